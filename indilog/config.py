@@ -1,0 +1,242 @@
+"""Configuration: what a cluster agrees on, what each node has of its own, and where the values come
+from.
+
+Values come from, later wins: the defaults here, a TOML file (tables `[cluster]` and `[node]`), the
+environment (`INDILOG_CLUSTER_REPLICAS=2`, `INDILOG_NODE_DATA_DIR=...`), the command line. Every
+limit of the platform is here, with its unit last in its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from indilog.errors import ConfigError
+
+KIB: Final = 1024
+MIB: Final = 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """What all nodes must agree on."""
+
+    sequencers: int = 1
+    storage_nodes: int = 1
+    replicas: int = 1
+    index_shards: int = 2
+    index_replicas: int = 1
+    aggregators: int = 1
+    engines: int = 1
+    durability: Literal["fsync", "memory"] = "fsync"
+    """`memory` acknowledges before the sync: for benchmarks that compare with papers, and for
+    tests.
+    """
+    record_bytes_max: int = 1 * MIB
+    record_tags_max: int = 64
+    batch_bytes_max: int = 4 * MIB
+    aux_bytes_max: int = 1 * MIB
+    message_bytes_max: int = 16 * MIB
+    """A frame between nodes; a larger one is refused by its sender."""
+
+    def __post_init__(self) -> None:
+        """Check each field, then the fields against each other."""
+        _check_positive(self)
+        if self.replicas > self.storage_nodes:
+            raise ConfigError(
+                f"replicas is {self.replicas} but storage_nodes is {self.storage_nodes}; "
+                "give at least as many storage nodes as replicas."
+            )
+        if self.record_tags_max > 254:
+            raise ConfigError(f"record_tags_max is at most 254, not {self.record_tags_max}.")
+        if self.batch_bytes_max < self.record_bytes_max + 64 * KIB:
+            raise ConfigError(
+                f"batch_bytes_max ({self.batch_bytes_max:,}) must leave 64 KiB beside "
+                f"a record of record_bytes_max ({self.record_bytes_max:,})."
+            )
+        if self.message_bytes_max < 2 * self.batch_bytes_max:
+            raise ConfigError(
+                f"message_bytes_max ({self.message_bytes_max:,}) must be at least twice "
+                f"batch_bytes_max ({self.batch_bytes_max:,})."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What each node has of its own."""
+
+    data_dir: Path = Path(".indilog")
+    host: str = "127.0.0.1"
+    port: int = 8080
+    segment_bytes: int = 64 * MIB
+    """Size of a journal segment; files of this size are reused."""
+    sync_inline_s_max: float = 0.0015
+    """Syncs slower than this (moving average) run in a thread, so that the loop goes on."""
+
+    frame_records_max: int = 128
+    """Records that an open batch collects before it is closed."""
+    frame_bytes: int = 128 * KIB
+    """Bytes after which an open batch is closed."""
+    frames_in_flight_max: int = 8
+    """Batches sent and not yet ordered before further appends wait in the open batch."""
+    append_pending_max: int = 65_536
+    """Appends waiting to be ordered before a further one is refused."""
+    append_pending_bytes_max: int = 256 * MIB
+    append_timeout_s: float = 30.0
+    """After this an append's outcome is unknown."""
+    resend_s: float = 0.25
+    """After this long without an answer a message that needs one is said again."""
+
+    suffix_cuts_max: int = 100_000
+    popularity_entries_max: int = 10_000
+    tag_cache_seqnums_max: int = 1_000_000
+    tag_cache_seqnums_per_tag_max: int = 10_000
+    record_cache_bytes_max: int = 64 * MIB
+    aux_cache_bytes_max: int = 16 * MIB
+
+    lookup_timeout_s: float = 1.0
+    """After this a lookup or read is started again elsewhere."""
+    read_timeout_s: float = 10.0
+    """After this a read fails as retryable."""
+    lookups_pending_max: int = 100_000
+    page_bytes_max: int = 4 * MIB
+    """Bytes of records in one answer to `read_range`."""
+
+    workers: int = 2
+    worker_calls_max: int = 256
+    """Invocations at once in one worker process; more wait."""
+    calls_pending_max: int = 10_000
+    """Invocations waiting or running on a compute node before a further one is refused."""
+    call_timeout_s: float = 60.0
+    result_bytes_max: int = 4 * MIB
+    results_kept_max: int = 10_000
+    """Results of asynchronous invocations kept for asking."""
+    send_queue_bytes_max: int = 64 * MIB
+    """Bytes waiting for one peer; beyond it messages are dropped (and counted), as a network may.
+    """
+
+    def __post_init__(self) -> None:
+        """Check each field, then the fields against each other."""
+        _check_positive(self)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is 0 (any) to 65535, not {self.port}.")
+        if self.segment_bytes < 64 * KIB:
+            raise ConfigError(f"segment_bytes is at least 65,536, not {self.segment_bytes:,}.")
+        if self.tag_cache_seqnums_per_tag_max > self.tag_cache_seqnums_max > 0:
+            raise ConfigError(
+                "tag_cache_seqnums_per_tag_max must not exceed tag_cache_seqnums_max."
+            )
+
+
+_ZERO_IS_FINE: Final = frozenset(
+    {
+        "port",
+        "workers",
+        "suffix_cuts_max",
+        "popularity_entries_max",
+        "tag_cache_seqnums_max",
+        "tag_cache_seqnums_per_tag_max",
+        "record_cache_bytes_max",
+        "aux_cache_bytes_max",
+        "sync_inline_s_max",
+    }
+)
+
+
+def _check_positive(config: ClusterConfig | NodeConfig) -> None:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, int | float) and value < (0 if field.name in _ZERO_IS_FINE else 1e-9):
+            raise ConfigError(f"{field.name} must be greater than 0, not {value}.")
+
+
+_PartT = TypeVar("_PartT", ClusterConfig, NodeConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Both parts."""
+
+    cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+    node: NodeConfig = dataclasses.field(default_factory=NodeConfig)
+
+    def __post_init__(self) -> None:
+        """Check the parts against each other."""
+        if self.node.segment_bytes < self.cluster.batch_bytes_max + KIB:
+            raise ConfigError(
+                f"segment_bytes ({self.node.segment_bytes:,}) must be larger than "
+                f"batch_bytes_max ({self.cluster.batch_bytes_max:,}) by 1 KiB."
+            )
+
+
+def config_from(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Put a configuration together.
+
+    Args:
+        file: a TOML file with tables `[cluster]` and `[node]`.
+        environment: variables; those named `INDILOG_CLUSTER_*` and `INDILOG_NODE_*` count.
+        overrides: `{"cluster": {...}, "node": {...}}`, as from a command line; None values are left
+            out.
+
+    Raises:
+        ConfigError: an unknown name, a wrong type, a contradiction; one sentence that names the
+            field.
+    """
+    merged: dict[str, dict[str, Any]] = {"cluster": {}, "node": {}}
+    for source in (_from_file(file), _from_environment(environment or {}), overrides or {}):
+        for part, values in source.items():
+            if part not in merged:
+                raise ConfigError(f"Unknown table [{part}]; there are [cluster] and [node].")
+            if not isinstance(values, Mapping):
+                raise ConfigError(f"[{part}] must be a table of settings.")
+            merged[part].update({k: v for k, v in values.items() if v is not None})
+    return Config(
+        cluster=_converted(ClusterConfig, merged["cluster"], "cluster"),
+        node=_converted(NodeConfig, merged["node"], "node"),
+    )
+
+
+def _from_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"There is no configuration file {file}.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"The configuration file {file} cannot be read: {error}.") from error
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {"cluster": {}, "node": {}}
+    for part, values in found.items():
+        prefix = f"INDILOG_{part.upper()}_"
+        for name, value in environment.items():
+            if name.startswith(prefix):
+                values[name.removeprefix(prefix).lower()] = value
+    return found
+
+
+def _converted(kind: type[_PartT], values: dict[str, Any], part: str) -> _PartT:
+    known = {field.name for field in dataclasses.fields(kind)}
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"Unknown setting {unknown[0]!r} in [{part}].")
+    try:
+        return msgspec.convert(values, kind, strict=False, dec_hook=_path_from)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"[{part}] does not fit: {error}.") from error
+
+
+def _path_from(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"Expected {kind.__name__}, got {type(value).__name__}")

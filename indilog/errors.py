@@ -1,0 +1,137 @@
+"""Every error that a person or a library can meet, in one tree.
+
+Each class says what happened to the operation and whether trying again can help (`retryable`).
+Messages are one sentence: what is wrong, and what to do. Ids and limits are attributes, so that
+code never parses a message.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class IndilogError(Exception):
+    """Base of all errors of the platform."""
+
+    retryable: ClassVar[bool] = False
+    """Whether the same call may succeed later without anything being changed by the caller."""
+
+
+class NotReadyError(IndilogError):
+    """The platform cannot serve this now (starting, recovering, or a node is away); nothing was
+    done.
+    """
+
+    retryable: ClassVar[bool] = True
+
+
+class OverloadedError(NotReadyError):
+    """A bounded queue is full; nothing was done."""
+
+
+class SealedError(IndilogError):
+    """The shard accepts no more records in this view; nothing was appended."""
+
+    retryable: ClassVar[bool] = True
+
+
+class QuorumUnavailableError(IndilogError):
+    """Too few replicas answered in time; reads changed nothing."""
+
+    retryable: ClassVar[bool] = True
+
+
+class AppendOutcomeUnknownError(IndilogError):
+    """The record may or may not be in the log.
+
+    Retry with a tag that makes a second copy harmless, or read that tag first.
+    """
+
+
+class InvalidTagError(IndilogError):
+    """A tag is empty, zero, too long or of a wrong type; nothing was appended."""
+
+
+class TooLargeError(IndilogError):
+    """Something exceeds a configured limit; nothing was done.
+
+    Attributes:
+        size: what was given.
+        limit: what is allowed, in the same unit.
+    """
+
+    def __init__(self, what: str, *, size: int, limit: int) -> None:
+        super().__init__(f"{what} is {size:,}, the limit is {limit:,}; nothing was appended.")
+        self.what = what
+        self.size = size
+        self.limit = limit
+
+
+class TrimmedError(IndilogError):
+    """The record was trimmed.
+
+    Attributes:
+        first_seqnum: the first seqnum that can still be read.
+    """
+
+    def __init__(self, first_seqnum: int) -> None:
+        super().__init__(f"Records below seqnum {first_seqnum} were trimmed; read from there.")
+        self.first_seqnum = first_seqnum
+
+
+class DataLossError(IndilogError):
+    """No replica holds an intact copy of a record that was acknowledged."""
+
+
+class ConfigError(IndilogError):
+    """The configuration contradicts itself or is not understood; nothing was started."""
+
+
+class DataDirectoryError(IndilogError):
+    """The data directory is in use, of a newer format, or damaged; nothing was changed."""
+
+
+class DeployError(IndilogError):
+    """An application could not be deployed; the one deployed before goes on running."""
+
+
+class UnknownFunctionError(IndilogError):
+    """No such application or function is deployed."""
+
+
+class InvalidArgumentsError(IndilogError):
+    """The arguments do not fit the function's signature; it was not run.
+
+    Attributes:
+        errors: one mapping per fault, `{"field": ..., "problem": ...}`.
+    """
+
+    def __init__(self, message: str, errors: list[dict[str, str]] | None = None) -> None:
+        super().__init__(message)
+        self.errors = errors or []
+
+
+class FunctionFailedError(IndilogError):
+    """The function raised; what it had already appended stays in the log.
+
+    Attributes:
+        kind: the name of the exception's class.
+    """
+
+    def __init__(self, message: str, *, kind: str = "Exception") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class WorkerCrashedError(IndilogError):
+    """The worker process died while it ran the call; the call may have had effects."""
+
+
+class ConflictError(IndilogError):
+    """A transaction read something that another one changed first; it had no effect."""
+
+    retryable: ClassVar[bool] = True
+
+
+class MalformedFrameError(IndilogError):
+    """Bytes are not what they claim to be. For codecs; never leaves the runtime."""

@@ -1,0 +1,237 @@
+"""The log as a person uses it (API.md, "The log"): the interface that libraries and functions
+await.
+
+`Log` is the specification; the real log in the platform's process, the one reached over a socket,
+and the in-memory one of `indilog.testing` all pass one contract suite (`tests/contract`). Text for
+each guarantee stands here, once.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from indilog.errors import InvalidTagError, TooLargeError
+from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum, UserTag, names_decoded
+
+READ_RANGE_LIMIT_MAX: Final = 10_000
+"""Records that one `read_range` may ask for."""
+SUBSCRIBE_PAGE: Final = 256
+"""Records that a subscription reads ahead at most."""
+_SUBSCRIBE_WAIT_S: Final = 30.0
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What `append_batch` takes: data and the tags that name its sub-streams."""
+
+    data: bytes
+    tags: Sequence[UserTag] = ()
+
+
+class Record:
+    """What was appended, and its place.
+
+    Attributes:
+        seqnum: place in the total order; dense from 0 over the whole logspace.
+        data: the bytes.
+        aux: cached bytes beside the record (`set_aux`), or None; may vanish.
+        time: when its writer took it in, seconds since 1970.
+    """
+
+    __slots__ = ("_names", "aux", "data", "seqnum", "time")
+
+    def __init__(
+        self, seqnum: SeqNum, names: bytes, data: bytes, time: float, aux: bytes | None = None
+    ) -> None:
+        self.seqnum = seqnum
+        self._names = names
+        self.data = data
+        self.time = time
+        self.aux = aux
+
+    @property
+    def tags(self) -> tuple[UserTag, ...]:
+        """The tags it was appended with, without repetitions."""
+        return names_decoded(self._names)[1]
+
+    @property
+    def names(self) -> bytes:
+        """The spelling of its log and tags, as stored (`indilog.ids.tag_columns`)."""
+        return self._names
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (self.seqnum, self._names, self.data) == (other.seqnum, other._names, other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.seqnum, self._names))
+
+    def __repr__(self) -> str:
+        data = self.data if len(self.data) <= 32 else self.data[:32] + b"..."
+        return f"Record(seqnum={self.seqnum}, tags={self.tags}, data={data!r})"
+
+
+class Session:
+    """What one chain of calls has seen: a metalog position that only grows.
+
+    Reads are answered at this position or a later one, and every answer raises it. It goes into
+    child calls and comes back with their results (PITFALLS 5).
+    """
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: MetalogPosition = 0) -> None:
+        self.position = position
+
+    def saw(self, position: MetalogPosition) -> None:
+        """Raise the session to `position`, if that is later."""
+        self.position = max(self.position, position)
+
+
+class LogSource(Protocol):
+    """Whatever gives access to logs by name."""
+
+    def log(self, name: str, session: Session) -> Log:
+        """Return the log `name`, read and written within `session`; it need not exist before."""
+
+
+class Log(abc.ABC):
+    """One named log: records in one total order, found by tag.
+
+    **Session.** All calls through one `Log` (and through the client or context it came from) read
+    their own writes, and never go back in time: a read reflects at least every record that an
+    earlier call of the session returned.
+
+    **Bounds** are inclusive. `tag=None` means every record of this log. `None` as an answer is
+    proven: there is no such record below the position that the read was answered at.
+
+    Every call may raise `NotReadyError` or `QuorumUnavailableError` (both retryable) when the
+    platform cannot serve.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        """Append a record and return its place in the total order.
+
+        When this returns, the record is durable on the ack quorum of its shard, and every later
+        read of this session sees it.
+
+        Raises:
+            AppendOutcomeUnknownError: the record may or may not be in the log; retry with a tag
+                that makes the
+                second copy harmless.
+            TooLargeError: more than `record_bytes_max` bytes or `record_tags_max` tags; nothing was
+                appended. InvalidTagError: a tag is empty, zero or of a wrong type; nothing was
+                appended. OverloadedError: too much is waiting to be ordered; nothing was appended.
+        """
+
+    @abc.abstractmethod
+    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+        """Append several records, all or none, at consecutive seqnums; guarantees and errors as
+        `append`.
+        """
+
+    @abc.abstractmethod
+    async def read(self, seqnum: SeqNum) -> Record | None:
+        """Return the record at `seqnum`, or None if it is not (yet) there or belongs to another
+        log.
+        """
+
+    @abc.abstractmethod
+    async def read_next(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, wait: float | None = None
+    ) -> Record | None:
+        """Return the first record with `tag` and seqnum >= `bound`.
+
+        With `wait`, the call waits up to that many seconds for one to appear.
+        """
+
+    @abc.abstractmethod
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+    ) -> Record | None:
+        """Return the last record with `tag` and seqnum <= `bound`."""
+
+    @abc.abstractmethod
+    async def read_range(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+    ) -> list[Record]:
+        """Return the first records with `tag` from `bound` on, ascending, at most `limit` (1 to
+        10,000).
+
+        Fewer than `limit` may come back although there are more (a page is also bounded in bytes);
+        an empty list is proven. Continue at the last seqnum + 1.
+        """
+
+    @abc.abstractmethod
+    async def tail(self) -> SeqNum:
+        """Return the first seqnum not yet written; linearizable over all sessions."""
+
+    @abc.abstractmethod
+    async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep `aux` beside an immutable record, as a cache: it may vanish, and the last writer
+        wins.
+        """
+
+    async def subscribe(
+        self, tag: UserTag | None = None, bound: SeqNum = 0
+    ) -> AsyncIterator[Record]:
+        """Yield every record with `tag` from `bound` on, in order: history first, then live,
+        without end.
+
+        Reads ahead at most one page, so a slow consumer costs bounded memory.
+        """
+        while True:
+            page = await self.read_range(tag, bound, limit=SUBSCRIBE_PAGE)
+            if not page:
+                first = await self.read_next(tag, bound, wait=_SUBSCRIBE_WAIT_S)
+                page = [first] if first is not None else []
+            for record in page:
+                yield record
+                bound = record.seqnum + 1
+
+
+def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_max: int) -> None:
+    """Refuse what no record may be; the same words everywhere.
+
+    Raises:
+        TooLargeError: too many bytes or tags.
+        InvalidTagError: `tags` is text instead of a list of tags.
+        TypeError: the data is not bytes.
+    """
+    if not isinstance(data, bytes):
+        raise TypeError(f"A record's data is bytes, not {type(data).__name__}; encode it first.")
+    if isinstance(tags, str):
+        raise InvalidTagError(f"tags is a list of tags; write tags=[{tags!r}].")
+    if len(data) > bytes_max:
+        raise TooLargeError("The record's size in bytes", size=len(data), limit=bytes_max)
+    if len(tags) > tags_max:
+        raise TooLargeError("The record's number of tags", size=len(tags), limit=tags_max)
+
+
+def check_bound(bound: SeqNum) -> SeqNum:
+    """Return `bound` cut to the seqnums that can exist; a negative one is a mistake.
+
+    Raises:
+        ValueError: it is negative or not an integer.
+    """
+    if type(bound) is not int or bound < 0:
+        raise ValueError(f"A bound is a seqnum, 0 or greater, not {bound!r}.")
+    return min(bound, MAX_SEQNUM)
+
+
+def check_limit(limit: int) -> int:
+    """Return `limit` if a page may have that many records.
+
+    Raises:
+        ValueError: it is below 1 or above `READ_RANGE_LIMIT_MAX`.
+    """
+    if not 1 <= limit <= READ_RANGE_LIMIT_MAX:
+        raise ValueError(f"limit is 1 to {READ_RANGE_LIMIT_MAX:,}, not {limit}.")
+    return limit

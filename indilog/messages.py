@@ -1,0 +1,429 @@
+"""Every message between nodes, in one place: what it says, who says it to whom, what if it is lost
+or repeated.
+
+The first line of each docstring reads `sender → receiver: meaning.`, the line `Lost:` what happens
+then, the line `Repeated:` why that is harmless; `docs/PROTOCOL.md` is this table, and a test keeps
+them equal. A transport may lose, delay and repeat messages; it never changes one. On a socket
+messages travel in an `Envelope`, which carries the sender's view and epoch; in one process they are
+passed by reference, so nobody may change one.
+
+Where a field is an absolute figure ("how far", "from where") rather than a step, repetition is
+harmless by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias
+
+import msgspec
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import (
+    Epoch,
+    LocalId,
+    MetalogPosition,
+    NodeId,
+    SeqNum,
+    ShardId,
+    TagHash,
+    ViewNumber,
+)
+from indilog.metalog import Entry
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+class Direction(enum.IntEnum):
+    """Which way a bounded read looks from its bound."""
+
+    NEXT = 0
+    PREV = 1
+
+
+# --- append: engine, storage, sequencers
+
+
+class AppendBatch(_Message, frozen=True):
+    """engine → storage: a record batch for the shard, epoch and localids that its header names.
+
+    Lost: the next batch does not follow on; storage says `ShardStored`, and the engine sends again
+    from there.
+    Repeated: localids already stored are not stored again; storage says `ShardStored`.
+    """
+
+    batch: bytes
+
+
+class ShardStored(_Message, frozen=True):
+    """storage → engine: the gap-free prefix of a shard here, when a batch was refused or known
+    already.
+
+    Lost: the engine sends its unordered batches again after a while and gets another one.
+    Repeated: absolute.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    stored: LocalId
+
+
+class ShardProgress(_Message, frozen=True):
+    """storage → primary: how far this node has stored each of its shards durably, without gaps.
+
+    `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
+    durable.
+    Lost: said again with the next change, and after a while as long as something stored is not
+    ordered.
+    Repeated: the receiver keeps the largest of the newest epoch.
+    """
+
+    stored: dict[ShardId, tuple[Epoch, LocalId]]
+
+
+class MetalogAppend(_Message, frozen=True):
+    """primary → backup: metalog entries from position `start` on, and how many are committed.
+
+    Lost: the backup's `MetalogStored` stays behind, and the primary sends again from there.
+    Repeated: entries that the backup has are skipped.
+    """
+
+    start: MetalogPosition
+    entries: tuple[Entry, ...]
+    committed: MetalogPosition
+
+
+class MetalogStored(_Message, frozen=True):
+    """backup → primary: how many metalog entries are durable here.
+
+    Lost: the primary sends again after a while, and the backup repeats it.
+    Repeated: absolute.
+    """
+
+    length: MetalogPosition
+
+
+class MetalogEntries(_Message, frozen=True):
+    """primary → engine, storage: committed metalog entries, the type-O data (thesis 4.1).
+
+    Lost: the next one does not follow on; the receiver says `MetalogWanted`. With no next one, the
+    receiver asks as soon as it waits for an ordering that does not come.
+    Repeated: entries already applied are skipped.
+    """
+
+    entries: tuple[Entry, ...]
+
+
+class MetalogWanted(_Message, frozen=True):
+    """engine, storage → primary: send me the committed entries from `start` on.
+
+    Lost: asked again after a while.
+    Repeated: answered again, which is harmless.
+    """
+
+    start: MetalogPosition
+
+
+class TailWanted(_Message, frozen=True):
+    """engine → primary: where does the log end now, and what is the committed metalog position?
+
+    Lost: asked again until the caller's deadline.
+    Repeated: answered again; the engine knows the first answer by `request`.
+    """
+
+    request: int
+
+
+class TailIs(_Message, frozen=True):
+    """primary → engine: everything committed lies below `tail`; `position` and `cut` belong to it.
+
+    Lost: asked again.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    position: MetalogPosition
+    tail: SeqNum
+    cut: dict[ShardId, LocalId]
+
+
+# --- a writer takes over its shard (thesis 5.5.1)
+
+
+class ShardClaim(_Message, frozen=True):
+    """engine → storage: I write this shard under `epoch` now; refuse every older writer.
+
+    Lost: said again until all replicas answered.
+    Repeated: answered again.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+
+
+class ShardClaimed(_Message, frozen=True):
+    """storage → engine: older writers are refused, durably; this much of the shard is stored here.
+
+    Lost: the claim is said again.
+    Repeated: absolute.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    stored: LocalId
+
+
+class ShardOpen(_Message, frozen=True):
+    """engine → storage: continue the shard at `start`, the smallest prefix of all its replicas.
+
+    What lies beyond was never on the ack quorum, so it was never ordered; it is dropped.
+    Lost: said again until all replicas answered.
+    Repeated: a shard that is open under this epoch stays as it is.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    start: LocalId
+
+
+class ShardOpened(_Message, frozen=True):
+    """storage → engine: the shard continues at `start` under `epoch`.
+
+    Lost: `ShardOpen` is said again.
+    Repeated: the engine counts each replica once.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    start: LocalId
+
+
+# --- index data (type-S, thesis 4.1)
+
+
+class ShardTags(msgspec.Struct, frozen=True, array_like=True):
+    """The tags of consecutive records of one shard: counts as u8 a record, tags as u64 each."""
+
+    shard: ShardId
+    first_seqnum: SeqNum
+    count: int
+    tag_counts: bytes
+    tags: bytes
+
+
+class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
+    """Index data of one metalog position: all productive shards, and the tags of some of them.
+
+    `tail` is the log's tail after this position. An entry that ordered nothing has no productive
+    shard.
+    """
+
+    position: MetalogPosition
+    tail: SeqNum
+    productive: tuple[ShardId, ...]
+    parts: tuple[ShardTags, ...]
+
+
+class IndexData(_Message, frozen=True):
+    """storage → index, engine: index data of some metalog positions, the type-S data.
+
+    The first replica of a shard sends it unasked: each position to one index shard, and to every
+    engine.
+    Lost: an index node that is asked about a later position, and an engine that sees a gap, say
+    `IndexDataWanted`.
+    Repeated: positions and parts already applied are skipped.
+    """
+
+    blocks: tuple[IndexBlock, ...]
+
+
+class IndexDataWanted(_Message, frozen=True):
+    """index, engine → storage: send me the index data of positions `start`, `start + step`, ...
+    below `end`.
+
+    The storage node answers with what it has applied, as many positions as fit one message.
+    Lost: asked again after a while.
+    Repeated: answered again.
+    """
+
+    start: MetalogPosition
+    end: MetalogPosition
+    step: int
+
+
+# --- lookups in the index tier (ARCHITECTURE 9, thesis 5.4)
+
+
+class IndexLookup(_Message, frozen=True):
+    """engine → index: which `count` records with `tag` come first from `bound` on, below seqnum
+    `limit`?
+
+    NEXT: the smallest seqnums in [bound, limit), ascending. PREV: the largest in [0, min(bound,
+    limit - 1)], descending. The node answers when it has applied all *its* metalog positions below
+    `position`; so every index shard answers about the same prefix of the log, and the aggregate
+    skips nothing.
+    Lost: the engine starts the lookup again under a new `request` when its deadline passes.
+    Repeated: answered again; the aggregator counts each index shard once.
+    """
+
+    request: int
+    direction: Direction
+    tag: TagHash
+    bound: SeqNum
+    limit: SeqNum
+    position: MetalogPosition
+    count: int
+    aggregator: NodeId
+
+
+class IndexAnswer(_Message, frozen=True):
+    """index → aggregator: the matches of one index shard, best first, at most `count`.
+
+    `exact`: the only match asked for is the bound itself, and the node has already told storage to
+    answer.
+    Lost: the lookup is started again.
+    Repeated: the aggregator counts each index shard once.
+    """
+
+    request: int
+    origin: NodeId
+    direction: Direction
+    index_shard: int
+    count: int
+    exact: bool
+    seqnums: tuple[SeqNum, ...]
+    shards: tuple[ShardId, ...]
+
+
+class LookupResult(_Message, frozen=True):
+    """aggregator → engine: the merged matches, best first; empty: proven that there is none.
+
+    Sent for `count` > 1 and for no match; a single match goes to storage as `ReadRecords` instead.
+    Lost: the lookup is started again.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    seqnums: tuple[SeqNum, ...]
+    shards: tuple[ShardId, ...]
+
+
+# --- records
+
+
+class ReadRecords(_Message, frozen=True):
+    """engine, index, aggregator → storage: give the records at these seqnums of a shard to
+    `origin`.
+
+    Storage waits until it has applied the metalog up to them.
+    Lost: the engine asks another replica when its deadline passes.
+    Repeated: answered again.
+    """
+
+    request: int
+    origin: NodeId
+    shard: ShardId
+    seqnums: tuple[SeqNum, ...]
+
+
+class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A record as storage has it; `names` spells its log and tags (`indilog.ids`)."""
+
+    seqnum: SeqNum
+    time_us: int
+    names: bytes
+    data: bytes
+    aux: bytes | None
+
+
+class RecordsRead(_Message, frozen=True):
+    """storage → engine: the records asked for; `unknown` are those that this replica cannot show.
+
+    Unknown never means absent: the engine asks another replica.
+    Lost: asked again elsewhere.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    shard: ShardId
+    records: tuple[StoredRecord, ...]
+    unknown: tuple[SeqNum, ...]
+
+
+class AuxSet(_Message, frozen=True):
+    """engine → storage: keep `aux` beside the record, if there is room.
+
+    Lost: the aux data is not there, which it may always be.
+    Repeated: absolute.
+    """
+
+    shard: ShardId
+    seqnum: SeqNum
+    aux: bytes
+
+
+Message: TypeAlias = (
+    AppendBatch
+    | ShardStored
+    | ShardProgress
+    | MetalogAppend
+    | MetalogStored
+    | MetalogEntries
+    | MetalogWanted
+    | TailWanted
+    | TailIs
+    | ShardClaim
+    | ShardClaimed
+    | ShardOpen
+    | ShardOpened
+    | IndexData
+    | IndexDataWanted
+    | IndexLookup
+    | IndexAnswer
+    | LookupResult
+    | ReadRecords
+    | RecordsRead
+    | AuxSet
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """What travels on a socket: messages of one sender to one receiver, with the sender's view and
+    epoch.
+    """
+
+    version: int
+    view: ViewNumber
+    epoch: Epoch
+    sender: NodeId
+    receiver: NodeId
+    messages: tuple[Message, ...]
+
+
+WIRE_VERSION = 1
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def envelope_encoded(envelope: Envelope) -> bytes:
+    """Return an envelope's bytes."""
+    return _encoder.encode(envelope)
+
+
+def envelope_decoded(frame: bytes | memoryview) -> Envelope:
+    """Return the envelope in `frame`.
+
+    Raises:
+        MalformedFrameError: it holds none, or one of another wire version.
+    """
+    try:
+        envelope = _decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedFrameError(f"not an envelope: {error}") from error
+    if envelope.version != WIRE_VERSION:
+        raise MalformedFrameError(
+            f"envelope of wire version {envelope.version}; this node speaks {WIRE_VERSION}"
+        )
+    return envelope

@@ -1,0 +1,104 @@
+"""The metalog: the one thing that is agreed on, and how everybody derives the same order from it
+(ARCHITECTURE 2).
+
+An entry has a dense position. `NewRecords` is a cut, written as what it adds: how many further
+records of each productive shard are ordered. Whoever has applied the entries below position p knows
+exactly the records below seqnum `tail(p)`. Order inside an entry: ascending shard id (Scalog 4.1),
+so a shard's records of one entry are consecutive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
+
+
+class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
+    """A cut: `counts[shard]` further records of each productive shard are ordered, ascending by
+    shard.
+    """
+
+    position: MetalogPosition
+    view: ViewNumber
+    epoch: Epoch
+    counts: dict[ShardId, int]
+
+
+Entry: TypeAlias = NewRecords
+"""Union of all entry types; `Trim`, `AddShard`, `FinalizeShard` and `Fence` join it with their
+features.
+"""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+
+
+def entry_encoded(entry: Entry) -> bytes:
+    """Return the bytes of one entry, as journals hold them."""
+    return _encoder.encode(entry)
+
+
+def entry_decoded(payload: bytes) -> Entry:
+    """Return the entry that `payload` holds.
+
+    Raises:
+        MalformedFrameError: it holds none that this version knows.
+    """
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise MalformedFrameError(f"not a metalog entry: {error}") from error
+
+
+class Span(NamedTuple):
+    """Consecutive records of one shard that one entry ordered: localid and seqnum grow together."""
+
+    shard: ShardId
+    first_localid: LocalId
+    first_seqnum: SeqNum
+    length: int
+
+    @property
+    def end_seqnum(self) -> SeqNum:
+        """The seqnum after the last record."""
+        return self.first_seqnum + self.length
+
+
+class MetalogReplay:
+    """The state that the entries below `position` add up to.
+
+    Invariant: `tail == sum(cut.values())` for a replay that started at the beginning. A replay may
+    also start in the middle, from somebody's `(position, tail, cut)`.
+    """
+
+    __slots__ = ("cut", "position", "tail")
+
+    def __init__(
+        self,
+        position: MetalogPosition = 0,
+        tail: SeqNum = 0,
+        cut: Mapping[ShardId, LocalId] | None = None,
+    ) -> None:
+        self.position = position
+        self.tail = tail
+        self.cut: dict[ShardId, LocalId] = dict(cut or {})
+
+    def apply(self, entry: Entry) -> list[Span]:
+        """Apply the entry at `position`; return what it ordered, ascending by shard and seqnum."""
+        assert entry.position == self.position, "entries are applied in order, without gaps"
+        spans: list[Span] = []
+        cut, tail = self.cut, self.tail
+        for shard in sorted(entry.counts):
+            count = entry.counts[shard]
+            first = cut.get(shard, 0)
+            spans.append(Span(shard, first, tail, count))
+            cut[shard] = first + count
+            tail += count
+        self.tail = tail
+        self.position += 1
+        return spans

@@ -1,0 +1,193 @@
+"""The record batch: one byte string from the function to the disk and back (ARCHITECTURE 7).
+
+A batch holds consecutive records of one shard as columns, so that no tier loops over records where
+it can move a batch. Layout, little endian, without padding:
+
+    header   magic "ILRB", version u8, flags u8, logspace u16, shard u16, epoch u32, first localid
+    u64, time u64 (µs
+             since 1970), count u32, tags u32 (sum), names bytes u32, data bytes u32, body CRC32C
+             u32, header CRC32C u32
+    columns  tags u64 * sum · data ends u32 * count · names ends u32 * count · tag counts u8 * count
+    body     names (see `indilog.ids.tag_columns`), then data, both concatenated
+
+The body CRC covers everything after the header. The first tag of a record is the tag of its log. A
+batch is written and read whole, and cuts fall between batches only: that is what makes an
+`append_batch` atomic and consecutive.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from struct import Struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import Epoch, LocalId, ShardId, TagHash
+
+MAGIC: Final = b"ILRB"
+VERSION: Final = 1
+_HEADER: Final = Struct("<4sBBHHIQQIIIII")
+_CRC: Final = Struct("<I")
+HEADER_BYTES: Final = _HEADER.size + _CRC.size
+RECORD_OVERHEAD_BYTES: Final = 9
+"""Bytes that a record adds to its batch beside its tags (8 each), names and data."""
+
+
+class BatchHeader(NamedTuple):
+    """The fixed part of a batch; `first` is the localid of its first record."""
+
+    logspace: int
+    shard: ShardId
+    epoch: Epoch
+    first: LocalId
+    time_us: int
+    records: int
+    tags: int
+    names_bytes: int
+    data_bytes: int
+    body_crc: int
+
+    @property
+    def end(self) -> LocalId:
+        """The localid after the last record."""
+        return self.first + self.records
+
+    @property
+    def body_bytes(self) -> int:
+        """How many bytes follow the header."""
+        columns = 8 * self.tags + RECORD_OVERHEAD_BYTES * self.records
+        return columns + self.names_bytes + self.data_bytes
+
+
+class RawRecord(NamedTuple):
+    """One record as a batch holds it, before it has a seqnum."""
+
+    data: bytes
+    names: bytes
+    time_us: int
+
+
+class BatchBuilder:
+    """Collects records until they are packed; the open batch of a writer.
+
+    The hot part of every append: kept to a few list operations.
+    """
+
+    __slots__ = ("_counts", "_data", "_names", "_tags", "bytes")
+
+    def __init__(self) -> None:
+        self._data: list[bytes] = []
+        self._names: list[bytes] = []
+        self._tags: list[TagHash] = []
+        self._counts = bytearray()
+        self.bytes = HEADER_BYTES
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def add(self, data: bytes, tags: Sequence[TagHash], names: bytes) -> None:
+        """Add one record with at most 255 tags; limits are the caller's to check."""
+        self._data.append(data)
+        self._names.append(names)
+        self._tags.extend(tags)
+        self._counts.append(len(tags))
+        self.bytes += len(data) + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
+
+    def build(
+        self, *, shard: ShardId, epoch: Epoch, first: LocalId, time_us: int, logspace: int = 0
+    ) -> bytes:
+        """Pack the records, as localids `first` and up of `shard`."""
+        assert self._data, "an empty batch has no place in a shard"
+        body = b"".join(
+            (
+                array("Q", self._tags).tobytes(),
+                array("I", accumulate(map(len, self._data))).tobytes(),
+                array("I", accumulate(map(len, self._names))).tobytes(),
+                self._counts,
+                *self._names,
+                *self._data,
+            )
+        )
+        names_bytes = sum(map(len, self._names))
+        data_bytes = sum(map(len, self._data))
+        count = len(self._data)
+        header = _HEADER.pack(
+            MAGIC, VERSION, 0, logspace, shard, epoch, first, time_us,
+            count, len(self._tags), names_bytes, data_bytes, crc32c(body),
+        )  # fmt: skip
+        return b"".join((header, _CRC.pack(crc32c(header)), body))
+
+
+def batch_header(buffer: bytes | memoryview) -> BatchHeader:
+    """Read and check a batch's header; the body is not looked at, but must be all there.
+
+    Raises:
+        MalformedFrameError: too short, not a batch, of an unknown version, or the header's CRC is
+            wrong.
+    """
+    if len(buffer) < HEADER_BYTES:
+        raise MalformedFrameError(f"{len(buffer)} bytes are too few for a record batch")
+    magic, version, flags, *fields = _HEADER.unpack_from(buffer)
+    if magic != MAGIC:
+        raise MalformedFrameError("not a record batch")
+    if version != VERSION or flags:
+        raise MalformedFrameError(
+            f"record batch of version {version}, flags {flags}: this reader knows {VERSION}, 0"
+        )
+    if _CRC.unpack_from(buffer, _HEADER.size)[0] != crc32c(bytes(buffer[: _HEADER.size])):
+        raise MalformedFrameError("the header's CRC is wrong")
+    header = BatchHeader(*fields)
+    if HEADER_BYTES + header.body_bytes != len(buffer):
+        raise MalformedFrameError(
+            f"a record batch of {HEADER_BYTES + header.body_bytes} bytes came as {len(buffer)}"
+        )
+    return header
+
+
+class RecordBatch:
+    """A batch that was read: its CRC is verified, its records are taken out one by one.
+
+    Raises:
+        MalformedFrameError: as `batch_header`, or the body's CRC is wrong.
+    """
+
+    __slots__ = ("_data_ends", "_data_start", "_names_ends", "_names_start", "buffer", "header")
+
+    def __init__(self, buffer: bytes) -> None:
+        self.buffer = buffer
+        self.header = header = batch_header(buffer)
+        if crc32c(memoryview(buffer)[HEADER_BYTES:]) != header.body_crc:
+            raise MalformedFrameError("the body's CRC is wrong")
+        count = header.records
+        ends = HEADER_BYTES + 8 * header.tags
+        view = memoryview(buffer)
+        self._data_ends = array("I", view[ends : ends + 4 * count])
+        self._names_ends = array("I", view[ends + 4 * count : ends + 8 * count])
+        self._names_start = ends + RECORD_OVERHEAD_BYTES * count
+        self._data_start = self._names_start + header.names_bytes
+
+    def __len__(self) -> int:
+        return self.header.records
+
+    def record(self, index: int) -> RawRecord:
+        """Return the record with localid `header.first + index`."""
+        names, data = self._names_start, self._data_start
+        names_from = names + self._names_ends[index - 1] if index else names
+        data_from = data + self._data_ends[index - 1] if index else data
+        return RawRecord(
+            data=self.buffer[data_from : data + self._data_ends[index]],
+            names=self.buffer[names_from : names + self._names_ends[index]],
+            time_us=self.header.time_us,
+        )
+
+    def tag_columns(self) -> tuple[bytes, bytes]:
+        """Return tag counts (u8 a record) and tags (u64 each), as they are in the batch."""
+        counts = HEADER_BYTES + 8 * (self.header.tags + self.header.records)
+        return (
+            self.buffer[counts : counts + self.header.records],
+            self.buffer[HEADER_BYTES : HEADER_BYTES + 8 * self.header.tags],
+        )

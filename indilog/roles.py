@@ -1,0 +1,144 @@
+"""What a role is: events and `now` in, effects out; no I/O inside (ARCHITECTURE 5, STYLE "Shape of
+a role").
+
+Events are past participles, effects imperatives. The shell (`indilog.runtime.node`) drains what
+arrived, calls `handle` once for the whole batch and performs the effects in order.
+
+**Durability.** A role emits `Persist` and acts on it when it is told `Persisted`. The shell may
+tell it at once, before the sync: a process is the unit of failure, so it is enough that *nothing
+leaves the process* (messages to other processes, answers to callers) before everything persisted
+earlier is synced. A failed sync ends the process.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
+from indilog.messages import Message
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame of the journal holds; the number is its byte on disk."""
+
+    RECORDS = 1
+    """A record batch of a shard (storage)."""
+    METALOG = 2
+    """A metalog entry (sequencer)."""
+    ORDERING = 3
+    """A metalog entry that a storage node has applied: its ordering journal."""
+    SHARD_STATE = 4
+    """A writer's epoch and where it starts (storage)."""
+
+
+class Location(NamedTuple):
+    """Where a frame's payload is: segment number, byte offset in it, length in bytes."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+# --- events
+
+
+class Started(NamedTuple):
+    """The first event: recovery is over, `recover` was called for every frame of this role."""
+
+    epoch: Epoch
+
+
+class Received(NamedTuple):
+    """A message came in."""
+
+    sender: NodeId
+    message: Message
+
+
+class Persisted(NamedTuple):
+    """The frame of that `Persist` is as durable as whatever leaves the process from now on."""
+
+    token: int
+    location: Location
+
+
+class FrameRead(NamedTuple):
+    """The payload that a `ReadFrame` asked for; None: damaged or gone."""
+
+    token: int
+    payload: bytes | None
+
+
+Event: TypeAlias = Started | Received | Persisted | FrameRead
+
+
+# --- effects
+
+
+class Send(NamedTuple):
+    """Send `message` to `to`. It may be lost, repeated or late; never changed."""
+
+    to: NodeId
+    message: Message
+
+
+class Persist(NamedTuple):
+    """Write a frame to this role's journal, then say `Persisted(token)`."""
+
+    kind: FrameKind
+    payload: bytes
+    token: int
+
+
+class ReadFrame(NamedTuple):
+    """Read a frame back, then say `FrameRead(token)`."""
+
+    location: Location
+    token: int
+
+
+class Appended(NamedTuple):
+    """Tell the callers in `waiters` that their records got the seqnums `first`, `first + 1`, ...
+
+    A waiter that stands for several records (an atomic batch) is there once for each; the first one
+    counts.
+    """
+
+    waiters: Sequence[object]
+    first: SeqNum
+    position: MetalogPosition
+
+
+class Answer(NamedTuple):
+    """Tell one caller the outcome of its operation: a value, or an exception to raise."""
+
+    waiter: object
+    outcome: object
+
+
+class Ignore(NamedTuple):
+    """Count and log something that came from outside and has no place here."""
+
+    event: object
+    reason: str
+
+
+Effect: TypeAlias = Send | Persist | ReadFrame | Appended | Answer | Ignore
+
+
+class Role(Protocol):
+    """One node's logic, as a value."""
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
+        """Take in one frame that this role persisted before; called in order, before `Started`."""
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        """React to a batch of events."""
+
+    def deadline(self) -> Instant | None:
+        """When to call `handle([], now)` even without events."""
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts; the real checkers live outside."""
