@@ -1,1 +1,1 @@
-"""."""
+"""IndiLog: stateful serverless functions on a shared log."""

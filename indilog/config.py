@@ -92,6 +92,13 @@ class NodeConfig:
     resend_s: float = 0.25
     """After this long without an answer a message that needs one is said again."""
 
+    metalog_entries_in_flight_max: int = 512
+    """Metalog entries in one message, sent to a backup without an answer, and proposed without
+    being committed.
+    """
+    index_positions_ahead_max: int = 65_536
+    """Metalog positions of which an index node holds data while it misses an earlier one."""
+
     suffix_cuts_max: int = 100_000
     popularity_entries_max: int = 10_000
     tag_cache_seqnums_max: int = 1_000_000
@@ -119,6 +126,21 @@ class NodeConfig:
     send_queue_bytes_max: int = 64 * MIB
     """Bytes waiting for one peer; beyond it messages are dropped (and counted), as a network may.
     """
+    send_queue_s_max: float = 2.0
+    """A peer that takes nothing for this long is away: what waits for it is dropped."""
+
+    metadata_keys_max: int = 10_000
+    metadata_value_bytes_max: int = 1 * MIB
+    metadata_watchers_max: int = 1_000
+    """Watches, and requests of other processes, that wait in the metadata store at once."""
+    metadata_timeout_s: float = 10.0
+    """After this without an answer a request to the metadata store fails as retryable."""
+    restart_s_min: float = 0.1
+    """A process that died is started again after this, doubled each time it dies at once, ..."""
+    restart_s_max: float = 5.0
+    """... up to this."""
+    stop_timeout_s: float = 10.0
+    """After this a process that was told to stop is killed."""
 
     def __post_init__(self) -> None:
         """Check each field, then the fields against each other."""
@@ -131,6 +153,8 @@ class NodeConfig:
             raise ConfigError(
                 "tag_cache_seqnums_per_tag_max must not exceed tag_cache_seqnums_max."
             )
+        if self.restart_s_min > self.restart_s_max:
+            raise ConfigError("restart_s_min must not exceed restart_s_max.")
 
 
 _ZERO_IS_FINE: Final = frozenset(
@@ -178,6 +202,7 @@ def config_from(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Config:
     """Put a configuration together.
 
@@ -186,13 +211,15 @@ def config_from(
         environment: variables; those named `INDILOG_CLUSTER_*` and `INDILOG_NODE_*` count.
         overrides: `{"cluster": {...}, "node": {...}}`, as from a command line; None values are left
             out.
+        defaults: what holds instead of the defaults here, in the same form.
 
     Raises:
         ConfigError: an unknown name, a wrong type, a contradiction; one sentence that names the
             field.
     """
     merged: dict[str, dict[str, Any]] = {"cluster": {}, "node": {}}
-    for source in (_from_file(file), _from_environment(environment or {}), overrides or {}):
+    environment_values = _from_environment(environment or {})
+    for source in (defaults or {}, _from_file(file), environment_values, overrides or {}):
         for part, values in source.items():
             if part not in merged:
                 raise ConfigError(f"Unknown table [{part}]; there are [cluster] and [node].")
@@ -237,6 +264,6 @@ def _converted(kind: type[_PartT], values: dict[str, Any], part: str) -> _PartT:
 
 
 def _path_from(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise TypeError(f"Expected {kind.__name__}, got {type(value).__name__}")

@@ -95,6 +95,10 @@ class DeployError(IndilogError):
     """An application could not be deployed; the one deployed before goes on running."""
 
 
+class AppNameTakenError(DeployError):
+    """Another owner has deployed an application of this name; that one goes on running."""
+
+
 class UnknownFunctionError(IndilogError):
     """No such application or function is deployed."""
 
@@ -125,6 +129,10 @@ class FunctionFailedError(IndilogError):
 
 class WorkerCrashedError(IndilogError):
     """The worker process died while it ran the call; the call may have had effects."""
+
+
+class CallOutcomeUnknownError(IndilogError):
+    """No answer came in time, or the connection was lost; the call may have run and had effects."""
 
 
 class ConflictError(IndilogError):

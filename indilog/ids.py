@@ -81,6 +81,14 @@ def _spelled(tag: UserTag) -> str:
     return _TEXT + tag
 
 
+def _utf8_bytes(text: str) -> int:
+    """How many bytes `text` takes as UTF-8; 0: it cannot be written so (lone surrogates)."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
+
+
 @lru_cache(maxsize=4096)
 def log_tag(log: str) -> TagHash:
     """Return the tag that every record of `log` has.
@@ -88,7 +96,7 @@ def log_tag(log: str) -> TagHash:
     Raises:
         InvalidTagError: the name is empty, too long or contains U+001F.
     """
-    if not log or "\x1f" in log or len(log.encode(errors="replace")) > LOG_NAME_BYTES_MAX:
+    if "\x1f" in log or not 0 < _utf8_bytes(log) <= LOG_NAME_BYTES_MAX:
         raise InvalidTagError(
             f"A log's name is 1 to {LOG_NAME_BYTES_MAX} bytes of text without U+001F, not {log!r}."
         )

@@ -115,6 +115,16 @@ class Log(abc.ABC):
 
     name: str
 
+    @property
+    def scope(self) -> object:
+        """What all `Log`s of one platform have in common within this process.
+
+        Libraries keep what they derived from records beside it (weakly), so that it outlives the
+        `Log` of one call. The default shares nothing. An implementation may return any hashable
+        object that lives as long as its connection and to which a weak reference can be made.
+        """
+        return self
+
     @abc.abstractmethod
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         """Append a record and return its place in the total order.

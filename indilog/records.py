@@ -89,6 +89,11 @@ class BatchBuilder:
     def __len__(self) -> int:
         return len(self._data)
 
+    @property
+    def columns(self) -> tuple[list[bytes], list[bytes]]:
+        """The data and the names of the records; not to be changed."""
+        return self._data, self._names
+
     def add(self, data: bytes, tags: Sequence[TagHash], names: bytes) -> None:
         """Add one record with at most 255 tags; limits are the caller's to check."""
         self._data.append(data)
@@ -148,6 +153,12 @@ def batch_header(buffer: bytes | memoryview) -> BatchHeader:
     return header
 
 
+def body_crc_stated(batch: bytes) -> int:
+    """Return the CRC of the body that a batch's header states; nothing is checked."""
+    crc: int = _CRC.unpack_from(batch, _HEADER.size - _CRC.size)[0]
+    return crc
+
+
 class RecordBatch:
     """A batch that was read: its CRC is verified, its records are taken out one by one.
 
@@ -164,9 +175,9 @@ class RecordBatch:
             raise MalformedFrameError("the body's CRC is wrong")
         count = header.records
         ends = HEADER_BYTES + 8 * header.tags
-        view = memoryview(buffer)
-        self._data_ends = array("I", view[ends : ends + 4 * count])
-        self._names_ends = array("I", view[ends + 4 * count : ends + 8 * count])
+        # From bytes: of a memoryview, array() would take each byte for a number.
+        self._data_ends = array("I", buffer[ends : ends + 4 * count])
+        self._names_ends = array("I", buffer[ends + 4 * count : ends + 8 * count])
         self._names_start = ends + RECORD_OVERHEAD_BYTES * count
         self._data_start = self._names_start + header.names_bytes
 

@@ -102,11 +102,10 @@ class ReadFrame(NamedTuple):
 class Appended(NamedTuple):
     """Tell the callers in `waiters` that their records got the seqnums `first`, `first + 1`, ...
 
-    A waiter that stands for several records (an atomic batch) is there once for each; the first one
-    counts.
+    None stands for a record of an atomic batch after its first, whose waiter speaks for all.
     """
 
-    waiters: Sequence[object]
+    waiters: Sequence[object | None]
     first: SeqNum
     position: MetalogPosition
 
@@ -131,7 +130,7 @@ Effect: TypeAlias = Send | Persist | ReadFrame | Appended | Answer | Ignore
 class Role(Protocol):
     """One node's logic, as a value."""
 
-    def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
+    def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
         """Take in one frame that this role persisted before; called in order, before `Started`."""
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:

@@ -1,1 +1,25 @@
-"""."""
+"""BokiStore: named JSON objects and serializable transactions on a shared log (thesis 2.3.3).
+
+`Store` is the way in; `docs/libs/bokistore.md` tells how it works. The library awaits nothing but
+the public `indilog.log.Log` interface.
+"""
+
+from bokistore.cache import ViewCache
+from bokistore.errors import InvalidObjectError, MismatchError, StoreError, StoreVersionError
+from bokistore.objects import Obj, TxnObject
+from bokistore.store import Store
+from bokistore.transaction import Transaction
+from indilog.errors import ConflictError
+
+__all__ = [
+    "ConflictError",
+    "InvalidObjectError",
+    "MismatchError",
+    "Obj",
+    "Store",
+    "StoreError",
+    "StoreVersionError",
+    "Transaction",
+    "TxnObject",
+    "ViewCache",
+]

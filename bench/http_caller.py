@@ -1,0 +1,81 @@
+"""A small HTTP/1.1 client for closed loops: one kept-alive connection a caller, parsed in C.
+
+A full client library would cost more than what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import httptools
+
+
+class HttpCaller(asyncio.Protocol):
+    """One connection; one request at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer: asyncio.Future[bytes] | None = None
+        self._body = bytearray()
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """Return the body of the answer.
+
+        Raises:
+            RuntimeError: the answer is no success, or the connection ended.
+        """
+        assert self._transport is not None, "connect first"
+        assert self._answer is None, "one request at a time"
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(
+            b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+        )
+        try:
+            return await self._answer
+        finally:
+            self._answer = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- what the loop and the parser call
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell who waits."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(RuntimeError(f"the connection ended: {exc}"))
+
+    def data_received(self, data: bytes) -> None:
+        """Parse."""
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a part of the body."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """Answer who waits; be ready for the next message."""
+        status, body = self._parser.get_status_code(), bytes(self._body)
+        self._body.clear()
+        self._parser = httptools.HttpResponseParser(self)
+        if self._answer is None or self._answer.done():
+            return
+        if status == 200:
+            self._answer.set_result(body)
+        else:
+            self._answer.set_exception(RuntimeError(f"status {status}: {body.decode()}"))
+
+
+async def connected(host: str, port: int, callers: int) -> list[HttpCaller]:
+    """Return that many callers, each with a connection of its own."""
+    loop = asyncio.get_running_loop()
+    return [(await loop.create_connection(HttpCaller, host, port))[1] for _ in range(callers)]

@@ -1,0 +1,78 @@
+"""Functions over HTTP: a no-op, one append and one durable increment, with kept-alive connections.
+
+The platform runs as a process of its own, as `indilog up` starts it; this process holds the
+closed-loop callers, one connection each.
+
+    python -m bench.invoke [--seconds 2] [--rounds 5] [--callers 1 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import tempfile
+from pathlib import Path
+
+from bench.harness import Operation, Report, arguments, figures_of, interleaved, run, table_of
+from bench.http_caller import HttpCaller, connected
+from indilog.cli.start import log_file, platform, run_step, wait_ready
+
+APP = Path(__file__).with_name("invoke_app.py")
+HOST = "127.0.0.1"
+
+
+def sides_of(callers: list[HttpCaller]) -> dict[str, Operation]:
+    """Return one operation a function."""
+    named = [json.dumps({"name": f"caller-{number}"}).encode() for number in range(len(callers))]
+
+    async def noop(caller: int) -> object:
+        return await callers[caller].post("/functions/bench/noop", b"{}")
+
+    async def append(caller: int) -> object:
+        return await callers[caller].post("/functions/bench/append", named[caller])
+
+    async def counter(caller: int) -> object:
+        return await callers[caller].post("/functions/bench/counter", named[caller])
+
+    return {"no-op": noop, "append": append, "counter": counter}
+
+
+async def measure(asked: argparse.Namespace, port: int) -> None:
+    """Measure every function at every number of callers."""
+    report = Report("invoke", asked, platform="embedded, R = 1, fsync")
+    table = table_of(
+        "functions over HTTP, kept-alive connections",
+        "function and callers", "calls/s", "p50", "p99", "CPU/call (client)",
+    )  # fmt: skip
+    for count in asked.callers:
+        callers = await connected(HOST, port, count)
+        found = await interleaved(
+            sides_of(callers), callers=count, seconds=asked.seconds, rounds=asked.rounds
+        )
+        for caller in callers:
+            caller.close()
+        report.add(f"invoke {count}", found)
+        for name, rounds in found.items():
+            table.add_row(f"{name} {count}", *figures_of(rounds))
+        table.add_section()
+    report.show(table)
+    report.write()
+
+
+def main(asked: argparse.Namespace) -> None:
+    """Start a platform in a temporary directory, deploy, measure."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    url = f"http://{HOST}:{port}"
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+        data = Path(path) / "data"
+        with platform(data, port) as process:
+            wait_ready(process, url, log_file(data))
+            run_step("Deploying", "indilog", "deploy", str(APP), "--name", "bench", "--url", url)
+            run(measure(asked, port))
+
+
+if __name__ == "__main__":
+    main(arguments((__doc__ or "").partition("\n")[0]))

@@ -1,0 +1,95 @@
+"""Append micro-benchmark (WORKLOADS 1): closed-loop callers, 1 KiB records, with and without tags.
+
+What is compared in turns: no tag, one tag out of 20, a new tag for every record, and a batch of ten
+records a call. Every side appends to the same platform, embedded in this process.
+
+    python -m bench.log_append [--seconds 2] [--rounds 5] [--callers 1 64 256] [--durability memory]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from itertools import count, cycle
+
+from bench import platforms
+from bench.harness import (
+    Operation,
+    Report,
+    arguments,
+    figures_of,
+    interleaved,
+    median_of,
+    run,
+    table_of,
+)
+from indilog.log import Entry, Log
+
+RECORD_BYTES = 1024
+BATCH_RECORDS = 10
+
+
+def sides_of(log: Log) -> dict[str, Operation]:
+    """Return one operation a side."""
+    data = bytes(range(256)) * (RECORD_BYTES // 256)
+    pool = cycle([(f"tag-{number}",) for number in range(20)])
+    fresh = count()
+    batch = [Entry(data, tags=("batch",)) for _ in range(BATCH_RECORDS)]
+
+    async def untagged(_caller: int) -> object:
+        return await log.append(data)
+
+    async def tagged(_caller: int) -> object:
+        return await log.append(data, tags=next(pool))
+
+    async def new_tag(_caller: int) -> object:
+        return await log.append(data, tags=(next(fresh) + 1,))
+
+    async def batched(_caller: int) -> object:
+        return await log.append_batch(batch)
+
+    return {
+        "no tag": untagged,
+        "one tag of 20": tagged,
+        "a new tag each": new_tag,
+        f"batch of {BATCH_RECORDS}": batched,
+    }
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Measure every side at every number of callers."""
+    report = Report("log_append", asked, record_bytes=RECORD_BYTES, durability=asked.durability)
+    table = table_of(
+        f"append, {RECORD_BYTES} bytes, {asked.durability}",
+        "side and callers", "calls/s", "p50", "p99", "CPU/call", "records/s", "MB/s",
+    )  # fmt: skip
+    for callers in asked.callers:
+        with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+            config = platforms.configured(path, cluster={"durability": asked.durability})
+            async with platforms.running(config) as bench:
+                found = await interleaved(
+                    sides_of(bench.log),
+                    callers=callers, seconds=asked.seconds, rounds=asked.rounds,
+                )  # fmt: skip
+        report.add(f"append {callers}", found)
+        for name, rounds in found.items():
+            records = BATCH_RECORDS if name.startswith("batch") else 1
+            rate = records * median_of(rounds, lambda r: r.per_second)
+            table.add_row(
+                f"{name} {callers}", *figures_of(rounds), f"{rate:,.0f}",
+                f"{rate * RECORD_BYTES / 1e6:,.0f}",
+            )  # fmt: skip
+        table.add_section()
+    report.show(table)
+    report.write()
+
+
+if __name__ == "__main__":
+    run(
+        main(
+            arguments(
+                (__doc__ or "").partition("\n")[0],
+                durability={"choices": ("fsync", "memory"), "default": "fsync"},
+            )
+        )
+    )

@@ -1,0 +1,460 @@
+"""The engine: the compute node's role, between functions and the log (ARCHITECTURE 8 to 10, thesis
+5).
+
+It appends to its shard (`ShardWriter`), applies type-O data (metalog entries) to its Suffix and
+resolves appends with it, applies type-S data (index data) to its Tag Cache, answers reads from the
+local index and the record cache, and asks the index tier and storage for the rest (`Reads`).
+
+Callers in this process use direct methods, which put work into the open batch or answer on the
+spot; they end with a `wake` of the shell, and outcomes come as `Appended` and `Answer` effects. Two
+positions matter: `position` (metalog applied: what exists, and where) and `tag_position` (index
+data applied too: what tag reads may be answered from), which follows it. An engine starts at the
+primary's committed position: it knows nothing of the log below, and needs not.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from compute.local_index import Empty, Found, LocalIndex
+from compute.reads import Operation, Reads, Stage
+from compute.record_cache import RecordCache
+from compute.shard_writer import ShardWriter, Takeover, acknowledgements
+from indilog.config import Config
+from indilog.errors import NotReadyError
+from indilog.ids import (
+    EMPTY_TAG,
+    Epoch,
+    Instant,
+    MetalogPosition,
+    NodeId,
+    SeqNum,
+    TagHash,
+)
+from indilog.index_feed import IndexFeed, ReadyBlock
+from indilog.log import Record
+from indilog.messages import (
+    AuxSet,
+    Direction,
+    IndexData,
+    IndexDataWanted,
+    LookupResult,
+    MetalogEntries,
+    MetalogWanted,
+    RecordsRead,
+    ShardClaimed,
+    ShardOpened,
+    ShardStored,
+    TailIs,
+    TailWanted,
+)
+from indilog.metalog import Entry, MetalogReplay
+from indilog.roles import (
+    Answer,
+    Effect,
+    Event,
+    FrameKind,
+    FrameRead,
+    Ignore,
+    Location,
+    Persisted,
+    Received,
+    Send,
+    Started,
+)
+from indilog.view import Views
+
+
+class Pending:
+    """The type of `PENDING`."""
+
+
+PENDING: Final = Pending()
+"""The answer to a direct read comes later, to its waiter."""
+
+_JOIN_REQUEST: Final = 0
+"""Request number of the question where to start; reads count from 1."""
+_POSITIONS_AHEAD_MAX: Final = 65_536
+
+
+class Engine:
+    """One compute node's role."""
+
+    def __init__(self, node: NodeId, views: Views, config: Config) -> None:
+        self._node = node
+        self._views = views
+        self._config = config
+        self._cache = RecordCache(
+            config.node.record_cache_bytes_max, aux_bytes_max=config.node.aux_cache_bytes_max
+        )
+        self._reads = Reads(node, views, config.node, self._cache)
+        self._writer: ShardWriter | None = None
+        self._replay = MetalogReplay()
+        self._local: LocalIndex | None = None
+        self._feed = _feed_from(0)
+        self._watches: dict[TagHash, dict[object, SeqNum]] = {}
+        self._outbox: list[Effect] = []
+        self._ready_waiters: list[object] = []
+        self._asked_to_join = Instant(0.0)
+        self._behind_since: Instant | None = None
+        self._behind_at: MetalogPosition = 0
+
+    # --- what callers in this process use
+
+    @property
+    def ready(self) -> bool:
+        """Whether the node has joined: reads are answered, and appends if it has a shard."""
+        return self._local is not None and (
+            self._writer is None or self._writer.takeover is Takeover.OPEN
+        )
+
+    @property
+    def position(self) -> MetalogPosition:
+        """How many metalog entries are applied."""
+        return self._replay.position
+
+    @property
+    def tag_position(self) -> MetalogPosition:
+        """How many of them with their index data: what a local read reflects."""
+        return self._local.tag_position if self._local is not None else 0
+
+    @property
+    def tail(self) -> SeqNum:
+        """The first seqnum not known to be written; may lag behind the primary's."""
+        return self._replay.tail
+
+    def append(self, data: bytes, tags: Sequence[TagHash], names: bytes, waiter: object) -> None:
+        """Put a record into the open batch; `Appended` tells the waiter its seqnum.
+
+        Raises:
+            OverloadedError, SealedError: as `ShardWriter.add`.
+            NotReadyError: this node has no shard.
+        """
+        if self._writer is None:
+            raise NotReadyError("This compute node has no shard to append to (yet).")
+        self._writer.add(data, tags, names, waiter)
+
+    def append_batch(
+        self, records: Sequence[tuple[bytes, Sequence[TagHash], bytes]], waiter: object
+    ) -> None:
+        """Put records, all or none, into a batch of their own; the waiter gets the first seqnum.
+
+        Raises: as `append`.
+        """
+        if self._writer is None:
+            raise NotReadyError("This compute node has no shard to append to (yet).")
+        self._writer.add_batch(records, waiter)
+
+    def read(
+        self,
+        direction: Direction,
+        tag: TagHash,
+        bound: SeqNum,
+        position: MetalogPosition,
+        waiter: object,
+        log_names: bytes | None = None,
+    ) -> Record | Pending | None:
+        """Read the next or previous record with `tag`; the hot path of every read.
+
+        Returns the record or None (proven) as of `tag_position`, or `PENDING`: then the waiter gets
+        an `Answered`.
+
+        Raises:
+            OverloadedError: too many reads wait already.
+        """
+        local = self._local
+        if local is not None and position <= local.tag_position:
+            if direction is Direction.NEXT:
+                answer = local.find_next(tag, bound)
+            else:
+                answer = local.find_prev(tag, bound)
+            if isinstance(answer, Found):
+                record = self._cache.get(answer.seqnum)
+                if record is not None:
+                    return record
+            elif isinstance(answer, Empty):
+                return None
+        self._reads.start(Operation(direction, tag, bound, position, waiter, log_names=log_names))
+        return PENDING
+
+    def read_page(
+        self,
+        tag: TagHash,
+        bound: SeqNum,
+        position: MetalogPosition,
+        limit: int,
+        waiter: object,
+    ) -> None:
+        """Read the first records with `tag` from `bound` on; the waiter gets `Answered(list)`.
+
+        Raises:
+            OverloadedError: too many reads wait already.
+        """
+        self._reads.start(
+            Operation(Direction.NEXT, tag, bound, position, waiter, count=limit, page=True)
+        )
+
+    def read_tail(self, waiter: object) -> None:
+        """Ask the primary where the log ends; the waiter gets `Answered(seqnum)`.
+
+        Raises:
+            OverloadedError: too many reads wait already.
+        """
+        operation = Operation(Direction.NEXT, EMPTY_TAG, 0, 0, waiter)
+        operation.stage = Stage.TAIL
+        self._reads.start(operation)
+
+    def watch(self, tag: TagHash, bound: SeqNum, waiter: object) -> None:
+        """Answer the waiter once index data with `tag` may have brought a record >= `bound`."""
+        self._watches.setdefault(tag, {})[waiter] = bound
+
+    def unwatch(self, tag: TagHash, waiter: object) -> None:
+        """Forget a watch; harmless if it has fired."""
+        if (watches := self._watches.get(tag)) is not None:
+            watches.pop(waiter, None)
+            if not watches:
+                del self._watches[tag]
+
+    def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep aux data beside a record, here and with the replicas, as far as there is room."""
+        self._cache.set_aux(seqnum, aux)
+        shard = self._local.shard_of(seqnum) if self._local is not None else None
+        if shard is not None:
+            message = AuxSet(shard, seqnum, aux)
+            self._outbox += [
+                Send(replica, message) for replica in self._views[-1].shards[shard].replicas
+            ]
+
+    def when_ready(self, waiter: object) -> None:
+        """Answer the waiter once this node has joined."""
+        self._ready_waiters.append(waiter)
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """Return figures of every part, for people."""
+        parts = self._local.status() if self._local is not None else {}
+        parts["record cache"] = self._cache.status()
+        parts["engine"] = {
+            "position": self.position,
+            "tag_position": self.tag_position,
+            "tail": self.tail,
+            "appends_pending": self._writer.pending if self._writer is not None else 0,
+            "reads_pending": self._reads.pending,
+            "watches": sum(map(len, self._watches.values())),
+        }
+        return parts
+
+    # --- the role
+
+    def recover(self, _kind: FrameKind, _payload: bytes, _location: Location, /) -> None:
+        """Has no disk."""
+        raise AssertionError("an engine persists nothing")
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        """React to events, then send what callers have put in."""
+        effects, self._outbox = self._outbox, []
+        for event in events:
+            effects += self._on_event(event, now)
+        effects += self._reads.begin(now)
+        effects += self._on_time(now)
+        if self._writer is not None:
+            effects += self._writer.flush(now)
+        if self._ready_waiters and self.ready:
+            effects += [Answer(waiter, None) for waiter in self._ready_waiters]
+            self._ready_waiters.clear()
+        return effects
+
+    def _on_event(self, event: Event, now: Instant) -> list[Effect]:
+        match event:
+            case Received():
+                return self._on_message(event, now)
+            case Started(epoch):
+                return self._on_started(epoch, now)
+            case Persisted() | FrameRead():
+                return [Ignore(event, "an engine has no disk")]
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_message(self, event: Received, now: Instant) -> list[Effect]:  # noqa: PLR0911
+        message = event.message
+        match message:
+            case MetalogEntries():
+                return self._on_metalog_entries(message, now)
+            case IndexData():
+                return self._on_index_data(message, now)
+            case RecordsRead():
+                return self._reads.on_records(event.sender, message, now)
+            case LookupResult():
+                return self._reads.on_result(message)
+            case TailIs(request=request) if request == _JOIN_REQUEST:
+                return self._on_joined(message, now)
+            case TailIs():
+                return self._reads.on_tail(message)
+            case ShardClaimed() | ShardOpened() | ShardStored():
+                return self._on_writer_message(event.sender, message, now)
+            case _:
+                return [Ignore(event, "not for an engine")]
+
+    def _on_writer_message(
+        self, sender: NodeId, message: ShardClaimed | ShardOpened | ShardStored, now: Instant
+    ) -> list[Effect]:
+        writer = self._writer
+        if writer is None or message.shard != writer.shard:
+            return [Ignore(message, "about a shard that is not written here")]
+        match message:
+            case ShardClaimed():
+                return writer.on_claimed(sender, message, now)
+            case ShardOpened():
+                return writer.on_opened(sender, message)
+            case ShardStored():
+                return writer.on_stored(sender, message)
+            case unreachable:
+                assert_never(unreachable)
+
+    # --- joining (thesis 5.5.1)
+
+    def _on_started(self, epoch: Epoch, now: Instant) -> list[Effect]:
+        view = self._views[-1]
+        effects = self._ask_to_join(now)
+        shard = view.shard_written_by(self._node)
+        if shard is not None:
+            replicas = view.shards[shard].replicas
+            self._writer = ShardWriter(shard, replicas, epoch, self._config)
+            effects += self._writer.start(now)
+        return effects
+
+    def _ask_to_join(self, now: Instant) -> list[Effect]:
+        self._asked_to_join = now
+        return [Send(self._views[-1].primary, TailWanted(_JOIN_REQUEST))]
+
+    def _on_joined(self, message: TailIs, now: Instant) -> list[Effect]:
+        if self._local is not None:
+            return []
+        self._replay = MetalogReplay(message.position, message.tail, message.cut)
+        self._local = LocalIndex(self._config.node, position=message.position, tail=message.tail)
+        self._feed = _feed_from(message.position)
+        self._reads.joined(self._local, self._replay)
+        return self._reads.advanced(now)
+
+    # --- type-O and type-S data
+
+    def _on_metalog_entries(self, message: MetalogEntries, now: Instant) -> list[Effect]:
+        if self._local is None:
+            return []
+        effects: list[Effect] = []
+        for entry in message.entries:
+            if entry.position == self._replay.position:
+                effects += self._apply_entry(entry, self._local)
+            elif entry.position > self._replay.position:
+                effects += self._want_metalog()
+                break
+        return effects + self._apply_index_data(self._local, now)
+
+    def _apply_entry(self, entry: Entry, local: LocalIndex) -> list[Effect]:
+        spans = self._replay.apply(entry)
+        local.apply_spans(spans)
+        writer = self._writer
+        if writer is None:
+            return []
+        effects: list[Effect] = []
+        for span in spans:
+            if span.shard == writer.shard:
+                batches = writer.ordered(span)
+                for batch in batches:
+                    data, names = batch.columns
+                    self._cache.add_span(
+                        batch.first_seqnum, data, names, batch.time, batch.size_bytes
+                    )
+                effects += acknowledgements(batches, self._replay.position)
+        return effects
+
+    def _want_metalog(self) -> list[Effect]:
+        return [Send(self._views[-1].primary, MetalogWanted(self._replay.position))]
+
+    def _on_index_data(self, message: IndexData, now: Instant) -> list[Effect]:
+        local = self._local
+        if local is None:
+            return []
+        self._feed.put(message.blocks)
+        return self._apply_index_data(local, now)
+
+    def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
+        """Apply index data in order, never ahead of the metalog: lookups rest on both."""
+        effects: list[Effect] = []
+        for block in self._feed.take(self._replay.position):
+            if (reason := local.apply_block(block.position, block.parts)) is not None:
+                effects.append(Ignore(block.position, reason))
+                self._feed = _feed_from(local.tag_position)
+                break
+            if self._watches:
+                effects += self._fire_watches(block)
+        return effects + self._reads.advanced(now)
+
+    def _fire_watches(self, block: ReadyBlock) -> list[Effect]:
+        effects: list[Effect] = []
+        for part in block.parts:
+            for tag in self._watches.keys() & set(array("Q", part.tags)):
+                watches = self._watches[tag]
+                fired = [waiter for waiter, bound in watches.items() if bound < block.tail]
+                for waiter in fired:
+                    self.unwatch(tag, waiter)
+                    effects.append(Answer(waiter, None))
+        return effects
+
+    # --- time
+
+    def _behind(self) -> bool:
+        """Whether index data, or metalog entries that index data tells of, are missing here."""
+        return self.tag_position < self._replay.position or self._feed.behind
+
+    def deadline(self) -> Instant | None:
+        """The earliest of all parts."""
+        resend_s = self._config.node.resend_s
+        times = [self._reads.deadline()]
+        if self._writer is not None:
+            times.append(self._writer.deadline())
+        if self._local is None:
+            times.append(Instant(self._asked_to_join + resend_s))
+        if self._behind_since is not None:
+            times.append(Instant(self._behind_since + resend_s))
+        return min((t for t in times if t is not None), default=None)
+
+    def _on_time(self, now: Instant) -> list[Effect]:
+        resend_s = self._config.node.resend_s
+        effects = self._reads.on_time(now)
+        writer = self._writer
+        if writer is not None:
+            overdue = writer.deadline()
+            if overdue is not None and now >= overdue:
+                effects += writer.on_time(now)
+                effects += self._want_metalog()
+        if self._local is None:
+            if now >= self._asked_to_join + resend_s:
+                effects += self._ask_to_join(now)
+            return effects
+        if not self._behind():
+            self._behind_since = None
+        elif self._behind_since is None or self._behind_at != self.tag_position:
+            self._behind_since, self._behind_at = now, self.tag_position
+        elif now >= self._behind_since + resend_s:
+            self._behind_since = now
+            effects += self._catch_up()
+        return effects
+
+    def _catch_up(self) -> list[Effect]:
+        """Ask for metalog entries and index data that should have come long ago."""
+        wanted = IndexDataWanted(self.tag_position, self._replay.position, 1)
+        nodes = self._views[-1].storage_nodes
+        asked: list[Effect] = [Send(node, wanted) for node in nodes]
+        return self._want_metalog() + asked
+
+    def check_invariants(self) -> None:
+        """Index data never runs ahead of the metalog; the writer's queues add up."""
+        assert self.tag_position <= self.position
+        if self._writer is not None:
+            self._writer.check_invariants()
+
+
+def _feed_from(position: MetalogPosition) -> IndexFeed:
+    return IndexFeed(position, positions_max=_POSITIONS_AHEAD_MAX)

@@ -1,0 +1,270 @@
+"""The log as seen from inside a compute node: `Log` over an engine in this process.
+
+The hot paths of the platform end here: an append is a future and a few list operations, a read that
+the local index and the record cache answer never leaves the call. Such reads do not suspend, so
+that one in `_READS_PER_TURN` gives the loop a turn, or a busy reader would starve everyone else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from compute.engine import PENDING, Engine
+from compute.reads import Answered
+from indilog.config import ClusterConfig
+from indilog.errors import NotReadyError, TooLargeError
+from indilog.ids import (
+    EMPTY_TAG,
+    MAX_SEQNUM,
+    NodeId,
+    SeqNum,
+    UserTag,
+    log_tag,
+    names_match,
+    tag_columns,
+    tag_hash,
+)
+from indilog.log import (
+    Entry,
+    Log,
+    Record,
+    Session,
+    check_bound,
+    check_limit,
+    check_record,
+)
+from indilog.messages import Direction
+from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+from indilog.runtime.node import NodeShell
+
+_READS_PER_TURN: Final = 128
+
+
+class LocalLogs:
+    """Gives out logs of one engine; a `LogSource`."""
+
+    def __init__(
+        self, shell: NodeShell, node: NodeId, engine: Engine, limits: ClusterConfig
+    ) -> None:
+        self._shell = shell
+        self._node = node
+        self.engine = engine
+        self.limits = limits
+        self._create_future = asyncio.get_running_loop().create_future
+        self._reads = 0
+
+    def log(self, name: str, session: Session | None = None) -> LocalLog:
+        """Return the log `name`.
+
+        Raises:
+            InvalidTagError: no log can have that name.
+        """
+        return LocalLog(self, name, session or Session())
+
+    def wake(self) -> None:
+        """Let the engine's turn come."""
+        self._shell.wake(self._node)
+
+    def future(self) -> asyncio.Future[object]:
+        """Return a waiter for the engine.
+
+        Raises:
+            NotReadyError: the platform has stopped; nothing would ever resolve it.
+        """
+        if self._shell.failed is not None or self._shell.closed:
+            raise NotReadyError("The platform has stopped; open it again.")
+        return self._create_future()
+
+    async def paced(self) -> None:
+        """Give the loop a turn now and then; wait for a sync that is under way."""
+        self._reads += 1
+        if self._reads >= _READS_PER_TURN:
+            self._reads = 0
+            await asyncio.sleep(0)
+        if self._shell.holding:
+            await self._shell.settled()
+
+
+class LocalLog(Log):
+    """One log, through an engine in this process."""
+
+    __slots__ = ("_engine", "_limits", "_logs", "_names", "_session", "_tag", "name")
+
+    def __init__(self, logs: LocalLogs, name: str, session: Session) -> None:
+        self.name = name
+        self._logs = logs
+        self._engine = logs.engine
+        self._limits = logs.limits
+        self._session = session
+        self._tag = log_tag(name)
+        self._names = name.encode()
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        """Append a record; see `Log.append`."""
+        tags = _as_tuple(tags)
+        limits = self._limits
+        check_record(data, tags, bytes_max=limits.record_bytes_max, tags_max=limits.record_tags_max)
+        hashes, names = tag_columns(self.name, tags)
+        waiter = self._logs.future()
+        self._engine.append(data, hashes, names, waiter)
+        self._logs.wake()
+        seqnum = await waiter
+        self._session.saw(self._engine.position)
+        return seqnum  # type: ignore[return-value]
+
+    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+        """Append records, all or none; see `Log.append_batch`."""
+        if not entries:
+            return []
+        limits = self._limits
+        records, size = [], HEADER_BYTES
+        for entry in entries:
+            tags = _as_tuple(entry.tags)
+            check_record(
+                entry.data, tags, bytes_max=limits.record_bytes_max, tags_max=limits.record_tags_max
+            )
+            hashes, names = tag_columns(self.name, tags)
+            records.append((entry.data, hashes, names))
+            size += len(entry.data) + len(names) + 8 * len(hashes) + RECORD_OVERHEAD_BYTES
+        if size > limits.batch_bytes_max:
+            raise TooLargeError(
+                "The batch's size in bytes", size=size, limit=limits.batch_bytes_max
+            )
+        waiter = self._logs.future()
+        self._engine.append_batch(records, waiter)
+        self._logs.wake()
+        first = await waiter
+        assert isinstance(first, int)
+        self._session.saw(self._engine.position)
+        return list(range(first, first + len(records)))
+
+    async def read(self, seqnum: SeqNum) -> Record | None:
+        """Return the record at `seqnum`; see `Log.read`."""
+        record = await self._read(Direction.NEXT, EMPTY_TAG, check_bound(seqnum))
+        if record is None or record.seqnum != seqnum:
+            return None
+        return record if names_match(record.names, self.name, None) else None
+
+    async def read_next(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, wait: float | None = None
+    ) -> Record | None:
+        """Return the first record with `tag` from `bound` on; see `Log.read_next`."""
+        if wait is not None and wait > 0:
+            return await self._read_waiting(tag, check_bound(bound), wait)
+        return await self._read_matching(Direction.NEXT, tag, check_bound(bound))
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+    ) -> Record | None:
+        """Return the last record with `tag` up to `bound`; see `Log.read_prev`."""
+        return await self._read_matching(Direction.PREV, tag, check_bound(bound))
+
+    async def read_range(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+    ) -> list[Record]:
+        """Return a page of records; see `Log.read_range`."""
+        tag_wanted = self._hash(tag)
+        bound = check_bound(bound)
+        limit = check_limit(limit)
+        while True:
+            waiter = self._logs.future()
+            self._engine.read_page(tag_wanted, bound, self._session.position, limit, waiter)
+            self._logs.wake()
+            page = self._seen(await waiter)
+            assert isinstance(page, list)
+            matching = [r for r in page if names_match(r.names, self.name, tag)]
+            if matching or not page:
+                return matching
+            bound = page[-1].seqnum + 1
+
+    async def tail(self) -> SeqNum:
+        """Return the first seqnum not yet written; see `Log.tail`."""
+        waiter = self._logs.future()
+        self._engine.read_tail(waiter)
+        self._logs.wake()
+        tail = self._seen(await waiter)
+        assert isinstance(tail, int)
+        return tail
+
+    async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep aux data beside a record; see `Log.set_aux`."""
+        if len(aux) > self._limits.aux_bytes_max:
+            raise TooLargeError(
+                "The aux data's size in bytes", size=len(aux), limit=self._limits.aux_bytes_max
+            )
+        self._engine.set_aux(check_bound(seqnum), aux)
+        self._logs.wake()
+
+    # --- inside
+
+    def _hash(self, tag: UserTag | None) -> int:
+        return self._tag if tag is None else tag_hash(self.name, tag)
+
+    def _seen(self, answer: object) -> object:
+        assert isinstance(answer, Answered)
+        self._session.saw(answer.position)
+        return answer.value
+
+    async def _read(
+        self, direction: Direction, tag: int, bound: SeqNum, log_names: bytes | None = None
+    ) -> Record | None:
+        """Read by the tag's hash; the record may carry another text with the same hash."""
+        engine, session = self._engine, self._session
+        waiter = self._logs.future()
+        answer = engine.read(direction, tag, bound, session.position, waiter, log_names)
+        if answer is PENDING:
+            self._logs.wake()
+            value = self._seen(await waiter)
+            assert value is None or isinstance(value, Record)
+            return value
+        await self._logs.paced()
+        session.saw(engine.tag_position)
+        return answer  # type: ignore[return-value]
+
+    async def _read_matching(
+        self, direction: Direction, tag: UserTag | None, bound: SeqNum
+    ) -> Record | None:
+        hashed = self._hash(tag)
+        log_names = self._names if tag is None else None
+        while True:
+            record = await self._read(direction, hashed, bound, log_names)
+            if record is None or names_match(record.names, self.name, tag):
+                return record
+            bound = record.seqnum + (1 if direction is Direction.NEXT else -1)
+            if bound < 0:
+                return None
+
+    async def _read_waiting(self, tag: UserTag | None, bound: SeqNum, wait: float) -> Record | None:
+        """Watch first, then read: what arrives in between fires the watch."""
+        hashed = self._hash(tag)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait
+        while True:
+            watch = self._logs.future()
+            self._engine.watch(hashed, bound, watch)
+            timer: asyncio.TimerHandle | None = None
+            try:
+                record = await self._read_matching(Direction.NEXT, tag, bound)
+                if record is not None or loop.time() >= end:
+                    return record
+                timer = loop.call_at(end, _resolve_none(watch))
+                await watch
+            finally:
+                self._engine.unwatch(hashed, watch)
+                if timer is not None:
+                    timer.cancel()
+
+
+def _as_tuple(tags: Iterable[UserTag]) -> tuple[UserTag, ...]:
+    """Return tags as a tuple; text stays text, for `check_record` to refuse."""
+    return tags if isinstance(tags, tuple | str) else tuple(tags)  # type: ignore[return-value]
+
+
+def _resolve_none(waiter: asyncio.Future[object]) -> Callable[[], None]:
+    def resolve() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    return resolve

@@ -1,0 +1,132 @@
+"""The log for workers and clients: answers the log questions that come over one link.
+
+Every question carries its asker's session position, and every answer the position it was given at,
+so a session spans links. Many questions are answered at once, up to a bound; when the link is gone,
+or the asker says `Cancel`, its waiting reads end.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - part of the shell: a task per question
+from typing import assert_never
+
+import structlog
+
+from compute.deployments import check_log_name
+from indilog.calls import (
+    Answer,
+    Appended,
+    Done,
+    LogAppend,
+    LogAppendBatch,
+    LogQuestion,
+    LogRead,
+    LogReadNext,
+    LogReadPrev,
+    LogReadRange,
+    LogSetAux,
+    LogTail,
+    RecordsFound,
+    RecordValue,
+    TailFound,
+    failed,
+)
+from indilog.errors import IndilogError, NotReadyError, OverloadedError
+from indilog.link import Link
+from indilog.log import Entry, Log, LogSource, Record, Session
+
+
+class LogService:
+    """Serves the log questions of one link.
+
+    Args:
+        questions_max: answered at once; a further one is refused with `OverloadedError`.
+    """
+
+    def __init__(self, logs: LogSource, *, questions_max: int) -> None:
+        self._logs = logs
+        self._questions_max = questions_max
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def questions(self) -> int:
+        """How many questions are being answered."""
+        return len(self._tasks)
+
+    def serve(self, link: Link, call: int, question: LogQuestion) -> None:
+        """Answer `question` on `link`, at once or later.
+
+        Raises:
+            OverloadedError: `questions_max` are being answered.
+        """
+        if len(self._tasks) >= self._questions_max:
+            raise OverloadedError(
+                f"{self._questions_max:,} log calls of this connection are being answered, which "
+                "is its limit; wait for some of them."
+            )
+        if call in self._tasks:
+            raise NotReadyError(f"Question {call} is being answered already.")
+        task = asyncio.get_running_loop().create_task(self._answered(link, call, question))
+        self._tasks[call] = task
+
+    def cancel(self, call: int) -> None:
+        """Stop answering question `call`, if it is being answered."""
+        if (task := self._tasks.get(call)) is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """The link is gone: stop answering."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    async def _answered(self, link: Link, call: int, question: LogQuestion) -> None:
+        session = Session(question.position)
+        try:
+            log = self._logs.log(check_log_name(question.log), session)
+            answer = await _answer(log, session, question)
+        except (IndilogError, ValueError, TypeError) as error:
+            answer = failed(error, session.position)
+        except Exception:  # noqa: BLE001 - outermost: the asker must not wait for ever
+            structlog.get_logger().exception("log question failed", question=str(question)[:200])
+            answer = failed(IndilogError("The platform failed on this call; its log says why."))
+        finally:
+            del self._tasks[call]
+        link.answer(call, answer)
+
+
+async def _answer(  # noqa: PLR0911 - one answer per question
+    log: Log, session: Session, question: LogQuestion
+) -> Answer:
+    match question:
+        case LogAppend():
+            seqnum = await log.append(question.data, tags=question.tags)
+            return Appended(session.position, (seqnum,))
+        case LogAppendBatch():
+            entries = [Entry(data, tags) for data, tags in question.entries]
+            return Appended(session.position, tuple(await log.append_batch(entries)))
+        case LogRead():
+            return _found(session, await log.read(question.seqnum))
+        case LogReadNext():
+            record = await log.read_next(question.tag, question.bound, wait=question.wait_s)
+            return _found(session, record)
+        case LogReadPrev():
+            return _found(session, await log.read_prev(question.tag, question.bound))
+        case LogReadRange():
+            page = await log.read_range(question.tag, question.bound, limit=question.limit)
+            return RecordsFound(session.position, tuple(map(_value, page)))
+        case LogTail():
+            seqnum = await log.tail()
+            return TailFound(session.position, seqnum)
+        case LogSetAux():
+            await log.set_aux(question.seqnum, question.aux)
+            return Done(session.position)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _found(session: Session, record: Record | None) -> RecordsFound:
+    return RecordsFound(session.position, () if record is None else (_value(record),))
+
+
+def _value(record: Record) -> RecordValue:
+    return RecordValue(record.seqnum, record.names, record.data, record.time, record.aux)

@@ -1,0 +1,441 @@
+"""The read side of a compute node: operations that could not be answered on the spot (ARCHITECTURE
+9, thesis 5.4).
+
+A read that the local index proves and the record cache holds never comes here. The others take one
+of these ways:
+
+- the local index found the seqnum: ask a replica of its shard (read type 1);
+- a miss: ask one replica of every index shard, all about the log below one `limit`; storage answers
+directly for a
+  single match (read types 2 and 3), the aggregator for none or for a page;
+- the reader's session is ahead of what is applied here: wait for it, then decide.
+
+Every try has a request number of its own, so late answers of earlier tries find nothing. A try that
+takes longer than `lookup_timeout_s` is started again with other replicas, a read that takes longer
+than `read_timeout_s` fails as retryable. A replica's "unknown" is never taken for "absent": the
+next replica is asked, and when all say it, the record is lost.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple, assert_never
+
+from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
+from compute.record_cache import RecordCache
+from indilog.config import NodeConfig
+from indilog.errors import (
+    DataLossError,
+    IndilogError,
+    OverloadedError,
+    QuorumUnavailableError,
+)
+from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
+from indilog.log import Record
+from indilog.messages import (
+    Direction,
+    IndexLookup,
+    LookupResult,
+    ReadRecords,
+    RecordsRead,
+    StoredRecord,
+    TailIs,
+    TailWanted,
+)
+from indilog.metalog import MetalogReplay
+from indilog.roles import Answer, Effect, Ignore, Send
+from indilog.view import Views, placement_of
+
+
+class Answered(NamedTuple):
+    """The value of a read, and the metalog position that it reflects."""
+
+    value: object
+    position: MetalogPosition
+
+
+class Stage(enum.Enum):
+    """What an operation waits for."""
+
+    POSITION = enum.auto()
+    """That the metalog and the index data are applied up to the session's position."""
+    LOOKUP = enum.auto()
+    """The index tier, or storage on its behalf."""
+    PROBE = enum.auto()
+    """The record at the bound itself, which may or may not be of the log asked for."""
+    RECORDS = enum.auto()
+    """Records at known seqnums."""
+    TAIL = enum.auto()
+    """The primary's word where the log ends."""
+
+
+class Operation:
+    """One read by one caller, over all its tries.
+
+    Attributes:
+        page: whether a list of up to `count` records is wanted; else one record (`count` 1).
+        log_names: for a read of every record of a log (`tag=None`), how the names of its records
+            begin. seqnums, shards: the records to fetch, in the order of the answer, once they are
+            known. denied: replicas that said "unknown" about something wanted.
+    """
+
+    __slots__ = (
+        "attempt", "awaited", "bound", "count", "created", "denied", "direction", "log_names",
+        "page", "position", "probed", "records", "reflects", "seqnums", "shards", "stage",
+        "started", "tag", "waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        direction: Direction,
+        tag: TagHash,
+        bound: SeqNum,
+        position: MetalogPosition,
+        waiter: object,
+        *,
+        count: int = 1,
+        page: bool = False,
+        log_names: bytes | None = None,
+    ) -> None:
+        self.direction = direction
+        self.tag = tag
+        self.bound = bound
+        self.position = position
+        self.waiter = waiter
+        self.count = count
+        self.page = page
+        self.log_names = log_names
+        self.created = self.started = Instant(0.0)
+        self.attempt = 0
+        self.stage = Stage.POSITION
+        self.probed = False
+        self.reflects: MetalogPosition = 0
+        self.seqnums: Sequence[SeqNum] = ()
+        self.shards: Sequence[ShardId] = ()
+        self.records: dict[SeqNum, Record] = {}
+        self.awaited: set[ShardId] = set()
+        self.denied: set[NodeId] = set()
+
+
+class Reads:
+    """All reads of one compute node that are under way.
+
+    Direct calls (`start`) only enqueue; `begin` decides them within the turn. `local` and `replay`
+    belong to the engine, which applies metalog and index data to them.
+    """
+
+    def __init__(self, node: NodeId, views: Views, config: NodeConfig, cache: RecordCache) -> None:
+        self._node = node
+        self._views = views
+        self._config = config
+        self._cache = cache
+        self._local: LocalIndex | None = None
+        self._replay = MetalogReplay()
+        self._starting: list[Operation] = []
+        self._parked: dict[Operation, None] = {}
+        self._requests: OrderedDict[int, Operation] = OrderedDict()
+        self._next_request = 0
+
+    @property
+    def pending(self) -> int:
+        """Reads that wait for something."""
+        return len(self._starting) + len(self._parked) + len(self._requests)
+
+    def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
+        """Take the engine's index and replay into use; reads waited until now."""
+        self._local, self._replay = local, replay
+
+    def start(self, operation: Operation) -> None:
+        """Take an operation on; it is decided when the turn ends.
+
+        Raises:
+            OverloadedError: too many reads wait already.
+        """
+        if self.pending >= self._config.lookups_pending_max:
+            raise OverloadedError(f"{self.pending:,} reads wait for an answer; try again later.")
+        self._starting.append(operation)
+
+    def begin(self, now: Instant) -> list[Effect]:
+        """Decide what was started since the last turn."""
+        starting, self._starting = self._starting, []
+        effects: list[Effect] = []
+        for operation in starting:
+            operation.created = now
+            effects += self._decide(operation, now)
+        return effects
+
+    def advanced(self, now: Instant) -> list[Effect]:
+        """Decide the operations whose position is applied now."""
+        if not self._parked or self._local is None:
+            return []
+        reached = self._local.tag_position
+        ready = [operation for operation in self._parked if operation.position <= reached]
+        for operation in ready:
+            del self._parked[operation]
+        return [effect for operation in ready for effect in self._decide(operation, now)]
+
+    # --- deciding
+
+    def _decide(self, operation: Operation, now: Instant) -> list[Effect]:
+        operation.started = now
+        if operation.stage is Stage.TAIL:
+            return [Send(self._views[-1].primary, TailWanted(self._request(operation)))]
+        local = self._local
+        if local is None or operation.position > local.tag_position:
+            operation.stage = Stage.POSITION
+            self._parked[operation] = None
+            return []
+        operation.reflects = local.tag_position
+        if operation.page:
+            return self._decide_page(operation, local)
+        return self._decide_one(operation, local)
+
+    def _decide_one(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        find = local.find_next if operation.direction is Direction.NEXT else local.find_prev
+        match find(operation.tag, operation.bound):
+            case Found(seqnum, shard):
+                return self._collect(operation, (seqnum,), (shard,))
+            case Empty():
+                return [_answer(operation, None)]
+            case Miss():
+                return self._probe(operation, local) or self._look_up(operation)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _decide_page(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        match local.find_range(operation.tag, operation.bound, operation.count):
+            case Miss():
+                return self._look_up(operation)
+            case Matches(seqnums, shards) if seqnums:
+                return self._collect(operation, seqnums, shards)
+            case Matches():
+                return [_answer(operation, [])]
+            case unreachable:
+                assert_never(unreachable)
+
+    def _probe(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        """Try the record at the bound itself: every log has most seqnums of a logspace, or all."""
+        if operation.log_names is None or operation.probed:
+            return []
+        operation.probed = True
+        shard = local.shard_of(operation.bound)
+        if shard is None:
+            return []
+        operation.stage = Stage.PROBE
+        return self._ask_storage(operation, shard, (operation.bound,))
+
+    def _look_up(self, operation: Operation) -> list[Effect]:
+        """Ask one replica of every index shard about the log below our metalog position."""
+        view = self._views[-1]
+        operation.stage = Stage.LOOKUP
+        operation.reflects = self._replay.position
+        request = self._request(operation)
+        lookup = IndexLookup(
+            request=request,
+            direction=operation.direction,
+            tag=operation.tag,
+            bound=operation.bound,
+            limit=self._replay.tail,
+            position=self._replay.position,
+            count=operation.count,
+            aggregator=view.aggregators[request % len(view.aggregators)],
+        )
+        turn = request + operation.attempt
+        return [Send(nodes[turn % len(nodes)], lookup) for nodes in view.index_shards]
+
+    def _collect(
+        self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
+    ) -> list[Effect]:
+        """Gather the records at `seqnums`: from the cache, and from storage what is not there."""
+        operation.stage = Stage.RECORDS
+        operation.seqnums, operation.shards = seqnums, shards
+        missing: dict[ShardId, list[SeqNum]] = {}
+        for seqnum, shard in zip(seqnums, shards, strict=True):
+            if seqnum in operation.records:
+                continue
+            if (record := self._cache.get(seqnum)) is not None:
+                operation.records[seqnum] = record
+            else:
+                missing.setdefault(shard, []).append(seqnum)
+        if not missing:
+            return [self._answer_records(operation)]
+        operation.awaited = set(missing)
+        request = self._request(operation)
+        return [
+            effect
+            for shard, wanted in missing.items()
+            for effect in self._ask_storage(operation, shard, wanted, request)
+        ]
+
+    def _ask_storage(
+        self,
+        operation: Operation,
+        shard: ShardId,
+        seqnums: Sequence[SeqNum],
+        request: int | None = None,
+    ) -> list[Effect]:
+        placement = placement_of(self._views, shard)
+        if placement is None:
+            return [self._fail(operation, DataLossError(f"No view knows shard {shard}."))]
+        replicas = [r for r in placement.replicas if r not in operation.denied]
+        if not replicas:
+            return [
+                self._fail(
+                    operation,
+                    DataLossError(f"No replica of shard {shard} holds seqnum {seqnums[0]}."),
+                )
+            ]
+        if request is None:
+            request = self._request(operation)
+        replica = replicas[(request + operation.attempt) % len(replicas)]
+        return [Send(replica, ReadRecords(request, self._node, shard, tuple(seqnums)))]
+
+    def _request(self, operation: Operation) -> int:
+        self._next_request += 1
+        self._requests[self._next_request] = operation
+        return self._next_request
+
+    # --- answers
+
+    def on_records(self, sender: NodeId, message: RecordsRead, now: Instant) -> list[Effect]:
+        """Take in records from storage; a late answer to an earlier try finds nothing."""
+        operation = self._requests.get(message.request)
+        if operation is None:
+            return []
+        records = [record_from(stored) for stored in message.records]
+        for record in records:
+            self._cache.add(record)
+        if message.unknown:
+            operation.denied.add(sender)
+        match operation.stage:
+            case Stage.PROBE:
+                del self._requests[message.request]
+                return self._on_probed(operation, records, now)
+            case Stage.LOOKUP:
+                del self._requests[message.request]
+                return self._on_looked_up(operation, message, records)
+            case Stage.RECORDS:
+                return self._on_fetched(operation, message, records)
+            case Stage.POSITION | Stage.TAIL:
+                return [Ignore(message, "records that nobody asked for")]
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_probed(self, operation: Operation, records: list[Record], now: Instant) -> list[Effect]:
+        prefix = operation.log_names
+        assert prefix is not None
+        for record in records:
+            if record.names == prefix or record.names.startswith(prefix + b"\x1f"):
+                return [_answer(operation, record)]
+        operation.denied.clear()
+        return self._decide(operation, now)
+
+    def _on_looked_up(
+        self, operation: Operation, message: RecordsRead, records: list[Record]
+    ) -> list[Effect]:
+        seqnums = tuple(r.seqnum for r in records) or message.unknown
+        operation.records.update({r.seqnum: r for r in records})
+        if self._local is not None:
+            for seqnum in seqnums:
+                self._local.learn(seqnum, message.shard)
+        return self._collect(operation, seqnums, (message.shard,) * len(seqnums))
+
+    def _on_fetched(
+        self, operation: Operation, message: RecordsRead, records: list[Record]
+    ) -> list[Effect]:
+        operation.records.update({r.seqnum: r for r in records})
+        operation.awaited.discard(message.shard)
+        if operation.awaited:
+            return []
+        del self._requests[message.request]
+        first_missing = next((s for s in operation.seqnums if s not in operation.records), None)
+        if first_missing is None or (operation.page and first_missing != operation.seqnums[0]):
+            return [self._answer_records(operation)]
+        return self._collect(operation, operation.seqnums, operation.shards)
+
+    def on_result(self, message: LookupResult) -> list[Effect]:
+        """Take in the aggregator's word: nothing matches, or where the records of a page are."""
+        operation = self._requests.get(message.request)
+        if operation is None:
+            return []
+        if operation.stage is not Stage.LOOKUP:
+            return [Ignore(message, "a lookup's result while no lookup is under way")]
+        del self._requests[message.request]
+        if not message.seqnums:
+            return [_answer(operation, [] if operation.page else None)]
+        if self._local is not None:
+            for seqnum, shard in zip(message.seqnums, message.shards, strict=True):
+                self._local.learn(seqnum, shard)
+        return self._collect(operation, message.seqnums, message.shards)
+
+    def on_tail(self, message: TailIs) -> list[Effect]:
+        """Take in the primary's word where the log ends."""
+        operation = self._requests.pop(message.request, None)
+        if operation is None or operation.stage is not Stage.TAIL:
+            return []
+        operation.reflects = message.position
+        return [_answer(operation, message.tail)]
+
+    def _answer_records(self, operation: Operation) -> Effect:
+        """Answer with the records up to the first gap: a page is bounded in bytes."""
+        page: list[Record] = []
+        for seqnum in operation.seqnums:
+            record = operation.records.get(seqnum)
+            if record is None:
+                break
+            page.append(record)
+        return _answer(operation, page if operation.page else page[0])
+
+    def _fail(self, operation: Operation, error: IndilogError) -> Effect:
+        return Answer(operation.waiter, error)
+
+    # --- time
+
+    def deadline(self) -> Instant | None:
+        """When a try, or a read that waits for its position, takes too long."""
+        times: list[float] = []
+        if self._requests:
+            oldest = next(iter(self._requests.values()))
+            times.append(oldest.started + self._config.lookup_timeout_s)
+        if self._parked:
+            times.append(next(iter(self._parked)).created + self._config.read_timeout_s)
+        return Instant(min(times)) if times else None
+
+    def on_time(self, now: Instant) -> list[Effect]:
+        """Start overdue tries again elsewhere; fail reads that took too long."""
+        effects: list[Effect] = []
+        overdue = now - self._config.lookup_timeout_s
+        while self._requests:
+            request, operation = next(iter(self._requests.items()))
+            if operation.started > overdue:
+                break
+            del self._requests[request]
+            operation.attempt += 1
+            effects += (
+                [self._fail(operation, self._unavailable())]
+                if now >= operation.created + self._config.read_timeout_s
+                else self._decide(operation, now)
+            )
+        while self._parked:
+            operation = next(iter(self._parked))
+            if now < operation.created + self._config.read_timeout_s:
+                break
+            del self._parked[operation]
+            effects.append(self._fail(operation, self._unavailable()))
+        return effects
+
+    def _unavailable(self) -> QuorumUnavailableError:
+        return QuorumUnavailableError(
+            f"The read found no answer within {self._config.read_timeout_s:g} s; try again."
+        )
+
+
+def record_from(stored: StoredRecord) -> Record:
+    """Return a stored record as people see it."""
+    return Record(stored.seqnum, stored.names, stored.data, stored.time_us / 1e6, stored.aux)
+
+
+def _answer(operation: Operation, value: object) -> Effect:
+    return Answer(operation.waiter, Answered(value, operation.reflects))

@@ -1,0 +1,346 @@
+"""The append side of a compute node: one shard, one writer (ARCHITECTURE 8, thesis 5.3 and 5.5.1).
+
+A writer first takes its shard over: it claims it under a new epoch on all replicas, which refuse
+every older writer from then on, and opens it at the smallest stored prefix. What lies beyond that
+was never on the ack quorum, so no cut can have ordered it. Then records collect in the open batch,
+which is sent when the turn ends. While `frames_in_flight_max` batches are on their way further
+records collect, so batches grow with the load (self-clocking).
+
+A batch leaves memory when a metalog entry orders its records. Until then it is sent again: to a
+replica that says it has less, and to all after `resend_s` of silence. After `append_timeout_s` its
+callers are told that the outcome is unknown; the batch stays, because localids must follow on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+
+from indilog.config import Config
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    IndilogError,
+    NotReadyError,
+    OverloadedError,
+    SealedError,
+)
+from indilog.ids import Epoch, Instant, LocalId, MetalogPosition, NodeId, ShardId, TagHash
+from indilog.messages import (
+    AppendBatch,
+    Message,
+    ShardClaim,
+    ShardClaimed,
+    ShardOpen,
+    ShardOpened,
+    ShardStored,
+)
+from indilog.metalog import Span
+from indilog.records import BatchBuilder
+from indilog.roles import Answer, Appended, Effect, Ignore, Send
+
+
+class Takeover(enum.Enum):
+    """How far the writer is in taking over its shard."""
+
+    CLAIMING = enum.auto()
+    OPENING = enum.auto()
+    OPEN = enum.auto()
+    LOST = enum.auto()
+    """A writer with a newer epoch has it."""
+
+
+class _Batch:
+    """Records that go together; sent when it has bytes, ordered when it leaves the queue."""
+
+    __slots__ = ("accepted", "builder", "encoded", "end", "first", "sent", "waiters")
+
+    def __init__(self) -> None:
+        self.builder = BatchBuilder()
+        self.waiters: list[object | None] = []
+        self.first: LocalId = -1
+        self.end: LocalId = -1
+        self.encoded = b""
+        self.accepted = Instant(0.0)
+        self.sent = Instant(0.0)
+
+
+class OrderedBatch:
+    """A batch that has its place in the total order now."""
+
+    __slots__ = ("columns", "first_seqnum", "size_bytes", "time", "waiters")
+
+    def __init__(self, batch: _Batch, first_seqnum: int) -> None:
+        self.first_seqnum = first_seqnum
+        self.columns = batch.builder.columns
+        self.size_bytes = batch.builder.bytes
+        self.time = batch.accepted
+        self.waiters = batch.waiters
+
+
+class ShardWriter:
+    """Owns one shard under one epoch."""
+
+    def __init__(
+        self, shard: ShardId, replicas: Sequence[NodeId], epoch: Epoch, config: Config
+    ) -> None:
+        node = config.node
+        self.shard = shard
+        self.epoch = epoch
+        self.takeover = Takeover.CLAIMING
+        self._replicas = tuple(replicas)
+        self._frame_records_max = node.frame_records_max
+        self._frame_bytes = node.frame_bytes
+        self._batch_bytes_max = config.cluster.batch_bytes_max
+        self._frames_in_flight_max = node.frames_in_flight_max
+        self._pending_max = node.append_pending_max
+        self._pending_bytes_max = node.append_pending_bytes_max
+        self._timeout_s = node.append_timeout_s
+        self._resend_s = node.resend_s
+        self._open = _Batch()
+        self._closed: deque[_Batch] = deque()
+        self._in_flight: deque[_Batch] = deque()
+        self._claimed: dict[NodeId, LocalId] = {}
+        self._opened: set[NodeId] = set()
+        self._next: LocalId = -1
+        self._pending = 0
+        self._pending_bytes = 0
+        self._asked = Instant(0.0)
+
+    @property
+    def pending(self) -> int:
+        """Appends that wait to be ordered."""
+        return self._pending
+
+    # --- appends
+
+    def add(
+        self, data: bytes, tags: Sequence[TagHash], names: bytes, waiter: object | None
+    ) -> None:
+        """Put one record into the open batch.
+
+        Raises:
+            OverloadedError: too many records, or bytes, wait to be ordered.
+            SealedError: another writer has the shard.
+        """
+        self._admit(1, len(data))
+        batch = self._open
+        batch.builder.add(data, tags, names)
+        batch.waiters.append(waiter)
+        if (
+            len(batch.waiters) >= self._frame_records_max
+            or batch.builder.bytes >= self._frame_bytes
+        ):
+            self._close()
+
+    def add_batch(
+        self,
+        records: Sequence[tuple[bytes, Sequence[TagHash], bytes]],
+        waiter: object,
+    ) -> None:
+        """Put records into a batch of their own, so that they are stored and ordered together.
+
+        Raises: as `add`; then none of them is taken.
+        """
+        self._admit(len(records), sum(len(data) for data, _, _ in records))
+        self._close()
+        for data, tags, names in records:
+            self._open.builder.add(data, tags, names)
+        self._open.waiters += [waiter, *[None] * (len(records) - 1)]
+        self._close()
+
+    def _admit(self, records: int, data_bytes: int) -> None:
+        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
+            raise OverloadedError(
+                f"{self._pending:,} appends ({self._pending_bytes:,} bytes) wait to be ordered; "
+                "try again when some are done."
+            )
+        if self.takeover is Takeover.LOST:
+            raise self._lost()
+        self._pending += records
+        self._pending_bytes += data_bytes
+
+    def _close(self) -> None:
+        if self._open.waiters:
+            self._closed.append(self._open)
+            self._open = _Batch()
+
+    def flush(self, now: Instant) -> list[Effect]:
+        """Send what collected, as far as the frames in flight allow."""
+        if self.takeover is not Takeover.OPEN:
+            return []
+        effects: list[Effect] = []
+        while len(self._in_flight) < self._frames_in_flight_max:
+            if not self._closed:
+                self._close()
+                if not self._closed:
+                    break
+            batch = self._closed.popleft()
+            self._seal(batch, now)
+            self._in_flight.append(batch)
+            effects += self._to_all(AppendBatch(batch.encoded))
+        return effects
+
+    def _seal(self, batch: _Batch, now: Instant) -> None:
+        batch.first, batch.end = self._next, self._next + len(batch.builder)
+        batch.accepted = batch.sent = now
+        batch.encoded = batch.builder.build(
+            shard=self.shard, epoch=self.epoch, first=batch.first, time_us=int(now * 1e6)
+        )
+        self._next = batch.end
+
+    def ordered(self, span: Span) -> list[OrderedBatch]:
+        """Take out the batches that `span` of this shard orders.
+
+        A span may begin with records of an earlier writer. Cuts fall between batches, so a batch is
+        in it whole.
+        """
+        done: list[OrderedBatch] = []
+        end = span.first_localid + span.length
+        while self._in_flight and self._in_flight[0].end <= end:
+            batch = self._in_flight.popleft()
+            assert batch.first >= span.first_localid, "spans of a shard follow on"
+            self._pending -= len(batch.waiters)
+            self._pending_bytes -= sum(map(len, batch.builder.columns[0]))
+            offset = batch.first - span.first_localid
+            done.append(OrderedBatch(batch, span.first_seqnum + offset))
+        return done
+
+    # --- taking the shard over
+
+    def start(self, now: Instant) -> list[Effect]:
+        """Claim the shard."""
+        return self._ask(now)
+
+    def _ask(self, now: Instant) -> list[Effect]:
+        self._asked = now
+        if self.takeover is Takeover.CLAIMING:
+            claim = ShardClaim(self.shard, self.epoch)
+            return [Send(r, claim) for r in self._replicas if r not in self._claimed]
+        if self.takeover is Takeover.OPENING:
+            opening = ShardOpen(self.shard, self.epoch, self._next)
+            return [Send(r, opening) for r in self._replicas if r not in self._opened]
+        return []
+
+    def on_claimed(self, sender: NodeId, message: ShardClaimed, now: Instant) -> list[Effect]:
+        """Count a replica; when all refuse older writers, open at what all have."""
+        if message.epoch > self.epoch:
+            return self._give_up()
+        if sender not in self._replicas or message.epoch != self.epoch:
+            return [Ignore(message, "claim of another epoch or of no replica")]
+        if self.takeover is not Takeover.CLAIMING:
+            return []
+        self._claimed[sender] = message.stored
+        if len(self._claimed) < len(self._replicas):
+            return []
+        self._next = min(self._claimed.values())
+        self.takeover = Takeover.OPENING
+        return self._ask(now)
+
+    def on_opened(self, sender: NodeId, message: ShardOpened) -> list[Effect]:
+        """Count a replica; when all are open, appends flow."""
+        if sender not in self._replicas or message.epoch != self.epoch:
+            return [Ignore(message, "shard opened for another epoch or by no replica")]
+        if self.takeover is not Takeover.OPENING:
+            return []
+        assert message.start == self._next, "replicas open where we said"
+        self._opened.add(sender)
+        if len(self._opened) == len(self._replicas):
+            self.takeover = Takeover.OPEN
+        return []
+
+    def on_stored(self, sender: NodeId, message: ShardStored) -> list[Effect]:
+        """Send again what a replica says it lacks, unless a newer writer has the shard."""
+        if message.epoch > self.epoch:
+            return self._give_up()
+        return [
+            Send(sender, AppendBatch(batch.encoded))
+            for batch in self._in_flight
+            if batch.first >= message.stored
+        ]
+
+    def _give_up(self) -> list[Effect]:
+        self.takeover = Takeover.LOST
+        self._closed.append(self._open)
+        self._open = _Batch()
+        effects = [e for b in self._closed for e in _answers(b, self._lost())]
+        unknown = AppendOutcomeUnknownError(
+            f"Another writer took over shard {self.shard}; the record may or may not be in the log."
+        )
+        effects += [e for b in self._in_flight for e in _answers(b, unknown)]
+        self._closed.clear()
+        self._in_flight.clear()
+        self._pending = self._pending_bytes = 0
+        return effects
+
+    def _lost(self) -> SealedError:
+        return SealedError(f"Another writer took over shard {self.shard}; append elsewhere.")
+
+    # --- time
+
+    def deadline(self) -> Instant | None:
+        """When something is to be said again, or given up."""
+        if self.takeover in (Takeover.CLAIMING, Takeover.OPENING):
+            return Instant(self._asked + self._resend_s)
+        return Instant(self._in_flight[0].sent + self._resend_s) if self._in_flight else None
+
+    def on_time(self, now: Instant) -> list[Effect]:
+        """Say again what was not answered; tell callers of a batch that takes too long."""
+        if (due := self.deadline()) is None or now < due:
+            return []
+        if self.takeover is not Takeover.OPEN:
+            return self._ask(now) + self._expire_waiting(now)
+        effects: list[Effect] = []
+        for batch in self._in_flight:
+            batch.sent = now
+            effects += self._to_all(AppendBatch(batch.encoded))
+            if now >= batch.accepted + self._timeout_s:
+                effects += _answers(
+                    batch,
+                    AppendOutcomeUnknownError(
+                        f"The append was not ordered within {self._timeout_s:g} s; the record may "
+                        "or may not be in the log."
+                    ),
+                )
+        return effects
+
+    def _expire_waiting(self, now: Instant) -> list[Effect]:
+        """Before the shard is open nothing was sent: refuse what waits too long."""
+        effects: list[Effect] = []
+        self._close()
+        for batch in self._closed:
+            batch.accepted = batch.accepted or now
+        while self._closed and now >= self._closed[0].accepted + self._timeout_s:
+            batch = self._closed.popleft()
+            self._pending -= len(batch.waiters)
+            self._pending_bytes -= sum(map(len, batch.builder.columns[0]))
+            effects += _answers(
+                batch,
+                NotReadyError(
+                    f"Shard {self.shard} could not be opened within {self._timeout_s:g} s; "
+                    "nothing was appended."
+                ),
+            )
+        return effects
+
+    def _to_all(self, message: Message) -> list[Effect]:
+        return [Send(replica, message) for replica in self._replicas]
+
+    def check_invariants(self) -> None:
+        """In flight, batches follow on; the count of pending appends is what the queues hold."""
+        batches = [*self._in_flight, *self._closed, self._open]
+        assert self._pending == sum(len(b.waiters) for b in batches)
+        for before, after in zip(self._in_flight, list(self._in_flight)[1:], strict=False):
+            assert before.end == after.first
+
+
+def _answers(batch: _Batch, error: IndilogError) -> list[Effect]:
+    """Tell the callers of a batch, once; the batch keeps its place."""
+    effects: list[Effect] = [Answer(w, error) for w in batch.waiters if w is not None]
+    batch.waiters = [None] * len(batch.waiters)
+    return effects
+
+
+def acknowledgements(batches: Sequence[OrderedBatch], position: MetalogPosition) -> list[Effect]:
+    """Return what tells the callers of ordered batches where their records are."""
+    return [Appended(b.waiters, b.first_seqnum, position) for b in batches]

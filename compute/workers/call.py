@@ -1,0 +1,83 @@
+"""What the function host keeps of a deployed application and of one call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from compute.deployments import Deployment
+from indilog.calls import AppInfo, Failed, FunctionSpec, Returned
+from indilog.ids import MetalogPosition
+
+if TYPE_CHECKING:
+    from compute.workers.process import WorkerProcess
+
+
+class Deployed:
+    """An application as it runs here.
+
+    Attributes:
+        number: of this deployment in this host; workers know it by that.
+        functions: by name.
+        running: its calls that wait or run.
+        retired: a newer version took its place; it is unloaded when `running` is 0.
+        problem: why it could not be loaded, if it could not.
+    """
+
+    __slots__ = ("functions", "number", "problem", "record", "retired", "running")
+
+    def __init__(self, number: int, record: Deployment) -> None:
+        self.number = number
+        self.record = record
+        self.functions: dict[str, FunctionSpec] = {f.name: f for f in record.functions}
+        self.running = 0
+        self.retired = False
+        self.problem: str | None = None
+
+    @property
+    def info(self) -> AppInfo:
+        """What callers may know of it."""
+        record = self.record
+        return AppInfo(record.name, record.version, record.owner, record.functions)
+
+
+class Call:
+    """One invocation that waits or runs here.
+
+    Attributes:
+        depth: how many calls stand above it; 0: nobody in a worker waits for it.
+        outcome: resolved once, with what the caller gets.
+        worker: who runs it; None: it waits, or it is over.
+        number: of the question to that worker.
+    """
+
+    __slots__ = (
+        "arguments", "deployed", "depth", "function", "invocation", "number", "outcome",
+        "position", "timer", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        invocation: str,
+        deployed: Deployed,
+        function: FunctionSpec,
+        arguments: bytes,
+        *,
+        position: MetalogPosition,
+        depth: int,
+    ) -> None:
+        self.invocation = invocation
+        self.deployed = deployed
+        self.function = function
+        self.arguments = arguments
+        self.position = position
+        self.depth = depth
+        self.outcome: asyncio.Future[Returned | Failed] = asyncio.get_running_loop().create_future()
+        self.worker: WorkerProcess | None = None
+        self.number = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        """`app.function`."""
+        return f"{self.deployed.record.name}.{self.function.name}"

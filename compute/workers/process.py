@@ -1,0 +1,174 @@
+"""One worker process as the compute node sees it: started, spoken with over a link, ended.
+
+The link is a Unix socket pair (docs/decisions/0003): the end of the stream tells at once that the
+process died. What it prints goes to the log, line by line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Ready, Welcome
+from indilog.link import Link, SocketLink
+
+_STOP_S: Final = 5.0
+"""A worker that does not end by itself is killed after this."""
+_LINE_CHARACTERS_MAX: Final = 4096
+_READ_BYTES: Final = 64 * 1024
+
+
+class WorkerProcess:
+    """A running worker.
+
+    Attributes:
+        index: which of the node's workers it is; its replacement has the same.
+        link: to it.
+        deployments: what is loaded there, by number.
+    """
+
+    def __init__(
+        self, index: int, process: asyncio.subprocess.Process, link: Link, ready: asyncio.Event
+    ) -> None:
+        self.index = index
+        self.link = link
+        self.deployments: set[int] = set()
+        self._process = process
+        self._ready = ready
+        self._lost = asyncio.Event()
+        self._output = asyncio.ensure_future(self._log_output())
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def until_ready(self) -> bool:
+        """Wait until it can run functions; False: it died before."""
+        waits = [asyncio.ensure_future(e.wait()) for e in (self._ready, self._lost)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self._ready.is_set() and not self._lost.is_set()
+
+    async def until_lost(self) -> None:
+        """Wait until the link is gone."""
+        await self._lost.wait()
+
+    def lost(self) -> None:
+        """The link is gone; the process ends, or has ended."""
+        self._lost.set()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def stopped(self) -> int:
+        """Close the link, wait until the process is gone (killing it if need be), return its code.
+
+        When this returns the process does not exist any more, and its output is logged.
+        """
+        self.link.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_S)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await self._output
+        assert self._process.returncode is not None, "it was waited for"
+        return self._process.returncode
+
+    async def _log_output(self) -> None:
+        output = self._process.stdout
+        assert output is not None, "it was started with a pipe"
+        logger = structlog.get_logger().bind(worker=self.index, pid=self.pid)
+        rest = b""
+        while chunk := await output.read(_READ_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                _log_line(logger, line)
+            if len(rest) > _LINE_CHARACTERS_MAX:
+                _log_line(logger, rest)
+                rest = b""
+        _log_line(logger, rest)
+
+
+def _log_line(logger: structlog.typing.FilteringBoundLogger, line: bytes) -> None:
+    if line.strip():
+        text = line.decode(errors="replace").rstrip()[:_LINE_CHARACTERS_MAX]
+        logger.info("worker output", line=text)
+
+
+Serve = Callable[[WorkerProcess, int, Question | Greeting], None]
+
+
+async def start(
+    index: int,
+    limits: Limits,
+    *,
+    directory: Path,
+    threads_max: int,
+    serve: Serve,
+    on_lost: Callable[[WorkerProcess], None],
+) -> WorkerProcess:
+    """Start a worker process; `serve` gets its questions, `on_lost` hears when it is gone, before
+    the calls that it ran fail.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        process = await _spawned(theirs, limits, directory, threads_max)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    ready = asyncio.Event()
+    worker: WorkerProcess
+
+    def served(_link: Link, call: int, message: Question | Greeting) -> None:
+        if isinstance(message, Ready):
+            assert message.version == LINK_VERSION, "a worker runs the same code"
+            ready.set()
+        else:
+            serve(worker, call, message)
+
+    link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lambda _: worker.lost())
+    worker = WorkerProcess(index, process, link, ready)
+    ours.setblocking(False)  # noqa: FBT003 - its only form
+    loop = asyncio.get_running_loop()
+    await loop.create_unix_connection(lambda: SocketLink(link), sock=ours)
+    link.tell(Welcome(LINK_VERSION, limits))
+    return worker
+
+
+async def _spawned(
+    stream: socket.socket, limits: Limits, directory: Path, threads_max: int
+) -> asyncio.subprocess.Process:
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environment["PYTHONUNBUFFERED"] = "1"
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-P", "-m", "compute.workers"),
+        *("--fd", str(stream.fileno())),
+        *("--directory", str(directory)),
+        *("--threads", str(threads_max)),
+        *("--message-bytes-max", str(limits.message_bytes_max)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        pass_fds=(stream.fileno(),),
+        env=environment,
+        start_new_session=True,  # Ctrl-C at the terminal is the node's business, not a worker's
+    )

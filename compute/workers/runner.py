@@ -1,0 +1,260 @@
+"""Running functions in a worker process: what arrives over the link is answered here.
+
+Several calls run at once on one event loop; sync functions run in threads. A call sees the log and
+other functions through the link, with its caller's session, and gives the session back with its
+result or its failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from compute.workers.loader import Loaded, load
+from indilog import calls
+from indilog.app import Context, Function
+from indilog.calls import (
+    Answer,
+    CallFunction,
+    Cancel,
+    Failed,
+    Greeting,
+    Invoke,
+    Limits,
+    LinkLostError,
+    Load,
+    Question,
+    Returned,
+    SendFunction,
+    Unload,
+    Welcome,
+    error_from,
+    failed,
+)
+from indilog.errors import (
+    CallOutcomeUnknownError,
+    DeployError,
+    FunctionFailedError,
+    IndilogError,
+    InvalidArgumentsError,
+    NotReadyError,
+    OverloadedError,
+    UnknownFunctionError,
+)
+from indilog.link import Link
+from indilog.log import Session
+from indilog.remote import RemoteLogs
+
+_NOT_PASSED_ON: Final = (InvalidArgumentsError, UnknownFunctionError, DeployError)
+"""Errors that speak of the call itself: from inside a body they are about another call."""
+
+_MESSAGE_CHARACTERS_MAX: Final = 500
+
+
+class LinkCaller:
+    """How a context reaches other functions: by the compute node, which may run them anywhere.
+
+    Args:
+        link: to the compute node.
+        depth: of the calls made here, one more than of the call that makes them.
+    """
+
+    __slots__ = ("_depth", "_link")
+
+    def __init__(self, link: Link, depth: int) -> None:
+        self._link = link
+        self._depth = depth
+
+    async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
+        """Run `app.function` and return its result as JSON text."""
+        answer = await self._link.ask(
+            CallFunction(function, arguments, session.position, self._depth)
+        )
+        if isinstance(answer, Returned):
+            session.saw(answer.position)
+            return answer.result
+        raise _call_error(answer, function, session)
+
+    async def send(
+        self, function: str, arguments: bytes, session: Session, *, delay_s: float
+    ) -> str:
+        """Start `app.function` later and return the invocation's id."""
+        answer = await self._link.ask(SendFunction(function, arguments, session.position, delay_s))
+        if isinstance(answer, calls.Accepted):
+            return answer.invocation
+        raise _call_error(answer, function, session)
+
+
+def _call_error(answer: Answer, function: str, session: Session) -> Exception:
+    if not isinstance(answer, Failed):
+        return NotReadyError(f"The compute node answered with {type(answer).__name__}.")
+    session.saw(answer.position)
+    if answer.kind == LinkLostError.__name__:
+        return CallOutcomeUnknownError(
+            f"The connection was lost before {function} answered; it may have had effects."
+        )
+    return error_from(answer)
+
+
+class LimitedLink:
+    """The link as logs see it: an `Asker`, with the platform's limits."""
+
+    __slots__ = ("ask", "limits")
+
+    def __init__(self, link: Link, limits: Limits) -> None:
+        self.ask = link.ask
+        self.limits = limits
+
+
+class Runner:
+    """Answers what the compute node asks of this worker.
+
+    Args:
+        directory: where deployed sources are written; private to this process.
+        threads_max: sync functions that run at once; a child call beyond it is refused.
+    """
+
+    def __init__(self, directory: Path, *, threads_max: int) -> None:
+        self._directory = directory
+        self._threads_max = threads_max
+        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="function")
+        self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._threads_used = 0
+        self._deployments: dict[int, Loaded] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._logs: RemoteLogs | None = None
+        self._limits: Limits | None = None
+
+    def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
+        """Start to answer one message of the compute node."""
+        match message:
+            case Invoke():
+                self._start(link, call, self._run(link, message))
+            case Cancel():
+                if (task := self._tasks.get(call)) is not None:
+                    task.cancel()
+            case Load():
+                self._start(link, call, self._load(message))
+            case Unload():
+                if (loaded := self._deployments.pop(message.deployment, None)) is not None:
+                    self._loading.submit(loaded.unload)
+            case Welcome():
+                self._limits = message.limits
+                self._logs = RemoteLogs(LimitedLink(link, message.limits))
+            case _:
+                raise NotReadyError(f"A worker is not asked {type(message).__name__}.")
+
+    # --- inside
+
+    def _start(self, link: Link, call: int, answering: Coroutine[Any, Any, Answer]) -> None:
+        task = asyncio.get_running_loop().create_task(_answered(link, call, answering))
+        self._tasks[call] = task
+        task.add_done_callback(partial(self._ended, call))
+
+    def _ended(self, call: int, _task: asyncio.Task[None]) -> None:
+        del self._tasks[call]
+
+    async def _load(self, message: Load) -> Answer:
+        loop = asyncio.get_running_loop()
+        importing = partial(
+            load, message.deployment, message.name, message.sources, self._directory
+        )
+        try:
+            loaded = await loop.run_in_executor(self._loading, importing)
+        except ValueError as error:  # a name that no application may have
+            raise DeployError(str(error)) from error
+        self._deployments[message.deployment] = loaded
+        return calls.Loaded(loaded.app.name, loaded.specs())
+
+    async def _run(self, link: Link, invoke: Invoke) -> Answer:
+        function = self._function(invoke)
+        arguments = function.signature.arguments(invoke.arguments)
+        session = Session(invoke.position)
+        if function.signature.takes_context:
+            context = self._context(link, invoke, function, session)
+            body = partial(function.body, context, **arguments)
+        else:
+            body = partial(function.body, **arguments)
+        try:
+            value = await (body() if function.is_async else self._in_thread(body))
+            return Returned(session.position, self._text(function, value))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a person's code may raise anything
+            return failed(_told(function, error), session.position)
+
+    async def _in_thread(self, body: Callable[[], object]) -> object:
+        """Run a sync body in a thread; one that is cancelled keeps its thread until it ends."""
+        if self._threads_used >= self._threads_max:
+            raise OverloadedError(
+                f"{self._threads_max:,} sync functions run in this worker already; try again later."
+            )
+        running = self._threads.submit(body)
+        self._threads_used += 1
+        loop = asyncio.get_running_loop()
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._thread_freed))
+        value = await asyncio.wrap_future(running)
+        return await value if inspect.isawaitable(value) else value
+
+    def _thread_freed(self) -> None:
+        self._threads_used -= 1
+
+    def _text(self, function: Function, value: object) -> bytes:
+        text = function.signature.result_text(value)
+        assert self._limits is not None, "the compute node says Welcome first"
+        limit = self._limits.result_bytes_max
+        if len(text) > limit:
+            raise FunctionFailedError(
+                f"{function.qualified_name} returned {len(text):,} bytes, the limit is {limit:,}; "
+                "keep large results in a log and return their seqnums.",
+                kind="TooLargeError",
+            )
+        return text
+
+    def _function(self, invoke: Invoke) -> Function:
+        loaded = self._deployments.get(invoke.deployment)
+        if loaded is None or invoke.function not in loaded.functions:
+            raise NotReadyError(f"{invoke.function} is not loaded in this worker; try again.")
+        return loaded.functions[invoke.function]
+
+    def _context(self, link: Link, invoke: Invoke, function: Function, session: Session) -> Context:
+        assert self._logs is not None, "the compute node says Welcome first"
+        return Context(
+            self._logs,
+            LinkCaller(link, invoke.depth + 1),
+            session=session,
+            invocation_id=invoke.invocation,
+            function=function.qualified_name,
+        )
+
+
+async def _answered(link: Link, call: int, answering: Coroutine[Any, Any, Answer]) -> None:
+    """Answer `call` with what `answering` gives, or why it gives nothing."""
+    try:
+        answer = await answering
+    except asyncio.CancelledError:
+        answer = failed(CallOutcomeUnknownError("The call was cancelled; it may have had effects."))
+    except IndilogError as error:
+        answer = failed(error)
+    link.answer(call, answer)
+
+
+def _told(function: Function, error: BaseException) -> Exception:
+    """Return what the caller is told of an error that came out of a function's body.
+
+    What the log or a called function reported goes on as it is; everything else becomes a
+    `FunctionFailedError`, and its traceback goes to the worker's output.
+    """
+    if isinstance(error, IndilogError) and not isinstance(error, _NOT_PASSED_ON):
+        return error
+    traceback.print_exception(error, file=sys.stderr)
+    kind = type(error).__name__
+    told = " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX].rstrip(".")
+    return FunctionFailedError(
+        f"{function.qualified_name} failed: {kind}{': ' if told else ''}{told}.", kind=kind
+    )

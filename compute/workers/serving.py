@@ -1,0 +1,126 @@
+"""What a compute node does for whoever is at the other end of a link: log calls, function calls,
+and for clients deployments.
+
+One per link. When the link is gone, everything asked over it stops, except what was sent (not
+called) and what was deployed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from compute.log_service import LogService
+from compute.workers.call import Call
+from indilog.calls import (
+    Accepted,
+    CallFunction,
+    Cancel,
+    DeployApp,
+    Deployed,
+    Failed,
+    Greeting,
+    Invoke,
+    Load,
+    Question,
+    Ready,
+    Returned,
+    SendFunction,
+    Unload,
+    Welcome,
+    failed,
+)
+from indilog.errors import IndilogError, NotReadyError
+from indilog.link import Link
+from indilog.log import LogSource
+
+if TYPE_CHECKING:
+    from compute.workers.host import FunctionHost
+
+
+class LinkServer:
+    """Serves one link.
+
+    Args:
+        is_client: the other end is a client: it may deploy, and its calls have depth 0.
+    """
+
+    def __init__(
+        self, host: FunctionHost, logs: LogSource, *, questions_max: int, is_client: bool
+    ) -> None:
+        self._host = host
+        self._log_service = LogService(logs, questions_max=questions_max)
+        self._is_client = is_client
+        self._calls: dict[int, Call] = {}
+        self._deploying: dict[int, asyncio.Task[None]] = {}
+
+    def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
+        """Answer one question on `link`, now or later.
+
+        Raises:
+            IndilogError: it cannot be answered; for the link to pass on.
+        """
+        match message:
+            case CallFunction():
+                self._call(link, call, message)
+            case SendFunction():
+                invocation = self._host.send(
+                    message.function,
+                    message.arguments,
+                    position=message.position,
+                    delay_s=message.delay_s,
+                )
+                link.answer(call, Accepted(invocation))
+            case Cancel():
+                self._cancel(call)
+            case DeployApp():
+                self._deploy(link, call, message)
+            case Welcome() | Ready() | Invoke() | Load() | Unload():
+                raise NotReadyError(f"A compute node is not asked {type(message).__name__}.")
+            case _:
+                self._log_service.serve(link, call, message)
+
+    def close(self) -> None:
+        """The link is gone."""
+        self._log_service.close()
+        for call in list(self._calls.values()):
+            self._host.cancel(call)
+
+    # --- inside
+
+    def _call(self, link: Link, number: int, message: CallFunction) -> None:
+        call = self._host.call(
+            message.function,
+            message.arguments,
+            position=message.position,
+            depth=0 if self._is_client else message.depth,
+        )
+        self._calls[number] = call
+        call.outcome.add_done_callback(partial(self._called, link, number))
+
+    def _called(self, link: Link, number: int, outcome: asyncio.Future[Returned | Failed]) -> None:
+        self._calls.pop(number, None)
+        link.answer(number, outcome.result())
+
+    def _cancel(self, number: int) -> None:
+        if (call := self._calls.get(number)) is not None:
+            self._host.cancel(call)
+        else:
+            self._log_service.cancel(number)
+
+    def _deploy(self, link: Link, number: int, message: DeployApp) -> None:
+        if not self._is_client:
+            raise NotReadyError("A function cannot deploy; use a client.")
+        if self._deploying:
+            raise NotReadyError("This client is deploying already; wait for that.")
+        self._deploying[number] = asyncio.ensure_future(self._deployed(link, number, message))
+
+    async def _deployed(self, link: Link, number: int, message: DeployApp) -> None:
+        try:
+            info = await self._host.deploy(message.sources, name=message.name, owner=message.owner)
+            link.answer(number, Deployed(info))
+        except IndilogError as error:
+            link.answer(number, failed(error))
+        finally:
+            del self._deploying[number]

@@ -1,0 +1,181 @@
+"""The tag index of one index node: tag → seqnums, in flat arrays (thesis 5.2).
+
+The thesis keeps a shard id beside each seqnum. Here the shard is kept once for each run of
+consecutive seqnums, in *spans*, and found from a seqnum by bisection: the spans are needed anyway,
+as the index of the empty tag, and so a tag costs 8 bytes a record and one array, not 10 and two.
+
+All seqnums come in ascending order, so every array is sorted by itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from itertools import chain, repeat
+from typing import Final, TypeAlias
+
+from indilog.ids import EMPTY_TAG, SeqNum, ShardId, TagHash
+from indilog.messages import ShardTags
+
+Matches: TypeAlias = tuple[tuple[SeqNum, ...], tuple[ShardId, ...]]
+"""Seqnums, best first, and the shard of each."""
+
+_ENTRY_BYTES: Final = 8
+_SPAN_BYTES: Final = 18
+_TAG_BYTES: Final = 150
+"""What a tag costs beside its entries: its array, its key and its place in the mapping."""
+
+
+class TagIndex:
+    """Finds the records of a tag among those that were added.
+
+    Attributes:
+        end: the seqnum after the last one added.
+        entries: pairs of record and tag that were added.
+    """
+
+    __slots__ = ("_columns", "_ends", "_firsts", "_shards", "end", "entries")
+
+    def __init__(self) -> None:
+        self._columns: dict[TagHash, array[int]] = {}
+        self._firsts = array("Q")
+        self._ends = array("Q")
+        self._shards = array("H")
+        self.end: SeqNum = 0
+        self.entries = 0
+
+    @property
+    def tags(self) -> int:
+        """How many different tags there are."""
+        return len(self._columns)
+
+    @property
+    def spans(self) -> int:
+        """How many runs of consecutive seqnums of one shard there are."""
+        return len(self._firsts)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory it takes."""
+        entries = _ENTRY_BYTES * self.entries
+        return entries + _TAG_BYTES * len(self._columns) + _SPAN_BYTES * len(self._firsts)
+
+    def add(self, part: ShardTags) -> None:
+        """Add records that follow all added before; the part's columns must fit each other."""
+        first = part.first_seqnum
+        assert first >= self.end, "parts are added in the order of their seqnums"
+        end = self.end = first + part.count
+        self._add_span(first, end, part.shard)
+        tags = array("Q", part.tags)
+        self.entries += len(tags)
+        width = part.tag_counts[0]
+        if part.tag_counts.count(width) < part.count:
+            self._add_rows(
+                tags, chain.from_iterable(map(repeat, range(first, end), part.tag_counts))
+            )
+            return
+        if not width:
+            return
+        leading = tags[::width]
+        if leading.count(leading[0]) == part.count:
+            # The first tag of a record is that of its log, so it is mostly one for the whole part.
+            self._add_run(leading[0], range(first, end))
+            if width == 1:
+                return
+            del tags[::width]
+            width -= 1
+        rows = range(first, end)
+        self._add_rows(
+            tags, rows if width == 1 else chain.from_iterable(map(repeat, rows, repeat(width)))
+        )
+
+    def next(self, tag: TagHash, bound: SeqNum, limit: SeqNum, count: int) -> Matches:
+        """Return the `count` smallest seqnums of `tag` in [bound, limit), ascending."""
+        if tag == EMPTY_TAG:
+            return self._next_any(bound, limit, count)
+        column = self._columns.get(tag)
+        if column is None:
+            return (), ()
+        start = bisect_left(column, bound)
+        return self._with_shards(
+            column[start : bisect_left(column, limit, start, min(start + count, len(column)))]
+        )
+
+    def prev(self, tag: TagHash, bound: SeqNum, limit: SeqNum, count: int) -> Matches:
+        """Return the `count` largest seqnums of `tag` in [0, min(bound, limit - 1)], descending."""
+        above = min(bound + 1, limit)
+        if tag == EMPTY_TAG:
+            return self._prev_any(above, count)
+        column = self._columns.get(tag)
+        if column is None:
+            return (), ()
+        end = bisect_left(column, above)
+        seqnums, shards = self._with_shards(column[max(0, end - count) : end])
+        return seqnums[::-1], shards[::-1]
+
+    # --- adding
+
+    def _add_span(self, first: SeqNum, end: SeqNum, shard: ShardId) -> None:
+        if self._ends and self._ends[-1] == first and self._shards[-1] == shard:
+            self._ends[-1] = end
+            return
+        self._firsts.append(first)
+        self._ends.append(end)
+        self._shards.append(shard)
+
+    def _add_run(self, tag: TagHash, seqnums: Iterable[SeqNum]) -> None:
+        column = self._columns.get(tag)
+        if column is None:
+            column = self._columns[tag] = array("Q")
+        column.extend(seqnums)
+
+    def _add_rows(self, tags: Iterable[TagHash], seqnums: Iterable[SeqNum]) -> None:
+        """Add tags with the seqnum of each, ascending; twice in one record counts once."""
+        columns = self._columns
+        find = columns.get
+        for tag, seqnum in zip(tags, seqnums, strict=True):
+            column = find(tag)
+            if column is None:
+                columns[tag] = array("Q", (seqnum,))
+            elif column[-1] < seqnum:
+                column.append(seqnum)
+
+    # --- finding
+
+    def _with_shards(self, seqnums: array[int]) -> Matches:
+        firsts, shards = self._firsts, self._shards
+        if len(seqnums) == 1:
+            return (seqnums[0],), (ShardId(shards[bisect_right(firsts, seqnums[0]) - 1]),)
+        found: list[ShardId] = []
+        span = 0
+        for seqnum in seqnums:
+            span = bisect_right(firsts, seqnum, span)
+            found.append(ShardId(shards[span - 1]))
+        return tuple(seqnums), tuple(found)
+
+    def _next_any(self, bound: SeqNum, limit: SeqNum, count: int) -> Matches:
+        """Every record has the empty tag: walk the spans."""
+        seqnums: list[SeqNum] = []
+        shards: list[ShardId] = []
+        for span in range(bisect_right(self._ends, bound), len(self._ends)):
+            first = max(bound, self._firsts[span])
+            length = min(self._ends[span], limit) - first
+            if length <= 0 or count <= len(seqnums):
+                break
+            length = min(length, count - len(seqnums))
+            seqnums += range(first, first + length)
+            shards += [ShardId(self._shards[span])] * length
+        return tuple(seqnums), tuple(shards)
+
+    def _prev_any(self, above: SeqNum, count: int) -> Matches:
+        seqnums: list[SeqNum] = []
+        shards: list[ShardId] = []
+        for span in range(bisect_left(self._firsts, above) - 1, -1, -1):
+            if count <= len(seqnums):
+                break
+            end = min(self._ends[span], above)
+            length = min(end - self._firsts[span], count - len(seqnums))
+            seqnums += range(end - 1, end - 1 - length, -1)
+            shards += [ShardId(self._shards[span])] * length
+        return tuple(seqnums), tuple(shards)

@@ -1,0 +1,299 @@
+"""Applications: what a person writes (API.md, "A function"), and the context that a running
+function gets.
+
+    app = indilog.App("social")
+
+    @app.function
+    async def follow(ctx: indilog.Context, user: str, other: str) -> int: ...
+
+A decorated function stays an ordinary function, to be called directly in tests. Nothing here knows
+where it runs: a `Context` reaches the log and other functions through what its worker gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - `map` waits for several calls, sync functions for one
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final, Protocol, TypeVar, overload
+
+import structlog
+
+from indilog.log import Log, LogSource, Session
+from indilog.signature import Signature, arguments_text, plain_value
+
+_ResultT = TypeVar("_ResultT")
+_BodyT = TypeVar("_BodyT", bound=Callable[..., Any])
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+MAP_CALLS_MAX: Final = 32
+"""Calls that one `Context.map` runs at once, unless told otherwise."""
+
+
+class Function:
+    """One function of an application: its body, and what it takes and gives.
+
+    Attributes:
+        name: unique in its application.
+        is_async: whether the body is awaited; otherwise it runs in a thread.
+        timeout_s: after this its caller gets a `CallOutcomeUnknownError`; None: the platform's.
+    """
+
+    def __init__(
+        self, app: App, body: Callable[..., Any], *, name: str, timeout_s: float | None
+    ) -> None:
+        self.app = app
+        self.name = name
+        self.body = body
+        self.is_async = inspect.iscoroutinefunction(body)
+        self.timeout_s = timeout_s
+        self._signature: Signature | None = None
+
+    @property
+    def qualified_name(self) -> str:
+        """`app.function`, as callers write it."""
+        return f"{self.app.name}.{self.name}"
+
+    @property
+    def doc(self) -> str:
+        """The docstring, or an empty text."""
+        return inspect.getdoc(self.body) or ""
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and gives; worked out at first use, when every type it names is defined.
+
+        Raises:
+            TypeError: its type hints cannot be used; one sentence.
+        """
+        if self._signature is None:
+            self._signature = Signature(self.qualified_name, self.body, Context)
+        return self._signature
+
+    def __repr__(self) -> str:
+        return f"Function({self.qualified_name})"
+
+
+class App:
+    """A named set of functions that are deployed together.
+
+    Attributes:
+        name: 1 to 64 letters, digits, `_` and `-`, a letter first.
+        functions: by name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = check_app_name(name)
+        self.functions: dict[str, Function] = {}
+
+    @overload
+    def function(self, body: _BodyT, /) -> _BodyT: ...
+
+    @overload
+    def function(
+        self, /, *, name: str | None = None, timeout_s: float | None = None
+    ) -> Callable[[_BodyT], _BodyT]: ...
+
+    def function(
+        self,
+        body: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Make a function callable on the platform; returns it unchanged.
+
+        Raises:
+            ValueError: the name is taken in this application, or no name, or the time is not
+                positive.
+        """
+
+        def registered(body: _BodyT) -> _BodyT:
+            self._add(body, body.__name__ if name is None else name, timeout_s)
+            return body
+
+        return registered if body is None else registered(body)
+
+    def _add(self, body: Callable[..., Any], name: str, timeout_s: float | None) -> None:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"A function's name is letters, digits, _ and -, not {name!r}.")
+        if name in self.functions:
+            raise ValueError(f"{self.name} has two functions named {name}; rename one.")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s of {name} must be greater than 0, not {timeout_s}.")
+        function = Function(self, body, name=name, timeout_s=timeout_s)
+        self.functions[name] = function
+        setattr(body, _MARK, function)
+
+    def __repr__(self) -> str:
+        return f"App({self.name!r}, functions={sorted(self.functions)})"
+
+
+_MARK: Final = "__indilog_function__"
+
+
+def check_app_name(name: str) -> str:
+    """Return `name` if an application may have it.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"An app's name is 1 to 64 letters, digits, _ and -, a letter first, not {name!r}."
+        )
+    return name
+
+
+def function_of(function: object) -> Function | None:
+    """Return what an application knows of a decorated function, or None of any other object."""
+    found = getattr(function, _MARK, None)
+    return found if isinstance(found, Function) else None
+
+
+class Caller(Protocol):
+    """How a context reaches other functions."""
+
+    async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
+        """Run `app.function` and return its result as JSON text; `session` goes in and is
+        raised.
+        """
+
+    async def send(
+        self, function: str, arguments: bytes, session: Session, *, delay_s: float
+    ) -> str:
+        """Start `app.function` later and return the invocation's id."""
+
+
+class Context:
+    """What a running function has in hand: logs, other functions, its identity.
+
+    One session goes through everything done with it: reads see the function's own appends, those
+    of its caller before the call, and those of the functions it called.
+
+    Attributes:
+        invocation_id: names this run of the function.
+    """
+
+    def __init__(
+        self,
+        logs: LogSource,
+        caller: Caller,
+        *,
+        session: Session | None = None,
+        invocation_id: str = "",
+        function: str = "",
+    ) -> None:
+        self.invocation_id = invocation_id
+        self.session = session or Session()
+        self._logs = logs
+        self._caller = caller
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+
+    def log(self, name: str) -> Log:
+        """Return the log `name`; it need not exist before.
+
+        Raises:
+            InvalidTagError: it cannot be a log's name.
+        """
+        return self._logs.log(name, self.session)
+
+    @property
+    def logger(self) -> structlog.typing.FilteringBoundLogger:
+        """A structured logger that names the function and the invocation."""
+        logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(
+            function=self._function, invocation=self.invocation_id
+        )
+        return logger
+
+    @overload
+    async def call(
+        self, function: Callable[..., Coroutine[Any, Any, _ResultT]], /, **arguments: object
+    ) -> _ResultT: ...
+
+    @overload
+    async def call(self, function: str | Callable[..., Any], /, **arguments: object) -> Any: ...  # noqa: ANN401
+
+    async def call(self, function: str | Callable[..., Any], /, **arguments: object) -> Any:
+        """Run another function and return its result.
+
+        A function given as an object gives back its return type; one given as `"app.function"`
+        gives plain JSON values. The session goes with the call and comes back with the result, also
+        when it failed.
+
+        Raises:
+            UnknownFunctionError, InvalidArgumentsError: it was not run.
+            FunctionFailedError: it raised.
+            WorkerCrashedError, CallOutcomeUnknownError: it may have had effects.
+        """
+        name, known = _named(function)
+        text = await self._caller.call(name, arguments_text(arguments), self.session)
+        if known is not None:
+            return known.signature.result(text)
+        return plain_value(text)
+
+    async def send(
+        self, function: str | Callable[..., Any], /, *, delay: float = 0.0, **arguments: object
+    ) -> str:
+        """Start another function without waiting for it; return the invocation's id.
+
+        With `delay` it starts that many seconds later. It is held in the compute node's memory: a
+        restart of the node forgets it.
+
+        Raises:
+            UnknownFunctionError: there is no such function.
+            OverloadedError: too much waits already.
+        """
+        name, _ = _named(function)
+        return await self._caller.send(name, arguments_text(arguments), self.session, delay_s=delay)
+
+    async def map(
+        self,
+        function: str | Callable[..., Any],
+        items: Iterable[Mapping[str, Any]],
+        *,
+        calls_max: int = MAP_CALLS_MAX,
+    ) -> list[Any]:
+        """Call a function once for each item (its keyword arguments), several at once; return the
+        results in the order of the items.
+
+        The first failure cancels the calls that still run, and is raised.
+        """
+        slots = asyncio.Semaphore(calls_max)
+
+        async def one(item: Mapping[str, Any]) -> Any:  # noqa: ANN401
+            async with slots:
+                return await self.call(function, **item)
+
+        tasks = [asyncio.ensure_future(one(item)) for item in items]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def wait(self, awaitable: Awaitable[_ResultT]) -> _ResultT:
+        """For sync functions, which run in a thread: wait for what an async method returns.
+
+        `seqnum = ctx.wait(ctx.log("orders").append(b"..."))`. Never in an async function.
+        """
+
+        async def awaited() -> _ResultT:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
+
+
+def _named(function: str | Callable[..., Any]) -> tuple[str, Function | None]:
+    if isinstance(function, str):
+        return function, None
+    known = function_of(function)
+    if known is None:
+        raise TypeError(
+            f"{getattr(function, '__name__', function)!r} is not a function of an app; "
+            'decorate it with @app.function, or name it "app.function".'
+        )
+    return known.qualified_name, known

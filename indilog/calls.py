@@ -1,0 +1,460 @@
+"""Every message on a link: what a function worker or a client asks of a compute node, what the node
+asks of a worker, and the answers (ARCHITECTURE 8.1, docs/decisions/0003).
+
+A link is a stream: messages arrive in order, once, or the link is closed; so `Lost:` says what
+becomes of the asker when it closes, and `Repeated:` is always "never". An asker numbers its
+questions, and the answer carries the number (`indilog.frames.Frame`); the two directions count on
+their own, because questions and answers are different types.
+
+Positions are metalog positions: the asker's session goes in, and what the answer was given at comes
+back (ARCHITECTURE 9). Arguments and results of functions are JSON text, passed on unopened between
+the gateway and the worker that runs the function.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from indilog import errors
+from indilog.errors import IndilogError, NotReadyError
+from indilog.ids import MetalogPosition, SeqNum, UserTag
+
+LINK_VERSION: Final = 1
+"""Both ends say it first; a link between different versions is closed."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """What the platform accepts; told to the other end so that it can refuse before it sends."""
+
+    record_bytes_max: int
+    record_tags_max: int
+    aux_bytes_max: int
+    result_bytes_max: int
+    message_bytes_max: int
+
+
+class RecordValue(msgspec.Struct, frozen=True, array_like=True):
+    """A record as it travels: `names` spells its log and tags (`indilog.ids.tag_columns`)."""
+
+    seqnum: SeqNum
+    names: bytes
+    data: bytes
+    time: float
+    aux: bytes | None
+
+
+class FunctionSpec(msgspec.Struct, frozen=True):
+    """What callers may know of a function: its name, its words, its JSON schemas."""
+
+    name: str
+    doc: str
+    arguments: dict[str, Any]
+    result: dict[str, Any]
+    timeout_s: float | None = None
+
+
+class AppInfo(msgspec.Struct, frozen=True):
+    """One deployed application; `version` counts its deployments from 1."""
+
+    name: str
+    version: int
+    owner: str
+    functions: tuple[FunctionSpec, ...]
+
+
+# --- greetings
+
+
+class Welcome(_Message, frozen=True):
+    """compute node → worker, client: this is the version spoken here, and these are the limits.
+
+    Lost: the link is closed; the other end has asked nothing yet.
+    Repeated: never.
+    """
+
+    version: int
+    limits: Limits
+
+
+class Ready(_Message, frozen=True):
+    """worker → compute node: this process can run functions now.
+
+    Lost: the worker is gone; the node starts another one.
+    Repeated: never.
+    """
+
+    version: int
+
+
+# --- the log
+
+
+class LogAppend(_Message, frozen=True):
+    """worker, client → compute node: append a record; answered by `Appended`.
+
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    data: bytes
+    tags: tuple[UserTag, ...]
+
+
+class LogAppendBatch(_Message, frozen=True):
+    """worker, client → compute node: append records, all or none; answered by `Appended`.
+
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    entries: tuple[tuple[bytes, tuple[UserTag, ...]], ...]
+
+
+class LogRead(_Message, frozen=True):
+    """worker, client → compute node: the record at a seqnum; answered by `RecordsFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    seqnum: SeqNum
+
+
+class LogReadNext(_Message, frozen=True):
+    """worker, client → compute node: the first record from `bound` on, waiting up to `wait_s` for
+    one; answered by `RecordsFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    tag: UserTag | None
+    bound: SeqNum
+    wait_s: float | None
+
+
+class LogReadPrev(_Message, frozen=True):
+    """worker, client → compute node: the last record up to `bound`; answered by `RecordsFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    tag: UserTag | None
+    bound: SeqNum
+
+
+class LogReadRange(_Message, frozen=True):
+    """worker, client → compute node: a page of records from `bound` on; answered by `RecordsFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    tag: UserTag | None
+    bound: SeqNum
+    limit: int
+
+
+class LogTail(_Message, frozen=True):
+    """worker, client → compute node: the first seqnum not yet written; answered by `TailFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+
+
+class LogSetAux(_Message, frozen=True):
+    """worker, client → compute node: keep `aux` beside a record; answered by `Done`.
+
+    Lost: the aux data may not be there, which it may never be relied on to be.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    seqnum: SeqNum
+    aux: bytes
+
+
+# --- functions
+
+
+class CallFunction(_Message, frozen=True):
+    """worker, client → compute node: run `app.function` and tell me its result; answered by
+    `Returned`.
+
+    `depth` is how many calls stand above this one; a client's is 0.
+    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); the node cancels the
+    call.
+    Repeated: never.
+    """
+
+    function: str
+    arguments: bytes
+    position: MetalogPosition
+    depth: int
+
+
+class SendFunction(_Message, frozen=True):
+    """worker, client → compute node: run `app.function` later, and do not wait; answered by
+    `Accepted`.
+
+    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); what was accepted runs.
+    Repeated: never.
+    """
+
+    function: str
+    arguments: bytes
+    position: MetalogPosition
+    delay_s: float
+
+
+class DeployApp(_Message, frozen=True):
+    """client → compute node: deploy these sources (path → text); answered by `Deployed`.
+
+    `name` None takes the name that the code gives its `App`.
+    Lost: the outcome is unknown to the asker; deploying again is harmless.
+    Repeated: never.
+    """
+
+    name: str | None
+    owner: str
+    sources: dict[str, str]
+
+
+class Invoke(_Message, frozen=True):
+    """compute node → worker: run a function of a deployment loaded there; answered by `Returned`.
+
+    Lost: the worker died; the caller gets a `WorkerCrashedError`.
+    Repeated: never.
+    """
+
+    deployment: int
+    function: str
+    arguments: bytes
+    invocation: str
+    position: MetalogPosition
+    depth: int
+
+
+class Load(_Message, frozen=True):
+    """compute node → worker: import these sources as deployment number so-and-so; answered by
+    `Loaded`.
+
+    Lost: the worker died; the deployment fails, and the one before goes on.
+    Repeated: never.
+    """
+
+    deployment: int
+    name: str | None
+    sources: dict[str, str]
+
+
+class Unload(_Message, frozen=True):
+    """compute node → worker: forget a deployment; no call of it runs any more. Not answered.
+
+    Lost: the worker died, and its memory with it.
+    Repeated: never.
+    """
+
+    deployment: int
+
+
+class Cancel(_Message, frozen=True):
+    """asker → asked: stop working on the question of this number, its answer is not wanted.
+
+    The asked one may answer all the same; the asker ignores that.
+    Lost: the link is closed, which
+    stops everything that was asked over it.
+    Repeated: never.
+    """
+
+
+# --- answers
+
+
+class Appended(_Message, frozen=True):
+    """compute node → worker, client: the records are durable at these seqnums.
+
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    seqnums: tuple[SeqNum, ...]
+
+
+class RecordsFound(_Message, frozen=True):
+    """compute node → worker, client: the records asked for; none: proven that there is none.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    records: tuple[RecordValue, ...]
+
+
+class TailFound(_Message, frozen=True):
+    """compute node → worker, client: the first seqnum not yet written.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    seqnum: SeqNum
+
+
+class Done(_Message, frozen=True):
+    """compute node → worker, client: what was asked for is done.
+
+    Lost: as with the question.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+
+
+class Returned(_Message, frozen=True):
+    """worker → compute node → worker, client: the function returned this JSON text.
+
+    Lost: the caller gets a `WorkerCrashedError` or a `CallOutcomeUnknownError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    result: bytes
+
+
+class Accepted(_Message, frozen=True):
+    """compute node → worker, client: the function will run as this invocation.
+
+    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`).
+    Repeated: never.
+    """
+
+    invocation: str
+
+
+class Loaded(_Message, frozen=True):
+    """worker → compute node: the sources are imported; this is the application they define.
+
+    Lost: the worker died; the deployment fails.
+    Repeated: never.
+    """
+
+    name: str
+    functions: tuple[FunctionSpec, ...]
+
+
+class Deployed(_Message, frozen=True):
+    """compute node → client: this version of the application runs now.
+
+    Lost: the outcome is unknown to the asker; deploying again is harmless.
+    Repeated: never.
+    """
+
+    app: AppInfo
+
+
+class Failed(_Message, frozen=True):
+    """asked → asker: it did not work; `kind` names the class of `indilog.errors`.
+
+    Lost: as with the question.
+    Repeated: never.
+    """
+
+    kind: str
+    message: str
+    attributes: dict[str, Any]
+    position: MetalogPosition = 0
+
+
+LogQuestion: TypeAlias = (
+    LogAppend
+    | LogAppendBatch
+    | LogRead
+    | LogReadNext
+    | LogReadPrev
+    | LogReadRange
+    | LogTail
+    | LogSetAux
+)
+Question: TypeAlias = (
+    LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | Cancel
+)
+Greeting: TypeAlias = Welcome | Ready
+Answer: TypeAlias = (
+    Appended | RecordsFound | TailFound | Done | Returned | Accepted | Loaded | Deployed | Failed
+)
+LinkMessage: TypeAlias = Question | Greeting | Answer
+
+ANSWERS: Final = (
+    Appended,
+    RecordsFound,
+    TailFound,
+    Done,
+    Returned,
+    Accepted,
+    Loaded,
+    Deployed,
+    Failed,
+)
+
+
+class LinkLostError(NotReadyError):
+    """The connection closed before the answer came."""
+
+
+# --- errors as values
+
+_ERRORS: Final[dict[str, type[Exception]]] = {
+    name: value
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, IndilogError)
+} | {"LinkLostError": LinkLostError, "ValueError": ValueError, "TypeError": TypeError}
+_ATTRIBUTES: Final = ("what", "size", "limit", "first_seqnum", "errors", "kind")
+
+
+def failed(error: Exception, position: MetalogPosition = 0) -> Failed:
+    """Return the message that carries `error` to the asker, its attributes with it.
+
+    A class that the other end may not know (a library's) travels as the nearest one of the tree.
+    """
+    kind = next((c.__name__ for c in type(error).__mro__ if c.__name__ in _ERRORS), "IndilogError")
+    kept = {n: v for n, v in vars(error).items() if n in _ATTRIBUTES}
+    return Failed(kind, str(error), kept, position)
+
+
+def error_from(answer: Failed) -> Exception:
+    """Return the error that `answer` carries, of the class it had (else of the base)."""
+    kind = _ERRORS.get(answer.kind, IndilogError)
+    error = kind.__new__(kind)
+    error.args = (answer.message,)
+    for name in _ATTRIBUTES:
+        if name in answer.attributes:
+            setattr(error, name, answer.attributes[name])
+    return error

@@ -1,0 +1,53 @@
+"""How a program reaches the platform: `indilog.open` (embedded) and what it gets, a `Client`.
+
+`indilog.connect` (a running platform) gives the same shape over a socket.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from indilog.config import Config
+from indilog.log import Log, LogSource, Session
+
+
+class Client:
+    """One session of one program with the platform; gives out logs."""
+
+    def __init__(self, logs: LogSource) -> None:
+        self._logs = logs
+        self.session = Session()
+
+    def log(self, name: str) -> Log:
+        """Return the log `name`; it need not exist before. All logs of a client share its session.
+
+        Raises:
+            InvalidTagError: no log can have that name.
+        """
+        return self._logs.log(name, self.session)
+
+
+@asynccontextmanager
+async def open(  # noqa: A001 indilog.open reads as it is meant
+    path: str | Path, config: Config | None = None
+) -> AsyncIterator[Client]:
+    """Run the platform inside this process, with its data in the directory `path`.
+
+    The directory is made if it is missing, and found again at the next call. One process at a time may have it open.
+    Everything acknowledged survives a crash of this process.
+
+    Raises:
+        DataDirectoryError: it is in use, of a newer format, or damaged.
+        ConfigError: it was created with another layout than `config` asks for.
+    """
+    from indilog.runtime.assembly import embedded
+
+    config = config or Config()
+    config = dataclasses.replace(
+        config, node=dataclasses.replace(config.node, data_dir=Path(path))
+    )
+    async with embedded(config) as platform:
+        yield Client(platform.logs)

@@ -1,0 +1,107 @@
+"""Puts index data in order: what engines and index nodes do with type-S messages before they apply
+them.
+
+Parts of one metalog position may come from several storage nodes, early, late and repeated. A
+position is ready when the parts of all its productive shards are there and every earlier position
+(of this feed) was taken. The feed of an engine takes every position (`step` 1), that of an index
+shard every N-th (thesis 5.3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from indilog.ids import MetalogPosition, SeqNum, ShardId
+from indilog.messages import IndexBlock, ShardTags
+
+
+class ReadyBlock:
+    """All index data of one position; `parts` ascend by shard and so by seqnum."""
+
+    __slots__ = ("parts", "position", "tail")
+
+    def __init__(self, position: MetalogPosition, tail: SeqNum, parts: list[ShardTags]) -> None:
+        self.position = position
+        self.tail = tail
+        self.parts = parts
+
+
+class _Gathering:
+    """A position of which something is here, but not everything, or not in turn."""
+
+    __slots__ = ("missing", "parts", "tail")
+
+    def __init__(self, block: IndexBlock) -> None:
+        self.tail = block.tail
+        self.missing = set(block.productive)
+        self.parts: dict[ShardId, ShardTags] = {}
+
+    def add(self, parts: Iterable[ShardTags]) -> None:
+        for part in parts:
+            if part.shard in self.missing:
+                self.missing.discard(part.shard)
+                self.parts[part.shard] = part
+
+    def ready(self, position: MetalogPosition) -> ReadyBlock:
+        return ReadyBlock(position, self.tail, [self.parts[s] for s in sorted(self.parts)])
+
+
+class IndexFeed:
+    """The positions `position`, `position + step`, ... in order.
+
+    Holds at most `positions_max` positions that are not ready; farther ones are dropped, to be
+    asked for again.
+    """
+
+    def __init__(self, position: MetalogPosition, *, step: int = 1, positions_max: int) -> None:
+        self.position = position
+        self._step = step
+        self._positions_max = positions_max
+        self._gathering: dict[MetalogPosition, _Gathering] = {}
+
+    @property
+    def behind(self) -> bool:
+        """Whether later index data is here already while the next position is not complete."""
+        return bool(self._gathering)
+
+    @property
+    def end(self) -> MetalogPosition:
+        """The position after the farthest of which something is here."""
+        return max(self._gathering, default=self.position - 1) + 1
+
+    @property
+    def horizon(self) -> MetalogPosition:
+        """The first position that is too far to be held now."""
+        return self.position + self._step * self._positions_max
+
+    def put(self, blocks: Iterable[IndexBlock]) -> None:
+        """Take in what arrived; what is known already, or not of this feed, is skipped."""
+        horizon = self.horizon
+        for block in blocks:
+            position = block.position
+            if position < self.position or position >= horizon:
+                continue
+            if (position - self.position) % self._step:
+                continue
+            gathering = self._gathering.get(position)
+            if gathering is None:
+                gathering = self._gathering[position] = _Gathering(block)
+            gathering.add(block.parts)
+
+    def take(self, end: MetalogPosition = 1 << 62) -> Iterator[ReadyBlock]:
+        """Yield the positions below `end` that are ready, in order.
+
+        A position counts as taken when it is yielded, so apply it before asking for the next.
+        """
+        while self.position < end:
+            gathering = self._gathering.get(self.position)
+            if gathering is None or gathering.missing:
+                return
+            del self._gathering[self.position]
+            block = gathering.ready(self.position)
+            self.position += self._step
+            yield block
+
+    def reject(self, block: ReadyBlock) -> None:
+        """Give back the block just taken, because it cannot be true: its position is missed again."""
+        self.position = block.position

@@ -1,0 +1,203 @@
+"""The log over a link: what `Context.log` is in a function worker, and `connect` gives a client.
+
+It keeps the promises of `indilog.log.Log` by passing each call to the compute node at the other end
+with the session's position, and raising the session to the position of the answer. What the
+platform would refuse for its size or tags is refused here, in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, TypeVar
+
+from indilog.calls import (
+    Answer,
+    Appended,
+    Done,
+    Failed,
+    Limits,
+    LinkLostError,
+    LogAppend,
+    LogAppendBatch,
+    LogQuestion,
+    LogRead,
+    LogReadNext,
+    LogReadPrev,
+    LogReadRange,
+    LogSetAux,
+    LogTail,
+    Question,
+    RecordsFound,
+    RecordValue,
+    TailFound,
+    error_from,
+)
+from indilog.errors import AppendOutcomeUnknownError, NotReadyError, TooLargeError
+from indilog.ids import MAX_SEQNUM, SeqNum, UserTag, log_tag, tag_columns
+from indilog.log import Entry, Log, Record, Session, check_bound, check_limit, check_record
+
+_AnswerT = TypeVar("_AnswerT")
+_BATCH_OVERHEAD_BYTES: Final = 4096
+
+
+class Asker(Protocol):
+    """Whatever can ask a compute node: a link, or a client that connects again by itself."""
+
+    @property
+    def limits(self) -> Limits:
+        """What the platform accepts."""
+
+    async def ask(self, question: Question) -> Answer:
+        """Ask and wait for the answer.
+
+        Raises:
+            LinkLostError, OverloadedError, TooLargeError: the question was not sent.
+        """
+
+
+class RemoteLogs:
+    """A `LogSource` over a link."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    def log(self, name: str, session: Session) -> Log:
+        """Return the log `name`, read and written within `session`; it need not exist before."""
+        return RemoteLog(self._asker, name, session)
+
+
+class RemoteLog(Log):
+    """One named log at the other end of a link."""
+
+    def __init__(self, asker: Asker, name: str, session: Session) -> None:
+        log_tag(name)  # refuses what cannot be a name
+        self.name = name
+        self._asker = asker
+        self._session = session
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        """Append a record and return its place in the total order (`Log.append`)."""
+        checked = self._checked(data, tags)
+        question = LogAppend(self.name, self._session.position, data, checked)
+        return (await self._append(question)).seqnums[0]
+
+    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+        """Append several records, all or none, at consecutive seqnums (`Log.append_batch`)."""
+        if not entries:
+            return []
+        checked = tuple((e.data, self._checked(e.data, e.tags)) for e in entries)
+        size = sum(len(data) for data, _ in checked)
+        limit = self._asker.limits.message_bytes_max - _BATCH_OVERHEAD_BYTES
+        if size > limit:
+            raise TooLargeError("The batch's size in bytes", size=size, limit=limit)
+        question = LogAppendBatch(self.name, self._session.position, checked)
+        return list((await self._append(question)).seqnums)
+
+    async def read(self, seqnum: SeqNum) -> Record | None:
+        """Return the record at `seqnum`, or None (`Log.read`)."""
+        check_bound(seqnum)
+        if seqnum > MAX_SEQNUM:
+            return None
+        return await self._one(LogRead(self.name, self._session.position, seqnum))
+
+    async def read_next(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, wait: float | None = None
+    ) -> Record | None:
+        """Return the first record with `tag` and seqnum >= `bound` (`Log.read_next`)."""
+        bound = check_bound(bound)
+        position = self._session.position
+        return await self._one(LogReadNext(self.name, position, self._tag(tag), bound, wait))
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+    ) -> Record | None:
+        """Return the last record with `tag` and seqnum <= `bound` (`Log.read_prev`)."""
+        bound = check_bound(bound)
+        position = self._session.position
+        return await self._one(LogReadPrev(self.name, position, self._tag(tag), bound))
+
+    async def read_range(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+    ) -> list[Record]:
+        """Return the first records with `tag` from `bound` on, ascending (`Log.read_range`)."""
+        bound, limit = check_bound(bound), check_limit(limit)
+        position = self._session.position
+        question = LogReadRange(self.name, position, self._tag(tag), bound, limit)
+        found = _expected(RecordsFound, await self._read(question))
+        return [_record(value) for value in found.records]
+
+    async def tail(self) -> SeqNum:
+        """Return the first seqnum not yet written; linearizable over all sessions."""
+        answer = await self._read(LogTail(self.name, self._session.position))
+        return _expected(TailFound, answer).seqnum
+
+    async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep `aux` beside an immutable record, as a cache (`Log.set_aux`)."""
+        check_bound(seqnum)
+        if not isinstance(aux, bytes):
+            raise TypeError(f"Aux data is bytes, not {type(aux).__name__}; encode it first.")
+        limit = self._asker.limits.aux_bytes_max
+        if len(aux) > limit:
+            raise TooLargeError("The aux data's size in bytes", size=len(aux), limit=limit)
+        question = LogSetAux(self.name, self._session.position, seqnum, aux)
+        _expected(Done, await self._read(question))
+
+    # --- inside
+
+    def _checked(self, data: bytes, tags: Iterable[UserTag]) -> tuple[UserTag, ...]:
+        given = tags if isinstance(tags, str) else tuple(tags)
+        limits = self._asker.limits
+        check_record(
+            data, given, bytes_max=limits.record_bytes_max, tags_max=limits.record_tags_max
+        )
+        checked = tuple(given)
+        tag_columns(self.name, checked)  # refuses what cannot be a tag
+        return checked
+
+    def _tag(self, tag: UserTag | None) -> UserTag | None:
+        if tag is not None:
+            tag_columns(self.name, (tag,))
+        return tag
+
+    async def _append(self, question: LogAppend | LogAppendBatch) -> Appended:
+        answer = await self._asker.ask(question)
+        if isinstance(answer, Failed) and answer.kind == LinkLostError.__name__:
+            raise AppendOutcomeUnknownError(
+                "The connection was lost before the append was acknowledged; retry with a tag that "
+                "makes a second copy harmless."
+            )
+        self._saw(answer)
+        return _expected(Appended, answer)
+
+    async def _read(self, question: LogQuestion) -> Answer:
+        answer = await self._asker.ask(question)
+        self._saw(answer)
+        return answer
+
+    async def _one(self, question: LogQuestion) -> Record | None:
+        records = _expected(RecordsFound, await self._read(question)).records
+        return _record(records[0]) if records else None
+
+    def _saw(self, answer: Answer) -> None:
+        if isinstance(answer, Appended | RecordsFound | TailFound | Done | Failed):
+            self._session.saw(answer.position)
+
+
+def _record(value: RecordValue) -> Record:
+    return Record(value.seqnum, value.names, value.data, value.time, value.aux)
+
+
+def _expected(kind: type[_AnswerT], answer: Answer) -> _AnswerT:
+    """Return `answer` if it is a `kind`; raise what a `Failed` carries, or what does not fit."""
+    if not isinstance(answer, kind):
+        raise _error(answer)
+    return answer
+
+
+def _error(answer: Answer) -> Exception:
+    if isinstance(answer, Failed):
+        return error_from(answer)
+    return NotReadyError(
+        f"The other end answered with {type(answer).__name__}, which does not fit; "
+        "does it run the same version of IndiLog?"
+    )

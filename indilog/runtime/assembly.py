@@ -1,0 +1,179 @@
+"""Puts a platform together: which class plays which role, and all of them in one process (ARCHITECTURE 5).
+
+The only module of the kernel that knows the tiers. `role_of` serves every kind of process; `embedded` runs all roles of
+the view in this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+from index_tier.aggregator import Aggregator
+from index_tier.index_node import IndexNode
+from storage.node import StorageNode
+
+from compute.engine import Engine
+from compute.local_log import LocalLogs
+from indilog.config import Config
+from indilog.errors import ConfigError, NotReadyError
+from indilog.ids import Epoch, NodeId
+from indilog.roles import Role
+from indilog.runtime.cluster_state import VIEW_KEY, claim_arrangement
+from indilog.runtime.journal import Journal
+from indilog.runtime.metadata import EmbeddedMetadataStore, MetadataStore
+from indilog.runtime.node import NodeShell
+from indilog.view import View, Views, view_of
+from ordering.sequencer import Sequencer
+
+READY_TIMEOUT_S: Final = 60.0
+
+
+def role_of(node: NodeId, views: Views, config: Config) -> Role:
+    """Return a new role for the place that the view gives `node`.
+
+    Raises:
+        ConfigError: the view has no such node.
+    """
+    view = views[-1]
+    if node in view.sequencers:
+        return Sequencer(node, views, config)
+    if node in view.storage_nodes:
+        return StorageNode(node, views, config)
+    if node in view.index_nodes:
+        return IndexNode(node, views, config)
+    if node in view.aggregators:
+        return Aggregator(node, views, config)
+    if node in view.engines:
+        return Engine(node, views, config)
+    raise ConfigError(f"The view has no node {node!r}; it has {', '.join(view.nodes)}.")
+
+
+def logs_of(shell: NodeShell, node: NodeId, config: Config) -> LocalLogs | None:
+    """Return the logs of the engine `node` of `shell`; None: that node is no engine."""
+    role = shell.roles[node]
+    return LocalLogs(shell, node, role, config.cluster) if isinstance(role, Engine) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """A platform that runs in this process."""
+
+    shell: NodeShell
+    view: View
+    config: Config
+    engines: dict[NodeId, LocalLogs]
+
+    @property
+    def logs(self) -> LocalLogs:
+        """The logs, through the first engine."""
+        return self.engines[self.view.engines[0]]
+
+
+async def view_in(store: MetadataStore, config: Config) -> View:
+    """Return the newest view of the cluster; the first start lays it out and stores it.
+
+    Raises:
+        ConfigError: the data was created with another layout.
+    """
+    cluster = config.cluster
+    wanted = view_of(
+        sequencers=cluster.sequencers,
+        storage_nodes=cluster.storage_nodes,
+        replicas=cluster.replicas,
+        index_shards=cluster.index_shards,
+        index_replicas=cluster.index_replicas,
+        aggregators=cluster.aggregators,
+        engines=cluster.engines,
+    )
+    await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)
+    stored = await store.get(VIEW_KEY)
+    assert stored is not None, "it was set just now, or before"
+    view = msgspec.json.decode(stored.value, type=View)
+    if view != wanted:
+        raise ConfigError(
+            "The data directory was created with another layout of the cluster "
+            f"({_layout(view)}) than the configuration asks for ({_layout(wanted)}); "
+            "use the same, or another directory."
+        )
+    return view
+
+
+def _layout(view: View) -> str:
+    replicas = len(next(iter(view.shards.values())).replicas)
+    return (
+        f"{len(view.sequencers)} sequencers, {len(view.storage_nodes)} storage nodes, "
+        f"{replicas} replicas, {len(view.index_nodes)} index nodes in {len(view.index_shards)} "
+        f"shards, {len(view.aggregators)} aggregators, {len(view.engines)} engines"
+    )
+
+
+@asynccontextmanager
+async def embedded(
+    config: Config, on_fatal: Callable[[BaseException], None] | None = None
+) -> AsyncIterator[Platform]:
+    """Run every role of the view in this process and on this loop.
+
+    `on_fatal` is called if a sync or a role fails; callers that wait get a `NotReadyError` either way.
+
+    Raises:
+        DataDirectoryError: the directory is in use, of a newer format, or damaged.
+        ConfigError: it was created with another layout.
+        NotReadyError: the roles did not find together in time.
+    """
+    journal = Journal.open(
+        config.node.data_dir / "journal",
+        segment_bytes=config.node.segment_bytes,
+        durability=config.cluster.durability,
+    )
+    shell: NodeShell | None = None
+    try:
+        file = config.node.data_dir / "metadata"
+        with EmbeddedMetadataStore(file, config.node) as store:
+            await claim_arrangement(store, "embedded")
+            view = await view_in(store, config)
+            epoch = Epoch(await store.next_sequence("epoch"))
+        roles = {node: role_of(node, [view], config) for node in view.nodes}
+        shell = NodeShell(
+            roles,
+            [view],
+            config,
+            journal=journal,
+            epoch=epoch,
+            on_fatal=on_fatal or (lambda _: None),
+        )
+        shell.start()
+        engines = {
+            node: LocalLogs(shell, node, role, config.cluster)
+            for node, role in roles.items()
+            if isinstance(role, Engine)
+        }
+        for logs in engines.values():
+            await joined(logs)
+        yield Platform(shell, view, config, engines)
+    finally:
+        if shell is not None:
+            await shell.close()
+        else:
+            journal.close()
+
+
+async def joined(logs: LocalLogs) -> None:
+    """Wait until the engine has joined.
+
+    Raises:
+        NotReadyError: it did not within `READY_TIMEOUT_S`.
+    """
+    waiter = logs.future()
+    logs.engine.when_ready(waiter)
+    logs.wake()
+    try:
+        await asyncio.wait_for(waiter, READY_TIMEOUT_S)
+    except TimeoutError:
+        raise NotReadyError(
+            f"The cluster was not ready within {READY_TIMEOUT_S:g} s; are all its nodes up?"
+        ) from None

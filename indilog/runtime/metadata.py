@@ -1,0 +1,275 @@
+"""The metadata store: the few small facts that a cluster agrees on outside its log (ARCHITECTURE
+11).
+
+Views, addresses and epochs are kept here: keys with versioned values that change by
+compare-and-set, sequences that never give a number twice, and watches. This is the interface and
+the store that lives in one file on one machine; `metadata_service` lets other processes use it.
+Ephemeral nodes (who is alive) belong to the controller and are not here: nothing detects failures
+through this store yet.
+
+File: magic "ILMD", version u8, CRC32C u32 of the body, body (msgpack). It is written anew for each
+change, synced, renamed over the old one, and the directory synced: after a crash there is the
+old or the new contents, never a mixture. These facts change a few times in a day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections import defaultdict
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple, Protocol, Self
+
+import msgspec
+from crc32c import crc32c
+
+from indilog.config import NodeConfig
+from indilog.errors import DataDirectoryError, OverloadedError, TooLargeError
+from indilog.runtime.segment import synced_directory
+
+MAGIC: Final = b"ILMD"
+VERSION: Final = 1
+_HEADER: Final = Struct("<4sBI")
+KEY_BYTES_MAX: Final = 256
+
+
+class Versioned(NamedTuple):
+    """A value and how often it was written: 1, 2, ..."""
+
+    value: bytes
+    version: int
+
+
+class Written(NamedTuple):
+    """The value was set; this is its version now."""
+
+    version: int
+
+
+class Conflict(NamedTuple):
+    """Nothing was set: the version is this one, not the expected one (0: there is no value)."""
+
+    version: int
+
+
+class MetadataStore(Protocol):
+    """Versioned keys, sequences, watches. Everything that an answer tells is durable.
+
+    Raises:
+        QuorumUnavailableError: the store cannot be reached within `metadata_timeout_s`. A write
+            that was under way may or may not have happened.
+        TooLargeError, OverloadedError: a limit; nothing was changed.
+    """
+
+    async def get(self, key: str) -> Versioned | None:
+        """Return the newest value of `key`, linearizable; None: it was never set."""
+
+    async def compare_and_set(
+        self, key: str, value: bytes, *, expected_version: int
+    ) -> Written | Conflict:
+        """Set `key` if its version is `expected_version` (0: if it was never set)."""
+
+    async def next_sequence(self, key: str) -> int:
+        """Return a number greater than all that were ever returned for `key`; the first is 1.
+
+        Numbers may be left out (an answer was lost), never repeated, also over crashes: fit for
+        epochs.
+        """
+
+    async def watch(self, key: str, *, after: int) -> Versioned:
+        """Wait until the version of `key` is above `after`, and return the newest value.
+
+        Values in between may be passed over. Waits for ever; the caller sets the deadline.
+        """
+
+
+def check_sizes(key: str, value: bytes, config: NodeConfig) -> None:
+    """Refuse a key or a value that is over its limit.
+
+    Raises:
+        TooLargeError: it is; the limit is in the message.
+    """
+    key_bytes = len(key.encode())
+    if key_bytes > KEY_BYTES_MAX:
+        raise TooLargeError("A metadata key", size=key_bytes, limit=KEY_BYTES_MAX)
+    if len(value) > config.metadata_value_bytes_max:
+        limit = config.metadata_value_bytes_max
+        raise TooLargeError("A metadata value", size=len(value), limit=limit)
+
+
+class _Item(msgspec.Struct, frozen=True, array_like=True):
+    value: bytes
+    version: int
+    writer: str
+    """Names the write that set it, so that its repetition is recognised; empty: not repeated."""
+
+
+class _Contents(msgspec.Struct, array_like=True):
+    items: dict[str, _Item]
+    sequences: dict[str, int]
+
+
+class EmbeddedMetadataStore:
+    """A `MetadataStore` in one file, for one process at a time.
+
+    A write that fails leaves the disk in the old or the new state, unknown which; the store then
+    refuses every further write until it is opened anew (a failed sync is never tried again).
+
+    Raises:
+        DataDirectoryError: the file is in use by another process, damaged, or of a newer format.
+    """
+
+    def __init__(self, file: Path, config: NodeConfig) -> None:
+        self._file = file
+        self._config = config
+        self._watchers: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
+        self._failed = False
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(file.with_name(file.name + ".lock"))
+        try:
+            self._contents = _read(file)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        """Close the store on leaving."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others open the file. May be called again."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    async def get(self, key: str) -> Versioned | None:
+        """See `MetadataStore.get`."""
+        check_sizes(key, b"", self._config)
+        item = self._contents.items.get(key)
+        return Versioned(item.value, item.version) if item else None
+
+    async def compare_and_set(
+        self, key: str, value: bytes, *, expected_version: int, writer: str = ""
+    ) -> Written | Conflict:
+        """See `MetadataStore.compare_and_set`.
+
+        With `writer`, a repetition of the write that set the present value answers `Written` again.
+        If someone else wrote in between, the repetition is told `Conflict`.
+        """
+        self._check(key, value)
+        item = self._contents.items.get(key)
+        version = item.version if item else 0
+        if item and writer and item.writer == writer:
+            return Written(version)
+        if version != expected_version:
+            return Conflict(version)
+        items = {**self._contents.items, key: _Item(value, version + 1, writer)}
+        self._write(_Contents(items, self._contents.sequences))
+        self._wake(key)
+        return Written(version + 1)
+
+    async def next_sequence(self, key: str) -> int:
+        """See `MetadataStore.next_sequence`."""
+        self._check(key, b"")
+        number = self._contents.sequences.get(key, 0) + 1
+        sequences = {**self._contents.sequences, key: number}
+        self._write(_Contents(self._contents.items, sequences))
+        return number
+
+    async def watch(self, key: str, *, after: int) -> Versioned:
+        """See `MetadataStore.watch`."""
+        self._check(key, b"")
+        while (item := self._contents.items.get(key)) is None or item.version <= after:
+            await self._changed(key)
+        return Versioned(item.value, item.version)
+
+    async def _changed(self, key: str) -> None:
+        """Wait for the next write of `key`."""
+        if sum(map(len, self._watchers.values())) >= self._config.metadata_watchers_max:
+            raise OverloadedError(
+                f"{self._config.metadata_watchers_max} watches wait already; ask again later."
+            )
+        waiter = asyncio.get_running_loop().create_future()
+        self._watchers[key].add(waiter)
+        try:
+            await waiter
+        finally:
+            self._watchers[key].discard(waiter)
+            if not self._watchers[key]:
+                del self._watchers[key]
+
+    def _wake(self, key: str) -> None:
+        for waiter in self._watchers.get(key, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _check(self, key: str, value: bytes) -> None:
+        """Refuse what is over a limit, before anything is changed."""
+        check_sizes(key, value, self._config)
+        known = key in self._contents.items or key in self._contents.sequences
+        count = len(self._contents.items) + len(self._contents.sequences)
+        if not known and count >= self._config.metadata_keys_max:
+            raise OverloadedError(f"The metadata store is full: it holds {count:,} keys.")
+
+    def _write(self, contents: _Contents) -> None:
+        """Make `contents` durable, then current."""
+        if self._failed or self._lock < 0:
+            raise DataDirectoryError(f"{self._file} takes no more writes; start the process anew.")
+        try:
+            _replace(self._file, _encoded(contents))
+        except OSError as error:
+            self._failed = True
+            raise DataDirectoryError(f"{self._file} cannot be written: {error}.") from error
+        self._contents = contents
+
+
+def _encoded(contents: _Contents) -> bytes:
+    body = msgspec.msgpack.encode(contents)
+    return _HEADER.pack(MAGIC, VERSION, crc32c(body)) + body
+
+
+def _read(file: Path) -> _Contents:
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return _Contents({}, {})
+    if len(data) < _HEADER.size or data[:4] != MAGIC:
+        raise DataDirectoryError(f"{file} is not a metadata file.")
+    _, version, crc = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise DataDirectoryError(
+            f"{file} has format {version}; this program reads {VERSION}. Use the newer program."
+        )
+    body = memoryview(data)[_HEADER.size :]
+    if crc32c(body) != crc:
+        raise DataDirectoryError(f"{file} is damaged (its checksum does not fit); restore it.")
+    return msgspec.msgpack.decode(body, type=_Contents)
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """Put `data` in place of the contents of `file`: all of it or nothing, durable on return."""
+    new = file.with_name(file.name + ".new")
+    with new.open("wb") as target:
+        target.write(data)
+        target.flush()
+        os.fsync(target.fileno())
+    new.replace(file)
+    synced_directory(file.parent)
+
+
+def _locked(file: Path) -> int:
+    """Return the descriptor that holds the lock `file`."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataDirectoryError(
+            f"{file.parent} is in use by another process; stop it, or choose another directory."
+        ) from None
+    return descriptor

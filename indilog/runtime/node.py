@@ -1,0 +1,392 @@
+"""The one shell: it drives the roles of a process on an event loop (ARCHITECTURE 5).
+
+A turn drains what arrived, calls each role once for its whole batch of events, performs the
+effects, and goes on until no role has anything left. Then comes at most one sync for everything
+that was written, and only then leaves what the turn produced: answers to callers and messages to
+other processes. So a process is the unit of failure: its roles may run ahead of its disk, the world
+never sees it (ARCHITECTURE 2). A sync or role that fails ends the shell, never retried.
+
+Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), else in a
+thread: then the loop goes on, and what it produces meanwhile leaves after the sync that covers it.
+
+Messages between roles of one process go by reference, others as one `Envelope` a turn and pair of
+nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, assert_never
+
+import structlog
+
+from indilog.config import Config
+from indilog.errors import IndilogError, MalformedFrameError, NotReadyError
+from indilog.ids import Epoch, Instant, NodeId
+from indilog.messages import (
+    WIRE_VERSION,
+    Envelope,
+    Message,
+    envelope_decoded,
+    envelope_encoded,
+)
+from indilog.roles import (
+    Answer,
+    Appended,
+    Effect,
+    Event,
+    FrameRead,
+    Ignore,
+    Persist,
+    Persisted,
+    ReadFrame,
+    Received,
+    Role,
+    Send,
+    Started,
+)
+from indilog.runtime.journal import Journal, stream_of
+from indilog.runtime.transport import Transport
+from indilog.view import Views
+
+_ROUNDS_MAX: Final = 10_000
+"""Calls of roles in one turn before the loop gets its turn again."""
+_MESSAGES_PER_ENVELOPE_MAX: Final = 64
+_AVERAGE_WEIGHT: Final = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class Clock:
+    """Wall-clock seconds that never go back while the process runs."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> Instant:
+        """Return the time."""
+        return Instant(self._offset + time.monotonic())
+
+
+class NodeShell:
+    """Runs roles: `start`, then `wake` whenever something was put into one of them.
+
+    Must be used from its loop only. `on_fatal` is called once, with what ended the shell.
+    """
+
+    def __init__(
+        self,
+        roles: Mapping[NodeId, Role],
+        views: Views,
+        config: Config,
+        *,
+        journal: Journal,
+        transport: Transport | None = None,
+        epoch: Epoch,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.roles = dict(roles)
+        self.clock = Clock()
+        self.counters: Counter[str] = Counter()
+        self.failed: BaseException | None = None
+        self.sync_average_s = 0.0
+        self._views = views
+        self._config = config
+        self._journal = journal
+        self._transport = transport
+        self._epoch = epoch
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._streams = {node: stream_of(node) for node in self.roles}
+        self._inbox: dict[NodeId, list[Event]] = {}
+        self._outgoing: dict[tuple[NodeId, NodeId], list[Message]] = {}
+        self._held: list[Appended | Answer] = []
+        self._deadlines: dict[NodeId, Instant] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = Instant(0.0)
+        self._scheduled = False
+        self._syncing = False
+        self._closed = False
+        self._settled: list[asyncio.Future[None]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
+
+    # --- life
+
+    def start(self) -> None:
+        """Recover the roles from the journal and start them."""
+        by_stream = {self._streams[node]: role for node, role in self.roles.items()}
+        frames = 0
+        for stream, kind, payload, location in self._journal.recover():
+            if (role := by_stream.get(stream)) is None:
+                raise IndilogError("The journal holds frames of a role that this process has not.")
+            role.recover(kind, payload, location)
+            frames += 1
+        if frames:
+            log.info("journal recovered", frames=frames)
+        if self._transport is not None:
+            self._transport.start(self._on_frames)
+        for node in self.roles:
+            self._inbox[node] = [Started(self._epoch)]
+        self._schedule()
+
+    async def close(self) -> None:
+        """Stop: what is written is synced, callers that still wait are told."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._syncing:
+            await self.settled()
+        if self.failed is None and self._journal.dirty:
+            await self._loop.run_in_executor(self._thread, self._journal.sync)
+            self._release()
+        if self._transport is not None:
+            self._transport.close()
+        self._thread.shutdown()
+        self._journal.close()
+
+    # --- entry points
+
+    def wake(self, node: NodeId) -> None:
+        """Give a role a turn soon: a direct call has put something into it."""
+        self._inbox.setdefault(node, [])
+        self._schedule()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def holding(self) -> bool:
+        """Whether something is written that is not synced yet."""
+        return self._syncing
+
+    async def settled(self) -> None:
+        """Wait until what is written now is synced."""
+        if self._syncing:
+            waiter = self._loop.create_future()
+            self._settled.append(waiter)
+            await waiter
+
+    def _on_frames(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            try:
+                envelope = envelope_decoded(frame)
+            except MalformedFrameError as error:
+                self._count_ignored("malformed frame", error=str(error))
+                continue
+            if envelope.receiver not in self.roles:
+                self._count_ignored("frame for another node", receiver=envelope.receiver)
+                continue
+            if envelope.view != self._views[-1].number:
+                self._count_ignored("frame of another view", view=envelope.view)
+                continue
+            self.counters["messages received"] += len(envelope.messages)
+            inbox = self._inbox.setdefault(envelope.receiver, [])
+            sender = envelope.sender
+            inbox += [Received(sender, message) for message in envelope.messages]
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    # --- the turn
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self.failed is not None or self._closed:
+            return
+        try:
+            self._drain()
+            self._finish()
+        except Exception as error:  # noqa: BLE001 the outermost loop: our bug, or the disk
+            self._fail(error)
+            return
+        self._set_timer()
+
+    def _drain(self) -> None:
+        """Call roles until nothing is left for them."""
+        now = self.clock.now()
+        inbox = self._inbox
+        for node, due in self._deadlines.items():
+            if due <= now:
+                inbox.setdefault(node, [])
+        for _ in range(_ROUNDS_MAX):
+            if not inbox:
+                return
+            node = next(iter(inbox))
+            events = inbox.pop(node)
+            role = self.roles[node]
+            for effect in role.handle(events, now):
+                self._perform(node, effect)
+            if (due_next := role.deadline()) is None:
+                self._deadlines.pop(node, None)
+            else:
+                self._deadlines[node] = due_next
+        self._schedule()
+
+    def _perform(self, node: NodeId, effect: Effect) -> None:
+        match effect:
+            case Send(to, message):
+                if to in self.roles:
+                    self._inbox.setdefault(to, []).append(Received(node, message))
+                else:
+                    self._outgoing.setdefault((node, to), []).append(message)
+            case Appended() | Answer():
+                self._held.append(effect)
+            case Persist(kind, payload, token):
+                location = self._journal.write(self._streams[node], kind, payload)
+                self._inbox.setdefault(node, []).append(Persisted(token, location))
+            case ReadFrame(location, token):
+                payload_read = self._journal.read(location)
+                self._inbox.setdefault(node, []).append(FrameRead(token, payload_read))
+            case Ignore(event, reason):
+                self._count_ignored(reason, node=node, event=repr(event)[:200])
+            case unreachable:
+                assert_never(unreachable)
+
+    def _finish(self) -> None:
+        """Sync what the turn wrote, then let out what it produced."""
+        if self._syncing:
+            return
+        if not self._journal.dirty:
+            self._release()
+        elif self.sync_average_s <= self._config.node.sync_inline_s_max:
+            started = time.perf_counter()
+            self._journal.sync()
+            self._synced_in(time.perf_counter() - started)
+            self._release()
+        else:
+            self._sync_in_thread()
+
+    def _sync_in_thread(self) -> None:
+        self._journal.flush()
+        held, self._held = self._held, []
+        outgoing, self._outgoing = self._outgoing, {}
+        self._syncing = True
+        started = time.perf_counter()
+
+        def done(future: asyncio.Future[None]) -> None:
+            self._syncing = False
+            if (error := future.exception()) is not None:
+                self._fail(error)
+                return
+            self._synced_in(time.perf_counter() - started)
+            _release_answers(held)
+            self._send_all(outgoing)
+            waiting, self._settled = self._settled, []
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+            if self._held or self._outgoing or self._journal.dirty:
+                self._schedule()
+
+        self._loop.run_in_executor(self._thread, self._journal.sync_flushed).add_done_callback(done)
+
+    def _synced_in(self, seconds: float) -> None:
+        self.counters["syncs"] += 1
+        self.sync_average_s += (seconds - self.sync_average_s) * _AVERAGE_WEIGHT
+
+    def _release(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            _release_answers(held)
+        if self._outgoing:
+            outgoing, self._outgoing = self._outgoing, {}
+            self._send_all(outgoing)
+
+    def _send_all(self, outgoing: dict[tuple[NodeId, NodeId], list[Message]]) -> None:
+        assert self._transport is not None, "a process without transport has all roles itself"
+        for (sender, receiver), messages in outgoing.items():
+            for start in range(0, len(messages), _MESSAGES_PER_ENVELOPE_MAX):
+                self._send_envelope(
+                    sender, receiver, messages[start : start + _MESSAGES_PER_ENVELOPE_MAX]
+                )
+
+    def _send_envelope(self, sender: NodeId, receiver: NodeId, messages: list[Message]) -> None:
+        assert self._transport is not None
+        frame = envelope_encoded(
+            Envelope(
+                WIRE_VERSION,
+                self._views[-1].number,
+                self._epoch,
+                sender,
+                receiver,
+                tuple(messages),
+            )
+        )
+        if len(frame) > self._config.cluster.message_bytes_max and len(messages) > 1:
+            middle = len(messages) // 2
+            self._send_envelope(sender, receiver, messages[:middle])
+            self._send_envelope(sender, receiver, messages[middle:])
+            return
+        self.counters["messages sent"] += len(messages)
+        self.counters["bytes sent"] += len(frame)
+        self._transport.send(receiver, frame)
+
+    # --- time and failure
+
+    def _set_timer(self) -> None:
+        if not self._deadlines:
+            return
+        due = min(self._deadlines.values())
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        delay = max(0.001, due - self.clock.now())
+        self._timer = self._loop.call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._schedule()
+
+    def _count_ignored(self, reason: str, **details: object) -> None:
+        self.counters[f"ignored: {reason}"] += 1
+        log.debug("ignored", reason=reason, **details)
+
+    def _fail(self, error: BaseException) -> None:
+        """End for good: nothing that was not synced leaves any more."""
+        self.failed = error
+        log.error("node failed", error=str(error), exc_info=error)
+        reason = NotReadyError(f"The platform stopped: {error}")
+        for effect in self._held:
+            waiters = effect.waiters if isinstance(effect, Appended) else (effect.waiter,)
+            for waiter in waiters:
+                if isinstance(waiter, asyncio.Future) and not waiter.done():
+                    waiter.set_exception(reason)
+        self._held.clear()
+        self._outgoing.clear()
+        self._on_fatal(error)
+
+
+def _release_answers(held: list[Appended | Answer]) -> None:
+    """Resolve futures; one that its caller gave up is passed over."""
+    for effect in held:
+        if isinstance(effect, Appended):
+            seqnum = effect.first
+            for waiter in effect.waiters:
+                if waiter is not None and not waiter.done():  # type: ignore[attr-defined]
+                    waiter.set_result(seqnum)  # type: ignore[attr-defined]
+                seqnum += 1
+        else:
+            _resolve(effect.waiter, effect.outcome)
+
+
+def _resolve(waiter: object, outcome: object) -> None:
+    assert isinstance(waiter, asyncio.Future)
+    if waiter.done():
+        return
+    if isinstance(outcome, BaseException):
+        waiter.set_exception(outcome)
+    else:
+        waiter.set_result(outcome)

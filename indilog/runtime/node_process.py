@@ -1,0 +1,210 @@
+"""One node in a process of its own: finds its cluster by the metadata store, runs its role until it
+is told to stop (ARCHITECTURE 5, "Cluster").
+
+`python -m indilog.node --name storage-0 --metadata ipc:///tmp/indilog-x/metadata` is what the
+supervisor starts; `node_running` is the same inside another program (a benchmark that is itself the
+compute node).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final, NamedTuple
+
+import structlog
+import uvloop
+
+from indilog.config import KIB, NodeConfig
+from indilog.errors import IndilogError
+from indilog.ids import NodeId
+from indilog.runtime.assembly import joined, logs_of, role_of
+from indilog.runtime.cluster_state import NodeStart, node_start
+from indilog.runtime.journal import Journal
+from indilog.runtime.metadata_service import MetadataClient
+from indilog.runtime.node import NodeShell
+from indilog.runtime.transport import ZmqTransport
+from indilog.telemetry import configure_logging
+
+EXIT_FAILED: Final = 1
+"""A sync or the role failed, or the cluster was not there in time: start again."""
+EXIT_MISTAKE: Final = 2
+"""It cannot start, and says why in one sentence."""
+_UNUSED_SEGMENT_BYTES: Final = 64 * KIB
+"""Size of the journal of a node whose role persists nothing: files are written in advance."""
+
+_log = structlog.get_logger(__name__)
+
+
+class RunningNode(NamedTuple):
+    """A node that runs on this loop."""
+
+    shell: NodeShell
+    start: NodeStart
+    transport: ZmqTransport
+
+
+@asynccontextmanager
+async def node_running(
+    name: NodeId, metadata: str, on_fatal: Callable[[BaseException], None]
+) -> AsyncIterator[RunningNode]:
+    """Run the node `name` of the cluster whose metadata store is at `metadata`.
+
+    It is recovered from its journal when the block begins, and synced and closed when it ends.
+
+    Raises:
+        ConfigError: the cluster has no such node.
+        DataDirectoryError: its directory is in use, of a newer format, or damaged.
+        NotReadyError, QuorumUnavailableError: the cluster's first process is not there.
+    """
+    async with MetadataClient(metadata, NodeConfig()) as store:
+        start = await node_start(store)
+    config, view = start.config, start.view
+    role = role_of(name, [view], config)
+    persists = name in view.sequencers or name in view.storage_nodes
+    journal = Journal.open(
+        config.node.data_dir / name,
+        segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
+        durability=config.cluster.durability,
+    )
+    with contextlib.ExitStack() as undo:
+        undo.callback(journal.close)
+        loop = asyncio.get_running_loop()
+        transport = ZmqTransport(start.addresses[name], start.addresses, loop, config)
+        undo.callback(transport.close)
+        shell = NodeShell(
+            {name: role},
+            [view],
+            config,
+            journal=journal,
+            transport=transport,
+            epoch=start.epoch,
+            on_fatal=on_fatal,
+        )
+        undo.pop_all()
+    try:
+        shell.start()
+        yield RunningNode(shell, start, transport)
+    finally:
+        await shell.close()
+
+
+class SupervisorLine:
+    """The process's end of the socket to its supervisor; without one, speaks to nobody.
+
+    `on_gone` is called when the supervisor has died. `was_ready`: whether `ready` was called.
+    """
+
+    def __init__(self, descriptor: int | None, on_gone: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_gone = on_gone
+        self.was_ready = False
+        self._socket: socket.socket | None = None
+        if descriptor is not None:
+            self._socket = socket.socket(fileno=os.dup(descriptor))
+            os.close(descriptor)  # the duplicate is not inherited: no child of ours keeps it open
+            self._socket.settimeout(0)
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def ready(self, detail: str) -> None:
+        """Say that the node is ready; `detail` is for people."""
+        self.was_ready = True
+        self._say(f"ready {detail}")
+
+    def failed(self, sentence: str) -> None:
+        """Say why the node cannot start."""
+        self._say(f"failed {' '.join(sentence.split())}")
+
+    def close(self) -> None:
+        """Let go of the socket. May be called again."""
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def _say(self, line: str) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # gone, or not listening: we notice otherwise
+                self._socket.send(f"{line}\n".encode())
+
+    def _on_readable(self) -> None:
+        assert self._socket is not None
+        try:
+            if self._socket.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.close()
+        self._on_gone()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one node until SIGTERM, or until its supervisor is gone; ends the process."""
+    parser = argparse.ArgumentParser("indilog.node", description="Run one node of a cluster.")
+    parser.add_argument("--name", required=True, help="the node's name in the view")
+    parser.add_argument("--metadata", required=True, help="address of the metadata store")
+    parser.add_argument("--supervisor-fd", type=int, help="socket to the process that started it")
+    given = parser.parse_args(arguments)
+    configure_logging()
+    structlog.contextvars.bind_contextvars(node=given.name)
+    sys.exit(uvloop.run(_run(NodeId(given.name), given.metadata, given.supervisor_fd)))
+
+
+async def _run(name: NodeId, metadata: str, supervisor_fd: int | None) -> int:
+    """Run a node to its end, and return the exit status."""
+    stop = asyncio.Event()
+    failures: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        failures.append(error)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    line = SupervisorLine(supervisor_fd, stop.set)
+    serving = asyncio.create_task(_serve(name, metadata, line, stop, fail))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        faulthandler.dump_traceback_later(NodeConfig().stop_timeout_s, exit=True)
+        if not line.was_ready:
+            serving.cancel()  # told to stop before it was up
+        await serving
+    except asyncio.CancelledError:
+        return 0
+    except IndilogError as error:
+        _log.error("node cannot start", error=str(error))
+        line.failed(str(error))
+        return EXIT_FAILED if error.retryable else EXIT_MISTAKE
+    finally:
+        stopping.cancel()
+        line.close()
+    return EXIT_FAILED if failures else 0
+
+
+async def _serve(
+    name: NodeId,
+    metadata: str,
+    line: SupervisorLine,
+    stop: asyncio.Event,
+    fail: Callable[[BaseException], None],
+) -> None:
+    """Run the node, with what only a compute node has, until `stop`."""
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(node_running(name, metadata, fail))
+        detail = ""
+        if (logs := logs_of(node.shell, name, node.start.config)) is not None:
+            await joined(logs)
+        line.ready(detail)
+        await stop.wait()

@@ -1,0 +1,273 @@
+"""Segment files: the frames of a journal on disk (ARCHITECTURE 7, decision 0001).
+
+A segment `segment-00000001.log` is a file of fixed size, zeros at first, filled with frames from
+its start. A frame never spans two segments. Layout of a frame, little endian:
+
+    header   magic u16 "IL", version u8, kind u8 (`FrameKind`; 0: end of segment), length u32,
+             stream u64, segment u32, synced u32, payload CRC32C u32, header CRC32C u32
+    payload  `length` bytes, then zeros up to the next multiple of 8
+
+`segment` is the number of the file for which the frame was written: a file that is reused still
+holds old frames with a good CRC, and their number gives them away. `synced` is how many bytes of
+this segment were known to be on disk when the frame was written: an unreadable frame *below* what a
+later frame calls synced is damage, any other one is a torn tail. For `RECORDS` the payload CRC is
+the body CRC of the record batch itself, so that no CRC is computed twice.
+
+A segment that is full ends with a frame of kind 0, synced before the next segment gets its first
+frame: so only the newest segment in use can have a torn tail.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from indilog.errors import DataDirectoryError, MalformedFrameError
+from indilog.records import RecordBatch, body_crc_stated
+from indilog.roles import FrameKind, Location
+
+MAGIC: Final = b"IL"
+VERSION: Final = 1
+END_OF_SEGMENT: Final = 0
+SEGMENT_BYTES_MAX: Final = 2**32 - 1
+"""`synced` and the length of a frame are 32 bits."""
+_HEADER: Final = Struct("<2sBBIQIII")
+_CRC: Final = Struct("<I")
+FRAME_HEADER_BYTES: Final = _HEADER.size + _CRC.size
+_ALIGNMENT: Final = 8
+_CHUNK_BYTES: Final = 1024 * 1024
+_ZEROS: Final = bytes(_CHUNK_BYTES)
+_BUFFERS_MAX: Final = 1024
+"""IOV_MAX: how many buffers one system call takes."""
+
+
+class FrameHeader(NamedTuple):
+    """What stands before a payload."""
+
+    kind: int
+    length: int
+    stream: int
+    segment: int
+    synced: int
+    payload_crc: int
+
+
+def frame_bytes(length: int) -> int:
+    """Return how many bytes a frame with a payload of `length` bytes takes."""
+    return FRAME_HEADER_BYTES + (length + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+def header_packed(
+    kind: int, length: int, stream: int, segment: int, synced: int, payload_crc: int
+) -> bytes:
+    """Return the bytes of a frame's header."""
+    header = _HEADER.pack(MAGIC, VERSION, kind, length, stream, segment, synced, payload_crc)
+    return header + _CRC.pack(crc32c(header))
+
+
+def header_unpacked(buffer: bytes) -> FrameHeader | None:
+    """Return the frame header that `buffer` starts with; None: there is no intact one.
+
+    Raises:
+        DataDirectoryError: it is intact, but of a version that this reader does not know.
+    """
+    if len(buffer) < FRAME_HEADER_BYTES or not buffer.startswith(MAGIC):
+        return None
+    if _CRC.unpack_from(buffer, _HEADER.size)[0] != crc32c(buffer[: _HEADER.size]):
+        return None
+    _, version, *fields = _HEADER.unpack_from(buffer)
+    if version != VERSION:
+        raise DataDirectoryError(
+            f"A journal frame has version {version}, this release reads {VERSION}; "
+            "start the release that wrote it."
+        )
+    return FrameHeader(*fields)
+
+
+def payload_crc_of(kind: FrameKind, payload: bytes) -> int:
+    """Return what the header of a frame says about its payload."""
+    return body_crc_stated(payload) if kind is FrameKind.RECORDS else crc32c(payload)
+
+
+def payload_intact(header: FrameHeader, payload: bytes) -> bool:
+    """Tell whether `payload` is what was written under `header`."""
+    if len(payload) != header.length:
+        return False
+    if header.kind != FrameKind.RECORDS:
+        return crc32c(payload) == header.payload_crc
+    try:
+        return RecordBatch(payload).header.body_crc == header.payload_crc
+    except MalformedFrameError:
+        return False
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    """Return the file of segment `number`."""
+    return directory / f"segment-{number:08d}.log"
+
+
+def segment_numbers(directory: Path) -> list[int]:
+    """Return the numbers of the segments in `directory`, ascending."""
+    names = (path.stem.removeprefix("segment-") for path in directory.glob("segment-*.log"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def synced_directory(directory: Path) -> None:
+    """Make the names in `directory` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def prepare_segment(
+    directory: Path, number: int, size_bytes: int, cancelled: Callable[[], bool]
+) -> None:
+    """Create segment `number`, all zeros, durably; a crash leaves all of it or nothing.
+
+    The zeros are really written: a page that the file system has to allocate costs more than the
+    sync itself. Each chunk is synced on its own, so that syncs of the journal beside it stay short.
+
+    Raises:
+        OSError: there is no room (`ENOSPC`); nothing is left behind.
+    """
+    temporary = directory / "segment.new"
+    free = os.statvfs(directory)
+    if free.f_bavail * free.f_frsize < size_bytes:
+        raise OSError(
+            errno.ENOSPC, f"no room for another segment of {size_bytes:,} bytes", str(directory)
+        )
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        for offset in range(0, size_bytes, _CHUNK_BYTES):
+            if cancelled():
+                temporary.unlink()
+                return
+            write_all(fd, [_ZEROS[: min(_CHUNK_BYTES, size_bytes - offset)]], offset)
+            os.fdatasync(fd)
+        os.fsync(fd)
+    except OSError:
+        temporary.unlink()
+        raise
+    finally:
+        os.close(fd)
+    temporary.rename(segment_path(directory, number))
+    synced_directory(directory)
+
+
+def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
+    """Write the buffers one after the other from `offset` on, in as few system calls as possible.
+
+    Raises:
+        OSError: as the system says; how much was written is unknown.
+    """
+    for first in range(0, len(buffers), _BUFFERS_MAX):
+        group = buffers[first : first + _BUFFERS_MAX]
+        size = sum(map(len, group))
+        written = os.pwritev(fd, group, offset)
+        if written < size:
+            rest = memoryview(b"".join(group))
+            while written < size:
+                written += os.pwrite(fd, rest[written:], offset + written)
+        offset += size
+
+
+class SegmentScan:
+    """Reads the intact frames of one segment from its start.
+
+    Attributes:
+        end: after iteration, the offset behind the last intact frame.
+        sealed: after iteration, whether the segment says itself that it ends there.
+    """
+
+    def __init__(self, path: Path, number: int) -> None:
+        self._path = path
+        self._number = number
+        self.end = 0
+        self.sealed = False
+
+    def __iter__(self) -> Iterator[tuple[FrameHeader, bytes, Location]]:
+        size = self._path.stat().st_size
+        with self._path.open("rb", buffering=_CHUNK_BYTES) as file:
+            while True:
+                header = header_unpacked(file.read(FRAME_HEADER_BYTES))
+                if header is None or header.segment != self._number:
+                    return
+                if header.kind == END_OF_SEGMENT:
+                    self.sealed = True
+                    return
+                end = self.end + frame_bytes(header.length)
+                if end > size:
+                    return
+                payload = file.read(header.length)
+                if not payload_intact(header, payload):
+                    return
+                file.read(-header.length % _ALIGNMENT)
+                offset = self.end + FRAME_HEADER_BYTES
+                self.end = end
+                yield header, payload, Location(self._number, offset, header.length)
+
+    def holds_frames(self) -> bool:
+        """Tell whether the segment begins with a frame of its own."""
+        with self._path.open("rb") as file:
+            header = header_unpacked(file.read(FRAME_HEADER_BYTES))
+        return header is not None and header.segment == self._number
+
+
+class Tail(NamedTuple):
+    """What lies behind the last intact frame of a segment."""
+
+    clean: bool
+    """Only zeros, or frames of a former use of the file."""
+    synced: int
+    """The largest number of synced bytes that a frame of this segment there speaks of."""
+
+
+def tail_of(fd: int, number: int, start: int) -> Tail:
+    """Look at what lies in a segment from `start` on; changes nothing."""
+    size = os.fstat(fd).st_size
+    first = os.pread(fd, FRAME_HEADER_BYTES, start)
+    clean, synced = not any(first) or _is_of_former_use(first, number), 0
+    for offset in range(start, size, _CHUNK_BYTES):
+        # A header may begin in one chunk and end in the next.
+        chunk = os.pread(fd, _CHUNK_BYTES + FRAME_HEADER_BYTES, offset)
+        for header in _headers_in(chunk, number):
+            clean = False
+            synced = max(synced, header.synced)
+    return Tail(clean=clean, synced=synced)
+
+
+def _is_of_former_use(buffer: bytes, number: int) -> bool:
+    header = header_unpacked(buffer)
+    return header is not None and header.segment != number
+
+
+def _headers_in(chunk: bytes, number: int) -> Iterator[FrameHeader]:
+    """Find the intact headers of segment `number` at the places where a frame may begin."""
+    at = chunk.find(MAGIC)
+    while at >= 0:
+        if at % _ALIGNMENT == 0:
+            header = header_unpacked(chunk[at : at + FRAME_HEADER_BYTES])
+            if header is not None and header.segment == number:
+                yield header
+        at = chunk.find(MAGIC, at + 1)
+
+
+def zero_tail(fd: int, start: int, end: int) -> None:
+    """Make [start, end) of a file zeros, durably.
+
+    What a crash left behind the cut must not be found by the *next* recovery, when the frame before
+    it has been written anew. Only what is not yet zero is written.
+    """
+    for offset in range(start, end, _CHUNK_BYTES):
+        zeros = _ZEROS[: min(_CHUNK_BYTES, end - offset)]
+        if os.pread(fd, len(zeros), offset) != zeros:
+            write_all(fd, [zeros], offset)
+    os.fsync(fd)

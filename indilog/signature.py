@@ -1,0 +1,227 @@
+"""What a function takes and gives, from its type hints: JSON in, checked values; a value out, JSON.
+
+No pickle: arguments and results are JSON (bytes as base64). pydantic checks them; types are plain
+Python types, dataclasses, pydantic models and msgspec structs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, NotRequired
+
+import msgspec
+import pydantic
+import pydantic_core
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from indilog.errors import FunctionFailedError, InvalidArgumentsError
+
+_CONFIG: Final = pydantic.ConfigDict(
+    extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+)
+_RESULT_START: Final = b'{"r":'
+_RESULT_END: Final = b"}"
+_ERRORS_SHOWN_MAX: Final = 20
+_EXPECTED: Final = re.compile(r"Expected `([^`]+)`")
+_SENTENCES: Final = {"missing": "is missing", "extra_forbidden": "is not a parameter"}
+
+
+class Signature:
+    """The parameters and the result of one function.
+
+    Attributes:
+        takes_context: whether the first parameter is the platform's `Context`.
+        arguments_schema: JSON schema of the object that a caller gives.
+        result_schema: JSON schema of what comes back.
+
+    Raises:
+        TypeError: the hints cannot be used; one sentence that names the parameter.
+    """
+
+    def __init__(self, name: str, body: Callable[..., Any], context: type) -> None:
+        self._name = name
+        hints = _hints(name, body)
+        parameters = list(inspect.signature(body).parameters.values())
+        self.takes_context = _takes_context(name, parameters, hints, context)
+        fields = {
+            p.name: _field(name, p, hints) for p in parameters[1 if self.takes_context else 0 :]
+        }
+        self._arguments = _arguments_adapter(name, fields)
+        self._result_is_any = hints.get("return", Any) is Any
+        self._result = _result_adapter(name, hints.get("return", Any))
+        try:
+            self.arguments_schema = self._arguments.json_schema()
+            self.result_schema = _result_schema(self._result)
+        except pydantic.PydanticUserError as error:
+            raise TypeError(f"{name} has a type without a JSON schema: {_line(error)}") from error
+        self.arguments_schema["title"] = name
+
+    def arguments(self, text: bytes) -> dict[str, Any]:
+        """Return the keyword arguments in a JSON object, checked and converted.
+
+        Raises:
+            InvalidArgumentsError: they do not fit; `errors` names each field.
+        """
+        try:
+            checked: dict[str, Any] = self._arguments.validate_json(text or b"{}")
+        except pydantic.ValidationError as error:
+            raise _invalid(self._name, error) from None
+        return checked
+
+    def result_text(self, value: object) -> bytes:
+        """Return a result as JSON text.
+
+        Raises:
+            FunctionFailedError: it does not fit the function's return type.
+        """
+        try:
+            if self._result_is_any:
+                return _json(value)
+            text = self._result.dump_json({"r": value}, warnings="error")
+        except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
+            expected = _EXPECTED.search(str(error))
+            reason = f"a `{expected[1]}` is expected." if expected else _line(error)
+            raise FunctionFailedError(
+                f"{self._name} returned a {type(value).__name__} that does not fit its return "
+                f"type: {reason}",
+                kind="TypeError",
+            ) from error
+        return text[len(_RESULT_START) : -len(_RESULT_END)]
+
+    def result(self, text: bytes) -> object:
+        """Return the value that a result's JSON text stands for."""
+        return self._result.validate_json(_RESULT_START + text + _RESULT_END)["r"]
+
+
+def arguments_text(arguments: Mapping[str, Any]) -> bytes:
+    """Return keyword arguments as the JSON object that a function is called with.
+
+    Raises:
+        InvalidArgumentsError: one of them has no JSON form.
+    """
+    try:
+        return _json(arguments)
+    except (pydantic_core.PydanticSerializationError, TypeError, ValueError) as error:
+        raise InvalidArgumentsError(f"An argument has no JSON form: {_line(error)}") from error
+
+
+def _json(value: object) -> bytes:
+    return pydantic_core.to_json(
+        value, bytes_mode="base64", inf_nan_mode="null", fallback=msgspec.to_builtins
+    )
+
+
+def plain_value(text: bytes) -> Any:  # noqa: ANN401 - whatever JSON says
+    """Return what JSON text says, in plain Python values."""
+    return pydantic_core.from_json(text)
+
+
+def _hints(name: str, body: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(body, include_extras=True)
+    except (NameError, TypeError, AttributeError) as error:
+        raise TypeError(f"{name} has a type hint that cannot be resolved: {error}.") from error
+
+
+def _takes_context(
+    name: str, parameters: list[inspect.Parameter], hints: dict[str, Any], context: type
+) -> bool:
+    for index, parameter in enumerate(parameters):
+        if parameter.name == "ctx" or hints.get(parameter.name) is context:
+            if index > 0:
+                raise TypeError(f"{name} takes the context as {parameter.name!r}; put it first.")
+            return True
+    return False
+
+
+def _field(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Any:  # noqa: ANN401
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if parameter.kind not in named:
+        raise TypeError(f"{name} takes {str(parameter)!r}; give every parameter a name of its own.")
+    hint = _pydantic_type(hints.get(parameter.name, Any))
+    if parameter.default is inspect.Parameter.empty:
+        return hint
+    return NotRequired[hint]
+
+
+def _arguments_adapter(name: str, fields: dict[str, Any]) -> TypeAdapter[Any]:
+    make: Any = TypedDict  # fields that are known only now are beyond a type checker
+    typed = make("Arguments", fields)
+    typed.__pydantic_config__ = _CONFIG
+    try:
+        return TypeAdapter(typed)
+    except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
+        raise TypeError(f"{name} has a parameter of an unknown kind: {_line(error)}") from error
+
+
+def _result_adapter(name: str, hint: Any) -> TypeAdapter[Any]:  # noqa: ANN401
+    """Return an adapter of an object with the result as its only field.
+
+    A dataclass by itself takes no configuration from outside; inside this object it does.
+    """
+    kind = _pydantic_type(type(None) if hint is None else hint)
+    make: Any = TypedDict
+    typed = make("Result", {"r": kind})
+    typed.__pydantic_config__ = pydantic.ConfigDict(**{**_CONFIG, "extra": "ignore"})
+    try:
+        return TypeAdapter(typed)
+    except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
+        raise TypeError(f"{name} returns an unknown kind: {_line(error)}") from error
+
+
+def _result_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    schema = adapter.json_schema(mode="serialization")
+    result: dict[str, Any] = schema["properties"]["r"]
+    return result | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
+
+
+def _pydantic_type(hint: Any) -> Any:  # noqa: ANN401
+    """Return `hint` with msgspec structs replaced by what makes pydantic accept them."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return _struct_type(hint)
+    inner = typing.get_args(hint)
+    changed = tuple(_pydantic_type(kind) for kind in inner)
+    if changed == inner:
+        return hint
+    if isinstance(hint, types.UnionType):
+        return typing.Union[changed]  # noqa: UP007 - of kinds known only now
+    return hint.copy_with(changed) if hasattr(hint, "copy_with") else hint.__origin__[changed]
+
+
+def _struct_type(struct: type[msgspec.Struct]) -> Any:  # noqa: ANN401
+    _, components = msgspec.json.schema_components([struct])
+    schema = components.get(struct.__name__, {})
+    if "$ref" in str(schema):  # a schema of several parts; pydantic cannot be given the others
+        schema = {"type": "object", "title": struct.__name__}
+    return Annotated[
+        struct,
+        pydantic.PlainValidator(lambda value: msgspec.convert(value, struct)),
+        pydantic.PlainSerializer(msgspec.to_builtins),
+        pydantic.WithJsonSchema(schema),
+    ]
+
+
+def _invalid(name: str, error: pydantic.ValidationError) -> InvalidArgumentsError:
+    faults = [
+        {"field": ".".join(map(str, fault["loc"])) or "body", "problem": _problem(fault)}
+        for fault in error.errors(include_url=False, include_context=False, include_input=False)
+    ][:_ERRORS_SHOWN_MAX]
+    told = "; ".join(f"field '{fault['field']}' {fault['problem']}" for fault in faults[:3])
+    return InvalidArgumentsError(f"{name} was not run: {told}.", faults)
+
+
+def _problem(fault: Mapping[str, Any]) -> str:
+    if (sentence := _SENTENCES.get(fault["type"])) is not None:
+        return sentence
+    message = str(fault["msg"]).rstrip(".")
+    return "does not fit: " + message[:1].lower() + message[1:]
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error's words, as the end of a sentence."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:") + "."

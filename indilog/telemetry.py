@@ -1,0 +1,201 @@
+"""What a process tells about itself: structured logs (structlog) and metrics (Prometheus).
+
+Nothing is configured at import. A process calls `configure_logging` once, at its start; modules get
+their logger by `structlog.get_logger`. Metrics cost a plain integer addition where something
+happens: every role's shell owns a `Metrics`, and a collector reads the numbers when somebody
+scrapes `/metrics`. There is no global registry, so several platforms may live in one process.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Final, Literal, NamedTuple, TextIO, TypeAlias
+
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from indilog.errors import ConfigError
+
+LogFormat: TypeAlias = Literal["json", "console"]
+SYNC_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1.0)
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+# --- logs
+
+
+def configure_logging(
+    log_format: LogFormat = "json", level: str = "info", stream: TextIO | None = None
+) -> None:
+    """Send every log line of this process to `stream` (standard error), one line an event.
+
+    Lines of the standard library's loggers (uvicorn's, say) come out in the same form. May be
+    called again; the last call wins.
+
+    Raises:
+        ConfigError: an unknown level.
+    """
+    if level not in _LEVELS:
+        raise ConfigError(f"The log level is one of {', '.join(_LEVELS)}, not {level!r}.")
+    stream = stream or sys.stderr
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    rendering = _rendering(log_format, stream)
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _rendering(log_format: LogFormat, stream: TextIO) -> list[structlog.typing.Processor]:
+    if log_format == "console":
+        return [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+# --- metrics
+
+
+class SyncTimes:
+    """How long disk syncs took, as counts per bucket of `SYNC_BUCKETS_S`."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SYNC_BUCKETS_S) + 1)
+        self.total_s = 0.0
+
+    def observe(self, duration_s: float) -> None:
+        """Count one sync."""
+        self.counts[bisect_left(SYNC_BUCKETS_S, duration_s)] += 1
+        self.total_s += duration_s
+
+
+class Metrics:
+    """The numbers of one node; whoever does the thing adds to them.
+
+    Counters only grow. Those with a label are mappings: `metrics.ignored["old epoch"] += 1`. Labels
+    are names from the code (message kinds, reasons, outcomes), never text from outside, so their
+    number is bounded.
+    """
+
+    __slots__ = (
+        "appended", "appended_bytes", "dropped", "ignored", "invocations", "lookups", "node",
+        "received", "sent", "sent_bytes", "syncs",
+    )  # fmt: skip
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.sent: defaultdict[str, int] = defaultdict(int)
+        """Messages sent, by kind."""
+        self.received: defaultdict[str, int] = defaultdict(int)
+        """Messages received, by kind."""
+        self.dropped: defaultdict[str, int] = defaultdict(int)
+        """Messages dropped, by reason."""
+        self.ignored: defaultdict[str, int] = defaultdict(int)
+        """Events from outside that had no place, by reason."""
+        self.lookups: defaultdict[str, int] = defaultdict(int)
+        """Reads by what answered them (`suffix`, `popularity`, `tag`, `tier`, ...)."""
+        self.invocations: defaultdict[str, int] = defaultdict(int)
+        """Function calls, by outcome."""
+        self.sent_bytes = 0
+        self.appended = 0
+        self.appended_bytes = 0
+        self.syncs = SyncTimes()
+
+
+class Gauge(NamedTuple):
+    """A value that is asked for at scrape time."""
+
+    name: str
+    documentation: str
+    read: Callable[[], float]
+
+
+_LABELLED: Final = (
+    ("sent", "indilog_messages_sent", "Messages sent, by kind", "kind"),
+    ("received", "indilog_messages_received", "Messages received, by kind", "kind"),
+    ("dropped", "indilog_messages_dropped", "Messages dropped, by reason", "reason"),
+    ("ignored", "indilog_events_ignored", "Events that had no place here, by reason", "reason"),
+    ("lookups", "indilog_lookups", "Reads, by what answered them", "outcome"),
+    ("invocations", "indilog_invocations", "Function calls, by outcome", "outcome"),
+)
+_PLAIN: Final = (
+    ("sent_bytes", "indilog_sent_bytes", "Bytes sent to other processes"),
+    ("appended", "indilog_records_appended", "Records appended and acknowledged"),
+    ("appended_bytes", "indilog_appended_bytes", "Bytes of data appended and acknowledged"),
+)
+
+
+class _NodeCollector(Collector):
+    """Reads the numbers of some nodes when somebody scrapes."""
+
+    def __init__(self, nodes: Iterable[Metrics], gauges: Iterable[Gauge]) -> None:
+        self._nodes = tuple(nodes)
+        self._gauges = tuple(gauges)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per name, a sample per node and label."""
+        for attribute, name, documentation, label in _LABELLED:
+            counters = CounterMetricFamily(name, documentation, labels=("node", label))
+            for node in self._nodes:
+                for value, count in sorted(getattr(node, attribute).items()):
+                    counters.add_metric((node.node, value), count)
+            yield counters
+        for attribute, name, documentation in _PLAIN:
+            counters = CounterMetricFamily(name, documentation, labels=("node",))
+            for node in self._nodes:
+                counters.add_metric((node.node,), getattr(node, attribute))
+            yield counters
+        yield self._sync_histogram()
+        for gauge in self._gauges:
+            yield GaugeMetricFamily(gauge.name, gauge.documentation, value=gauge.read())
+
+    def _sync_histogram(self) -> Metric:
+        family = HistogramMetricFamily(
+            "indilog_sync_seconds", "How long disk syncs took", labels=("node",)
+        )
+        edges = [*map(str, SYNC_BUCKETS_S), "+Inf"]
+        for node in self._nodes:
+            sums = accumulate(node.syncs.counts)
+            family.add_metric((node.node,), list(zip(edges, sums, strict=True)), node.syncs.total_s)
+        return family
+
+
+def registry_of(nodes: Iterable[Metrics], gauges: Iterable[Gauge] = ()) -> CollectorRegistry:
+    """Return a registry of its own that reads these nodes' numbers at scrape time."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_NodeCollector(nodes, gauges))
+    return registry
+
+
+def exposition(registry: CollectorRegistry) -> bytes:
+    """Return what `/metrics` answers, in Prometheus's text format."""
+    return generate_latest(registry)

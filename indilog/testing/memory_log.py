@@ -1,0 +1,233 @@
+"""A log in memory, for tests of whatever awaits the `Log` interface (API.md, "Testing without a
+server").
+
+`MemoryLogs` is one logspace: logs of any name share one dense total order, as on the real platform,
+and none sees another's records. It passes the same contract suite as the real log
+(`tests/contract`), with the same limits and the same words. Nothing is durable, nothing is awaited
+but `wait`, so a coroutine over it runs to its end without an event loop.
+
+It works on spelled names instead of hashes, so that a test which compares the real log with it
+also checks the hashing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from indilog.config import MIB, ClusterConfig
+from indilog.errors import TooLargeError
+from indilog.ids import MAX_SEQNUM, SeqNum, UserTag, tag_columns
+from indilog.log import Entry, Log, Record, Session, check_bound, check_limit, check_record
+from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+
+_PAGE_BYTES_MAX: Final = 4 * MIB
+_SEPARATOR: Final = b"\x1f"
+
+
+class MemoryLogs:
+    """One logspace in memory: a `LogSource`.
+
+    Args:
+        config: the limits; the defaults are those of the platform.
+        page_bytes_max: data bytes of one answer to `read_range`.
+        clock: seconds since 1970, for the time of records.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig | None = None,
+        *,
+        page_bytes_max: int = _PAGE_BYTES_MAX,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config or ClusterConfig()
+        self.page_bytes_max = page_bytes_max
+        self._clock = clock
+        self._records: list[Record] = []
+        self._aux: dict[SeqNum, bytes] = {}
+        self._streams: defaultdict[bytes, list[SeqNum]] = defaultdict(list)
+        self._waiting: defaultdict[bytes, set[asyncio.Future[None]]] = defaultdict(set)
+
+    def log(self, name: str, session: Session | None = None) -> MemoryLog:
+        """Return the log `name`; it need not exist before."""
+        return MemoryLog(name, logs=self, session=session)
+
+    @property
+    def position(self) -> int:
+        """The logical clock: here every record is a step."""
+        return len(self._records)
+
+    def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
+        """Append (data, names) pairs at consecutive seqnums, and wake who waits for them."""
+        start = len(self._records)
+        now = self._clock()
+        for seqnum, (data, names) in enumerate(entries, start):
+            self._records.append(Record(seqnum, names, data, now))
+            for stream in _streams_of(names):
+                self._streams[stream].append(seqnum)
+                for waiter in self._waiting.pop(stream, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)
+        return list(range(start, len(self._records)))
+
+    def stream(self, stream: bytes) -> Sequence[SeqNum]:
+        """Return the seqnums of a stream (a spelled log, or log and tag), ascending."""
+        return self._streams.get(stream, ())
+
+    def record(self, seqnum: SeqNum) -> Record | None:
+        """Return the record at `seqnum` with its aux data of now, or None beyond the tail."""
+        if seqnum >= len(self._records):
+            return None
+        kept = self._records[seqnum]
+        return Record(seqnum, kept.names, kept.data, kept.time, self._aux.get(seqnum))
+
+    def keep_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep `aux` beside a record that exists."""
+        self._aux[seqnum] = aux
+
+    def drop_aux(self, seqnum: SeqNum | None = None) -> None:
+        """Forget the aux data of one record, or of all: what a cache may do at any time."""
+        if seqnum is None:
+            self._aux.clear()
+        else:
+            self._aux.pop(seqnum, None)
+
+    async def appended(self, stream: bytes) -> None:
+        """Return when the next record is appended to `stream`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[stream].add(waiter)
+        try:
+            await waiter
+        finally:
+            if stream in self._waiting:
+                self._waiting[stream].discard(waiter)
+
+
+class MemoryLog(Log):
+    """One named log of a `MemoryLogs`; alone it has a logspace of its own."""
+
+    def __init__(
+        self, name: str, *, logs: MemoryLogs | None = None, session: Session | None = None
+    ) -> None:
+        self.name = name
+        self.logs = logs or MemoryLogs()
+        self.session = session or Session()
+        self._stream(None)  # refuses a name that no log may have
+
+    @property
+    def scope(self) -> MemoryLogs:
+        """See `Log.scope`."""
+        return self.logs
+
+    def _stream(self, tag: UserTag | None) -> bytes:
+        return tag_columns(self.name, () if tag is None else (tag,))[1]
+
+    def _checked(self, data: bytes, tags: Iterable[UserTag]) -> tuple[bytes, bytes, int]:
+        """Return data, names and the bytes that the record takes in a batch."""
+        listed = tags if isinstance(tags, str) else tuple(tags)
+        config = self.logs.config
+        check_record(
+            data, listed, bytes_max=config.record_bytes_max, tags_max=config.record_tags_max
+        )
+        hashes, names = tag_columns(self.name, tuple(listed))
+        return data, names, len(data) + len(names) + 8 * len(hashes) + RECORD_OVERHEAD_BYTES
+
+    def _saw(self) -> None:
+        self.session.saw(self.logs.position)
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        """See `Log.append`."""
+        data, names, _ = self._checked(data, tags)
+        (seqnum,) = self.logs.append_all([(data, names)])
+        self._saw()
+        return seqnum
+
+    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+        """See `Log.append_batch`."""
+        checked = [self._checked(entry.data, entry.tags) for entry in entries]
+        size = HEADER_BYTES + sum(taken for _, _, taken in checked)
+        if size > self.logs.config.batch_bytes_max:
+            limit = self.logs.config.batch_bytes_max
+            raise TooLargeError("The batch's size in bytes", size=size, limit=limit)
+        seqnums = self.logs.append_all([(data, names) for data, names, _ in checked])
+        self._saw()
+        return seqnums
+
+    async def read(self, seqnum: SeqNum) -> Record | None:
+        """See `Log.read`."""
+        record = self.logs.record(check_bound(seqnum))
+        self._saw()
+        if record is None or record.names.split(_SEPARATOR, 1)[0] != self.name.encode():
+            return None
+        return record
+
+    async def read_next(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, wait: float | None = None
+    ) -> Record | None:
+        """See `Log.read_next`."""
+        stream, bound = self._stream(tag), check_bound(bound)
+        if wait is not None and self._first(stream, bound) is None:
+            try:
+                async with asyncio.timeout(wait):
+                    while self._first(stream, bound) is None:
+                        await self.logs.appended(stream)
+            except TimeoutError:
+                pass
+        return self._first(stream, bound)
+
+    def _first(self, stream: bytes, bound: SeqNum) -> Record | None:
+        self._saw()
+        seqnums = self.logs.stream(stream)
+        place = bisect_left(seqnums, bound)
+        return self.logs.record(seqnums[place]) if place < len(seqnums) else None
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+    ) -> Record | None:
+        """See `Log.read_prev`."""
+        self._saw()
+        seqnums = self.logs.stream(self._stream(tag))
+        place = bisect_right(seqnums, check_bound(bound))
+        return self.logs.record(seqnums[place - 1]) if place else None
+
+    async def read_range(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+    ) -> list[Record]:
+        """See `Log.read_range`."""
+        self._saw()
+        seqnums = self.logs.stream(self._stream(tag))
+        place = bisect_left(seqnums, check_bound(bound))
+        page: list[Record] = []
+        size = 0
+        for seqnum in seqnums[place : place + check_limit(limit)]:
+            record = self.logs.record(seqnum)
+            assert record is not None, "a stream names only records that exist"
+            size += len(record.data)
+            if page and size > self.logs.page_bytes_max:
+                break
+            page.append(record)
+        return page
+
+    async def tail(self) -> SeqNum:
+        """See `Log.tail`."""
+        self._saw()
+        return self.logs.position
+
+    async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """See `Log.set_aux`."""
+        limit = self.logs.config.aux_bytes_max
+        if len(aux) > limit:
+            raise TooLargeError("The aux data's size in bytes", size=len(aux), limit=limit)
+        if await self.read(seqnum) is not None:
+            self.logs.keep_aux(seqnum, aux)
+
+
+def _streams_of(names: bytes) -> list[bytes]:
+    """Return the streams that a record with `names` is in: its log's, and one per tag."""
+    log, *spelled = names.split(_SEPARATOR)
+    return [log, *(log + _SEPARATOR + name for name in spelled)]

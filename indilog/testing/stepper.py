@@ -1,0 +1,160 @@
+"""Executions over a log, interleaved call by call, without an event loop (STYLE: libraries "run
+under a stepper that tries every interleaving of two executions").
+
+A `SteppedLog` pauses before each call. `run_stepped` drives coroutines that await nothing else and
+asks at each pause who goes on; `interleavings` asks in every possible way. So a test decides the
+order of events exactly, and a failure is repeated by repeating the choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.log import Entry, Log, Record
+
+_T = TypeVar("_T")
+
+Choose: TypeAlias = Callable[[Sequence[int]], int]
+"""Given the numbers of the executions that can go on, return the one that does."""
+
+
+class _Pause:
+    """Awaited: hands control to whoever drives the coroutine."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class SteppedLog(Log):
+    """A log that pauses before each call; time does not pass, so a `wait` ends at once.
+
+    Attributes:
+        appended: seqnums that were appended through it, in order.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.name = log.name
+        self.appended: list[SeqNum] = []
+        self._log = log
+
+    @property
+    def scope(self) -> object:
+        """See `Log.scope`."""
+        return self._log.scope
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        """See `Log.append`."""
+        await _Pause()
+        seqnum = await self._log.append(data, tags=tags)
+        self.appended.append(seqnum)
+        return seqnum
+
+    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+        """See `Log.append_batch`."""
+        await _Pause()
+        seqnums = await self._log.append_batch(entries)
+        self.appended += seqnums
+        return seqnums
+
+    async def read(self, seqnum: SeqNum) -> Record | None:
+        """See `Log.read`."""
+        await _Pause()
+        return await self._log.read(seqnum)
+
+    async def read_next(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,  # noqa: ARG002
+    ) -> Record | None:
+        """See `Log.read_next`."""
+        await _Pause()
+        return await self._log.read_next(tag, bound)
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+    ) -> Record | None:
+        """See `Log.read_prev`."""
+        await _Pause()
+        return await self._log.read_prev(tag, bound)
+
+    async def read_range(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+    ) -> list[Record]:
+        """See `Log.read_range`."""
+        await _Pause()
+        return await self._log.read_range(tag, bound, limit=limit)
+
+    async def tail(self) -> SeqNum:
+        """See `Log.tail`."""
+        await _Pause()
+        return await self._log.tail()
+
+    async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """See `Log.set_aux`."""
+        await _Pause()
+        await self._log.set_aux(seqnum, aux)
+
+
+def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -> list[_T]:
+    """Run the executions to their ends, one step at a time, and return their results in order.
+
+    Raises:
+        Exception: whatever an execution raises; the others are closed.
+    """
+    results: dict[int, _T] = {}
+    running = dict(enumerate(executions))
+    try:
+        while running:
+            number = choose(tuple(running))
+            try:
+                running[number].send(None)
+            except StopIteration as end:
+                results[number] = end.value
+                del running[number]
+    finally:
+        for execution in running.values():
+            execution.close()
+    return [results[number] for number in range(len(executions))]
+
+
+class _Trail:
+    """One run's choices: a given prefix, then always the first."""
+
+    def __init__(self, prefix: Sequence[int]) -> None:
+        self._prefix = prefix
+        self._taken: list[tuple[int, int]] = []
+
+    def choose(self, ready: Sequence[int]) -> int:
+        depth = len(self._taken)
+        place = self._prefix[depth] if depth < len(self._prefix) else 0
+        self._taken.append((place, len(ready)))
+        return ready[place]
+
+    def next_prefix(self) -> list[int] | None:
+        """Return the choices that lead to the next run, None after the last."""
+        for depth in range(len(self._taken) - 1, -1, -1):
+            place, count = self._taken[depth]
+            if place + 1 < count:
+                return [taken for taken, _ in self._taken[:depth]] + [place + 1]
+        return None
+
+
+def interleavings(run: Callable[[Choose], _T], *, runs_max: int = 100_000) -> Iterator[_T]:
+    """Yield the result of `run` for every way to choose; `run` starts afresh each time.
+
+    Raises:
+        AssertionError: there are more than `runs_max` ways; the executions are too long.
+    """
+    prefix: Sequence[int] = ()
+    for _ in range(runs_max):
+        trail = _Trail(prefix)
+        yield run(trail.choose)
+        further = trail.next_prefix()
+        if further is None:
+            return
+        prefix = further
+    raise AssertionError(f"more than {runs_max} interleavings; shorten the executions")

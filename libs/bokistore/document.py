@@ -1,0 +1,329 @@
+"""JSON documents, paths into them, and the writes that change them: what an object is (thesis
+2.3.3: "the state of an object is reconstructed by replaying the object's sub-stream").
+
+Everything here is plain and deterministic: the same writes in the same order give the same
+document, byte for byte, in every process. A write either fits and takes effect, or does not fit
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final, TypeAlias, assert_never
+
+import msgspec
+
+from bokistore.errors import InvalidObjectError, MismatchError
+
+Json: TypeAlias = Any
+"""A JSON value: None, bool, int, float, str, list or dict with text keys."""
+
+Path: TypeAlias = str | Sequence[str]
+"""Names joined by dots, `profile.name`, or a list of names where names have dots in them. A number
+names an element of a list. Empty: the whole object."""
+
+Steps: TypeAlias = tuple[str, ...]
+
+STEPS_MAX: Final = 64
+VALUE_DEPTH_MAX: Final = 64
+_NUMBER_MAX: Final = 2**1023
+"""Numbers stay within what a JSON reader of any language can take as a double."""
+
+
+class Absent(enum.Enum):
+    """The answer "there is nothing", which JSON's null is not."""
+
+    ABSENT = enum.auto()
+
+
+class Set(msgspec.Struct, frozen=True, array_like=True, tag="set"):
+    """Put a value at a path; what is missing on the way becomes objects."""
+
+    path: Steps
+    value: Json
+
+
+class Increment(msgspec.Struct, frozen=True, array_like=True, tag="increment"):
+    """Add to the number at a path; nothing there counts as 0."""
+
+    path: Steps
+    by: int | float
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True, tag="push"):
+    """Add a value at the end of the list at a path; beyond `limit` the oldest elements go."""
+
+    path: Steps
+    value: Json
+    limit: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class AddToSet(msgspec.Struct, frozen=True, array_like=True, tag="add_to_set"):
+    """Add a value to the list at a path, unless it is in it."""
+
+    path: Steps
+    value: Json
+
+
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+    """Take away what is at a path; with an empty path, the object itself."""
+
+    path: Steps
+
+
+Write: TypeAlias = Set | Increment | Push | AddToSet | Delete
+Document: TypeAlias = dict[str, Json]
+
+_encoder = msgspec.json.Encoder()
+_sorted_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def encoded(value: Json) -> bytes:
+    """Return the JSON of what is known to be JSON."""
+    return _encoder.encode(value)
+
+
+def copied(value: Json) -> Json:
+    """Return an equal JSON value that shares nothing with `value`."""
+    return msgspec.json.decode(_encoder.encode(value)) if isinstance(value, dict | list) else value
+
+
+def steps_of(path: Path) -> Steps:
+    """Return the names on a path.
+
+    Raises:
+        InvalidObjectError: a name is empty or not text, or there are too many.
+    """
+    if isinstance(path, str):
+        steps: Steps = tuple(path.split(".")) if path else ()
+    else:
+        steps = tuple(path)
+    if not all(map(_is_step, steps)):
+        raise InvalidObjectError(
+            f"A path is names joined by dots, such as 'profile.name', not {path!r}."
+        )
+    if len(steps) > STEPS_MAX:
+        raise InvalidObjectError(f"A path has at most {STEPS_MAX} names, this one {len(steps)}.")
+    return steps
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, str) and bool(step)
+
+
+def check_value(value: Json) -> None:
+    """Refuse what JSON cannot carry unchanged.
+
+    Raises:
+        InvalidObjectError: another type, a key that is not text, an infinite or huge number, or
+            values nested too deep.
+    """
+    level: list[Json] = [value]
+    for _ in range(VALUE_DEPTH_MAX):
+        if not level:
+            return
+        level = [child for item in level for child in _children_checked(item)]
+    if level:
+        raise InvalidObjectError(f"A value is nested at most {VALUE_DEPTH_MAX} deep.")
+
+
+def _children_checked(value: Json) -> Iterable[Json]:
+    if value is None or isinstance(value, bool):
+        return ()
+    if isinstance(value, str):
+        return () if value.isascii() else _text_checked(value)
+    if isinstance(value, int | float):
+        return _number_checked(value)
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise InvalidObjectError("The keys of an object are text; write them as strings.")
+        for key in value:
+            _children_checked(key)
+        return value.values()
+    raise InvalidObjectError(
+        f"A value is JSON: text, a number, true, false, null, a list or an object; "
+        f"{type(value).__name__} is none of them."
+    )
+
+
+def _text_checked(value: str) -> tuple[()]:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidObjectError("Text must be writable as UTF-8.") from error
+    return ()
+
+
+def _number_checked(value: float) -> tuple[()]:
+    if not _in_range(value):
+        raise InvalidObjectError(f"A number is finite and within ±2**1023; {value!r:.40} is not.")
+    return ()
+
+
+def _in_range(value: float) -> bool:
+    return (isinstance(value, int) or math.isfinite(value)) and -_NUMBER_MAX <= value <= _NUMBER_MAX
+
+
+def found(document: Document | None, steps: Steps) -> Json | Absent:
+    """Return what is at a path, or `ABSENT`."""
+    at: Json = Absent.ABSENT if document is None else document
+    for step in steps:
+        at = _child(at, step)
+        if at is Absent.ABSENT:
+            break
+    return at
+
+
+def applied(document: Document | None, write: Write, *, name: str) -> Document | None:
+    """Return the document after `write`; None is an object that does not exist.
+
+    The given document is changed in place, unless the write does not fit.
+
+    Raises:
+        MismatchError: the write does not fit; the document is as before.
+    """
+    if not write.path:
+        return _whole_replaced(write, name)
+    if isinstance(write, Delete):
+        _delete(document, write.path)
+        return document
+    document = {} if document is None else document
+    holder = _holder(document, write, name)
+    _store(holder, write.path[-1], _value_after(_child(holder, write.path[-1]), write, name))
+    return document
+
+
+def _whole_replaced(write: Write, name: str) -> Document | None:
+    """Apply a write to the object itself: it can be set, or deleted."""
+    match write:
+        case Set(value=dict() as value):
+            return value
+        case Delete():
+            return None
+        case Set(value=value):
+            raise MismatchError(name, "", wanted="a JSON object", found=_kind(value))
+        case Push() | AddToSet():
+            raise MismatchError(name, "", wanted="a list", found="an object")
+        case Increment():
+            raise MismatchError(name, "", wanted="a number", found="an object")
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _value_after(old: Json, write: Set | Increment | Push | AddToSet, name: str) -> Json:
+    """Return what stands at the write's path afterwards."""
+    match write:
+        case Set(value=value):
+            return value
+        case Increment(by=by):
+            return _sum(old, by, write, name)
+        case Push(value=value, limit=limit):
+            items = _list(old, write, name)
+            items.append(value)
+            if limit is not None and len(items) > limit:
+                del items[:-limit]
+            return items
+        case AddToSet(value=value):
+            items = _list(old, write, name)
+            if not _contains(items, value):
+                items.append(value)
+            return items
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _sum(old: Json, by: float, write: Write, name: str) -> int | float:
+    if old is Absent.ABSENT:
+        old = 0
+    if isinstance(old, bool) or not isinstance(old, int | float):
+        raise _mismatch(name, write, wanted="a number", value=old)
+    total = old + by
+    if not _in_range(total):
+        raise _mismatch(name, write, wanted="a number with room for more", value=old)
+    return total
+
+
+def _list(old: Json, write: Write, name: str) -> list[Json]:
+    if old is Absent.ABSENT:
+        return []
+    if not isinstance(old, list):
+        raise _mismatch(name, write, wanted="a list", value=old)
+    return old
+
+
+def _contains(items: list[Json], value: Json) -> bool:
+    """Tell whether the same JSON is in the list; Python's `in` takes 1, 1.0 and true as one."""
+    if isinstance(value, str) or value is None:
+        return value in items
+    wanted = _sorted_encoder.encode(value)
+    return any(item == value and _sorted_encoder.encode(item) == wanted for item in items)
+
+
+def _holder(document: Document, write: Write, name: str) -> Document | list[Json]:
+    """Return what holds the last step of the path, making objects where nothing is.
+
+    Once something had to be made, nothing further can fail, so a write that does not fit leaves
+    no trace.
+    """
+    at: Document | list[Json] = document
+    for depth, step in enumerate(write.path):
+        child = _child(at, step)
+        if isinstance(at, list) and child is Absent.ABSENT:
+            where = ".".join(write.path[: depth + 1])
+            raise MismatchError(name, where, wanted="an element of the list", found="nothing")
+        if depth == len(write.path) - 1:
+            break
+        if child is Absent.ABSENT:
+            child = {}
+            _store(at, step, child)
+        if not isinstance(child, dict | list):
+            where = ".".join(write.path[: depth + 1])
+            raise MismatchError(name, where, wanted="an object or a list", found=_kind(child))
+        at = child
+    return at
+
+
+def _delete(document: Document | None, steps: Steps) -> None:
+    holder, last = found(document, steps[:-1]), steps[-1]
+    if _child(holder, last) is not Absent.ABSENT:
+        del holder[int(last) if isinstance(holder, list) else last]  # type: ignore[union-attr]
+
+
+def _child(at: Json, step: str) -> Json | Absent:
+    if isinstance(at, dict):
+        return at.get(step, Absent.ABSENT)
+    if isinstance(at, list) and step.isascii() and step.isdecimal() and len(step) < 10:
+        place = int(step)
+        return at[place] if place < len(at) else Absent.ABSENT
+    return Absent.ABSENT
+
+
+def _store(holder: Document | list[Json], step: str, value: Json) -> None:
+    if isinstance(holder, list):
+        holder[int(step)] = value
+    else:
+        holder[step] = value
+
+
+def _mismatch(name: str, write: Write, *, wanted: str, value: Json) -> MismatchError:
+    return MismatchError(name, ".".join(write.path), wanted=wanted, found=_kind(value))
+
+
+_KINDS: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
+    (Absent, "nothing"),
+    (type(None), "null"),
+    (bool, "true or false"),
+    ((int, float), "a number"),
+    (str, "text"),
+    (list, "a list"),
+    (dict, "an object"),
+)
+
+
+def _kind(value: Json) -> str:
+    """Name what stands there, in words of JSON."""
+    return next(name for kind, name in _KINDS if isinstance(value, kind))

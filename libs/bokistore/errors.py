@@ -1,0 +1,34 @@
+"""A person's mistakes with objects; all are final, and none changes anything."""
+
+from __future__ import annotations
+
+from indilog.errors import IndilogError
+
+
+class StoreError(IndilogError):
+    """Base of the errors of BokiStore, beside those of the log and `ConflictError`."""
+
+
+class InvalidObjectError(StoreError):
+    """A name, a path or a value that no object can have; nothing was appended."""
+
+
+class MismatchError(StoreError):
+    """The operation does not fit what the object holds at that path; it had no effect.
+
+    Decided by the order of the log: every replay comes to the same answer.
+
+    Attributes:
+        name: the object.
+        path: the place in it, as written in messages.
+    """
+
+    def __init__(self, name: str, path: str, *, wanted: str, found: str) -> None:
+        where = f"at {path!r} of {name!r}" if path else f"as the whole of {name!r}"
+        super().__init__(f"There must be {wanted} {where}, not {found}; nothing was changed.")
+        self.name = name
+        self.path = path
+
+
+class StoreVersionError(StoreError):
+    """A record was written by a later version of BokiStore; upgrade this program to read it."""

@@ -1,0 +1,192 @@
+"""What callers hold: a snapshot of an object, and inside a transaction an object that can be
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from bokistore.document import (
+    Absent,
+    AddToSet,
+    Delete,
+    Document,
+    Increment,
+    Json,
+    Path,
+    Push,
+    Set,
+    Write,
+    applied,
+    check_value,
+    copied,
+    encoded,
+    found,
+    steps_of,
+)
+from bokistore.errors import InvalidObjectError
+from bokistore.records import View
+from indilog.ids import SeqNum
+
+_decode_write = msgspec.json.Decoder(Write).decode
+
+
+class Obj(Mapping[str, Json]):
+    """A snapshot of an object: a mapping whose keys may be paths, `obj["profile.name"]`.
+
+    Changing what it returns changes nothing in the store. `bool(obj)` tells whether the object
+    exists.
+
+    Attributes:
+        name: the object's name.
+        seqnum: its last committed write, or None if there was none.
+    """
+
+    def __init__(self, name: str, view: View) -> None:
+        self.name = name
+        self.seqnum: SeqNum | None = view.version
+        self._view = view
+        self._document: Document | None = (
+            None if view.document is None else msgspec.json.decode(view.document)
+        )
+
+    @property
+    def exists(self) -> bool:
+        """Whether it was written and not deleted since."""
+        return self._document is not None
+
+    @property
+    def view(self) -> View:
+        """What the snapshot was made from."""
+        return self._view
+
+    @property
+    def value(self) -> Document:
+        """The whole object as plain JSON types; empty if it does not exist."""
+        return {} if self._document is None else self._document
+
+    def at(self, path: Path) -> Json:
+        """Return what is at a path.
+
+        Raises:
+            KeyError: there is nothing.
+        """
+        value = found(self._document, steps_of(path))
+        if value is Absent.ABSENT:
+            raise KeyError(path)
+        return value
+
+    def get(self, path: Path, default: Json = None) -> Json:
+        """Return what is at a path, or `default`."""
+        value = found(self._document, steps_of(path))
+        return default if value is Absent.ABSENT else value
+
+    def __getitem__(self, path: Path) -> Json:
+        return self.at(path)
+
+    def __contains__(self, path: object) -> bool:
+        if not isinstance(path, str):
+            return False
+        return found(self._document, steps_of(path)) is not Absent.ABSENT
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.value)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __bool__(self) -> bool:
+        return self.exists
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self._document!r})"
+
+
+class TxnObject(Obj):
+    """An object inside a transaction: its writes are seen by its own reads at once, and by
+    everybody else when the transaction commits.
+
+    Each write returns what was at the path before, None if nothing was.
+    """
+
+    def __init__(self, name: str, view: View, writes: list[msgspec.Raw]) -> None:
+        super().__init__(name, view)
+        self._writes = writes
+        for raw in writes:
+            self._apply(raw)
+
+    def set(self, path: Path, value: Json) -> Json:
+        """Put `value` at `path`; objects on the way are made."""
+        return self.write(set_at(path, value))
+
+    def increment(self, path: Path, by: float = 1) -> int | float | None:
+        """Add `by` to the number at `path`; nothing there counts as 0."""
+        return self.write(increment_at(path, by))  # type: ignore[no-any-return]
+
+    def push(self, path: Path, value: Json, *, limit: int | None = None) -> list[Json] | None:
+        """Add `value` to the list at `path`; beyond `limit` elements the oldest goes."""
+        return self.write(push_at(path, value, limit))  # type: ignore[no-any-return]
+
+    def add_to_set(self, path: Path, value: Json) -> list[Json] | None:
+        """Add `value` to the list at `path`, unless it is in it."""
+        return self.write(add_to_set_at(path, value))  # type: ignore[no-any-return]
+
+    def delete(self, path: Path | None = None) -> Json:
+        """Take away what is at `path`; without a path, the object itself."""
+        return self.write(delete_at(path))
+
+    def encoded(self) -> bytes | None:
+        """Return its JSON as it is now, None if it does not exist."""
+        return None if self._document is None else encoded(self._document)
+
+    def write(self, write: Write) -> Json:
+        """Apply one write here, and buffer it for the transaction's record."""
+        before = found(self._document, write.path)
+        old = None if before is Absent.ABSENT else copied(before)
+        raw = msgspec.Raw(encoded(write))
+        self._apply(raw)
+        self._writes.append(raw)
+        return old
+
+    def _apply(self, raw: msgspec.Raw) -> None:
+        # Decoded anew, so that the document shares nothing with the caller's value.
+        self._document = applied(self._document, _decode_write(raw), name=self.name)
+
+
+def set_at(path: Path, value: Json) -> Set:
+    """Return the write that puts `value` at `path`.
+
+    Raises:
+        InvalidObjectError: as for all of these, a path or value that cannot be.
+    """
+    check_value(value)
+    return Set(steps_of(path), value)
+
+
+def increment_at(path: Path, by: float) -> Increment:
+    """Return the write that adds `by` to the number at `path`."""
+    if isinstance(by, bool) or not isinstance(by, int | float):
+        raise InvalidObjectError(f"An increment is a number, not {by!r:.40}.")
+    check_value(by)
+    return Increment(steps_of(path), by)
+
+
+def push_at(path: Path, value: Json, limit: int | None) -> Push:
+    """Return the write that adds `value` at the end of the list at `path`."""
+    check_value(value)
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InvalidObjectError(f"A list's limit is at least 1, not {limit!r:.40}.")
+    return Push(steps_of(path), value, limit)
+
+
+def add_to_set_at(path: Path, value: Json) -> AddToSet:
+    """Return the write that adds `value` to the list at `path` unless it is in it."""
+    check_value(value)
+    return AddToSet(steps_of(path), value)
+
+
+def delete_at(path: Path | None) -> Delete:
+    """Return the write that takes away what is at `path`, or the whole object."""
+    return Delete(() if path is None else steps_of(path))

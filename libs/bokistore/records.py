@@ -1,0 +1,165 @@
+"""What BokiStore keeps in the log: a command per record, and views beside it as aux data.
+
+A record's data is JSON: `store`, the version of this format; `writes`, per object a list of writes
+(`bokistore.document`); and for a transaction that read something `reads`, the objects, and
+`horizon`: it saw every object as of the records below that seqnum. The record's tags name the
+objects written, nothing else, so an object's sub-stream is all that can have changed it (thesis
+2.3.3). An object's tag is its name behind `store:`, so the tags of other users of the log do not
+collide with it.
+
+Aux data is JSON too: `committed`, what the log's order decided about the command, and `views`, per
+object its version (the seqnum of the last committed write, or null) and value (or null) after the
+record. It is a cache: what it says follows from the log alone, and whatever does not read as such
+is taken as not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from bokistore.document import Write
+from bokistore.errors import InvalidObjectError, StoreVersionError
+from indilog.ids import TAG_BYTES_MAX, SeqNum
+
+VERSION: Final = 1
+AUX_BYTES_MAX: Final = 1024 * 1024
+"""Larger aux data is not kept; the log's default limit."""
+_TAG_PREFIX: Final = "store:"
+_NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX)
+_NULL: Final = b"null"
+
+
+class Command(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one record does to objects: a single operation, or a whole transaction."""
+
+    store: int
+    writes: dict[str, tuple[Write, ...]]
+    reads: tuple[str, ...] = ()
+    horizon: Annotated[SeqNum, msgspec.Meta(ge=0)] = 0
+
+
+class View(NamedTuple):
+    """An object as of some record of its sub-stream.
+
+    Attributes:
+        seqnum: the last record of the sub-stream that is taken into account; -1: none.
+        version: the last committed write up to there, or None if there was none.
+        document: its JSON, or None if it does not exist.
+        depth: how many records of the sub-stream came since one that has a view beside it.
+    """
+
+    seqnum: SeqNum
+    version: SeqNum | None
+    document: bytes | None
+    depth: int
+
+
+UNWRITTEN: Final = View(seqnum=-1, version=None, document=None, depth=0)
+
+
+class Aux(msgspec.Struct, frozen=True):
+    """What is known about a record's command, kept beside it."""
+
+    store: int
+    committed: bool
+    views: dict[str, tuple[SeqNum | None, msgspec.Raw]]
+
+
+class _Version(msgspec.Struct):
+    store: int
+
+
+_decode_command = msgspec.json.Decoder(Command).decode
+_decode_version = msgspec.json.Decoder(_Version).decode
+_decode_aux = msgspec.json.Decoder(Aux).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def tag_of(name: str) -> str:
+    """Return the tag of the records that write the object `name`.
+
+    Raises:
+        InvalidObjectError: the name is empty, too long, or cannot be in a tag.
+    """
+    if not _is_name(name):
+        raise InvalidObjectError(
+            f"An object's name is 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
+            f"not {name!r:.64}."
+        )
+    return _TAG_PREFIX + name
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not name or "\x1f" in name:
+        return False
+    try:
+        return len(name.encode()) <= _NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
+def command_encoded(
+    writes: Mapping[str, Sequence[msgspec.Raw]],
+    reads: Sequence[str] = (),
+    horizon: SeqNum = 0,
+) -> bytes:
+    """Return a record's data; each write is its JSON already."""
+    command: dict[str, Any] = {"store": VERSION, "writes": writes}
+    if reads:
+        command |= {"reads": reads, "horizon": horizon}
+    return _encode(command)
+
+
+def command_decoded(data: bytes) -> Command | None:
+    """Return the command in a record, or None for what BokiStore did not write.
+
+    Raises:
+        StoreVersionError: a later version wrote it, so it must not be passed over.
+    """
+    try:
+        command = _decode_command(data)
+    except (msgspec.DecodeError, RecursionError):
+        command = None
+    if command is not None and command.store == VERSION:
+        return command if all(map(_is_name, command.reads)) else None
+    try:
+        version = _decode_version(data).store
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if version > VERSION:
+        raise StoreVersionError(
+            f"A record of BokiStore has format {version}; this program reads up to {VERSION}."
+        )
+    return None
+
+
+def aux_encoded(views: Mapping[str, View], *, before: Aux | None, committed: bool) -> bytes | None:
+    """Return aux data with `views` beside those it had, or None if it would be too large."""
+    merged = dict(before.views) if before else {}
+    for name, view in views.items():
+        merged[name] = (view.version, msgspec.Raw(view.document or _NULL))
+    data = _encode(Aux(store=VERSION, committed=committed, views=merged))
+    return data if len(data) <= AUX_BYTES_MAX else None
+
+
+def aux_decoded(aux: bytes | None) -> Aux | None:
+    """Return what aux data says, or None if there is none that can be understood."""
+    if not aux:
+        return None
+    try:
+        decoded = _decode_aux(aux)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return decoded if decoded.store == VERSION else None
+
+
+def view_in(aux: Aux | None, name: str, seqnum: SeqNum) -> View | None:
+    """Return the view of `name` as of `seqnum` that is kept beside that record, if any."""
+    if aux is None or (kept := aux.views.get(name)) is None:
+        return None
+    version, raw = kept
+    document = bytes(raw)
+    return View(seqnum, version, None if document == _NULL else document, depth=0)

@@ -1,0 +1,164 @@
+"""The store: named JSON objects on a log, changed by single operations and transactions (API.md,
+"BokiStore"; thesis 2.3.3).
+
+Each operation is one record. What it does, and the old value that it returns, is decided by its
+place in the log, so nothing is ever lost between concurrent callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from bokistore.cache import ViewCache, cache_of
+from bokistore.document import (
+    Absent,
+    Document,
+    Json,
+    Path,
+    Write,
+    applied,
+    copied,
+    encoded,
+    found,
+)
+from bokistore.errors import MismatchError
+from bokistore.objects import (
+    Obj,
+    add_to_set_at,
+    delete_at,
+    increment_at,
+    push_at,
+    set_at,
+)
+from bokistore.records import View, command_encoded, tag_of
+from bokistore.replay import Replay
+from bokistore.transaction import Transaction
+from indilog.errors import ConflictError
+from indilog.log import Log
+
+RETRIES: Final = 16
+
+_ResultT = TypeVar("_ResultT")
+_decode_write = msgspec.json.Decoder(Write).decode
+
+
+class Store:
+    """Objects on one log. Cheap to make; what is cached is shared by all stores of a platform.
+
+    The operations return what was at the path before, None if nothing was, in the order of the
+    log. When one returns, its effect is durable, and the session that did it sees it. Each may
+    raise what `Log.append` raises; after `AppendOutcomeUnknownError` it may have taken effect.
+
+    Args:
+        log: where the objects live; the log may also hold other records.
+        cache: instead of the shared one.
+    """
+
+    def __init__(self, log: Log, *, cache: ViewCache | None = None) -> None:
+        self.log = log
+        self._replay = Replay(log, cache_of(log) if cache is None else cache)
+
+    async def get(self, name: str) -> Obj:
+        """Return a snapshot of an object; false if it does not exist."""
+        return Obj(name, await self._replay.view(name))
+
+    async def set(self, name: str, path: Path, value: Json) -> Json:
+        """Put `value` at `path`; objects on the way are made.
+
+        Raises:
+            MismatchError: something on the way is no object, or an element of a list is missing.
+        """
+        return await self._operate(name, set_at(path, value))
+
+    async def increment(self, name: str, path: Path, by: float = 1) -> int | float | None:
+        """Add `by` to the number at `path`; nothing there counts as 0.
+
+        Raises:
+            MismatchError: something else than a number is there.
+        """
+        old = await self._operate(name, increment_at(path, by))
+        assert old is None or isinstance(old, int | float), "an increment fits numbers only"
+        return old
+
+    async def push(
+        self,
+        name: str,
+        path: Path,
+        value: Json,
+        *,
+        limit: int | None = None,
+    ) -> list[Json] | None:
+        """Add `value` at the end of the list at `path`; beyond `limit` elements the oldest goes.
+
+        Raises:
+            MismatchError: something else than a list is there.
+        """
+        old = await self._operate(name, push_at(path, value, limit))
+        assert old is None or isinstance(old, list), "a push fits lists only"
+        return old
+
+    async def add_to_set(self, name: str, path: Path, value: Json) -> list[Json] | None:
+        """Add `value` to the list at `path`, unless the same JSON is in it.
+
+        Raises:
+            MismatchError: something else than a list is there.
+        """
+        old = await self._operate(name, add_to_set_at(path, value))
+        assert old is None or isinstance(old, list), "a set is a list"
+        return old
+
+    async def delete(self, name: str, path: Path | None = None) -> Json:
+        """Take away what is at `path`; without a path, the object itself."""
+        return await self._operate(name, delete_at(path))
+
+    def transaction(self) -> Transaction:
+        """Begin a transaction: `async with store.transaction() as txn`."""
+        return Transaction(self.log, self._replay)
+
+    async def transact(
+        self, body: Callable[[Transaction], Awaitable[_ResultT]], *, retries: int = RETRIES
+    ) -> _ResultT:
+        """Run `body` in a transaction, again after each conflict, and return its result.
+
+        `body` may run several times; only the writes of the last run take effect. Of several
+        transactions in conflict one always commits, so together they get on.
+
+        Raises:
+            ConflictError: it was in conflict more than `retries` times.
+        """
+        for _ in range(retries):
+            try:
+                return await self._attempt(body)
+            except ConflictError:
+                continue
+        return await self._attempt(body)
+
+    async def _attempt(self, body: Callable[[Transaction], Awaitable[_ResultT]]) -> _ResultT:
+        async with self.transaction() as txn:
+            return await body(txn)
+
+    async def _operate(self, name: str, write: Write) -> Json:
+        """Append one write, then find out from the log what was there before it."""
+        tag, raw = tag_of(name), encoded(write)
+        data = command_encoded({name: [msgspec.Raw(raw)]})
+        seqnum = await self.log.append(data, tags=[tag])
+        before = await self._replay.view(name, seqnum - 1)
+        document: Document | None = (
+            None if before.document is None else msgspec.json.decode(before.document)
+        )
+        there = found(document, write.path)
+        old = None if there is Absent.ABSENT else copied(there)
+        mismatch = None
+        try:
+            document = applied(document, _decode_write(raw), name=name)
+        except MismatchError as error:
+            mismatch = error
+        after = None if document is None else encoded(document)
+        view = View(seqnum, seqnum, after, before.depth + 1)
+        await self._replay.keep({name: view}, seqnum, committed=True)
+        if mismatch is not None:
+            raise mismatch
+        return old

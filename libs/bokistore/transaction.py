@@ -1,0 +1,157 @@
+"""Transactions: read a snapshot, buffer writes, append one record, let the log's order decide.
+
+Serializable in log order: a transaction takes effect at the place of its record, and only if
+nothing that it read has changed between its snapshot and that place. A transaction that writes
+nothing appends nothing; its snapshot is as of one place of the log, taken from `Log.tail`, so it
+sees all that committed before its first read, by whomever (strictly serializable).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from bokistore.document import Json, Path, Write, encoded
+from bokistore.objects import (
+    TxnObject,
+    add_to_set_at,
+    delete_at,
+    increment_at,
+    push_at,
+    set_at,
+)
+from bokistore.records import (
+    View,
+    command_decoded,
+    command_encoded,
+    tag_of,
+)
+from bokistore.replay import Replay
+from indilog.errors import ConflictError
+from indilog.ids import SeqNum
+from indilog.log import Log, Record
+
+
+class Transaction:
+    """One transaction: `async with store.transaction() as txn`.
+
+    On leaving the block it is committed; when the block raises, nothing is appended. `get` gives
+    an object that can be read and written. Writing without `get` ("blind") is never in conflict;
+    a blind write that does not fit what the object then holds has no effect.
+
+    Attributes:
+        seqnum: its record, once it committed; None if it wrote nothing.
+
+    Raises:
+        ConflictError: on leaving: another transaction changed first what this one read; nothing
+            was changed, run it again (`Store.transact` does).
+        AppendOutcomeUnknownError: on leaving: whether it took effect is not known.
+    """
+
+    def __init__(self, log: Log, replay: Replay) -> None:
+        self._log = log
+        self._replay = replay
+        self._horizons: list[SeqNum] = []
+        """Of several first reads at once each asks for the tail; the first answer holds for all."""
+        self._reads: dict[str, None] = {}
+        self._objects: dict[str, TxnObject] = {}
+        self._writes: dict[str, list[msgspec.Raw]] = {}
+        self._is_over = False
+        self.seqnum: SeqNum | None = None
+
+    async def get(self, name: str) -> TxnObject:
+        """Return an object as of the transaction's snapshot, with the transaction's own writes.
+
+        May be called for several objects at once. The same object is returned each time.
+
+        Raises:
+            MismatchError: an earlier blind write of this transaction does not fit it.
+        """
+        self._check_open()
+        tag_of(name)
+        if name in self._objects:
+            return self._objects[name]
+        if not self._horizons:
+            self._horizons.append(await self._log.tail())
+        view = await self._replay.view(name, self._horizons[0] - 1)
+        self._reads[name] = None
+        if name not in self._objects:
+            self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
+        return self._objects[name]
+
+    def set(self, name: str, path: Path, value: Json) -> None:
+        """Put `value` at `path` of the object."""
+        self._write(name, set_at(path, value))
+
+    def increment(self, name: str, path: Path, by: float = 1) -> None:
+        """Add `by` to the number at `path` of the object."""
+        self._write(name, increment_at(path, by))
+
+    def push(self, name: str, path: Path, value: Json, *, limit: int | None = None) -> None:
+        """Add `value` to the list at `path`; beyond `limit` elements the oldest goes."""
+        self._write(name, push_at(path, value, limit))
+
+    def add_to_set(self, name: str, path: Path, value: Json) -> None:
+        """Add `value` to the list at `path`, unless it is in it."""
+        self._write(name, add_to_set_at(path, value))
+
+    def delete(self, name: str, path: Path | None = None) -> None:
+        """Take away what is at `path`; without a path, the object itself."""
+        self._write(name, delete_at(path))
+
+    def _write(self, name: str, write: Write) -> None:
+        self._check_open()
+        if name in self._objects:
+            self._objects[name].write(write)
+            return
+        tag_of(name)
+        self._writes.setdefault(name, []).append(msgspec.Raw(encoded(write)))
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise RuntimeError("The transaction is over; start another with store.transaction().")
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_over = True
+        if kind is None:
+            await self._commit()
+
+    async def _commit(self) -> None:
+        """Append the record and find out what the log's order makes of it."""
+        writes = {name: listed for name, listed in self._writes.items() if listed}
+        if not writes:
+            return
+        horizon = self._horizons[0] if self._reads else 0
+        data = command_encoded(writes, tuple(self._reads), horizon)
+        seqnum = await self._log.append(data, tags=[tag_of(name) for name in writes])
+        command = command_decoded(data)
+        assert command is not None, "what we encode we can decode"
+        committed = await self._replay.committed(Record(seqnum, b"", data, 0.0), command)
+        views = self._views_after(seqnum) if committed else {}
+        costly = bool(command.reads) and seqnum > horizon
+        await self._replay.keep(views, seqnum, committed=committed, costly=costly)
+        if not committed:
+            raise ConflictError(
+                f"Another transaction changed one of {sorted(self._reads)} first; "
+                "nothing was changed, run this one again."
+            )
+        self.seqnum = seqnum
+
+    def _views_after(self, seqnum: SeqNum) -> dict[str, View]:
+        """Return what is known of the objects read and written, now that nothing came between."""
+        return {
+            name: View(seqnum, seqnum, self._objects[name].encoded(), held.view.depth + 1)
+            for name, held in self._objects.items()
+            if self._writes[name]
+        }

@@ -1,0 +1,52 @@
+"""What the primary knows of one backup: how much it has, and what is on its way to it.
+
+As the progress of a follower in Raft implementations: a backup is *probed* until it has said how
+much it has, then entries are sent ahead of its answers (pipelined), within a window. When an answer
+shows that something was lost, sending goes back once to what the backup has; after that only time
+does it again, so that the many answers to one gap do not each repeat everything.
+"""
+
+from __future__ import annotations
+
+from indilog.ids import Instant, MetalogPosition
+
+
+class BackupProgress:
+    """One backup, as the primary sees it.
+
+    Attributes:
+        stored: how many entries it said are durable there; 0 while probed.
+        sent: how many have been sent; `stored <= sent`.
+        probed: it has not said yet what it has.
+        resend_at: when to say again what it has not answered; None: nothing is awaited.
+    """
+
+    __slots__ = ("_went_back", "probed", "resend_at", "sent", "stored")
+
+    def __init__(self) -> None:
+        self.stored: MetalogPosition = 0
+        self.sent: MetalogPosition = 0
+        self.probed = True
+        self.resend_at: Instant | None = None
+        self._went_back = False
+
+    def on_stored(self, length: MetalogPosition) -> None:
+        """Note how much the backup has; it is believed even if it is less than before."""
+        advanced = length > self.stored
+        if self.probed:
+            self.probed = False
+            self.sent = length
+        elif advanced:
+            self._went_back = False
+        elif not self._went_back:
+            self._went_back = True
+            self.sent = length
+        self.stored = length
+        self.sent = max(self.sent, length)
+        self.resend_at = None
+
+    def go_back(self) -> None:
+        """Send again from what the backup has: it did not answer in time."""
+        self.sent = self.stored
+        self._went_back = True
+        self.resend_at = None

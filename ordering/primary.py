@@ -1,0 +1,209 @@
+"""The primary sequencer: turns reports of storage nodes into metalog entries (Scalog 4.1,
+ARCHITECTURE 8.3).
+
+An entry's way: *proposed* when the progress of any shard grew, *stored* when it is durable here,
+sent to the backups, *committed* when a majority of the sequencers has it, and only then
+*published*. Several entries are on this way at once. What is sent to a backup is durable here
+before, so a backup is always a prefix of this node's disk, and after a restart the primary simply
+goes on: it asks the backups what they have, brings them up to date, and so commits what it
+recovered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from indilog.config import Config
+from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, majority
+from indilog.messages import (
+    MetalogAppend,
+    MetalogEntries,
+    MetalogStored,
+    MetalogWanted,
+    ShardProgress,
+    TailIs,
+    TailWanted,
+)
+from indilog.metalog import MetalogReplay, NewRecords
+from indilog.roles import Effect, Ignore, Received, Send
+from indilog.view import View
+from ordering.backup_progress import BackupProgress
+from ordering.progress import Reports
+from ordering.stored_metalog import StoredMetalog
+
+
+class Primary:
+    """Proposes, replicates, commits and publishes metalog entries.
+
+    Guarantees: a published entry is on the disks of a majority of sequencers; it never orders a
+    record that fewer than the ack quorum of its shard reported; at most
+    `metalog_entries_in_flight_max` entries are proposed and not committed (reports that come
+    meanwhile go into the next entry).
+    """
+
+    def __init__(self, view: View, config: Config, metalog: StoredMetalog, epoch: Epoch) -> None:
+        self._view = view
+        self._epoch = epoch
+        self._page_entries = config.node.metalog_entries_in_flight_max
+        self._resend_s = config.node.resend_s
+        self._metalog = metalog
+        self._recovered = len(metalog)
+        self._reports = Reports(view)
+        self._backups = {node: BackupProgress() for node in view.backups}
+        self._majority = majority(view.sequencers)
+        self._readers = view.engines + view.storage_nodes
+        self._reader_set = frozenset(self._readers)
+        self._committed = MetalogReplay()
+        proposed = MetalogReplay()
+        for position in range(len(metalog)):
+            proposed.apply(metalog[position])
+        self._cut = proposed.cut
+        """How far each shard is ordered by all entries, committed or not."""
+
+    @property
+    def committed(self) -> MetalogPosition:
+        """How many entries are committed, as far as this primary knows."""
+        return self._committed.position
+
+    @property
+    def tail(self) -> SeqNum:
+        """The first seqnum that no committed entry has given."""
+        return self._committed.tail
+
+    def on_received(self, event: Received) -> list[Effect]:
+        """Take in one message; what follows from all of them is done in `advance`."""
+        message = event.message
+        if isinstance(message, ShardProgress):
+            return self._on_shard_progress(event, message)
+        if isinstance(message, MetalogStored):
+            return self._on_metalog_stored(event, message)
+        if isinstance(message, MetalogWanted):
+            return self._on_metalog_wanted(event, message)
+        if isinstance(message, TailWanted):
+            return self._on_tail_wanted(event, message)
+        return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
+
+    def advance(self, now: Instant) -> list[Effect]:
+        """Commit and publish, send backups what they miss, propose at most one entry."""
+        effects = self._commit()
+        for node, backup in self._backups.items():
+            effects += self._replicate(node, backup, now)
+        return effects + self._propose()
+
+    def deadline(self) -> Instant | None:
+        """When a backup's silence calls for saying something again."""
+        return min(
+            (b.resend_at for b in self._backups.values() if b.resend_at is not None), default=None
+        )
+
+    def check_invariants(self) -> None:
+        """Assert that entries pass their stages in order."""
+        stored = self._metalog.stored
+        assert self.committed <= stored <= len(self._metalog)
+        in_flight_max = max(self._page_entries, self._recovered)
+        assert len(self._metalog) - self.committed <= in_flight_max
+        assert self.tail == sum(self._committed.cut.values())
+        assert all(self._cut[s] >= length for s, length in self._committed.cut.items())
+        assert all(b.stored <= b.sent <= stored for b in self._backups.values())
+
+    # --- messages
+
+    def _on_shard_progress(self, event: Received, message: ShardProgress) -> list[Effect]:
+        note, sender = self._reports.note, event.sender
+        refused = (
+            note(sender, shard, epoch, stored) for shard, (epoch, stored) in message.stored.items()
+        )
+        return [Ignore(event, reason) for reason in refused if reason is not None]
+
+    def _on_metalog_stored(self, event: Received, message: MetalogStored) -> list[Effect]:
+        backup = self._backups.get(event.sender)
+        if backup is None:
+            return [Ignore(event, "metalog stored by a node that is no backup")]
+        if not 0 <= message.length <= self._metalog.stored:
+            # Only a primary that lost its disk meets this. Such a backup is not counted, so entries
+            # that contradict its own are not committed with its help.
+            return [Ignore(event, "the backup has entries that this primary does not have")]
+        backup.on_stored(message.length)
+        return []
+
+    def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
+        if event.sender not in self._reader_set:
+            return [Ignore(event, "asked by a node that is neither engine nor storage")]
+        if message.start < 0:
+            return [Ignore(event, "a position is never negative")]
+        end = min(message.start + self._page_entries, self.committed)
+        return [Send(event.sender, MetalogEntries(self._metalog.page(message.start, end)))]
+
+    def _on_tail_wanted(self, event: Received, message: TailWanted) -> list[Effect]:
+        if event.sender not in self._reader_set:
+            return [Ignore(event, "asked by a node that is neither engine nor storage")]
+        if self.committed < self._recovered:
+            # Some of these entries may have been published before the restart: a tail that leaves
+            # them out would go back in time. The engine asks again.
+            return [Ignore(event, "it is not known yet which recovered entries are committed")]
+        committed = self._committed
+        return [
+            Send(
+                event.sender,
+                TailIs(message.request, committed.position, committed.tail, dict(committed.cut)),
+            )
+        ]
+
+    # --- what follows
+
+    def _commit(self) -> list[Effect]:
+        """Publish the entries that a majority has since the last time.
+
+        Of very many at once (after a restart) only the last page is published: who is farther
+        behind sees a gap and asks.
+        """
+        start, end = self.committed, self._majority_length()
+        if end <= start:
+            return []
+        for position in range(start, end):
+            self._committed.apply(self._metalog[position])
+        message = MetalogEntries(self._metalog.page(max(start, end - self._page_entries), end))
+        return [Send(reader, message) for reader in self._readers]
+
+    def _majority_length(self) -> MetalogPosition:
+        """How many entries are on a majority of disks."""
+        if not self._backups:
+            return self._metalog.stored
+        lengths = sorted((b.stored for b in self._backups.values()), reverse=True)
+        # The primary has all that any backup has, so it is the first of the majority.
+        return min(self._metalog.stored, lengths[self._majority - 2])
+
+    def _replicate(self, node: NodeId, backup: BackupProgress, now: Instant) -> Iterator[Effect]:
+        """Send a backup its next page, or a probe; within the window, and never what is not
+        durable here.
+        """
+        if backup.resend_at is not None and now >= backup.resend_at:
+            backup.go_back()
+        stored = self._metalog.stored
+        start = end = stored
+        if not backup.probed:
+            start, end = backup.sent, min(stored, backup.stored + self._page_entries)
+        if start < end or (backup.probed and backup.resend_at is None):
+            entries = self._metalog.page(start, end)
+            yield Send(node, MetalogAppend(start, entries, self.committed))
+            backup.sent = end
+        if backup.resend_at is None and (backup.probed or backup.stored < stored):
+            backup.resend_at = Instant(now + self._resend_s)
+
+    def _propose(self) -> list[Effect]:
+        """Put all progress since the last time into one entry."""
+        if not self._reports.changed:
+            return []
+        if len(self._metalog) - self.committed >= self._page_entries:
+            return []
+        counts = {
+            shard: progress - self._cut.get(shard, 0)
+            for shard, progress in self._reports.news()
+            if progress > self._cut.get(shard, 0)
+        }
+        if not counts:
+            return []
+        for shard, count in counts.items():
+            self._cut[shard] = self._cut.get(shard, 0) + count
+        entry = NewRecords(len(self._metalog), self._view.number, self._epoch, counts)
+        return [self._metalog.append(entry)]

@@ -1,0 +1,149 @@
+"""Batches read back for whoever needs them: a cache, and reads under way that are shared and bounded
+(ARCHITECTURE 8 and 9).
+
+A task names the batches that it wants, in order, and is given them one by one, from memory or from
+the disk; it keeps only what it takes out of them. Tasks are served first come, first served, and
+reads under way are bounded in bytes over all tasks, so neither many readers nor a long page can fill
+the memory.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import deque
+from collections.abc import Iterable
+
+from cachetools import LRUCache
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import NodeId
+from indilog.messages import Message
+from indilog.records import RecordBatch
+from indilog.roles import Effect, Ignore, Location, ReadFrame, Send
+
+
+class BatchTask(abc.ABC):
+    """Work that visits batches and ends with one message.
+
+    Attributes:
+        to: who gets the message.
+        todo: batches still to be asked for.
+        awaited: how many are being read for it.
+        queued: whether it may ask for more.
+    """
+
+    def __init__(self, to: NodeId, todo: Iterable[Location]) -> None:
+        self.to = to
+        self.todo = deque(todo)
+        self.awaited = 0
+        self.queued = False
+
+    @property
+    @abc.abstractmethod
+    def full(self) -> bool:
+        """Whether the message has enough; then what is left to do is left out."""
+
+    @abc.abstractmethod
+    def take(self, location: Location, batch: RecordBatch | None) -> None:
+        """Take what is wanted out of a batch that was asked for; None: it is damaged."""
+
+    @abc.abstractmethod
+    def answer(self) -> Message:
+        """Return the message, when everything asked for was taken."""
+
+
+class BatchReads:
+    """Gives batches to tasks.
+
+    `bytes_max` bounds the cache, `reading_bytes_max` what is being read, `tasks_max` what waits.
+    """
+
+    def __init__(self, *, bytes_max: int, reading_bytes_max: int, tasks_max: int) -> None:
+        self._cache: LRUCache[Location, RecordBatch] = LRUCache(
+            bytes_max, getsizeof=lambda batch: len(batch.buffer)
+        )
+        self._bytes_max = bytes_max
+        self._reading_bytes_max = reading_bytes_max
+        self._tasks_max = tasks_max
+        self._reading_bytes = 0
+        self._reading: dict[Location, list[BatchTask]] = {}
+        self._tokens: dict[int, Location] = {}
+        self._next_token = 0
+        self._queue: deque[BatchTask] = deque()
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of batches in the cache."""
+        return int(self._cache.currsize)
+
+    def remember(self, location: Location, batch: RecordBatch) -> None:
+        """Keep a batch in memory for a while, if there is room for one of its size."""
+        if len(batch.buffer) <= self._bytes_max:
+            self._cache[location] = batch
+
+    def start(self, task: BatchTask) -> bool:
+        """Queue a task, which `advance` serves; False: too many wait."""
+        if len(self._queue) >= self._tasks_max:
+            return False
+        task.queued = True
+        self._queue.append(task)
+        return True
+
+    def advance(self) -> list[Effect]:
+        """Serve tasks from memory, and read for them as far as the bound allows."""
+        effects: list[Effect] = []
+        queue = self._queue
+        while queue and self._reading_bytes < self._reading_bytes_max:
+            task = queue[0]
+            if task.full or not task.todo:
+                queue.popleft()
+                task.queued = False
+                effects += _finished(task)
+                continue
+            location = task.todo.popleft()
+            if (batch := self._cache.get(location)) is not None:
+                task.take(location, batch)
+            else:
+                effects += self._read(location, task)
+        return effects
+
+    def _read(self, location: Location, task: BatchTask) -> list[Effect]:
+        task.awaited += 1
+        if (tasks := self._reading.get(location)) is not None:
+            tasks.append(task)
+            return []
+        self._reading[location] = [task]
+        self._reading_bytes += location.length
+        self._next_token += 1
+        self._tokens[self._next_token] = location
+        return [ReadFrame(location, self._next_token)]
+
+    def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
+        """Give a batch that was read to the tasks that wait for it; call `advance` afterwards."""
+        location = self._tokens.pop(token)
+        self._reading_bytes -= location.length
+        effects: list[Effect] = []
+        batch = None
+        try:
+            if payload is not None:
+                batch = RecordBatch(payload)
+                self.remember(location, batch)
+        except MalformedFrameError:
+            pass
+        if batch is None:
+            effects.append(Ignore(location, "a record batch on disk is damaged"))
+        for task in self._reading.pop(location):
+            task.awaited -= 1
+            task.take(location, batch)
+            effects += _finished(task)
+        return effects
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        assert self._reading_bytes == sum(location.length for location in self._reading)
+        assert set(self._tokens.values()) == set(self._reading)
+        assert all(task.queued for task in self._queue)
+
+
+def _finished(task: BatchTask) -> list[Effect]:
+    return [] if task.queued or task.awaited else [Send(task.to, task.answer())]

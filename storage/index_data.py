@@ -1,0 +1,154 @@
+"""Type-S index data: the tags of ordered records, as columns (thesis 4.1, ARCHITECTURE 8.5).
+
+Tags are never looked at here. A cut falls between batches, so the tags of a span are the tag
+columns of its batches, one after the other; only a span that begins or ends inside a batch (which
+no sequencer makes, but a message could say) is sliced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from indilog.ids import LocalId, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.messages import IndexBlock, IndexData, ShardTags
+from indilog.metalog import Span
+from indilog.records import RecordBatch
+from indilog.roles import Effect, Location, Send
+from indilog.view import View
+from storage.batch_reads import BatchTask
+from storage.ordering import Ordering
+from storage.shard import Shard
+
+_BLOCKS_MAX: Final = 1024
+"""Positions in one answer."""
+_COLUMNS_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of columns in one answer; one position may go beyond."""
+
+
+class Columns(NamedTuple):
+    """The tag columns of one batch: counts as u8 a record, tags as u64 each."""
+
+    shard: ShardId
+    first: LocalId
+    counts: bytes
+    tags: bytes
+
+
+def columns_of(batch: RecordBatch) -> Columns:
+    """Return the tag columns of a batch."""
+    return Columns(batch.header.shard, batch.header.first, *batch.tag_columns())
+
+
+def part_of(span: Span, batches: Iterable[Columns]) -> ShardTags | None:
+    """Return the tags of `span`, given those of its batches in order; None: some are missing."""
+    counts: list[bytes] = []
+    tags: list[bytes] = []
+    following, end = span.first_localid, span.first_localid + span.length
+    for columns in batches:
+        batch_end = columns.first + len(columns.counts)
+        if columns.shard != span.shard or not columns.first <= following < batch_end:
+            return None
+        if following > columns.first or batch_end > end:
+            columns = _sliced(columns, following, min(batch_end, end))
+        counts.append(columns.counts)
+        tags.append(columns.tags)
+        following += len(columns.counts)
+    if following != end:
+        return None
+    return ShardTags(span.shard, span.first_seqnum, span.length, b"".join(counts), b"".join(tags))
+
+
+def _sliced(columns: Columns, first: LocalId, end: LocalId) -> Columns:
+    start = first - columns.first
+    counts = columns.counts[start : end - columns.first]
+    skipped = sum(columns.counts[:start])
+    tags = columns.tags[8 * skipped : 8 * (skipped + sum(counts))]
+    return Columns(columns.shard, first, counts, tags)
+
+
+def index_block(
+    position: MetalogPosition,
+    tail: SeqNum,
+    spans: Sequence[Span],
+    parts: Sequence[ShardTags | None],
+) -> IndexBlock:
+    """Return the block of one position; parts that are not here are left out."""
+    return IndexBlock(
+        position,
+        tail,
+        tuple(span.shard for span in spans),
+        tuple(part for part in parts if part is not None),
+    )
+
+
+def unasked(view: View, blocks: Sequence[IndexBlock]) -> list[Effect]:
+    """Send blocks where they go unasked: each to one index shard, all to every engine."""
+    effects: list[Effect] = []
+    for index_shard, replicas in enumerate(view.index_shards):
+        own = tuple(b for b in blocks if view.index_shard_at(b.position) == index_shard)
+        if own:
+            data = IndexData(own)
+            effects += [Send(replica, data) for replica in replicas]
+    everything = IndexData(tuple(blocks))
+    effects += [Send(engine, everything) for engine in view.engines]
+    return effects
+
+
+class IndexPage(BatchTask):
+    """Collects the answer to one `IndexDataWanted`: positions that are applied, in order.
+
+    Ends early when it has enough; the parts of shards that are not kept here are left out.
+    """
+
+    def __init__(
+        self,
+        to: NodeId,
+        positions: range,
+        ordering: Ordering,
+        shards: Mapping[ShardId, Shard],
+    ) -> None:
+        self._positions: list[tuple[MetalogPosition, SeqNum, list[Span]]] = []
+        self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
+        self._taken: dict[Location, Columns | None] = {}
+        self._bytes = 0
+        wanted: dict[Location, None] = {}
+        self._needed_first = 0
+        for position in positions[:_BLOCKS_MAX]:
+            tail, spans = ordering.spans_at(position)
+            self._positions.append((position, tail, spans))
+            for span in spans:
+                if (shard := shards.get(span.shard)) is not None:
+                    places = shard.locations(span.first_localid, span.first_localid + span.length)
+                    self._places[position, span.shard] = places
+                    wanted.update(dict.fromkeys(places))
+            self._needed_first = self._needed_first or len(wanted)
+        self._wanted = len(wanted)
+        super().__init__(to, wanted)
+
+    @property
+    def full(self) -> bool:
+        """Whether the answer has enough columns, and at least one position."""
+        asked = self._wanted - len(self.todo)
+        return self._bytes >= _COLUMNS_BYTES_MAX and asked >= self._needed_first
+
+    def take(self, location: Location, batch: RecordBatch | None) -> None:
+        """Copy the tag columns of a batch."""
+        columns = columns_of(batch) if batch is not None else None
+        self._taken[location] = columns
+        self._bytes += len(columns.counts) + len(columns.tags) if columns is not None else 0
+
+    def answer(self) -> IndexData:
+        """Return the blocks up to the first one for which a batch was not asked any more."""
+        blocks: list[IndexBlock] = []
+        for position, tail, spans in self._positions:
+            places = [self._places.get((position, span.shard), []) for span in spans]
+            if any(place not in self._taken for of_span in places for place in of_span):
+                break
+            parts = [self._part(span, of_span) for span, of_span in zip(spans, places, strict=True)]
+            blocks.append(index_block(position, tail, spans, parts))
+        return IndexData(tuple(blocks))
+
+    def _part(self, span: Span, places: Sequence[Location]) -> ShardTags | None:
+        columns = [self._taken[place] for place in places]
+        return part_of(span, [c for c in columns if c is not None])

@@ -1,0 +1,94 @@
+"""The metalog as a storage node has applied it, and what it says about each position (ARCHITECTURE
+2 and 8.5).
+
+Entries are applied in order without gaps. What comes early waits, bounded; what is missing is asked
+for by the node. All that index data needs to know about a position is kept in flat arrays: 16 bytes
+a position and 18 bytes a span.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from indilog.ids import MetalogPosition, SeqNum
+from indilog.metalog import Entry, MetalogReplay, Span
+
+
+class Ordering:
+    """Applied entries, and at most `ahead_max` that wait for earlier ones."""
+
+    __slots__ = ("_ahead", "_ahead_max", "_lengths", "_localids", "_replay", "_shards", "_span_ends",
+                 "_tails")  # fmt: skip
+
+    def __init__(self, *, ahead_max: int) -> None:
+        self._ahead_max = ahead_max
+        self._ahead: dict[MetalogPosition, Entry] = {}
+        self._replay = MetalogReplay()
+        self._tails = array("Q")
+        self._span_ends = array("Q")
+        self._shards = array("H")
+        self._localids = array("Q")
+        self._lengths = array("Q")
+
+    @property
+    def position(self) -> MetalogPosition:
+        """How many entries are applied."""
+        return self._replay.position
+
+    @property
+    def tail(self) -> SeqNum:
+        """The first seqnum that no applied entry has ordered."""
+        return self._replay.tail
+
+    @property
+    def gap(self) -> bool:
+        """Whether a later entry is here while the next one is missing."""
+        return bool(self._ahead)
+
+    def put(self, entries: Iterable[Entry]) -> list[tuple[Entry, list[Span]]]:
+        """Take in entries; return those that could be applied, in order, with what they ordered.
+
+        Known ones are skipped. Too many ahead are forgotten: they are asked for again.
+        """
+        applied: list[tuple[Entry, list[Span]]] = []
+        for entry in entries:
+            if entry.position == self.position:
+                applied.append((entry, self._apply(entry)))
+            elif entry.position > self.position and len(self._ahead) < self._ahead_max:
+                self._ahead[entry.position] = entry
+        while self._ahead:
+            following = self._ahead.pop(self.position, None)
+            if following is None:
+                break
+            applied.append((following, self._apply(following)))
+        if self._ahead and applied:
+            self._ahead = {p: e for p, e in self._ahead.items() if p > self.position}
+        return applied
+
+    def _apply(self, entry: Entry) -> list[Span]:
+        spans = [span for span in self._replay.apply(entry) if span.length]
+        for span in spans:
+            self._shards.append(span.shard)
+            self._localids.append(span.first_localid)
+            self._lengths.append(span.length)
+        self._tails.append(self._replay.tail)
+        self._span_ends.append(len(self._shards))
+        return spans
+
+    def spans_at(self, position: MetalogPosition) -> tuple[SeqNum, list[Span]]:
+        """Return the tail after the entry at `position`, which is applied, and what it ordered."""
+        start = self._span_ends[position - 1] if position else 0
+        seqnum = self._tails[position - 1] if position else 0
+        spans: list[Span] = []
+        for index in range(start, self._span_ends[position]):
+            span = Span(self._shards[index], self._localids[index], seqnum, self._lengths[index])
+            spans.append(span)
+            seqnum = span.end_seqnum
+        return self._tails[position], spans
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        assert len(self._tails) == len(self._span_ends) == self.position
+        assert self.tail == sum(self._replay.cut.values())
+        assert all(position > self.position for position in self._ahead)

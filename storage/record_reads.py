@@ -1,0 +1,133 @@
+"""Records for readers: those that wait until the metalog is applied far enough, and the page that a
+reader gets (ARCHITECTURE 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+from sortedcontainers import SortedList
+
+from indilog.ids import Instant, LocalId, NodeId, SeqNum, ShardId
+from indilog.messages import ReadRecords, RecordsRead, StoredRecord
+from indilog.records import RecordBatch
+from indilog.roles import Location
+from storage.batch_reads import BatchTask
+from storage.shard import Shard
+
+_RECORD_OVERHEAD_BYTES: Final = 32
+"""What a record adds to an answer beside its data, names and aux data, roughly."""
+
+_Key: TypeAlias = tuple[NodeId, int, ShardId]
+
+
+class _Waiting(NamedTuple):
+    expires: Instant
+    last: SeqNum
+    message: ReadRecords
+
+
+class WaitingReads:
+    """Reads of seqnums that no applied entry has ordered yet; at most `reads_max`."""
+
+    def __init__(self, *, reads_max: int, timeout_s: float) -> None:
+        self._reads_max = reads_max
+        self._timeout_s = timeout_s
+        self._by_age: dict[_Key, _Waiting] = {}
+        self._by_seqnum: SortedList[tuple[SeqNum, _Key]] = SortedList()
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    def add(self, message: ReadRecords, now: Instant) -> bool:
+        """Let a read wait; False: too many do. A repeated one waits once."""
+        key = (message.origin, message.request, message.shard)
+        if key in self._by_age:
+            return True
+        if len(self._by_age) >= self._reads_max:
+            return False
+        waiting = _Waiting(Instant(now + self._timeout_s), max(message.seqnums), message)
+        self._by_age[key] = waiting
+        self._by_seqnum.add((waiting.last, key))
+        return True
+
+    def ready(self, tail: SeqNum) -> list[ReadRecords]:
+        """Take out the reads of seqnums below `tail`."""
+        found: list[ReadRecords] = []
+        while self._by_seqnum and self._by_seqnum[0][0] < tail:
+            _, key = self._by_seqnum.pop(0)
+            found.append(self._by_age.pop(key).message)
+        return found
+
+    def expired(self, now: Instant) -> list[ReadRecords]:
+        """Take out the reads that have waited too long: who asked has given up."""
+        found: list[ReadRecords] = []
+        while self._by_age:
+            key, waiting = next(iter(self._by_age.items()))
+            if now < waiting.expires:
+                break
+            del self._by_age[key]
+            self._by_seqnum.remove((waiting.last, key))
+            found.append(waiting.message)
+        return found
+
+    def deadline(self) -> Instant | None:
+        """When the oldest read has waited too long."""
+        return next(iter(self._by_age.values())).expires if self._by_age else None
+
+
+class RecordPage(BatchTask):
+    """Collects the answer to one `ReadRecords`, up to `bytes_max`; the rest is left out.
+
+    The reader sees what is left out and asks again. At least one record is in it, unless all are
+    unknown here.
+    """
+
+    def __init__(
+        self, message: ReadRecords, shard: Shard, aux: Mapping[SeqNum, bytes], *, bytes_max: int
+    ) -> None:
+        self._request = message.request
+        self._shard = shard.id
+        self._aux = aux
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._records: list[StoredRecord] = []
+        self._unknown: list[SeqNum] = []
+        self._wanted: dict[Location, list[tuple[SeqNum, LocalId]]] = {}
+        for seqnum in message.seqnums:
+            localid = shard.localid_of(seqnum)
+            location = shard.location_of(localid) if localid is not None else None
+            if location is None or localid is None:
+                self._unknown.append(seqnum)
+            else:
+                self._wanted.setdefault(location, []).append((seqnum, localid))
+        super().__init__(message.origin, self._wanted)
+
+    @property
+    def full(self) -> bool:
+        """Whether the page has its bytes."""
+        return self._bytes >= self._bytes_max
+
+    def take(self, location: Location, batch: RecordBatch | None) -> None:
+        """Copy the records wanted out of a batch."""
+        wanted = self._wanted[location]
+        if batch is None or batch.header.shard != self._shard:
+            self._unknown += [seqnum for seqnum, _ in wanted]
+            return
+        first, end = batch.header.first, batch.header.end
+        for seqnum, localid in wanted:
+            if not first <= localid < end:
+                self._unknown.append(seqnum)
+                continue
+            if self.full:
+                return
+            raw = batch.record(localid - first)
+            aux = self._aux.get(seqnum)
+            self._records.append(StoredRecord(seqnum, raw.time_us, raw.names, raw.data, aux))
+            self._bytes += len(raw.data) + len(raw.names) + _RECORD_OVERHEAD_BYTES
+            self._bytes += len(aux) if aux is not None else 0
+
+    def answer(self) -> RecordsRead:
+        """Return the records, and the seqnums of which nothing is known here."""
+        return RecordsRead(self._request, self._shard, tuple(self._records), tuple(self._unknown))

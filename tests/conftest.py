@@ -1,0 +1,36 @@
+"""What all tests share: hypothesis profiles and the number of seeds.
+
+`HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
+`./test` uses) always tries the same ones, `nightly` tries many. `--seeds N` gives the tests marked
+`heavy` more seeds than their own moderate number.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A shared machine is slow now and then: no test asserts a time, hypothesis included.
+settings.register_profile(
+    "dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
+settings.register_profile("nightly", settings.get_profile("dev"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--seeds`."""
+    parser.addoption(
+        "--seeds", type=int, default=None, help="how many seeds each test marked `heavy` runs"
+    )
+
+
+@pytest.fixture(scope="session")
+def seeds_wanted(request: pytest.FixtureRequest) -> int | None:
+    """Return what `--seeds` says; None: every heavy test's own number."""
+    wanted = request.config.getoption("--seeds")
+    assert wanted is None or isinstance(wanted, int)
+    return wanted

@@ -1,0 +1,45 @@
+"""Fixtures of the contract suite: one source of logs of each kind, and a fresh log in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from indilog.log import Log, LogSource, Session
+from tests.contract.kinds import KINDS, Kind
+
+_fresh = itertools.count()
+
+
+@pytest.fixture(params=[pytest.param(k, id=name, marks=k.marks) for name, k in KINDS.items()])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    chosen = request.param
+    assert isinstance(chosen, Kind)
+    return chosen
+
+
+@pytest_asyncio.fixture
+async def logs(kind: Kind, tmp_path: Path) -> AsyncIterator[LogSource]:
+    async with kind.open(tmp_path) as source:
+        yield source
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> str:
+    """A name that no test has used, also where tests share a running platform."""
+    return f"{tmp_path.parent.parent.name}/{tmp_path.name}-{next(_fresh)}"[-100:]
+
+
+@pytest.fixture
+def log(logs: LogSource, name: str) -> Log:
+    return logs.log(name, Session())
+
+
+@pytest.fixture
+def session_of(logs: LogSource, name: str) -> Callable[[], Log]:
+    """Give the same log in a session of its own, as another person has it."""
+    return lambda: logs.log(name, Session())

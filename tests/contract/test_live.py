@@ -1,0 +1,244 @@
+"""What every kind of log holds over time (PITFALLS A1, 3): sessions, concurrency, waiting,
+subscriptions, aux data, opening again.
+
+A wait is always ended by its event, and by a deadline only if the log is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from indilog.config import ClusterConfig
+from indilog.errors import TooLargeError
+from indilog.log import Entry, Log, LogSource, Session
+from tests.contract.kinds import Kind
+from tests.contract.reading import all_of, data_of
+
+pytestmark = pytest.mark.asyncio
+
+LIMITS = ClusterConfig()
+
+
+async def test_a_session_reads_its_own_writes_at_once(session_of: Callable[[], Log]) -> None:
+    async def person(n: int) -> None:
+        log = session_of()
+        for turn in range(10):
+            seqnum = await log.append(b"%d" % turn, tags=[f"p{n}"])
+            last, exact = await log.read_prev(f"p{n}"), await log.read(seqnum)
+            assert last is not None
+            assert exact is not None
+            assert last.seqnum == exact.seqnum == seqnum
+            assert len(await all_of(log, f"p{n}")) == turn + 1
+
+    await asyncio.gather(*[person(n) for n in range(8)])
+
+
+async def test_what_one_session_returned_another_sees_after_taking_its_position(
+    logs: LogSource, name: str
+) -> None:
+    parent = Session()
+    await logs.log(name, parent).append(b"x", tags=["t"])
+    child = Session(parent.position)
+    assert await logs.log(name, child).read_prev("t") is not None
+    assert child.position >= parent.position
+
+
+async def test_concurrent_appends_are_all_distinct_and_all_there(
+    session_of: Callable[[], Log],
+) -> None:
+    people = [session_of() for _ in range(5)]
+    seqnums = await asyncio.gather(
+        *[people[n % 5].append(b"%d" % n, tags=["c"]) for n in range(300)]
+    )
+    assert len(set(seqnums)) == 300
+    reader = session_of()
+    assert await reader.tail() > max(seqnums)
+    assert await reader.read_next("c", max(seqnums), wait=10) is not None
+    found = {record.seqnum: record.data for record in await all_of(reader, "c")}
+    assert found == {seqnum: b"%d" % n for n, seqnum in enumerate(seqnums)}
+
+
+async def test_appends_of_one_caller_one_after_the_other_are_in_that_order(
+    session_of: Callable[[], Log],
+) -> None:
+    one, two = session_of(), session_of()
+    last = -1
+    for n in range(20):
+        seqnum = await (one, two)[n % 2].append(b"x")
+        assert seqnum > last
+        last = seqnum
+
+
+async def test_a_waiting_read_wakes_on_an_append_of_another_session(
+    session_of: Callable[[], Log],
+) -> None:
+    reader, writer = session_of(), session_of()
+    async with asyncio.timeout(20):
+        waiting = asyncio.create_task(reader.read_next("t", wait=60))
+        await writer.tail()
+        await writer.append(b"now", tags=["t"])
+        record = await waiting
+    assert record is not None
+    assert record.data == b"now"
+
+
+async def test_many_waiting_reads_all_wake(session_of: Callable[[], Log]) -> None:
+    async with asyncio.timeout(20):
+        waiting = [asyncio.create_task(session_of().read_next("t", wait=60)) for _ in range(20)]
+        log = session_of()
+        await log.tail()
+        seqnum = await log.append(b"now", tags=["t"])
+        records = await asyncio.gather(*waiting)
+    assert [record and record.seqnum for record in records] == [seqnum] * 20
+
+
+async def test_a_waiting_read_wakes_only_for_its_tag_its_log_and_its_bound(
+    logs: LogSource, name: str
+) -> None:
+    session = Session()
+    log, other = logs.log(name, session), logs.log(name + "/other", session)
+    async with asyncio.timeout(20):
+        early = await log.append(b"before the bound", tags=["t"])
+        waiting = asyncio.create_task(logs.log(name, Session()).read_next("t", early + 1, wait=60))
+        await log.append(b"other tag", tags=["u"])
+        await other.append(b"other log", tags=["t"])
+        await log.tail()
+        assert not waiting.done()
+        await log.append(b"it", tags=["t"])
+        record = await waiting
+    assert record is not None
+    assert record.data == b"it"
+
+
+async def test_a_wait_for_any_record_of_the_log_wakes_without_a_tag(
+    session_of: Callable[[], Log],
+) -> None:
+    async with asyncio.timeout(20):
+        waiting = asyncio.create_task(session_of().read_next(wait=60))
+        log = session_of()
+        await log.tail()
+        await log.append(b"untagged")
+        record = await waiting
+    assert record is not None
+    assert record.data == b"untagged"
+
+
+async def test_a_wait_times_out_on_an_idle_log(log: Log) -> None:
+    async with asyncio.timeout(20):
+        assert await log.read_next("t", wait=0.05) is None
+        assert await log.read_next("t", wait=0.0) is None
+        assert await log.read_next(wait=0.05) is None
+
+
+async def test_a_wait_for_what_is_there_answers_at_once(log: Log) -> None:
+    await log.append(b"there", tags=["t"])
+    async with asyncio.timeout(20):
+        record = await log.read_next("t", wait=60)
+    assert record is not None
+    assert record.data == b"there"
+
+
+async def test_a_wait_that_is_cancelled_leaves_the_log_working(log: Log) -> None:
+    waiting = asyncio.create_task(log.read_next("t", wait=60))
+    await log.tail()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await log.append(b"x", tags=["t"])
+    async with asyncio.timeout(20):
+        assert await log.read_next("t", wait=60) is not None
+
+
+async def test_a_subscription_gives_history_then_live_without_gaps(
+    session_of: Callable[[], Log],
+) -> None:
+    writer = session_of()
+    await writer.append_batch([Entry(b"%d" % n, tags=["s"]) for n in range(280)])
+    seen: list[bytes] = []
+
+    async def read() -> None:
+        async for record in session_of().subscribe("s"):
+            seen.append(record.data)
+            if len(seen) == 320:
+                return
+
+    async with asyncio.timeout(30):
+        reading = asyncio.create_task(read())
+        for n in range(280, 320):
+            await writer.append(b"noise", tags=["noise"])
+            await writer.append(b"%d" % n, tags=["s"])
+        await reading
+    assert seen == [b"%d" % n for n in range(320)]
+
+
+async def test_a_subscription_starts_at_its_bound(log: Log) -> None:
+    seqnums = await log.append_batch([Entry(b"%d" % n) for n in range(5)])
+    seen: list[bytes] = []
+    async for record in log.subscribe(bound=seqnums[3]):
+        seen.append(record.data)
+        if len(seen) == 2:
+            break
+    assert seen == [b"3", b"4"]
+
+
+async def test_aux_data_is_kept_beside_its_record_and_replaced(log: Log) -> None:
+    seqnum = await log.append(b"x", tags=["t"])
+    other = await log.append(b"y", tags=["t"])
+    for aux in (b"first", b"second", b""):
+        await log.set_aux(seqnum, aux)
+        (found, beside) = await all_of(log, "t")
+        exact = await log.read(seqnum)
+        assert exact is not None
+        assert found.aux == exact.aux == aux
+        assert (found.data, beside.seqnum, beside.aux) == (b"x", other, None)
+
+
+async def test_oversize_aux_data_is_refused_with_the_limit(log: Log) -> None:
+    seqnum = await log.append(b"x")
+    with pytest.raises(TooLargeError, match=re.escape(f"{LIMITS.aux_bytes_max:,}")):
+        await log.set_aux(seqnum, bytes(LIMITS.aux_bytes_max + 1))
+    record = await log.read(seqnum)
+    assert record is not None
+    assert record.aux is None
+
+
+async def test_aux_data_of_no_record_is_harmless(log: Log) -> None:
+    tail = await log.tail()
+    await log.set_aux(tail + 1000, b"early")
+    assert await log.append(b"x") == tail
+
+
+async def test_the_tail_is_the_first_seqnum_not_yet_written(
+    session_of: Callable[[], Log],
+) -> None:
+    writer, other = session_of(), session_of()
+    for _ in range(5):
+        seqnum = await writer.append(b"x")
+        assert await writer.tail() == await other.tail() == seqnum + 1
+
+
+async def test_an_opened_again_log_holds_what_was_acknowledged(
+    kind: Kind, tmp_path: Path, name: str
+) -> None:
+    if not kind.durable:
+        return
+    async with kind.open(tmp_path) as logs:
+        log = logs.log(name, Session())
+        seqnums = await asyncio.gather(
+            *[log.append(b"%d" % n, tags=[f"t{n % 3}"]) for n in range(50)]
+        )
+        tail = await log.tail()
+    async with kind.open(tmp_path) as logs:
+        log = logs.log(name, Session())
+        assert await log.tail() == tail
+        found = {record.seqnum: record.data for record in await all_of(log)}
+        assert found == {seqnum: b"%d" % n for n, seqnum in enumerate(seqnums)}
+        assert data_of(await all_of(log, "t1")) == [
+            found[seqnum] for seqnum in sorted(found) if int(found[seqnum]) % 3 == 1
+        ]
+        assert await log.append(b"after") == tail

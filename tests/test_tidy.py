@@ -1,0 +1,229 @@
+"""The house keeps its own rules: sizes, docstrings, roles without I/O, documents equal to the code.
+
+ruff, mypy and import-linter hold the rest; these are the rules that no tool of theirs knows.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import subprocess
+import typing
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from indilog import messages
+from indilog.config import ClusterConfig, NodeConfig
+from tests import protocol_table, settings_table
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("indilog", "ordering", "storage", "index_tier", "compute", "libs", "functions", "bench")
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+
+ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute")
+SHELLS = ("compute/gateway", "compute/workers", "compute/log_service.py")
+"""What does I/O inside the tiers' folders: it faces people's code and sockets, and is no role."""
+AWAITING = ("compute/local_log.py",)
+"""The face of the engine towards callers on the loop: may import asyncio for futures, no more."""
+FORBIDDEN = {
+    "asyncio", "concurrent", "multiprocessing", "os", "random", "requests", "secrets", "selectors",
+    "signal", "socket", "subprocess", "tempfile", "threading", "time", "uuid", "uvloop", "zmq",
+}  # fmt: skip
+"""What a role may not import: it would give it a clock, chance, a thread, a disk or a network."""
+
+
+@cache
+def listed() -> tuple[Path, ...]:
+    """Return every file that belongs to the project, whether committed yet or not."""
+    found = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if found.returncode == 0:
+        names = found.stdout.split("\0")
+        return tuple(sorted(p for n in names if n and (p := ROOT / n).is_file()))
+    hidden = {".git", ".venv", "__pycache__"}
+    return tuple(sorted(p for p in ROOT.rglob("*") if p.is_file() and not hidden & set(p.parts)))
+
+
+@cache
+def sources(*folders: str) -> tuple[Path, ...]:
+    wanted = [ROOT / folder for folder in folders]
+    return tuple(
+        path
+        for path in listed()
+        if path.suffix == ".py" and any(path.is_relative_to(folder) for folder in wanted)
+    )
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the top-level names that a file imports, wherever in it."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.partition(".")[0]
+
+
+def test_there_is_code_to_check() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in sources(*CODE)} >= {"indilog", "ordering"}
+
+
+def test_no_file_is_longer_than_a_reader_can_hold() -> None:
+    long = {
+        name_of(path): lines
+        for path in sources(*CODE, "tests")
+        if (lines := len(path.read_text().splitlines())) > FILE_LINES_MAX
+    }
+    assert not long
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = [
+        f"{name_of(path)}:{node.lineno} {node.name}: {lines} lines"
+        for path in sources(*CODE, "tests")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert not long
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        name_of(path)
+        for path in sources(*CODE, "tests")
+        if path.read_text().strip() and len(ast.get_docstring(tree_of(path)) or "") < 10
+    ]
+    assert not silent
+
+
+def test_no_role_can_reach_a_clock_a_thread_or_a_network() -> None:
+    shells = [ROOT / shell for shell in SHELLS]
+    reaching = []
+    for path in sources(*ROLE_FOLDERS):
+        if any(path.is_relative_to(shell) for shell in shells):
+            continue
+        allowed = {"asyncio"} if name_of(path) in AWAITING else set()
+        reaching += [
+            f"{name_of(path)} imports {name}"
+            for name in imports_of(path)
+            if name in FORBIDDEN - allowed
+        ]
+    assert not reaching
+
+
+def test_only_the_transport_knows_zmq() -> None:
+    knowing = {name_of(path) for path in sources(*CODE) if "zmq" in imports_of(path)}
+    assert all(name.startswith("indilog/runtime/") for name in knowing)
+
+
+def test_nothing_is_pickled() -> None:
+    banned = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+    assert not [name_of(path) for path in sources(*CODE) if banned & set(imports_of(path))]
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    empty = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
+    assert not [name_of(path) for path in sources(*CODE, "tests") if path.stem in empty]
+
+
+def test_nothing_is_left_undone() -> None:
+    mark = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+    left = [
+        f"{name_of(path)}:{number}"
+        for path in sources(*CODE, "tests")
+        if path != Path(__file__).resolve()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if mark.search(line)
+    ]
+    assert not left
+
+
+def test_no_file_knows_somebodys_machine_or_package_index() -> None:
+    foreign = re.compile(r"/(home|Users|work)/\w|index-url|find-links|simple/?\s*$|\.pypirc")
+    knowing = [
+        f"{name_of(path)}:{number}"
+        for path in listed()
+        if path.suffix != ".lock" and path.name != Path(__file__).name
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if foreign.search(line)
+    ]
+    index = [
+        name_of(path)
+        for path in listed()
+        if path.suffix == ".lock" and re.search(r"https?://|file://|--index", path.read_text())
+    ]
+    assert not knowing + index
+
+
+def test_the_protocol_document_equals_the_code() -> None:
+    document = protocol_table.DOCUMENT.read_text()
+    assert protocol_table.renewed(document) == document, "python -m tests.protocol_table --write"
+
+
+def test_every_wire_message_is_in_the_protocol() -> None:
+    described = [
+        kind for kind in protocol_table.messages_of(messages) if protocol_table.row_of(kind)
+    ]
+    assert set(described) == set(typing.get_args(messages.Message))
+
+
+def test_a_message_that_does_not_say_what_loss_means_is_noticed() -> None:
+    class Silent:
+        """storage → engine: something."""
+
+    with pytest.raises(ValueError, match="Silent does not say"):
+        protocol_table.row_of(Silent)
+
+
+def test_the_configuration_document_equals_the_code() -> None:
+    document = settings_table.DOCUMENT.read_text()
+    assert settings_table.renewed(document) == document, "python -m tests.settings_table --write"
+
+
+def test_every_setting_with_a_dimension_ends_with_its_unit() -> None:
+    unitless = [
+        field.name
+        for part in (ClusterConfig, NodeConfig)
+        for field in dataclasses.fields(part)
+        if re.search(r"(time|timeout|size|interval|delay)$", field.name)
+    ]
+    assert not unitless
+
+
+def test_every_package_is_typed_for_those_who_import_it() -> None:
+    packages = ["indilog", "ordering", "storage", "index_tier", "compute", "libs/bokistore"]
+    assert all((ROOT / package / "py.typed").exists() for package in packages)
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text()
+    missing = [path.name for path in folder.glob("[0-9]*.md") if f"({path.name})" not in index]
+    assert not missing
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = [
+        f"{name_of(path)}: {target}"
+        for path in listed()
+        if path.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
+        if "://" not in target and not (path.parent / target).exists()
+    ]
+    assert not broken

@@ -1,0 +1,309 @@
+"""Single operations: what they return, what a snapshot is, and what a foreign record does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from bokistore import InvalidObjectError, MismatchError, Store, StoreVersionError, ViewCache
+from bokistore.records import AUX_BYTES_MAX
+from bokistore.replay import AUX_EVERY
+from indilog.config import ClusterConfig
+from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.log import Log, Record
+from indilog.testing import MemoryLog, MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog("objects")
+
+
+@pytest.fixture
+def store(log: MemoryLog) -> Store:
+    return Store(log)
+
+
+def newcomer(log: Log) -> Store:
+    """A process that has nothing cached."""
+    return Store(log, cache=ViewCache())
+
+
+class CountedLog(MemoryLog):
+    """Counts the calls that find and fetch records."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log.name, logs=log.logs)
+        self.reads = 0
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+    ) -> Record | None:
+        self.reads += 1
+        return await super().read_prev(tag, bound)
+
+    async def read_range(
+        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+    ) -> list[Record]:
+        self.reads += 1
+        return await super().read_range(tag, bound, limit=limit)
+
+
+async def test_each_operation_returns_what_was_there_before(store: Store) -> None:
+    assert await store.set("a", "p.q", 1) is None
+    assert await store.set("a", "p.q", 2) == 1
+    assert await store.increment("a", "p.q", 3) == 2
+    assert await store.increment("a", "n") is None
+    assert await store.push("a", "l", "x") is None
+    assert await store.push("a", "l", "y") == ["x"]
+    assert await store.add_to_set("a", "l", "y") == ["x", "y"]
+    assert await store.delete("a", "p") == {"q": 5}
+    assert await store.delete("a") == {"n": 1, "l": ["x", "y"]}
+    assert await store.delete("a") is None
+
+
+async def test_a_push_at_the_limit_drops_the_oldest(store: Store) -> None:
+    for number in range(5):
+        await store.push("a", "l", number, limit=3)
+    assert (await store.get("a"))["l"] == [2, 3, 4]
+
+
+async def test_a_snapshot_reads_like_a_mapping_with_paths(store: Store) -> None:
+    await store.set("a", "profile.name", "Ann")
+    seqnum = (await store.log.tail()) - 1
+    obj = await store.get("a")
+    assert obj
+    assert obj.exists
+    assert (obj.name, obj.seqnum) == ("a", seqnum)
+    assert obj["profile.name"] == obj["profile"]["name"] == obj.at(["profile", "name"]) == "Ann"
+    assert "profile.name" in obj
+    assert "profile.age" not in obj
+    assert obj.get("profile.age") is None
+    assert obj.get("profile.age", 7) == 7
+    assert (list(obj), len(obj), dict(obj)) == (["profile"], 1, {"profile": {"name": "Ann"}})
+    assert obj.value == {"profile": {"name": "Ann"}}
+    with pytest.raises(KeyError, match=r"profile\.age"):
+        obj["profile.age"]
+
+
+async def test_an_object_never_written_is_false_and_empty(store: Store) -> None:
+    obj = await store.get("a")
+    assert not obj
+    assert (obj.value, obj.seqnum, len(obj)) == ({}, None, 0)
+    assert obj.get("x", 1) == 1
+
+
+async def test_a_deleted_object_is_false_and_knows_by_which_record(store: Store) -> None:
+    await store.set("a", "x", 1)
+    await store.delete("a")
+    obj = await store.get("a")
+    assert not obj
+    assert obj.seqnum == 1
+    await store.set("a", "y", 2)
+    assert (await store.get("a")).value == {"y": 2}
+
+
+async def test_changing_a_snapshot_changes_nothing_in_the_store(store: Store) -> None:
+    await store.set("a", "l", [1])
+    obj = await store.get("a")
+    obj.value["l"].append(2)
+    obj["l"].append(3)
+    assert (await store.get("a")).value == {"l": [1]}
+
+
+async def test_changing_a_value_after_giving_it_changes_nothing(store: Store) -> None:
+    value = {"l": [1]}
+    await store.set("a", "v", value)
+    value["l"].append(2)
+    assert (await store.get("a"))["v"] == {"l": [1]}
+
+
+async def test_an_operation_that_does_not_fit_tells_its_caller_and_has_no_effect(
+    store: Store, log: MemoryLog
+) -> None:
+    await store.set("a", "n", 1)
+    with pytest.raises(MismatchError, match="a list at 'n' of 'a', not a number") as refused:
+        await store.push("a", "n", 2)
+    assert (refused.value.name, refused.value.path) == ("a", "n")
+    for reader in (store, newcomer(log)):
+        assert (await reader.get("a")).value == {"n": 1}
+    assert await store.increment("a", "n") == 1
+
+
+@pytest.mark.parametrize("name", ["", "a\x1fb", "x" * 251, "\ud800", 7])
+async def test_a_bad_name_is_refused_and_nothing_is_appended(store: Store, name: str) -> None:
+    with pytest.raises(InvalidObjectError, match="name"):
+        await store.set(name, "a", 1)
+    with pytest.raises(InvalidObjectError):
+        await store.get(name)
+    assert await store.log.tail() == 0
+
+
+async def test_a_bad_argument_is_refused_and_nothing_is_appended(store: Store) -> None:
+    with pytest.raises(InvalidObjectError):
+        await store.set("a", "a..b", 1)
+    with pytest.raises(InvalidObjectError):
+        await store.set("a", "a", float("nan"))
+    with pytest.raises(InvalidObjectError):
+        await store.increment("a", "a", True)
+    with pytest.raises(InvalidObjectError):
+        await store.increment("a", "a", "1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidObjectError):
+        await store.push("a", "a", 1, limit=0)
+    assert await store.log.tail() == 0
+
+
+async def test_the_longest_name_is_fine(store: Store) -> None:
+    await store.set("ü" * 125, "a", 1)
+    assert (await store.get("ü" * 125)).value == {"a": 1}
+
+
+async def test_objects_do_not_meet_tags_of_other_users_of_the_log(
+    store: Store, log: MemoryLog
+) -> None:
+    await log.append(b"not JSON", tags=["a"])
+    await store.set("a", "x", 1)
+    assert len(await log.read_range("a")) == 1
+    assert (await store.get("a")).value == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"{}", b'{"store":1}', b'{"store":1,"writes":{"a":[["set",["x"]]]}}',
+             b'{"store":0,"writes":{"a":[["delete",[]]]}}', b"[" * 5000,
+             b'{"store":1,"writes":{"a":[["delete",[]]]},"reads":[""],"horizon":0}',
+             b'{"store":1,"writes":{"a":[["delete",[]]]},"reads":["a"],"horizon":-1}',
+             b'{"store":1,"writes":{"b":[["delete",[]]]}}'],
+)  # fmt: skip
+async def test_a_foreign_record_under_an_objects_tag_counts_for_nothing(
+    store: Store, log: MemoryLog, data: bytes
+) -> None:
+    await store.set("a", "x", 1)
+    await log.append(data, tags=["store:a"])
+    assert await store.increment("a", "x") == 1
+    for reader in (store, newcomer(log)):
+        assert (await reader.get("a")).value == {"x": 2}
+
+
+async def test_a_record_of_a_later_version_is_not_passed_over(store: Store, log: MemoryLog) -> None:
+    await log.append(b'{"store":2,"deeds":[]}', tags=["store:a"])
+    with pytest.raises(StoreVersionError, match="format 2; this program reads up to 1"):
+        await store.get("a")
+
+
+@pytest.mark.parametrize("aux", [b"\xff", b"{}", b'{"store":2,"committed":true,"views":{}}'])
+async def test_aux_data_that_is_not_ours_is_taken_as_not_there(
+    store: Store, log: MemoryLog, aux: bytes
+) -> None:
+    for _ in range(3):
+        await store.increment("a", "n")
+    for seqnum in range(3):
+        await log.set_aux(seqnum, aux)
+    assert (await newcomer(log).get("a")).value == {"n": 3}
+
+
+async def test_a_record_says_in_json_what_it_does(store: Store, log: MemoryLog) -> None:
+    await store.push("a", "l.m", {"x": 1}, limit=5)
+    record = await log.read(0)
+    assert record is not None
+    assert record.tags == ("store:a",)
+    assert json.loads(record.data) == {
+        "store": 1,
+        "writes": {"a": [["push", ["l", "m"], {"x": 1}, 5]]},
+    }
+
+
+async def test_a_hot_object_costs_one_look_at_the_log(log: MemoryLog) -> None:
+    counted = CountedLog(log)
+    store = Store(counted)
+    for _ in range(3):
+        await store.increment("a", "n")
+    counted.reads = 0
+    for _ in range(10):
+        assert (await store.get("a"))["n"] == 3
+    assert counted.reads == 10
+
+
+async def test_a_newcomer_walks_back_only_to_the_nearest_view(log: MemoryLog) -> None:
+    store = Store(log)
+    for _ in range(20 * AUX_EVERY):
+        await store.increment("a", "n")
+    counted = CountedLog(log)
+    assert (await newcomer(counted).get("a"))["n"] == 20 * AUX_EVERY
+    assert counted.reads <= AUX_EVERY + 1
+
+
+async def test_without_any_aux_data_a_newcomer_reads_pages(log: MemoryLog) -> None:
+    store = Store(log)
+    for _ in range(1000):
+        await store.increment("a", "n")
+    log.logs.drop_aux()
+    counted = CountedLog(log)
+    assert (await newcomer(counted).get("a"))["n"] == 1000
+    assert counted.reads <= 2 * AUX_EVERY + 6
+    counted.reads = 0
+    assert (await newcomer(counted).get("a"))["n"] == 1000
+    assert counted.reads == 1, "the first reader left a view beside the newest record"
+
+
+async def test_a_process_far_behind_takes_the_nearest_view(log: MemoryLog) -> None:
+    behind, ahead = CountedLog(log), Store(log)
+    store = newcomer(behind)
+    await store.increment("a", "n")
+    for _ in range(1000):
+        await ahead.increment("a", "n")
+    behind.reads = 0
+    assert (await store.get("a"))["n"] == 1001
+    assert behind.reads <= AUX_EVERY + 3
+
+
+async def test_pages_bounded_in_bytes_are_read_to_the_end() -> None:
+    log = MemoryLog("objects", logs=MemoryLogs(page_bytes_max=100))
+    store = Store(log)
+    for number in range(40):
+        await store.push("a", "l", number)
+    log.logs.drop_aux()
+    assert (await newcomer(log).get("a"))["l"] == list(range(40))
+
+
+async def test_an_object_too_large_for_aux_data_is_replayed(log: MemoryLog) -> None:
+    store = Store(log)
+    for number in range(AUX_EVERY + 2):
+        await store.set("a", f"k{number}", "x" * (AUX_BYTES_MAX // AUX_EVERY))
+    assert all(record.aux is None for record in await log.read_range())
+    obj = await newcomer(log).get("a")
+    assert len(obj) == AUX_EVERY + 2
+
+
+async def test_a_log_that_keeps_no_aux_data_serves_all_the_same() -> None:
+    log = MemoryLog("objects", logs=MemoryLogs(ClusterConfig(aux_bytes_max=1)))
+    store = Store(log)
+    for _ in range(3 * AUX_EVERY):
+        await store.increment("a", "n")
+    assert (await newcomer(log).get("a"))["n"] == 3 * AUX_EVERY
+
+
+async def test_stores_of_two_platforms_with_equal_names_stay_apart() -> None:
+    first, second = Store(MemoryLog("objects")), Store(MemoryLog("objects"))
+    await first.set("a", "x", 1)
+    await second.set("a", "x", 2)
+    assert (await first.get("a"))["x"] == 1
+
+
+async def test_concurrent_operations_each_count_once(log: MemoryLog) -> None:
+    class TurningLog(MemoryLog):
+        """Lets other tasks in at each append."""
+
+        async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+            await asyncio.sleep(0)
+            seqnum = await super().append(data, tags=tags)
+            await asyncio.sleep(0)
+            return seqnum
+
+    store = Store(TurningLog("objects", logs=log.logs))
+    olds = await asyncio.gather(*[store.increment("a", "n") for _ in range(50)])
+    assert sorted(old or 0 for old in olds) == list(range(50))

@@ -1,0 +1,327 @@
+"""`Engine` and `Reads`: joining, appending, the ways of a read, catching up. No I/O: calls and
+comparisons.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from compute.engine import PENDING, Engine
+from compute.reads import Answered
+from indilog.config import Config, NodeConfig
+from indilog.errors import DataLossError, NotReadyError, QuorumUnavailableError
+from indilog.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId, ViewNumber, tag_columns
+from indilog.log import Record
+from indilog.messages import (
+    AppendBatch,
+    Direction,
+    IndexBlock,
+    IndexData,
+    IndexDataWanted,
+    IndexLookup,
+    LookupResult,
+    Message,
+    MetalogEntries,
+    MetalogWanted,
+    ReadRecords,
+    RecordsRead,
+    ShardClaimed,
+    ShardOpened,
+    ShardTags,
+    StoredRecord,
+    TailIs,
+    TailWanted,
+)
+from indilog.metalog import NewRecords
+from indilog.roles import Answer, Appended, Effect, Received, Send, Started
+from indilog.view import view_of
+
+ENGINE, PRIMARY = NodeId("engine-0"), NodeId("sequencer-0")
+A, B = NodeId("storage-0"), NodeId("storage-1")
+SHARD = ShardId(0)
+TAG, LOG = 77, 11
+NAMES = tag_columns("orders", ("x",))[1]
+
+
+class Driver:
+    """Speaks with one engine; keeps what it said."""
+
+    def __init__(self, *, join_at: tuple[int, int] = (0, 0), **settings: float) -> None:
+        node = dataclasses.replace(NodeConfig(), **settings)  # type: ignore[arg-type]
+        view = view_of(storage_nodes=2, replicas=2, index_shards=2)
+        self.engine = Engine(ENGINE, [view], Config(node=node))
+        self.now = 0.0
+        self.position, self.tail = join_at
+        self.turn(Started(Epoch(1)))
+
+    def join(self) -> None:
+        cut = {SHARD: self.tail}
+        self.hear(PRIMARY, TailIs(0, self.position, self.tail, cut))
+        for replica in (A, B):
+            self.hear(replica, ShardClaimed(SHARD, Epoch(1), self.tail))
+        for replica in (A, B):
+            self.hear(replica, ShardOpened(SHARD, Epoch(1), self.tail))
+        assert self.engine.ready
+
+    def turn(self, *events: Started | Received) -> list[Effect]:
+        effects = self.engine.handle(events, Instant(self.now))
+        self.engine.check_invariants()
+        return effects
+
+    def hear(self, sender: NodeId, *messages: Message) -> list[Effect]:
+        return self.turn(*(Received(sender, message) for message in messages))
+
+    def order(self, count: int, *, index_data: bool = True) -> list[Effect]:
+        """One metalog entry over `count` records of our shard; all carry TAG."""
+        position, first = self.position, self.tail
+        self.position += 1
+        self.tail += count
+        entry = NewRecords(position, ViewNumber(1), Epoch(1), {SHARD: count})
+        effects = self.hear(PRIMARY, MetalogEntries((entry,)))
+        if index_data:
+            effects += self.hear(A, IndexData((self.block(position, first, count),)))
+        return effects
+
+    @staticmethod
+    def block(position: int, first: int, count: int) -> IndexBlock:
+        tags = array("Q", [LOG, TAG] * count).tobytes()
+        part = ShardTags(SHARD, first, count, b"\x02" * count, tags)
+        return IndexBlock(position, first + count, (SHARD,), (part,))
+
+    def read(self, bound: int, *, position: int = 0, tag: int = TAG) -> object:
+        return self.engine.read(Direction.NEXT, tag, bound, position, "reader")
+
+
+def joined(*, join_at: tuple[int, int] = (0, 0), **settings: float) -> Driver:
+    driver = Driver(join_at=join_at, **settings)
+    driver.join()
+    return driver
+
+
+def sends(effects: Sequence[Effect], kind: type[Message]) -> list[tuple[NodeId, Message]]:
+    return [(e.to, e.message) for e in effects if isinstance(e, Send) and type(e.message) is kind]
+
+
+def answers(effects: Sequence[Effect]) -> list[object]:
+    return [e.outcome for e in effects if isinstance(e, Answer)]
+
+
+def stored(seqnum: int, data: bytes = b"d") -> StoredRecord:
+    return StoredRecord(seqnum, 5_000_000, NAMES, data, None)
+
+
+def test_an_appended_record_is_acknowledged_with_its_seqnum_and_read_from_memory() -> None:
+    driver = joined()
+    driver.engine.append(b"one", (LOG, TAG), NAMES, "waiter")
+    sent = sends(driver.turn(), AppendBatch)
+    assert [to for to, _ in sent] == [A, B]
+    effects = driver.order(1)
+    assert [e for e in effects if isinstance(e, Appended)] == [Appended(["waiter"], 0, 1)]
+    record = driver.read(0, position=1)
+    assert isinstance(record, Record)
+    assert (record.seqnum, record.data) == (0, b"one")
+
+
+def test_a_node_without_a_shard_refuses_appends() -> None:
+    view = view_of(engines=1)
+    engine = Engine(NodeId("engine-9"), [view], Config())
+    engine.handle([Started(Epoch(1))], Instant(0))
+    with pytest.raises(NotReadyError):
+        engine.append(b"", (), b"", "waiter")
+
+
+def test_joining_is_asked_for_again_until_the_primary_answers() -> None:
+    driver = Driver()
+    driver.now = 1.0
+    assert sends(driver.turn(), TailWanted) == [(PRIMARY, TailWanted(0))]
+
+
+def test_a_read_waits_until_index_data_of_its_session_is_applied() -> None:
+    driver = joined()
+    driver.engine.append(b"one", (LOG, TAG), NAMES, "waiter")
+    driver.turn()
+    driver.order(1, index_data=False)
+    assert driver.read(0, position=1) is PENDING
+    assert answers(driver.turn()) == []
+    effects = driver.hear(A, IndexData((driver.block(0, 0, 1),)))
+    (answer,) = answers(effects)
+    assert isinstance(answer, Answered)
+    assert isinstance(answer.value, Record)
+    assert answer.value.seqnum == 0
+
+
+def test_index_data_that_runs_ahead_of_the_metalog_waits_for_it() -> None:
+    driver = joined()
+    driver.hear(A, IndexData((driver.block(0, 0, 1),)))
+    assert driver.engine.tag_position == 0
+    driver.order(1, index_data=False)
+    assert driver.engine.tag_position == 1
+
+
+def test_a_found_record_that_is_not_cached_is_read_from_a_replica() -> None:
+    driver = joined(record_cache_bytes_max=0)
+    driver.order(1)
+    assert driver.read(0) is PENDING
+    ((replica, request),) = sends(driver.turn(), ReadRecords)
+    assert replica in (A, B)
+    assert isinstance(request, ReadRecords)
+    assert (request.shard, request.seqnums, request.origin) == (SHARD, (0,), ENGINE)
+    effects = driver.hear(replica, RecordsRead(request.request, SHARD, (stored(0),), ()))
+    (answer,) = answers(effects)
+    assert isinstance(answer, Answered)
+    assert answer.position == 1
+
+
+def test_a_miss_asks_every_index_shard_about_the_same_prefix() -> None:
+    driver = joined(join_at=(4, 40))
+    driver.read(7)
+    lookups = sends(driver.turn(), IndexLookup)
+    assert [to for to, _ in lookups] == ["index-0-0", "index-1-0"]
+    first, second = (message for _, message in lookups)
+    assert first == second
+    assert isinstance(first, IndexLookup)
+    assert (first.bound, first.limit, first.position, first.count) == (7, 40, 4, 1)
+
+
+def test_a_lookup_answered_by_storage_teaches_the_popularity_cache() -> None:
+    driver = joined(join_at=(4, 40))
+    driver.read(7)
+    ((_, lookup), _) = sends(driver.turn(), IndexLookup)
+    assert isinstance(lookup, IndexLookup)
+    effects = driver.hear(A, RecordsRead(lookup.request, SHARD, (stored(9),), ()))
+    (answer,) = answers(effects)
+    assert isinstance(answer, Answered)
+    assert answer.position == 4
+    again = driver.engine.read(Direction.NEXT, EMPTY_TAG, 9, 0, "reader")
+    assert isinstance(again, Record)
+    assert again.seqnum == 9
+
+
+def test_a_lookup_without_a_match_is_a_proven_none() -> None:
+    driver = joined(join_at=(4, 40))
+    driver.read(7)
+    ((_, lookup), _) = sends(driver.turn(), IndexLookup)
+    assert isinstance(lookup, IndexLookup)
+    effects = driver.hear(NodeId("aggregator-0"), LookupResult(lookup.request, (), ()))
+    assert answers(effects) == [Answered(None, 4)]
+
+
+def test_unknown_is_not_absent_the_other_replica_is_asked_then_the_record_is_lost() -> None:
+    driver = joined(record_cache_bytes_max=0)
+    driver.order(1)
+    driver.read(0)
+    ((first, request),) = sends(driver.turn(), ReadRecords)
+    assert isinstance(request, ReadRecords)
+    effects = driver.hear(first, RecordsRead(request.request, SHARD, (), (0,)))
+    ((second, again),) = sends(effects, ReadRecords)
+    assert {first, second} == {A, B}
+    assert isinstance(again, ReadRecords)
+    (lost,) = answers(driver.hear(second, RecordsRead(again.request, SHARD, (), (0,))))
+    assert isinstance(lost, DataLossError)
+
+
+def test_a_lookup_without_answer_is_started_again_and_its_late_answer_finds_nothing() -> None:
+    driver = joined(join_at=(4, 40), lookup_timeout_s=1, read_timeout_s=3)
+    driver.read(7)
+    ((_, first), _) = sends(driver.turn(), IndexLookup)
+    driver.now = 1.5
+    ((_, second), _) = sends(driver.turn(), IndexLookup)
+    assert isinstance(first, IndexLookup)
+    assert isinstance(second, IndexLookup)
+    assert second.request != first.request
+    assert answers(driver.hear(A, RecordsRead(first.request, SHARD, (stored(9),), ()))) == []
+    driver.now = 4.0
+    (failed,) = answers(driver.turn())
+    assert isinstance(failed, QuorumUnavailableError)
+
+
+def test_a_page_is_gathered_from_cache_and_storage_in_order() -> None:
+    driver = joined(record_cache_bytes_max=1500)
+    for data in (b"old" * 400, b"own"):
+        driver.engine.append(data, (LOG, TAG), NAMES, "waiter")
+        driver.turn()
+        driver.order(1)
+    driver.engine.append(b"new" * 100, (LOG, TAG), NAMES, "waiter")
+    driver.turn()
+    driver.order(1)
+    driver.engine.read_page(TAG, 0, 0, 10, "pager")
+    ((replica, request),) = sends(driver.turn(), ReadRecords)
+    assert isinstance(request, ReadRecords)
+    assert request.seqnums == (0,)
+    effects = driver.hear(replica, RecordsRead(request.request, SHARD, (stored(0),), ()))
+    (answer,) = answers(effects)
+    assert isinstance(answer, Answered)
+    assert isinstance(answer.value, list)
+    assert [(r.seqnum, r.data) for r in answer.value] == [(0, b"d"), (1, b"own"), (2, b"new" * 100)]
+
+
+def test_a_page_that_storage_cuts_short_ends_at_the_gap() -> None:
+    driver = joined(record_cache_bytes_max=0)
+    driver.order(3)
+    driver.engine.read_page(TAG, 0, 0, 10, "pager")
+    ((replica, request),) = sends(driver.turn(), ReadRecords)
+    assert isinstance(request, ReadRecords)
+    some = RecordsRead(request.request, SHARD, (stored(0), stored(1)), ())
+    (answer,) = answers(driver.hear(replica, some))
+    assert isinstance(answer, Answered)
+    assert isinstance(answer.value, list)
+    assert [r.seqnum for r in answer.value] == [0, 1]
+
+
+def test_a_watch_fires_when_index_data_with_its_tag_arrives_and_only_then() -> None:
+    driver = joined()
+    driver.engine.watch(TAG, 0, "watcher")
+    driver.engine.watch(999, 0, "other")
+    driver.engine.watch(TAG, 5, "beyond")
+    effects = driver.order(1)
+    assert [e.waiter for e in effects if isinstance(e, Answer)] == ["watcher"]
+
+
+def test_a_gap_in_the_metalog_is_fetched() -> None:
+    driver = joined()
+    late = NewRecords(1, ViewNumber(1), Epoch(1), {SHARD: 1})
+    effects = driver.hear(PRIMARY, MetalogEntries((late,)))
+    assert sends(effects, MetalogWanted) == [(PRIMARY, MetalogWanted(0))]
+
+
+def test_index_data_that_does_not_come_is_asked_for() -> None:
+    driver = joined(resend_s=1)
+    driver.order(1, index_data=False)
+    driver.turn()
+    deadline = driver.engine.deadline()
+    assert deadline is not None
+    driver.now = deadline
+    wanted = sends(driver.turn(), IndexDataWanted)
+    assert (A, IndexDataWanted(0, 1, 1)) in wanted
+
+
+def test_the_tail_is_the_primarys_word() -> None:
+    driver = joined()
+    driver.engine.read_tail("asker")
+    ((_, question),) = sends(driver.turn(), TailWanted)
+    assert isinstance(question, TailWanted)
+    effects = driver.hear(PRIMARY, TailIs(question.request, 9, 99, {}))
+    assert answers(effects) == [Answered(99, 9)]
+
+
+def test_reading_a_whole_log_tries_the_record_at_the_bound_before_the_index_tier() -> None:
+    driver = joined(
+        record_cache_bytes_max=0, tag_cache_seqnums_max=0, tag_cache_seqnums_per_tag_max=0
+    )
+    driver.order(1)
+    driver.engine.read(Direction.NEXT, LOG, 0, 0, "reader", b"orders")
+    effects = driver.turn()
+    assert sends(effects, IndexLookup) == []
+    ((replica, request),) = sends(effects, ReadRecords)
+    assert isinstance(request, ReadRecords)
+    (answer,) = answers(driver.hear(replica, RecordsRead(request.request, SHARD, (stored(0),), ())))
+    assert isinstance(answer, Answered)
+    driver.engine.read(Direction.NEXT, LOG, 0, 0, "reader", b"other")
+    ((replica, request),) = sends(driver.turn(), ReadRecords)
+    assert isinstance(request, ReadRecords)
+    foreign = driver.hear(replica, RecordsRead(request.request, SHARD, (stored(0),), ()))
+    assert len(sends(foreign, IndexLookup)) == 2

@@ -1,0 +1,199 @@
+"""`ShardWriter`: taking a shard over, batching, resending, giving up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from compute.shard_writer import ShardWriter, Takeover
+from indilog.config import Config, NodeConfig
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    NotReadyError,
+    OverloadedError,
+    SealedError,
+)
+from indilog.ids import Epoch, Instant, NodeId, ShardId, tag_columns
+from indilog.messages import (
+    AppendBatch,
+    ShardClaim,
+    ShardClaimed,
+    ShardOpen,
+    ShardOpened,
+    ShardStored,
+)
+from indilog.metalog import Span
+from indilog.records import RecordBatch
+from indilog.roles import Answer, Effect, Send
+
+A, B = NodeId("storage-0"), NodeId("storage-1")
+SHARD = ShardId(3)
+EPOCH = Epoch(7)
+TAGS, NAMES = tag_columns("orders", ("new",))
+
+
+def at(seconds: float) -> Instant:
+    return Instant(seconds)
+
+
+def writer(*replicas: NodeId, **settings: float) -> ShardWriter:
+    node = dataclasses.replace(NodeConfig(), **settings)  # type: ignore[arg-type]
+    return ShardWriter(SHARD, replicas or (A,), EPOCH, Config(node=node))
+
+
+def opened(*, stored: int = 0, **settings: float) -> ShardWriter:
+    shard = writer(A, **settings)
+    shard.start(at(0))
+    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, stored), at(0))
+    shard.on_opened(A, ShardOpened(SHARD, EPOCH, stored))
+    assert shard.takeover is Takeover.OPEN
+    return shard
+
+
+def append(shard: ShardWriter, *data: bytes) -> None:
+    for item in data:
+        shard.add(item, TAGS, NAMES, item)
+
+
+def batches(effects: list[Effect]) -> list[RecordBatch]:
+    return [
+        RecordBatch(e.message.batch)
+        for e in effects
+        if isinstance(e, Send) and isinstance(e.message, AppendBatch)
+    ]
+
+
+def contents(batch: RecordBatch) -> list[bytes]:
+    return [batch.record(i).data for i in range(len(batch))]
+
+
+def test_takeover_claims_all_then_opens_at_the_smallest_stored_prefix() -> None:
+    shard = writer(A, B)
+    claim = ShardClaim(SHARD, EPOCH)
+    assert shard.start(at(0)) == [Send(A, claim), Send(B, claim)]
+    assert shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 10), at(0)) == []
+    opening = ShardOpen(SHARD, EPOCH, 8)
+    effects = shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 8), at(0))
+    assert effects == [Send(A, opening), Send(B, opening)]
+    shard.on_opened(A, ShardOpened(SHARD, EPOCH, 8))
+    assert shard.takeover is Takeover.OPENING
+    shard.on_opened(B, ShardOpened(SHARD, EPOCH, 8))
+    assert shard.takeover is Takeover.OPEN
+
+
+def test_takeover_asks_again_only_those_who_have_not_answered() -> None:
+    shard = writer(A, B)
+    shard.start(at(0))
+    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 0), at(0))
+    assert shard.on_time(at(0.01)) == []
+    assert shard.on_time(at(1)) == [Send(B, ShardClaim(SHARD, EPOCH))]
+
+
+def test_appends_wait_until_the_shard_is_open_and_continue_its_localids() -> None:
+    shard = writer(A)
+    append(shard, b"x", b"y")
+    assert shard.flush(at(0)) == []
+    shard.start(at(0))
+    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 5), at(0))
+    shard.on_opened(A, ShardOpened(SHARD, EPOCH, 5))
+    (batch,) = batches(shard.flush(at(1)))
+    assert (batch.header.first, batch.header.epoch, batch.header.shard) == (5, EPOCH, SHARD)
+    assert contents(batch) == [b"x", b"y"]
+
+
+def test_a_turn_of_appends_is_one_batch_up_to_the_frame_limit() -> None:
+    shard = opened(frame_records_max=3)
+    append(shard, b"a", b"b", b"c", b"d")
+    sent = batches(shard.flush(at(0)))
+    assert [contents(batch) for batch in sent] == [[b"a", b"b", b"c"], [b"d"]]
+    assert sent[1].header.first == 3
+
+
+def test_records_collect_while_the_frames_in_flight_are_used_up() -> None:
+    shard = opened(frames_in_flight_max=1)
+    append(shard, b"a")
+    assert len(batches(shard.flush(at(0)))) == 1
+    append(shard, b"b")
+    assert shard.flush(at(0)) == []
+    append(shard, b"c")
+    shard.ordered(Span(SHARD, 0, 100, 1))
+    (batch,) = batches(shard.flush(at(0)))
+    assert contents(batch) == [b"b", b"c"]
+
+
+def test_ordered_batches_get_the_seqnums_behind_an_earlier_writers_records() -> None:
+    shard = opened(stored=5)
+    append(shard, b"a", b"b")
+    shard.flush(at(0))
+    assert shard.ordered(Span(SHARD, 3, 40, 2)) == []
+    (done,) = shard.ordered(Span(SHARD, 5, 50, 2))
+    assert (done.first_seqnum, done.waiters) == (50, [b"a", b"b"])
+    assert shard.pending == 0
+
+
+def test_a_replica_that_lacks_batches_gets_them_again_from_there() -> None:
+    shard = opened(frame_records_max=1)
+    append(shard, b"a", b"b", b"c")
+    shard.flush(at(0))
+    again = shard.on_stored(A, ShardStored(SHARD, EPOCH, 1))
+    assert [batch.header.first for batch in batches(again)] == [1, 2]
+
+
+def test_silence_sends_everything_again_and_tells_callers_once_that_the_outcome_is_unknown() -> (
+    None
+):
+    shard = opened(append_timeout_s=5, resend_s=1)
+    append(shard, b"a")
+    shard.flush(at(0))
+    assert shard.on_time(at(0.5)) == []
+    assert len(batches(shard.on_time(at(1)))) == 1
+    effects = shard.on_time(at(6))
+    (answer,) = [e for e in effects if isinstance(e, Answer)]
+    assert isinstance(answer.outcome, AppendOutcomeUnknownError)
+    assert len(batches(effects)) == 1, "the batch stays: localids must follow on"
+    assert not [e for e in shard.on_time(at(8)) if isinstance(e, Answer)]
+
+
+def test_a_newer_writer_ends_this_one_and_tells_who_knows_what() -> None:
+    shard = opened(frames_in_flight_max=1)
+    append(shard, b"sent")
+    shard.flush(at(0))
+    append(shard, b"kept")
+    effects = shard.on_stored(A, ShardStored(SHARD, Epoch(8), 0))
+    outcomes = {e.waiter: type(e.outcome) for e in effects if isinstance(e, Answer)}
+    assert outcomes == {b"sent": AppendOutcomeUnknownError, b"kept": SealedError}
+    with pytest.raises(SealedError, match="Another writer"):
+        append(shard, b"late")
+    assert shard.flush(at(1)) == []
+    shard.check_invariants()
+
+
+def test_the_append_beyond_the_limit_is_refused_and_nothing_is_taken() -> None:
+    shard = opened(append_pending_max=2)
+    append(shard, b"a", b"b")
+    with pytest.raises(OverloadedError, match="2 appends"):
+        append(shard, b"c")
+    (batch,) = batches(shard.flush(at(0)))
+    assert contents(batch) == [b"a", b"b"]
+
+
+def test_a_batch_of_a_caller_stays_together_whatever_the_frame_limit() -> None:
+    shard = opened(frame_records_max=2)
+    append(shard, b"before")
+    shard.add_batch([(bytes([n]), TAGS, NAMES) for n in range(5)], "caller")
+    append(shard, b"after")
+    sent = [contents(batch) for batch in batches(shard.flush(at(0)))]
+    assert sent == [[b"before"], [bytes([n]) for n in range(5)], [b"after"]]
+    _, whole, _ = shard.ordered(Span(SHARD, 0, 0, 7))
+    assert whole.waiters == ["caller", None, None, None, None]
+
+
+def test_what_waits_too_long_for_the_shard_to_open_was_not_appended() -> None:
+    shard = writer(A, append_timeout_s=5, resend_s=1)
+    shard.start(at(0))
+    append(shard, b"a")
+    shard.on_time(at(1))
+    answers = [e for e in shard.on_time(at(7)) if isinstance(e, Answer)]
+    assert [type(answer.outcome) for answer in answers] == [NotReadyError]
+    assert shard.pending == 0

@@ -1,0 +1,106 @@
+"""Claims about the configuration (`indilog.config`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from indilog.config import ClusterConfig, Config, NodeConfig, config_from
+from indilog.errors import ConfigError
+
+
+def test_the_defaults_agree_with_themselves() -> None:
+    assert config_from() == Config()
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = tmp_path / "indilog.toml"
+    file.write_text("[node]\nport = 1\nhost = 'a'\nworkers = 7\n[cluster]\nindex_shards = 4\n")
+    config = config_from(
+        file,
+        {"INDILOG_NODE_PORT": "2", "INDILOG_NODE_HOST": "b", "PATH": "/bin"},
+        {"node": {"port": 3, "host": None}},
+    )
+    assert (config.node.port, config.node.host, config.node.workers) == (3, "b", 7)
+    assert config.cluster.index_shards == 4
+
+
+def test_text_from_the_environment_becomes_the_fields_type() -> None:
+    config = config_from(
+        environment={
+            "INDILOG_NODE_DATA_DIR": "/data",
+            "INDILOG_NODE_RESEND_S": "0.5",
+            "INDILOG_CLUSTER_DURABILITY": "memory",
+        }
+    )
+    assert config.node.data_dir == Path("/data")
+    assert config.node.resend_s == 0.5
+    assert config.cluster.durability == "memory"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"node": {"prot": 1}}, "Unknown setting 'prot'"),
+        ({"nodes": {}}, r"Unknown table \[nodes\]"),
+        ({"node": 3}, "must be a table"),
+        ({"node": {"port": "abc"}}, r"\[node\] does not fit.*port"),
+        ({"node": {"port": 65536}}, "port is 0"),
+        ({"node": {"resend_s": 0}}, "resend_s must be greater than 0"),
+        ({"node": {"frames_in_flight_max": -1}}, "frames_in_flight_max must be greater"),
+        ({"node": {"segment_bytes": 1000}}, "segment_bytes is at least"),
+        ({"node": {"tag_cache_seqnums_max": 5}}, "tag_cache_seqnums_per_tag_max must not"),
+        ({"cluster": {"replicas": 2}}, "replicas is 2 but storage_nodes is 1"),
+        ({"cluster": {"record_tags_max": 255}}, "record_tags_max is at most 254"),
+        ({"cluster": {"record_bytes_max": 8 << 20}}, "must leave 64 KiB"),
+        ({"cluster": {"message_bytes_max": 5 << 20}}, "at least twice"),
+        ({"cluster": {"durability": "maybe"}}, "durability"),
+        ({"node": {"segment_bytes": 1 << 20}}, "must be larger than batch_bytes_max"),
+    ],
+)
+def test_a_contradiction_is_one_sentence_that_names_the_field(
+    overrides: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        config_from(overrides=overrides)
+
+
+def test_a_path_may_come_as_a_path() -> None:
+    config = config_from(overrides={"node": {"data_dir": Path("here")}})
+    assert config.node.data_dir == Path("here")
+
+
+def test_a_cache_may_be_switched_off() -> None:
+    config = config_from(
+        overrides={
+            "node": {
+                "suffix_cuts_max": 0,
+                "popularity_entries_max": 0,
+                "tag_cache_seqnums_max": 0,
+                "tag_cache_seqnums_per_tag_max": 0,
+                "record_cache_bytes_max": 0,
+            }
+        }
+    )
+    assert config.node.suffix_cuts_max == 0
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no configuration file .*absent\.toml"):
+        config_from(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize("content", [b"[node\n", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
+        config_from(file)
+
+
+def test_no_part_can_be_changed_after_the_start() -> None:
+    for part in (ClusterConfig(), NodeConfig(), Config()):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            part.port = 1  # type: ignore[misc, union-attr]

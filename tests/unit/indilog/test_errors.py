@@ -1,0 +1,50 @@
+"""Claims about the error tree (`indilog.errors`)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from indilog import errors
+from indilog.errors import FunctionFailedError, IndilogError, TooLargeError, TrimmedError
+
+ALL: list[Any] = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if kind.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_is_in_one_tree(kind: type[Exception]) -> None:
+    assert issubclass(kind, IndilogError)
+
+
+def test_only_what_changed_nothing_may_be_retried_as_it_is() -> None:
+    # An unknown outcome, a crashed worker and a lost record must never be retried blindly.
+    assert {kind.__name__ for kind in ALL if kind.retryable} == {
+        "NotReadyError",
+        "OverloadedError",
+        "SealedError",
+        "QuorumUnavailableError",
+        "ConflictError",
+    }
+
+
+def test_too_large_says_size_and_limit() -> None:
+    error = TooLargeError("The record's size in bytes", size=2_000_000, limit=1_048_576)
+    assert "2,000,000" in str(error)
+    assert "1,048,576" in str(error)
+    assert (error.size, error.limit) == (2_000_000, 1_048_576)
+
+
+def test_trimmed_says_where_reading_is_possible() -> None:
+    error = TrimmedError(17)
+    assert error.first_seqnum == 17
+    assert "17" in str(error)
+
+
+def test_a_failed_function_keeps_the_name_of_its_exception() -> None:
+    assert FunctionFailedError("boom", kind="ValueError").kind == "ValueError"

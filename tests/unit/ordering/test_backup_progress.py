@@ -1,0 +1,60 @@
+"""Claims about what the primary believes of a backup."""
+
+from __future__ import annotations
+
+from indilog.ids import Instant
+from ordering.backup_progress import BackupProgress
+
+
+def streaming(stored: int, sent: int) -> BackupProgress:
+    backup = BackupProgress()
+    backup.on_stored(0)
+    backup.sent = sent
+    backup.on_stored(stored)
+    return backup
+
+
+def test_a_backup_is_probed_until_it_says_what_it_has() -> None:
+    backup = BackupProgress()
+    before = backup.probed
+    backup.sent = 10
+    backup.on_stored(7)
+    assert (before, backup.probed) == (True, False)
+    assert (backup.stored, backup.sent) == (7, 7)
+
+
+def test_an_answer_about_a_part_of_what_was_sent_does_not_send_the_rest_again() -> None:
+    backup = streaming(stored=3, sent=9)
+    assert (backup.stored, backup.sent) == (3, 9)
+
+
+def test_an_answer_that_shows_a_gap_goes_back_once() -> None:
+    backup = streaming(stored=3, sent=9)
+    backup.on_stored(3)
+    assert backup.sent == 3
+    backup.sent = 9
+    backup.on_stored(3)
+    assert backup.sent == 9
+
+
+def test_progress_after_a_gap_allows_going_back_again() -> None:
+    backup = streaming(stored=3, sent=9)
+    backup.on_stored(3)
+    backup.sent = 9
+    backup.on_stored(5)
+    backup.on_stored(5)
+    assert backup.sent == 5
+
+
+def test_a_backup_that_has_less_than_before_is_believed() -> None:
+    backup = streaming(stored=9, sent=9)
+    backup.on_stored(0)
+    assert (backup.stored, backup.sent) == (0, 0)
+
+
+def test_silence_goes_back_to_what_the_backup_has() -> None:
+    backup = streaming(stored=3, sent=9)
+    backup.resend_at = Instant(1.0)
+    backup.go_back()
+    assert (backup.stored, backup.sent) == (3, 3)
+    assert not backup.resend_at

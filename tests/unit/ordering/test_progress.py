@@ -1,0 +1,92 @@
+"""Claims about what may be ordered, given what storage nodes reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from indilog.ids import Epoch, NodeId, ShardId
+from indilog.view import View, view_of
+from ordering.progress import Reports, ShardReports
+
+A, B, C = NodeId("storage-0"), NodeId("storage-1"), NodeId("storage-2")
+
+
+def two_replicas() -> View:
+    return view_of(storage_nodes=2, replicas=2, engines=2, sequencers=1)
+
+
+def test_progress_is_the_minimum_over_all_replicas_of_a_shard() -> None:
+    """Scalog 4.1: "assume f = 1 and suppose the ordering layer has received from the two storage
+    servers r1 and r2 in shard s the local cuts v1 = <3, 3> and v2 = <2, 4>. Then, <2, 3> expresses
+    all durable records in shard s".
+    """
+    reports = Reports(two_replicas())
+    for shard, (first, second) in enumerate([(3, 2), (3, 4)]):
+        assert reports.note(A, ShardId(shard), Epoch(1), first) is None
+        assert reports.note(B, ShardId(shard), Epoch(1), second) is None
+    assert reports.news() == [(ShardId(0), 2), (ShardId(1), 3)]
+
+
+def test_cut_waits_for_the_slowest_replica() -> None:
+    reports = Reports(two_replicas())
+    reports.note(A, ShardId(0), Epoch(1), 100)
+    assert reports.news() == [(ShardId(0), 0)]
+
+
+def test_a_smaller_ack_quorum_takes_the_quorum_th_largest_prefix() -> None:
+    shard = ShardReports(ack_quorum=2)
+    for replica, stored in ((A, 9), (B, 7), (C, 3)):
+        shard.note(replica, Epoch(1), stored)
+    assert shard.progress == 7
+
+
+def test_reports_of_an_older_epoch_count_as_nothing() -> None:
+    shard = ShardReports(ack_quorum=2)
+    shard.note(A, Epoch(1), 10)
+    shard.note(B, Epoch(1), 10)
+    assert shard.note(A, Epoch(2), 6)
+    assert shard.progress == 0
+    assert not shard.note(B, Epoch(1), 12)
+    assert shard.progress == 0
+
+
+def test_a_newer_epoch_replaces_even_a_larger_prefix() -> None:
+    shard = ShardReports(ack_quorum=1)
+    shard.note(A, Epoch(1), 10)
+    assert shard.note(A, Epoch(2), 6)
+    assert shard.progress == 6
+
+
+def test_a_repeated_or_late_report_says_nothing_new() -> None:
+    shard = ShardReports(ack_quorum=1)
+    assert shard.note(A, Epoch(1), 10)
+    assert not shard.note(A, Epoch(1), 10)
+    assert not shard.note(A, Epoch(1), 4)
+    assert shard.progress == 10
+
+
+@pytest.mark.parametrize(
+    ("replica", "shard", "epoch", "stored", "reason"),
+    [
+        (A, 9, 1, 1, "a shard that is not in this view"),
+        (C, 0, 1, 1, "a node that is no replica of the shard"),
+        (A, 0, 1, -1, "an epoch or a prefix below 0"),
+        (A, 0, -1, 1, "an epoch or a prefix below 0"),
+    ],
+)
+def test_a_report_that_has_no_place_is_refused_with_a_reason(
+    replica: NodeId, shard: int, epoch: int, stored: int, reason: str
+) -> None:
+    reports = Reports(two_replicas())
+    assert reports.note(replica, ShardId(shard), Epoch(epoch), stored) == f"progress of {reason}"
+    assert not reports.changed
+
+
+def test_news_are_told_once_and_ascend_by_shard() -> None:
+    reports = Reports(view_of(engines=3))
+    for shard in (2, 0, 1):
+        reports.note(A, ShardId(shard), Epoch(1), shard + 1)
+    before = reports.changed
+    assert reports.news() == [(ShardId(0), 1), (ShardId(1), 2), (ShardId(2), 3)]
+    assert (before, reports.changed) == (True, False)
+    assert reports.news() == []

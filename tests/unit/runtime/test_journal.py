@@ -1,0 +1,433 @@
+"""Claims of the journal and its segment files, one each."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog.testing
+
+from indilog.errors import DataDirectoryError, DataLossError
+from indilog.ids import Epoch, NodeId, ShardId
+from indilog.records import BatchBuilder
+from indilog.roles import FrameKind, Location
+from indilog.runtime import segment
+from indilog.runtime.journal import Durability, Journal, stream_of
+
+SEGMENT_BYTES = 4096
+STREAM = 7
+
+Frame = tuple[int, FrameKind, bytes, Location]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "journal"
+
+
+@pytest.fixture
+def opened(directory: Path) -> Iterator[list[Journal]]:
+    """Every journal that a test opened with `reopened`; closed at its end."""
+    journals: list[Journal] = []
+    yield journals
+    for journal in journals:
+        journal.close()
+
+
+def started(
+    directory: Path, opened: list[Journal], durability: Durability = "fsync"
+) -> tuple[Journal, list[Frame]]:
+    """Open the journal, closing the one before, and return what it recovers."""
+    if opened:
+        opened[-1].close()
+    journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability=durability)
+    opened.append(journal)
+    return journal, list(journal.recover())
+
+
+def batch(records: int = 3) -> bytes:
+    builder = BatchBuilder()
+    for number in range(records):
+        builder.add(f"data {number}".encode(), (1, 2), b"orders")
+    return builder.build(shard=ShardId(0), epoch=Epoch(1), first=0, time_us=5)
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_frames_come_back_in_order_with_their_stream_and_place(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, recovered = started(directory, opened)
+    assert recovered == []
+    written = [
+        (stream, kind, payload, journal.write(stream, kind, payload))
+        for stream, kind, payload in [
+            (1, FrameKind.RECORDS, batch()),
+            (2, FrameKind.METALOG, b"entry"),
+            (1, FrameKind.ORDERING, b""),
+            (3, FrameKind.SHARD_STATE, b"x" * 8),
+        ]
+    ]
+    journal.sync()
+    _, recovered = started(directory, opened)
+    assert recovered == written
+
+
+def test_a_frame_that_does_not_fit_rolls_the_segment(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    payloads = [bytes([number]) * 900 for number in range(20)]
+    locations = [journal.write(STREAM, FrameKind.METALOG, payload) for payload in payloads]
+    assert [location.segment for location in locations] == [1 + n // 4 for n in range(20)]
+    journal.sync()
+    journal, recovered = started(directory, opened)
+    assert [payload for _, _, payload, _ in recovered] == payloads
+    assert [journal.read(location) for location in locations] == payloads
+
+
+def test_the_largest_frame_fills_a_segment(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    largest = b"x" * (SEGMENT_BYTES - 2 * segment.FRAME_HEADER_BYTES)
+    for _ in range(3):
+        journal.write(STREAM, FrameKind.METALOG, largest)
+    with pytest.raises(AssertionError, match="fits into a segment"):
+        journal.write(STREAM, FrameKind.METALOG, largest + b"x")
+    journal, recovered = started(directory, opened)
+    assert [payload for _, _, payload, _ in recovered] == [largest] * 3
+
+
+def test_a_frame_is_read_before_it_is_flushed(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    location = journal.write(STREAM, FrameKind.METALOG, b"entry")
+    assert journal.read(location) == b"entry"
+
+
+def test_a_damaged_frame_reads_as_none(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    locations = [journal.write(STREAM, FrameKind.METALOG, b"entry %d" % n) for n in range(3)]
+    journal.sync()
+    path = segment.segment_path(directory, 1)
+    flip(path, locations[0].offset)
+    flip(path, locations[1].offset - 9)
+    assert [journal.read(location) for location in locations] == [None, None, b"entry 2"]
+
+
+def test_a_place_where_no_frame_is_reads_as_none(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    location = journal.write(STREAM, FrameKind.METALOG, b"entry")
+    journal.sync()
+    assert journal.read(location._replace(offset=location.offset + 8)) is None
+    assert journal.read(location._replace(length=3)) is None
+    assert journal.read(location._replace(segment=9)) is None
+
+
+def test_records_are_not_checked_twice(directory: Path, opened: list[Journal]) -> None:
+    """The frame carries the batch's own CRC, so a reader verifies the batch."""
+    journal, _ = started(directory, opened)
+    location = journal.write(STREAM, FrameKind.RECORDS, batch())
+    journal.sync()
+    flip(segment.segment_path(directory, 1), location.offset + location.length - 1)
+    read = journal.read(location)
+    assert read is not None
+    assert read != batch()
+
+
+def test_a_torn_tail_is_cut_with_a_warning(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.METALOG, b"kept")
+    torn = journal.write(STREAM, FrameKind.RECORDS, batch())
+    journal.close()
+    flip(segment.segment_path(directory, 1), torn.offset + torn.length - 1)
+    with structlog.testing.capture_logs() as logs:
+        _, recovered = started(directory, opened)
+    assert [payload for _, _, payload, _ in recovered] == [b"kept"]
+    assert [(e["log_level"], e["event"], e["offset"]) for e in logs] == [
+        ("warning", "torn tail of the journal cut", torn.offset - segment.FRAME_HEADER_BYTES)
+    ]
+
+
+def test_what_was_cut_never_comes_back(directory: Path, opened: list[Journal]) -> None:
+    """The frame behind a torn one is intact; writing the torn one anew must not revive it."""
+    journal, _ = started(directory, opened)
+    torn = journal.write(STREAM, FrameKind.METALOG, b"first")
+    journal.write(STREAM, FrameKind.METALOG, b"second")
+    journal.close()
+    flip(segment.segment_path(directory, 1), torn.offset)
+    journal, recovered = started(directory, opened)
+    assert recovered == []
+    journal.write(STREAM, FrameKind.METALOG, b"first")
+    _, recovered = started(directory, opened)
+    assert [payload for _, _, payload, _ in recovered] == [b"first"]
+
+
+def test_damage_below_what_was_synced_is_not_taken_for_a_torn_tail(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    damaged = journal.write(STREAM, FrameKind.METALOG, b"synced")
+    journal.sync()
+    journal.write(STREAM, FrameKind.METALOG, b"later")
+    journal.close()
+    path = segment.segment_path(directory, 1)
+    flip(path, damaged.offset)
+    before = path.read_bytes()
+    with pytest.raises(DataLossError, match=r"segment-00000001\.log is damaged at byte 0"):
+        started(directory, opened)
+    assert path.read_bytes() == before
+
+
+def test_damage_in_an_earlier_segment_names_file_and_place(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    locations = [journal.write(STREAM, FrameKind.METALOG, b"x" * 900) for _ in range(9)]
+    journal.close()
+    flip(segment.segment_path(directory, 1), locations[2].offset)
+    with pytest.raises(DataLossError, match=r"segment-00000001\.log is damaged at byte 1,872"):
+        started(directory, opened)
+
+
+def test_a_missing_segment_is_data_loss(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    for _ in range(9):
+        journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    journal.close()
+    segment.segment_path(directory, 2).unlink()
+    with pytest.raises(DataLossError, match=r"segment-00000002\.log is missing"):
+        started(directory, opened)
+
+
+def test_frames_of_a_former_use_of_the_file_are_the_end_of_the_log(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    for number in range(8):
+        journal.write(STREAM, FrameKind.METALOG, bytes([number]) * 900)
+    journal.close()
+    first, second = (segment.segment_path(directory, number) for number in (1, 2))
+    third = segment.segment_path(directory, 3)
+    old = first.read_bytes()
+    third.write_bytes(old)
+    with structlog.testing.capture_logs() as logs:
+        journal, recovered = started(directory, opened)
+    assert len(recovered) == 8
+    assert logs == []
+    journal.write(STREAM, FrameKind.METALOG, b"y" * 900)
+    _, recovered = started(directory, opened)
+    assert [payload[:1] for _, _, payload, _ in recovered] == [
+        *[bytes([number]) for number in range(8)],
+        b"y",
+    ]
+    assert second.exists()
+
+
+def test_sync_is_needed_until_it_was_done(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    dirty = [journal.dirty]
+    journal.write(STREAM, FrameKind.METALOG, b"entry")
+    journal.flush()
+    dirty.append(journal.dirty)
+    journal.write(STREAM, FrameKind.METALOG, b"buffered during the sync")
+    journal.sync_flushed()
+    dirty.append(journal.dirty)
+    journal.sync()
+    dirty.append(journal.dirty)
+    assert dirty == [False, True, True, False]
+
+
+def test_a_segment_may_roll_while_a_sync_runs(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sync of the old segment says nothing about the frames of the new one."""
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    journal.flush()
+    whole = os.fdatasync
+
+    def interrupted(fd: int) -> None:
+        monkeypatch.setattr(os, "fdatasync", whole)
+        for _ in range(5):
+            journal.write(STREAM, FrameKind.METALOG, b"y" * 900)
+        whole(fd)
+
+    monkeypatch.setattr(os, "fdatasync", interrupted)
+    journal.sync_flushed()
+    assert journal.dirty
+    journal.write(STREAM, FrameKind.METALOG, b"z")
+    journal.close()
+    flip(segment.segment_path(directory, 2), segment.FRAME_HEADER_BYTES)
+    _, recovered = started(directory, opened)
+    assert len(recovered) == 4
+
+
+def test_a_segment_is_synced_before_the_next_one_is_used(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = started(directory, opened)
+    journal._preparer.submit(int).result()
+    second = segment.segment_path(directory, 2)
+    used: list[bool] = []
+    whole = os.fdatasync
+
+    def recorded(fd: int) -> None:
+        used.append(second.exists() and any(second.read_bytes()))
+        whole(fd)
+
+    for _ in range(4):
+        journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    journal.flush()
+    journal._preparer.submit(int).result()
+    monkeypatch.setattr(os, "fdatasync", recorded)
+    journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    assert used == [False]
+
+
+def test_what_can_be_derived_again_asks_for_no_sync(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.ORDERING, b"entry")
+    assert not journal.dirty
+
+
+def test_memory_durability_syncs_only_epochs(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = started(directory, opened, durability="memory")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    journal.write(STREAM, FrameKind.RECORDS, batch())
+    journal.sync()
+    assert synced == []
+    journal.write(STREAM, FrameKind.SHARD_STATE, b"epoch")
+    journal.sync()
+    assert len(synced) == 1
+
+
+def test_buffers_do_not_grow_without_a_sync(directory: Path, opened: list[Journal]) -> None:
+    journal = Journal.open(directory, segment_bytes=256 * 1024, durability="fsync")
+    opened.append(journal)
+    list(journal.recover())
+    for _ in range(3000):
+        journal.write(STREAM, FrameKind.ORDERING, b"entry   ")
+        assert len(journal._buffers) < 1100
+
+
+def test_a_failed_sync_is_final(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.METALOG, b"entry")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", _failing)
+        with pytest.raises(OSError, match="disk"):
+            journal.sync()
+    with pytest.raises(OSError, match="failed before"):
+        journal.sync()
+    assert journal.dirty
+
+
+def _failing(_fd: int) -> None:
+    raise OSError(errno.EIO, "disk")
+
+
+def test_a_full_disk_refuses_a_segment_and_may_be_freed(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = started(directory, opened)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", _no_room)
+        for _ in range(4):
+            journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+        with pytest.raises(OSError, match="no room") as caught:
+            journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+        assert caught.value.errno == errno.ENOSPC
+        journal.sync()
+    journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    _, recovered = started(directory, opened)
+    assert len(recovered) == 5
+
+
+def _no_room(_path: object) -> os.statvfs_result:
+    return os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+
+
+def test_a_directory_has_one_user(directory: Path, opened: list[Journal]) -> None:
+    started(directory, opened)
+    with pytest.raises(DataDirectoryError, match="in use by another process"):
+        Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("indilog-journal 2\n", "start a newer release"), ("something else", "damaged")],
+)
+def test_a_newer_or_unknown_format_is_refused(
+    directory: Path, opened: list[Journal], text: str, sentence: str
+) -> None:
+    started(directory, opened)[0].close()
+    (directory / "FORMAT").write_text(text)
+    with pytest.raises(DataDirectoryError, match=sentence):
+        Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+    (directory / "FORMAT").unlink()
+    with pytest.raises(DataDirectoryError, match="no FORMAT file"):
+        Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+
+
+def test_a_frame_of_a_newer_version_is_refused(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = started(directory, opened)
+    with monkeypatch.context() as patched:
+        patched.setattr(segment, "VERSION", 2)
+        journal.write(STREAM, FrameKind.METALOG, b"entry")
+    journal.close()
+    with pytest.raises(DataDirectoryError, match="version 2, this release reads 1"):
+        started(directory, opened)
+
+
+def test_a_shorter_file_is_extended(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    location = journal.write(STREAM, FrameKind.METALOG, b"entry")
+    journal.close()
+    os.truncate(segment.segment_path(directory, 1), location.offset + 8)
+    journal, recovered = started(directory, opened)
+    assert len(recovered) == 1
+    journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    assert segment.segment_path(directory, 1).stat().st_size == SEGMENT_BYTES
+
+
+def test_writes_that_the_system_cuts_short_are_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    whole = os.pwritev
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, buffers, offset: whole(fd, [buffers[0][:3]], offset)
+    )
+    with path.open("wb") as file:
+        segment.write_all(file.fileno(), [b"abcdef", b"ghi"], 2)
+    assert path.read_bytes() == b"\0\0abcdefghi"
+
+
+def test_streams_differ_by_name() -> None:
+    assert stream_of(NodeId("storage-0")) != stream_of(NodeId("storage-1"))
+
+
+def test_few_files_are_open_however_many_segments_there_are(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    locations = [journal.write(STREAM, FrameKind.METALOG, b"x" * 3000) for _ in range(80)]
+    assert locations[-1].segment == 80
+    assert all(journal.read(location) == b"x" * 3000 for location in locations)
+    assert len(journal._files) <= 64

@@ -1,0 +1,303 @@
+"""`NodeShell`: nothing leaves the process before the sync; faults end it; deadlines are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from indilog.config import Config, NodeConfig
+from indilog.errors import NotReadyError
+from indilog.ids import Epoch, Instant, NodeId, ViewNumber
+from indilog.messages import Envelope, MetalogWanted, envelope_decoded, envelope_encoded
+from indilog.roles import (
+    Answer,
+    Appended,
+    Effect,
+    Event,
+    FrameKind,
+    Location,
+    Persist,
+    Persisted,
+    Received,
+    Send,
+    Started,
+)
+from indilog.runtime.node import NodeShell
+from indilog.view import view_of
+
+A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
+
+
+class Story:
+    """What happened outside the roles, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+
+class StoryJournal:
+    """A journal that tells what was asked of it; a sync can be made to wait or to fail."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self.dirty = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: OSError | None = None
+
+    def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location]]:
+        return iter(())
+
+    def write(self, stream: int, kind: FrameKind, payload: bytes) -> Location:
+        self.dirty = True
+        self._story.events.append(f"write {payload!r}")
+        return Location(1, 0, len(payload))
+
+    def read(self, location: Location) -> bytes | None:
+        return None
+
+    def flush(self) -> None:
+        self.dirty = False
+
+    def sync(self) -> None:
+        self.flush()
+        self.sync_flushed()
+
+    def sync_flushed(self) -> None:
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        self._story.events.append("sync")
+
+    def close(self) -> None:
+        pass
+
+
+class StoryTransport:
+    """A transport that tells what was sent."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self.on_frames: Callable[[list[bytes]], None] = lambda _: None
+
+    def start(self, on_frames: Callable[[list[bytes]], None]) -> None:
+        self.on_frames = on_frames
+
+    def send(self, receiver: NodeId, frame: bytes) -> None:
+        envelope = envelope_decoded(frame)
+        self._story.events.append(f"send {len(envelope.messages)} to {receiver}")
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Scripted:
+    """A role that answers events with what the test says."""
+
+    def __init__(self, script: Callable[[Event], list[Effect]]) -> None:
+        self._script = script
+        self.heard: list[Event] = []
+        self.calls = 0
+        self.due: Instant | None = None
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
+        raise AssertionError("nothing to recover")
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        self.calls += 1
+        if self.due is not None and now >= self.due:
+            self.due = None
+        self.heard += events
+        return [effect for event in events for effect in self._script(event)]
+
+    def deadline(self) -> Instant | None:
+        return self.due
+
+    def check_invariants(self) -> None:
+        pass
+
+
+class House:
+    """A shell over scripted roles, and what is needed to look at it."""
+
+    def __init__(self, roles: dict[NodeId, Scripted], **settings: float) -> None:
+        self.story = Story()
+        self.journal = StoryJournal(self.story)
+        self.transport = StoryTransport(self.story)
+        self.fatal: list[BaseException] = []
+        self.shell = NodeShell(
+            roles,
+            [view_of()],
+            Config(node=NodeConfig(**settings)),  # type: ignore[arg-type]
+            journal=self.journal,  # type: ignore[arg-type]
+            transport=self.transport,
+            epoch=Epoch(1),
+            on_fatal=self.fatal.append,
+        )
+        self.shell.start()
+
+
+def waiter(story: Story, name: str) -> asyncio.Future[object]:
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(lambda _: story.events.append(f"told {name}"))
+    return future
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_answers_and_messages_leave_after_the_sync_of_what_was_written_before() -> None:
+    def script(event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return [Persist(FrameKind.METALOG, b"entry", 1)]
+            case Persisted():
+                return [
+                    Appended([told], 5, 1),
+                    Send(AWAY, MetalogWanted(0)),
+                    Send(AWAY, MetalogWanted(1)),
+                ]
+            case _:
+                return []
+
+    role = Scripted(script)
+    house = House({A: role})
+    told = waiter(house.story, "caller")
+    assert await asyncio.wait_for(told, 5) == 5
+    await turns()
+    assert house.story.events[:2] == ["write b'entry'", "sync"]
+    assert sorted(house.story.events[2:]) == ["send 2 to engine-0", "told caller"]
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_messages_between_roles_of_the_process_arrive_in_the_same_turn_by_reference() -> None:
+    message = MetalogWanted(7)
+    sender = Scripted(lambda event: [Send(B, message)] if isinstance(event, Started) else [])
+    receiver = Scripted(lambda _: [])
+    house = House({A: sender, B: receiver})
+    await turns()
+    (heard,) = [e for e in receiver.heard if isinstance(e, Received)]
+    assert heard.message is message
+    assert house.story.events == []
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_while_a_slow_sync_runs_the_loop_goes_on_and_holds_what_it_produces() -> None:
+    def script(event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return [Persist(FrameKind.METALOG, b"entry", 1)]
+            case Persisted():
+                return [Answer(first, None)]
+            case Received():
+                return [Answer(second, None)]
+            case _:
+                return []
+
+    house = House({A: Scripted(script)}, sync_inline_s_max=0.0)
+    house.shell.sync_average_s = 1.0
+    house.journal.gate.clear()
+    first, second = waiter(house.story, "first"), waiter(house.story, "second")
+    await turns()
+    frame = envelope_encoded(Envelope(1, ViewNumber(1), Epoch(1), AWAY, A, (MetalogWanted(0),)))
+    house.transport.on_frames([frame])
+    await turns()
+    assert house.shell.holding
+    assert not first.done()
+    assert not second.done()
+    house.journal.gate.set()
+    await asyncio.wait_for(asyncio.gather(first, second), 5)
+    assert house.story.events == ["write b'entry'", "sync", "told first", "told second"]
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_a_failed_sync_ends_the_shell_and_nothing_leaves() -> None:
+    def script(event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return [Persist(FrameKind.METALOG, b"entry", 1)]
+            case Persisted():
+                return [Appended([told], 5, 1), Send(AWAY, MetalogWanted(0))]
+            case _:
+                return []
+
+    house = House({A: Scripted(script)})
+    house.journal.error = OSError(5, "EIO")
+    told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    with pytest.raises(NotReadyError, match="EIO"):
+        await asyncio.wait_for(told, 5)
+    assert house.fatal == [house.journal.error]
+    assert house.story.events == ["write b'entry'"]
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_a_role_that_breaks_an_invariant_ends_the_shell() -> None:
+    def script(event: Event) -> list[Effect]:
+        raise AssertionError("cuts only grow")
+
+    house = House({A: Scripted(script)})
+    await turns()
+    assert [str(error) for error in house.fatal] == ["cuts only grow"]
+    assert isinstance(house.shell.failed, AssertionError)
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_a_role_is_called_at_its_deadline_without_events() -> None:
+    role = Scripted(lambda _: [])
+    house = House({A: role})
+    role.due = Instant(house.shell.clock.now() + 0.01)
+    called = asyncio.Event()
+    original = role.handle
+
+    def handle(events: Sequence[Event], now: Instant) -> list[Effect]:
+        if not events:
+            called.set()
+        return original(events, now)
+
+    role.handle = handle  # type: ignore[method-assign]
+    await asyncio.wait_for(called.wait(), 5)
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_frames_that_are_not_for_us_are_counted_and_dropped() -> None:
+    role = Scripted(lambda _: [])
+    house = House({A: role})
+    await turns()
+    message = (MetalogWanted(0),)
+    house.transport.on_frames([
+        b"junk",
+        envelope_encoded(Envelope(1, ViewNumber(1), Epoch(1), AWAY, B, message)),
+        envelope_encoded(Envelope(1, ViewNumber(9), Epoch(1), AWAY, A, message)),
+        envelope_encoded(Envelope(1, ViewNumber(1), Epoch(1), AWAY, A, message)),
+    ])  # fmt: skip
+    await turns()
+    assert [e for e in role.heard if isinstance(e, Received)] == [Received(AWAY, message[0])]
+    ignored = {k: n for k, n in house.shell.counters.items() if k.startswith("ignored")}
+    assert sum(ignored.values()) == 3
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_closing_syncs_what_is_written() -> None:
+    role = Scripted(
+        lambda event: [Persist(FrameKind.METALOG, b"e", 1)] if isinstance(event, Started) else []
+    )
+    house = House({A: role})
+    await turns()
+    await house.shell.close()
+    assert house.story.events == ["write b'e'", "sync"]

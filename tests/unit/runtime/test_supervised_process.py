@@ -1,0 +1,184 @@
+"""A supervised process is started, watched, started again, and ends with its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from indilog.config import NodeConfig
+from indilog.errors import NotReadyError
+from indilog.runtime.supervised_process import SupervisedProcess
+
+CONFIG = NodeConfig(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3)
+
+CHILD = """
+import os, signal, socket, sys
+line = socket.socket(fileno=int(sys.argv[-1]))
+"""
+READY = CHILD + "line.send(b'ready %d\\n' % os.getpid())\n"
+LIVES = READY + "line.recv(1)\n"
+
+
+def process(code: str, *, config: NodeConfig = CONFIG, failures_max: int = 3) -> SupervisedProcess:
+    command = [sys.executable, "-S", "-E", "-c", code]
+    return SupervisedProcess("child", command, config, failures_max=failures_max)
+
+
+@asynccontextmanager
+async def kept(made: SupervisedProcess) -> AsyncIterator[SupervisedProcess]:
+    made.start()
+    try:
+        async with asyncio.timeout(30):
+            yield made
+    finally:
+        await made.stop()
+
+
+def gone(pid: str) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_it_is_ready_when_it_says_so() -> None:
+    async def story() -> None:
+        async with kept(process(LIVES)) as child:
+            assert await child.ready() == str(child.pid)
+            assert child.restarts == 0
+
+    uvloop.run(story())
+
+
+def test_one_that_is_killed_is_started_again() -> None:
+    async def story() -> None:
+        async with kept(process(LIVES)) as child:
+            pid = await child.ready()
+            for count in range(1, 4):
+                os.kill(int(pid), signal.SIGKILL)
+                before, pid = pid, await child.ready(restarts=count)
+                assert pid != before
+                assert child.restarts == count
+
+    uvloop.run(story())
+
+
+def test_one_that_was_ready_once_is_started_again_for_ever(tmp_path: Path) -> None:
+    """Nine deaths in a row before it lives, after it was ready once."""
+    runs = tmp_path / "runs"
+    code = (
+        f"runs = open({str(runs)!r}, 'ab'); runs.write(b'x'); runs.flush()\n"
+        + CHILD
+        + "if runs.tell() in range(2, 11): sys.exit(1)\n"
+        + LIVES.removeprefix(CHILD)
+    )
+
+    async def story() -> None:
+        async with kept(process(code, failures_max=1)) as child:
+            first = await child.ready()
+            os.kill(int(first), signal.SIGKILL)
+            await child.ready(restarts=1)
+            assert child.restarts == 10
+
+    uvloop.run(story())
+
+
+def test_one_that_never_becomes_ready_is_given_up_with_its_own_sentence() -> None:
+    code = CHILD + "line.send(b'failed The port 80 is in use.\\n'); sys.exit(2)"
+
+    async def story() -> None:
+        async with kept(process(code)) as child:
+            with pytest.raises(NotReadyError, match=r"child does not start: The port 80 is in"):
+                await child.ready()
+            assert child.restarts == 2
+
+    uvloop.run(story())
+
+
+def test_a_program_that_does_not_exist_is_told_in_a_sentence() -> None:
+    async def story() -> None:
+        async with kept(SupervisedProcess("child", ["/no/such/program"], CONFIG)) as child:
+            with pytest.raises(NotReadyError, match=r"child does not start: /no/such/program can"):
+                await child.ready()
+
+    uvloop.run(story())
+
+
+def test_a_process_is_asked_to_stop_first() -> None:
+    code = (
+        CHILD
+        + "signal.signal(signal.SIGTERM, lambda *_: (line.send(b'ready asked\\n'), sys.exit(0)))\n"
+        + LIVES.removeprefix(CHILD)
+    )
+
+    async def story() -> None:
+        async with kept(process(code)) as child:
+            pid = await child.ready()
+            await child.stop()
+            assert child.detail == "asked"
+            assert gone(pid)
+            with pytest.raises(NotReadyError, match="child was stopped"):
+                await child.ready()
+
+    uvloop.run(story())
+
+
+def test_a_process_that_does_not_listen_is_killed() -> None:
+    code = CHILD + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + LIVES.removeprefix(CHILD)
+
+    async def story() -> None:
+        async with kept(process(code)) as child:
+            pid = await child.ready()
+            await child.stop()
+            assert gone(pid)
+
+    uvloop.run(story())
+
+
+def test_stopping_ends_the_pause_before_a_restart() -> None:
+    patient = NodeConfig(restart_s_min=1000.0, restart_s_max=1000.0)
+
+    async def story() -> None:
+        async with kept(process(CHILD, config=patient)) as child:
+            await until(lambda: child.pid is not None)
+            await until(lambda: child.pid is None)
+            await child.stop()
+
+    uvloop.run(story())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop go on until `condition` holds."""
+    while not condition():  # noqa: ASYNC110 - only the kernel knows
+        await asyncio.sleep(0)
+
+
+def test_a_stopped_process_may_be_stopped_again_and_one_never_started_too() -> None:
+    async def story() -> None:
+        child = process(LIVES)
+        await child.stop()
+        async with kept(process(LIVES)) as child:
+            await child.ready()
+            await child.stop()
+            await child.stop()
+
+    uvloop.run(story())
+
+
+def test_a_line_over_the_limit_is_not_believed() -> None:
+    code = CHILD + "line.sendall(b'ready ' + b'x' * 100_000); line.recv(1)"
+
+    async def story() -> None:
+        async with kept(process(code)) as child:
+            await until(lambda: child.pid is not None)
+            pid = str(child.pid)
+            await child.stop()
+            assert gone(pid)
+            assert child.detail == ""
+
+    uvloop.run(story())

@@ -1,0 +1,50 @@
+"""The stepper tries every order of calls, and only orders of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from indilog.testing import MemoryLog
+from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+
+
+async def write_twice(log: SteppedLog, data: bytes) -> list[int]:
+    return [await log.append(data), await log.append(data)]
+
+
+def run(choose: Choose) -> tuple[bytes, ...]:
+    log = MemoryLog("x")
+    stepped = [SteppedLog(log), SteppedLog(log)]
+    results = run_stepped([write_twice(stepped[0], b"a"), write_twice(stepped[1], b"b")], choose)
+    assert [one.appended for one in stepped] == results
+    return tuple(log.logs.record(n).data for n in range(4))  # type: ignore[union-attr]
+
+
+def test_every_order_of_two_executions_appears() -> None:
+    assert {b"".join(order) for order in interleavings(run)} == {
+        b"aabb", b"abab", b"abba", b"baab", b"baba", b"bbaa",
+    }  # fmt: skip
+
+
+def test_too_many_interleavings_are_refused() -> None:
+    with pytest.raises(AssertionError, match="more than 3"):
+        list(interleavings(run, runs_max=3))
+
+
+def test_the_same_choices_give_the_same_run() -> None:
+    def last(ready: Sequence[int]) -> int:
+        return ready[-1]
+
+    assert run(last) == run(last) == (b"b", b"b", b"a", b"a")
+
+
+def test_an_error_of_one_execution_ends_the_run() -> None:
+    async def fail(log: SteppedLog) -> None:
+        await log.tail()
+        raise ValueError("planted")
+
+    log = SteppedLog(MemoryLog("x"))
+    with pytest.raises(ValueError, match="planted"):
+        run_stepped([fail(log), fail(log)], lambda ready: ready[0])
