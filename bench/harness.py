@@ -20,12 +20,15 @@ from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench.profile import profiled
+
+Main: TypeAlias = Coroutine[Any, Any, None]
 Operation: TypeAlias = Callable[[int], Awaitable[object]]
 """One operation of the caller with that number."""
 
@@ -34,7 +37,6 @@ CALLERS = (1, 64, 256)
 LATENCIES_KEPT_MAX = 20_000
 """Latencies of one round in the JSON file; of more, every n-th is kept."""
 _PACKAGES = ("uvloop", "redis", "hiredis", "valkey-glide", "msgspec", "pyzmq", "fastapi", "uvicorn")
-_ResultT = TypeVar("_ResultT")
 
 
 class Round(NamedTuple):
@@ -123,6 +125,7 @@ def arguments(about: str, **more: dict[str, Any]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side")
     parser.add_argument("--callers", type=int, nargs="+", default=list(CALLERS))
     parser.add_argument("--json", type=Path, default=None, help="write raw samples there")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes")
     for name, option in more.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **option)
     return parser.parse_args()
@@ -189,8 +192,10 @@ def table_of(title: str, *columns: str) -> Table:
     return table
 
 
-def milliseconds(value_s: float) -> str:
-    """Write a latency."""
+def latency(value_s: float) -> str:
+    """Write a latency, with three digits or so."""
+    if value_s < 1e-4:
+        return f"{value_s * 1e6:.1f} µs"
     return f"{value_s * 1e3:.2f} ms" if value_s < 1 else f"{value_s:.2f} s"
 
 
@@ -198,8 +203,8 @@ def figures_of(rounds: Sequence[Round]) -> tuple[str, str, str, str]:
     """Return operations/s, p50, p99 and processor time per operation, medians over the rounds."""
     return (
         f"{median_of(rounds, lambda r: r.per_second):,.0f}",
-        milliseconds(median_of(rounds, lambda r: r.quantile(0.5))),
-        milliseconds(median_of(rounds, lambda r: r.quantile(0.99))),
+        latency(median_of(rounds, lambda r: r.quantile(0.5))),
+        latency(median_of(rounds, lambda r: r.quantile(0.99))),
         f"{median_of(rounds, lambda r: r.cpu_s / max(r.operations, 1)) * 1e6:.1f} µs",
     )
 
@@ -246,6 +251,7 @@ def packages() -> dict[str, str]:
     return versions
 
 
-def run(main: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+def run(main: Callable[[argparse.Namespace], Main], asked: argparse.Namespace) -> None:
     """Run a benchmark on uvloop: every side that lives in this process uses it."""
-    return uvloop.run(main)
+    with profiled(wanted=asked.profile):
+        uvloop.run(main(asked))

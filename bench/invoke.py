@@ -14,8 +14,11 @@ import socket
 import tempfile
 from pathlib import Path
 
-from bench.harness import Operation, Report, arguments, figures_of, interleaved, run, table_of
+import uvloop
+
+from bench.harness import Operation, Report, arguments, figures_of, interleaved, table_of
 from bench.http_caller import HttpCaller, connected
+from bench.profile import profiled
 from indilog.cli.start import log_file, platform, run_step, wait_ready
 
 APP = Path(__file__).with_name("invoke_app.py")
@@ -71,7 +74,8 @@ def main(asked: argparse.Namespace) -> None:
         with platform(data, port) as process:
             wait_ready(process, url, log_file(data))
             run_step("Deploying", "indilog", "deploy", str(APP), "--name", "bench", "--url", url)
-            run(measure(asked, port))
+            with profiled(wanted=asked.profile, pid=process.pid):
+                uvloop.run(measure(asked, port))
 
 
 if __name__ == "__main__":

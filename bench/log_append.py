@@ -1,9 +1,10 @@
 """Append micro-benchmark (WORKLOADS 1): closed-loop callers, 1 KiB records, with and without tags.
 
 What is compared in turns: no tag, one tag out of 20, a new tag for every record, and a batch of ten
-records a call. Every side appends to the same platform, embedded in this process.
+records a call. Every side appends to the same platform: embedded in this process, or with
+`--processes` to 3 sequencers and one replica in processes of their own.
 
-    python -m bench.log_append [--seconds 2] [--rounds 5] [--callers 1 64 256] [--durability memory]
+    python -m bench.log_append [--seconds 2] [--rounds 5] [--callers 1 64 256] [--processes]
 """
 
 from __future__ import annotations
@@ -63,14 +64,19 @@ async def main(asked: argparse.Namespace) -> None:
         f"append, {RECORD_BYTES} bytes, {asked.durability}",
         "side and callers", "calls/s", "p50", "p99", "CPU/call", "records/s", "MB/s",
     )  # fmt: skip
+    used = table_of("processes, all sides together", "process and callers", "CPU/call", "resident")
     for callers in asked.callers:
         with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-            config = platforms.configured(path, cluster={"durability": asked.durability})
-            async with platforms.running(config) as bench:
+            config = platforms.configured(
+                path, processes=asked.processes, cluster={"durability": asked.durability}
+            )
+            async with platforms.running(config, processes=asked.processes) as bench:
+                before = bench.usage()
                 found = await interleaved(
                     sides_of(bench.log),
                     callers=callers, seconds=asked.seconds, rounds=asked.rounds,
                 )  # fmt: skip
+                after = bench.usage()
         report.add(f"append {callers}", found)
         for name, rounds in found.items():
             records = BATCH_RECORDS if name.startswith("batch") else 1
@@ -80,16 +86,24 @@ async def main(asked: argparse.Namespace) -> None:
                 f"{rate * RECORD_BYTES / 1e6:,.0f}",
             )  # fmt: skip
         table.add_section()
+        calls = sum(one.operations for rounds in found.values() for one in rounds)
+        for name, usage in after.items():
+            cpu_us = (usage.cpu_s - before[name].cpu_s) / calls * 1e6
+            used.add_row(
+                f"{name} {callers}", f"{cpu_us:.1f} µs", f"{usage.resident_bytes / 1e6:,.0f} MB"
+            )
+        used.add_section()
     report.show(table)
+    report.show(used)
     report.write()
 
 
 if __name__ == "__main__":
     run(
-        main(
-            arguments(
-                (__doc__ or "").partition("\n")[0],
-                durability={"choices": ("fsync", "memory"), "default": "fsync"},
-            )
-        )
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            durability={"choices": ("fsync", "memory"), "default": "fsync"},
+            processes={"action": "store_true", "help": "tiers as processes"},
+        ),
     )

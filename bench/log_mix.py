@@ -25,8 +25,8 @@ from bench.harness import (
     Round,
     arguments,
     closed_loop,
+    latency,
     median_of,
-    milliseconds,
     run,
     table_of,
 )
@@ -175,7 +175,7 @@ class Mixing:
         )
         if not ordered:
             return ("-", "-")
-        return milliseconds(median(ordered)), milliseconds(ordered[int(0.99 * len(ordered))])
+        return latency(median(ordered)), latency(ordered[int(0.99 * len(ordered))])
 
 
 async def measure(
@@ -183,7 +183,8 @@ async def measure(
 ) -> list[str]:
     """Run one workload at one ratio on a fresh platform; return its row."""
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-        async with platforms.running(platforms.configured(path)) as bench:
+        config = platforms.configured(path, processes=asked.processes)
+        async with platforms.running(config, processes=asked.processes) as bench:
             mixing = Mixing(bench.log, WORKLOADS[name], RATIOS[ratio], callers)
             await closed_loop(mixing.operation, callers=callers, seconds=asked.seconds / 4)
             mixing.latencies_s.clear()
@@ -193,7 +194,7 @@ async def measure(
                 for _ in range(asked.rounds)
             ]
             hits = [bench.hit_ratio(before, part) for part in PARTS]
-            tiers = sum(part["bytes"] for part in bench.status().values())
+            tiers = sum(part.get("bytes", 0) for part in bench.status().values())
     title = f"{name} {ratio} {callers}"
     report.add(title, {"indilog": rounds})
     for kind in sorted(mixing.latencies_s):
@@ -229,11 +230,11 @@ async def main(asked: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     run(
-        main(
-            arguments(
-                (__doc__ or "").partition("\n")[0],
-                workloads={"nargs": "+", "choices": list(WORKLOADS), "default": list(WORKLOADS)},
-                ratios={"nargs": "+", "choices": list(RATIOS), "default": list(RATIOS)},
-            )
-        )
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            workloads={"nargs": "+", "choices": list(WORKLOADS), "default": list(WORKLOADS)},
+            processes={"action": "store_true", "help": "tiers as processes"},
+            ratios={"nargs": "+", "choices": list(RATIOS), "default": list(RATIOS)},
+        ),
     )

@@ -113,10 +113,9 @@ async def main(asked: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     run(
-        main(
-            arguments(
-                (__doc__ or "").partition("\n")[0],
-                records={"type": int, "default": 20_000, "help": "records in the log"},
-            )
-        )
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            records={"type": int, "default": 20_000, "help": "records in the log"},
+        ),
     )

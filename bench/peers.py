@@ -40,8 +40,8 @@ from bench.harness import (
     Rounds,
     arguments,
     interleaved,
+    latency,
     median_of,
-    milliseconds,
     ratio_of,
     run,
     table_of,
@@ -231,13 +231,15 @@ async def glide(server: RedisServer) -> AsyncIterator[Peer]:
 async def compare(asked: argparse.Namespace, callers: int, operation: str) -> Rounds:
     """Run one operation on every side, each freshly started, in turns."""
     with redis_server() as server, tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-        config = platforms.configured(path)
+        config = platforms.configured(path, processes=asked.processes)
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             peers: dict[str, Peer] = {
                 BASE: await enter(redis_py(server, callers)),
                 "valkey-glide": await enter(glide(server)),
-                "indilog": IndiLog((await enter(platforms.running(config))).log),
+                "indilog": IndiLog(
+                    (await enter(platforms.running(config, processes=asked.processes))).log
+                ),
             }
             sides: dict[str, Operation] = {}
             for name, peer in peers.items():
@@ -253,8 +255,8 @@ def row_of(name: str, rounds: list[Round], base: list[Round]) -> tuple[str, ...]
     return (
         name,
         f"{median_of(rounds, lambda r: r.per_second):,.0f}",
-        milliseconds(median_of(rounds, lambda r: r.quantile(0.5))),
-        milliseconds(median_of(rounds, lambda r: r.quantile(0.99))),
+        latency(median_of(rounds, lambda r: r.quantile(0.5))),
+        latency(median_of(rounds, lambda r: r.quantile(0.99))),
         f"{ratio_of(rounds, base, lambda r: r.per_second):.2f}x",
         f"{ratio_of(rounds, base, lambda r: r.quantile(0.5)):.2f}x",
     )
@@ -283,11 +285,10 @@ async def main(asked: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     run(
-        main(
-            arguments(
-                (__doc__ or "").partition("\n")[0],
-                operations={"nargs": "+", "choices": OPERATIONS, "default": list(OPERATIONS)},
-                processes={"action": "store_true", "help": "IndiLog's tiers as processes"},
-            )
-        )
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            operations={"nargs": "+", "choices": OPERATIONS, "default": list(OPERATIONS)},
+            processes={"action": "store_true", "help": "IndiLog's tiers as processes"},
+        ),
     )

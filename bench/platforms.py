@@ -1,19 +1,40 @@
-"""How benchmarks get a log: embedded in this process, or over the tiers as separate processes."""
+"""How benchmarks get a log: embedded in this process, or over the tiers as separate processes.
+
+With processes, every role but the engine runs in a process of its own, and this process is the
+compute node: the callers stand where functions stand.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from compute.local_log import LocalLogs
 from indilog.config import Config, config_from
+from indilog.ids import NodeId
 from indilog.log import Log, Session
-from indilog.runtime.assembly import embedded
+from indilog.runtime.assembly import embedded, joined, logs_of
+from indilog.runtime.node_process import node_running
+from indilog.runtime.supervisor import supervised
+from indilog.telemetry import configure_logging
 
 Status: TypeAlias = dict[str, dict[str, int]]
 """Entries, bytes, hits and misses of each part of the local index, and of the record cache."""
+
+PROCESSES: Mapping[str, Any] = {"sequencers": 3, "storage_nodes": 1, "replicas": 1}
+"""What is compared with one process: the metalog on three, the records on one, as embedded."""
+ENGINE = NodeId("engine-0")
+
+
+class Usage(NamedTuple):
+    """What a process has used."""
+
+    cpu_s: float
+    resident_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +44,8 @@ class Bench:
     log: Log
     config: Config
     status: Callable[[], Status]
+    usage: Callable[[], dict[str, Usage]]
+    """Of each process."""
 
     def hit_ratio(self, before: Status, part: str) -> float | None:
         """Return which share of the lookups since `before` a part answered; None: it had none."""
@@ -32,15 +55,57 @@ class Bench:
         return hits / asked if asked else None
 
 
-def configured(path: str | Path, **settings: dict[str, Any]) -> Config:
+def configured(path: str | Path, *, processes: bool = False, **settings: dict[str, Any]) -> Config:
     """Return the defaults with some settings changed (`node={...}`, `cluster={...}`), in `path`."""
-    node = {**settings.pop("node", {}), "data_dir": Path(path)}
-    return config_from(overrides={**settings, "node": node})
+    node = {**settings.get("node", {}), "data_dir": Path(path)}
+    cluster = {**(PROCESSES if processes else {}), **settings.get("cluster", {})}
+    return config_from(overrides={"cluster": cluster, "node": node})
 
 
 @asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Bench]:
-    """Run a platform embedded in this process; give one log of it."""
+async def running(config: Config, *, processes: bool = False) -> AsyncIterator[Bench]:
+    """Run a platform; give one log of it."""
+    configure_logging("console", "warning")
+    async with _processes(config) if processes else _embedded(config) as bench:
+        yield bench
+
+
+@asynccontextmanager
+async def _embedded(config: Config) -> AsyncIterator[Bench]:
     async with embedded(config) as platform:
-        logs = platform.logs
-        yield Bench(logs.log("bench", Session()), config, logs.engine.status)
+        yield _bench_of(platform.logs, config, {})
+
+
+@asynccontextmanager
+async def _processes(config: Config) -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(supervised(config, left_out=[ENGINE]))
+        node = await stack.enter_async_context(
+            node_running(ENGINE, cluster.metadata_address, _raise)
+        )
+        logs = logs_of(node.shell, ENGINE, node.start.config)
+        assert logs is not None, "it is an engine"
+        await joined(logs)
+        pids = {name: process.pid for name, process in cluster.processes.items()}
+        yield _bench_of(logs, config, {name: pid for name, pid in pids.items() if pid is not None})
+
+
+def _bench_of(logs: LocalLogs, config: Config, pids: Mapping[NodeId, int]) -> Bench:
+    everybody = {NodeId("this process"): os.getpid(), **pids}
+    return Bench(
+        log=logs.log("bench", Session()),
+        config=config,
+        status=logs.engine.status,
+        usage=lambda: {str(name): _usage_of(pid) for name, pid in everybody.items()},
+    )
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _usage_of(pid: int) -> Usage:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    return Usage(ticks / os.sysconf("SC_CLK_TCK"), resident)

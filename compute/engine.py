@@ -50,7 +50,7 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import Entry, MetalogReplay
+from indilog.metalog import Entry, MetalogReplay, Span
 from indilog.roles import (
     Answer,
     Effect,
@@ -357,17 +357,21 @@ class Engine:
         writer = self._writer
         if writer is None:
             return []
-        effects: list[Effect] = []
-        for span in spans:
-            if span.shard == writer.shard:
-                batches = writer.ordered(span)
-                for batch in batches:
-                    data, names = batch.columns
-                    self._cache.add_span(
-                        batch.first_seqnum, data, names, batch.time, batch.size_bytes
-                    )
-                effects += acknowledgements(batches, self._replay.position)
-        return effects
+        return [
+            effect
+            for span in spans
+            if span.shard == writer.shard
+            for effect in self._acknowledge(writer, span)
+        ]
+
+    def _acknowledge(self, writer: ShardWriter, span: Span) -> list[Effect]:
+        if writer.fenced_by(span):
+            return writer.give_up()
+        batches = writer.ordered(span)
+        for batch in batches:
+            data, names = batch.columns
+            self._cache.add_span(batch.first_seqnum, data, names, batch.time, batch.size_bytes)
+        return acknowledgements(batches, self._replay.position)
 
     def _want_metalog(self) -> list[Effect]:
         return [Send(self._views[-1].primary, MetalogWanted(self._replay.position))]

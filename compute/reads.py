@@ -304,9 +304,7 @@ class Reads:
         operation = self._requests.get(message.request)
         if operation is None:
             return []
-        records = [record_from(stored) for stored in message.records]
-        for record in records:
-            self._cache.add(record)
+        records = [self._taken(stored) for stored in message.records]
         if message.unknown:
             operation.denied.add(sender)
         match operation.stage:
@@ -322,6 +320,13 @@ class Reads:
                 return [Ignore(message, "records that nobody asked for")]
             case unreachable:
                 assert_never(unreachable)
+
+    def _taken(self, stored: StoredRecord) -> Record:
+        """Return a record from storage as people see it; aux data set here is newer."""
+        aux = self._cache.aux_of(stored.seqnum) or stored.aux
+        record = Record(stored.seqnum, stored.names, stored.data, stored.time_us / 1e6, aux)
+        self._cache.add(record)
+        return record
 
     def _on_probed(self, operation: Operation, records: list[Record], now: Instant) -> list[Effect]:
         prefix = operation.log_names
@@ -430,11 +435,6 @@ class Reads:
         return QuorumUnavailableError(
             f"The read found no answer within {self._config.read_timeout_s:g} s; try again."
         )
-
-
-def record_from(stored: StoredRecord) -> Record:
-    """Return a stored record as people see it."""
-    return Record(stored.seqnum, stored.names, stored.data, stored.time_us / 1e6, stored.aux)
 
 
 def _answer(operation: Operation, value: object) -> Effect:

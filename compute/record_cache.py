@@ -127,14 +127,14 @@ class RecordCache:
             if offset < len(span.datas):
                 self.hits += 1
                 names, data = span.names[offset], span.datas[offset]
-                return Record(seqnum, names, data, span.time, self._aux_of(seqnum))
+                return Record(seqnum, names, data, span.time, self.aux_of(seqnum))
         record = self._read.get(seqnum)
         if record is None:
             self.misses += 1
             return None
         self.hits += 1
         self._read.move_to_end(seqnum)
-        aux = self._aux_of(seqnum)
+        aux = self.aux_of(seqnum)
         if aux is None:
             return record
         return Record(seqnum, record.names, record.data, record.time, aux)
@@ -165,7 +165,8 @@ class RecordCache:
         """Return the seqnum after the newest own append."""
         return self._firsts[-1] + len(self._spans[-1].datas)
 
-    def _aux_of(self, seqnum: SeqNum) -> bytes | None:
+    def aux_of(self, seqnum: SeqNum) -> bytes | None:
+        """Return the aux data kept for `seqnum`, whether or not its record is held."""
         if not self._aux:
             return None
         aux = self._aux.get(seqnum)

@@ -189,12 +189,18 @@ class ShardWriter:
         )
         self._next = batch.end
 
+    def fenced_by(self, span: Span) -> bool:
+        """Whether a newer writer has records in `span`: then this one has lost its shard."""
+        return span.writer > self.epoch
+
     def ordered(self, span: Span) -> list[OrderedBatch]:
         """Take out the batches that `span` of this shard orders.
 
         A span may begin with records of an earlier writer. Cuts fall between batches, so a batch is
-        in it whole.
+        in it whole. One that a newer writer shares says nothing about our batches: `fenced_by`
+        comes first.
         """
+        assert not self.fenced_by(span), "what a newer writer appended is not ours"
         done: list[OrderedBatch] = []
         end = span.first_localid + span.length
         while self._in_flight and self._in_flight[0].end <= end:
@@ -225,7 +231,7 @@ class ShardWriter:
     def on_claimed(self, sender: NodeId, message: ShardClaimed, now: Instant) -> list[Effect]:
         """Count a replica; when all refuse older writers, open at what all have."""
         if message.epoch > self.epoch:
-            return self._give_up()
+            return self.give_up()
         if sender not in self._replicas or message.epoch != self.epoch:
             return [Ignore(message, "claim of another epoch or of no replica")]
         if self.takeover is not Takeover.CLAIMING:
@@ -252,14 +258,15 @@ class ShardWriter:
     def on_stored(self, sender: NodeId, message: ShardStored) -> list[Effect]:
         """Send again what a replica says it lacks, unless a newer writer has the shard."""
         if message.epoch > self.epoch:
-            return self._give_up()
+            return self.give_up()
         return [
             Send(sender, AppendBatch(batch.encoded))
             for batch in self._in_flight
             if batch.first >= message.stored
         ]
 
-    def _give_up(self) -> list[Effect]:
+    def give_up(self) -> list[Effect]:
+        """Tell all callers that another writer has the shard; it is not taken back."""
         self.takeover = Takeover.LOST
         self._closed.append(self._open)
         self._open = _Batch()

@@ -1,1 +1,61 @@
-"""IndiLog: stateful serverless functions on a shared log."""
+"""IndiLog: stateful serverless functions on a shared log. The public interface.
+
+A program opens a log embedded (`open`) or reaches a running platform (`connect`); a function gets its `Context`.
+Everything else is internal; `indilog.testing` has what tests need.
+"""
+
+from indilog.app import App, Context
+from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
+from indilog.connect import connect
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    ConfigError,
+    ConflictError,
+    DataDirectoryError,
+    DataLossError,
+    DeployError,
+    FunctionFailedError,
+    IndilogError,
+    InvalidArgumentsError,
+    InvalidTagError,
+    NotReadyError,
+    OverloadedError,
+    QuorumUnavailableError,
+    SealedError,
+    TooLargeError,
+    TrimmedError,
+    UnknownFunctionError,
+    WorkerCrashedError,
+)
+from indilog.ids import MAX_SEQNUM
+from indilog.log import Entry, Log, Record
+
+__all__ = [
+    "MAX_SEQNUM",
+    "App",
+    "AppendOutcomeUnknownError",
+    "Client",
+    "ConfigError",
+    "ConflictError",
+    "Context",
+    "DataDirectoryError",
+    "DataLossError",
+    "DeployError",
+    "Entry",
+    "FunctionFailedError",
+    "IndilogError",
+    "InvalidArgumentsError",
+    "InvalidTagError",
+    "Log",
+    "NotReadyError",
+    "OverloadedError",
+    "QuorumUnavailableError",
+    "Record",
+    "SealedError",
+    "TooLargeError",
+    "TrimmedError",
+    "UnknownFunctionError",
+    "WorkerCrashedError",
+    "connect",
+    "open",
+]

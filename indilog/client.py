@@ -12,6 +12,7 @@ from pathlib import Path
 
 from indilog.config import Config
 from indilog.log import Log, LogSource, Session
+from indilog.telemetry import quiet_unless_configured
 
 
 class Client:
@@ -36,8 +37,8 @@ async def open(  # noqa: A001 indilog.open reads as it is meant
 ) -> AsyncIterator[Client]:
     """Run the platform inside this process, with its data in the directory `path`.
 
-    The directory is made if it is missing, and found again at the next call. One process at a time may have it open.
-    Everything acknowledged survives a crash of this process.
+    The directory is made if it is missing, and found again at the next call. One process at a time
+    may have it open. Everything acknowledged survives a crash of this process.
 
     Raises:
         DataDirectoryError: it is in use, of a newer format, or damaged.
@@ -45,9 +46,8 @@ async def open(  # noqa: A001 indilog.open reads as it is meant
     """
     from indilog.runtime.assembly import embedded
 
+    quiet_unless_configured()
     config = config or Config()
-    config = dataclasses.replace(
-        config, node=dataclasses.replace(config.node, data_dir=Path(path))
-    )
+    config = dataclasses.replace(config, node=dataclasses.replace(config.node, data_dir=Path(path)))
     async with embedded(config) as platform:
         yield Client(platform.logs)

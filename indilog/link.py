@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - a link is part of the shell
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import structlog
 
@@ -255,8 +255,8 @@ class SocketLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the link."""
-        assert isinstance(transport, asyncio.Transport)
-        self.link.connected(transport.write, transport.close, transport.get_write_buffer_size)
+        stream = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self.link.connected(stream.write, stream.close, stream.get_write_buffer_size)
 
     def data_received(self, data: bytes) -> None:
         """Hand over what came."""

@@ -27,6 +27,9 @@ class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
     view: ViewNumber
     epoch: Epoch
     counts: dict[ShardId, int]
+    writers: dict[ShardId, Epoch] = {}
+    """The newest writer of each productive shard; an older one learns from it that it was fenced.
+    """
 
 
 Entry: TypeAlias = NewRecords
@@ -55,6 +58,9 @@ def entry_decoded(payload: bytes) -> Entry:
         raise MalformedFrameError(f"not a metalog entry: {error}") from error
 
 
+_UNSAID = Epoch(0)
+
+
 class Span(NamedTuple):
     """Consecutive records of one shard that one entry ordered: localid and seqnum grow together."""
 
@@ -62,6 +68,8 @@ class Span(NamedTuple):
     first_localid: LocalId
     first_seqnum: SeqNum
     length: int
+    writer: Epoch = _UNSAID
+    """The newest writer among those of its records; 0: not said."""
 
     @property
     def end_seqnum(self) -> SeqNum:
@@ -96,7 +104,7 @@ class MetalogReplay:
         for shard in sorted(entry.counts):
             count = entry.counts[shard]
             first = cut.get(shard, 0)
-            spans.append(Span(shard, first, tail, count))
+            spans.append(Span(shard, first, tail, count, entry.writers.get(shard, _UNSAID)))
             cut[shard] = first + count
             tail += count
         self.tail = tail

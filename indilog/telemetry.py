@@ -74,6 +74,24 @@ def configure_logging(
     root.setLevel(level.upper())
 
 
+def quiet_unless_configured() -> None:
+    """Let a program that configured no logs hear warnings and errors only, on standard error.
+
+    For the embedded platform, which lives in somebody else's program: without this, structlog
+    would write to its standard output.
+    """
+    if not structlog.is_configured():
+        structlog.configure(
+            processors=[
+                structlog.stdlib.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                *_rendering("console", sys.stderr),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger("warning"),
+            logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        )
+
+
 def _rendering(log_format: LogFormat, stream: TextIO) -> list[structlog.typing.Processor]:
     if log_format == "console":
         return [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
@@ -107,8 +125,8 @@ class Metrics:
     """
 
     __slots__ = (
-        "appended", "appended_bytes", "dropped", "ignored", "invocations", "lookups", "node",
-        "received", "sent", "sent_bytes", "syncs",
+        "appended", "appended_bytes", "dropped", "ignored", "lookups", "node", "received", "sent",
+        "sent_bytes", "syncs",
     )  # fmt: skip
 
     def __init__(self, node: str) -> None:
@@ -123,8 +141,6 @@ class Metrics:
         """Events from outside that had no place, by reason."""
         self.lookups: defaultdict[str, int] = defaultdict(int)
         """Reads by what answered them (`suffix`, `popularity`, `tag`, `tier`, ...)."""
-        self.invocations: defaultdict[str, int] = defaultdict(int)
-        """Function calls, by outcome."""
         self.sent_bytes = 0
         self.appended = 0
         self.appended_bytes = 0
@@ -145,7 +161,6 @@ _LABELLED: Final = (
     ("dropped", "indilog_messages_dropped", "Messages dropped, by reason", "reason"),
     ("ignored", "indilog_events_ignored", "Events that had no place here, by reason", "reason"),
     ("lookups", "indilog_lookups", "Reads, by what answered them", "outcome"),
-    ("invocations", "indilog_invocations", "Function calls, by outcome", "outcome"),
 )
 _PLAIN: Final = (
     ("sent_bytes", "indilog_sent_bytes", "Bytes sent to other processes"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from indilog.config import Config
-from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, majority
+from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId, majority
 from indilog.messages import (
     MetalogAppend,
     MetalogEntries,
@@ -196,14 +196,15 @@ class Primary:
             return []
         if len(self._metalog) - self.committed >= self._page_entries:
             return []
-        counts = {
-            shard: progress - self._cut.get(shard, 0)
-            for shard, progress in self._reports.news()
-            if progress > self._cut.get(shard, 0)
-        }
+        counts: dict[ShardId, int] = {}
+        writers: dict[ShardId, Epoch] = {}
+        for shard, progress, writer in self._reports.news():
+            ordered = self._cut.get(shard, 0)
+            if progress > ordered:
+                counts[shard], writers[shard] = progress - ordered, writer
+                self._cut[shard] = progress
         if not counts:
             return []
-        for shard, count in counts.items():
-            self._cut[shard] = self._cut.get(shard, 0) + count
-        entry = NewRecords(len(self._metalog), self._view.number, self._epoch, counts)
+        position = len(self._metalog)
+        entry = NewRecords(position, self._view.number, self._epoch, counts, writers)
         return [self._metalog.append(entry)]

@@ -73,10 +73,11 @@ class Reports:
         """Whether there is news since `news` was last taken."""
         return bool(self._changed)
 
-    def news(self) -> list[tuple[ShardId, LocalId]]:
-        """Return the shards that were reported on since the last call and their progress,
-        ascending.
+    def news(self) -> list[tuple[ShardId, LocalId, Epoch]]:
+        """Return the shards that were reported on since the last call, ascending, with their
+        progress and their newest writer.
         """
         shards = sorted(self._changed)
         self._changed.clear()
-        return [(shard, self._shards[shard].progress) for shard in shards]
+        reports = [(shard, self._shards[shard]) for shard in shards]
+        return [(shard, reported.progress, reported.epoch) for shard, reported in reports]

@@ -1,10 +1,10 @@
-"""Batches read back for whoever needs them: a cache, and reads under way that are shared and bounded
-(ARCHITECTURE 8 and 9).
+"""Batches read back for whoever needs them: a cache, and reads under way that are shared and
+bounded (ARCHITECTURE 8 and 9).
 
 A task names the batches that it wants, in order, and is given them one by one, from memory or from
 the disk; it keeps only what it takes out of them. Tasks are served first come, first served, and
-reads under way are bounded in bytes over all tasks, so neither many readers nor a long page can fill
-the memory.
+reads under way are bounded in bytes over all tasks, so neither many readers nor a long page can
+fill the memory.
 """
 
 from __future__ import annotations

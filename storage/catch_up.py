@@ -25,6 +25,8 @@ class CatchUp:
     def heard(self, *, news: bool, gap: bool) -> None:
         """Take note of entries from the primary: whether some could be applied, or are missing."""
         self._behind = gap or (self._behind and news)
+        if not self._behind:
+            self._asked = None
 
     def due(self, position: MetalogPosition, now: Instant, *, waiting: bool) -> bool:
         """Tell whether to ask now for the entries from `position` on; then it counts as asked.

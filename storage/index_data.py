@@ -49,11 +49,11 @@ def part_of(span: Span, batches: Iterable[Columns]) -> ShardTags | None:
         batch_end = columns.first + len(columns.counts)
         if columns.shard != span.shard or not columns.first <= following < batch_end:
             return None
-        if following > columns.first or batch_end > end:
-            columns = _sliced(columns, following, min(batch_end, end))
-        counts.append(columns.counts)
-        tags.append(columns.tags)
-        following += len(columns.counts)
+        whole = following == columns.first and batch_end <= end
+        taken = columns if whole else _sliced(columns, following, min(batch_end, end))
+        counts.append(taken.counts)
+        tags.append(taken.tags)
+        following += len(taken.counts)
     if following != end:
         return None
     return ShardTags(span.shard, span.first_seqnum, span.length, b"".join(counts), b"".join(tags))
@@ -115,8 +115,8 @@ class IndexPage(BatchTask):
         wanted: dict[Location, None] = {}
         self._needed_first = 0
         for position in positions[:_BLOCKS_MAX]:
-            tail, spans = ordering.spans_at(position)
-            self._positions.append((position, tail, spans))
+            spans = ordering.spans_at(position)
+            self._positions.append((position, ordering.tail_at(position), spans))
             for span in spans:
                 if (shard := shards.get(span.shard)) is not None:
                     places = shard.locations(span.first_localid, span.first_localid + span.length)
@@ -139,14 +139,18 @@ class IndexPage(BatchTask):
         self._bytes += len(columns.counts) + len(columns.tags) if columns is not None else 0
 
     def answer(self) -> IndexData:
-        """Return the blocks up to the first one for which a batch was not asked any more."""
+        """Return the blocks that fit, up to the first one for which a batch was not asked for."""
         blocks: list[IndexBlock] = []
+        size = 0
         for position, tail, spans in self._positions:
             places = [self._places.get((position, span.shard), []) for span in spans]
             if any(place not in self._taken for of_span in places for place in of_span):
                 break
             parts = [self._part(span, of_span) for span, of_span in zip(spans, places, strict=True)]
             blocks.append(index_block(position, tail, spans, parts))
+            size += sum(len(part.tags) for part in parts if part is not None)
+            if size >= _COLUMNS_BYTES_MAX:
+                break
         return IndexData(tuple(blocks))
 
     def _part(self, span: Span, places: Sequence[Location]) -> ShardTags | None:

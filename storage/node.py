@@ -1,11 +1,9 @@
 """The storage node: one role for all shards of which it keeps a replica (ARCHITECTURE 8 and 9).
 
-Appends: a batch of the writer that has opened its shard, and that follows on, goes into the journal;
-when it is durable, the shard's stored prefix grows, and the primary is told once per turn. Whatever
-else a writer sends is answered with the prefix. Order: metalog entries are applied without gaps, go
-into the journal (unsynced: they can be fetched again), and say which seqnums the records got. For
-each position the first replica of a shard sends the tags on (type-S data). Reads by seqnum wait
-until the metalog is applied up to them.
+`Appends` takes in what writers send. Metalog entries are applied without gaps, go into the journal
+(unsynced: they can be fetched again), and say which seqnums the records got. For each position the
+first replica of a shard sends the tags on (type-S data). Reads by seqnum wait until the metalog is
+applied up to them.
 
 What this replica does not have, because its disk was lost or damaged, it calls unknown, never
 absent.
@@ -30,14 +28,10 @@ from indilog.messages import (
     MetalogWanted,
     ReadRecords,
     ShardClaim,
-    ShardClaimed,
     ShardOpen,
-    ShardOpened,
-    ShardProgress,
-    ShardStored,
 )
 from indilog.metalog import Span, entry_decoded, entry_encoded
-from indilog.records import RecordBatch, batch_header
+from indilog.records import batch_header
 from indilog.roles import (
     Effect,
     Event,
@@ -52,12 +46,13 @@ from indilog.roles import (
     Started,
 )
 from indilog.view import Views, placement_of
-from storage.batch_reads import BatchReads
+from storage.appends import Appends, Stored
+from storage.batch_reads import BatchReads, BatchTask
 from storage.catch_up import CatchUp
 from storage.index_data import IndexPage, columns_of, index_block, part_of, unasked
 from storage.ordering import Ordering
 from storage.record_reads import RecordPage, WaitingReads
-from storage.shard import Shard, ShardState, state_decoded, state_encoded
+from storage.shard import Shard, state_decoded
 
 _ENTRIES_AHEAD_MAX: Final = 4096
 """Metalog entries that wait for an earlier one."""
@@ -72,9 +67,10 @@ class StorageNode:
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         self._views = views
-        self._cluster = config.cluster
         self._config = config.node
+        self._aux_bytes_max = config.cluster.aux_bytes_max
         self._shards = _shards_of(node, views)
+        self._appends = Appends(self._shards, views[-1].logspace, config)
         self._speaks_for_empty = views[-1].storage_nodes[0] == node
         self._ordering = Ordering(ahead_max=_ENTRIES_AHEAD_MAX)
         self._catch_up = CatchUp(config.node.resend_s)
@@ -89,14 +85,6 @@ class StorageNode:
         self._aux: LRUCache[SeqNum, bytes] = LRUCache(
             config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
         )
-        self._unordered_bytes = 0
-        self._next_token = _ORDERING_TOKEN
-        self._batches_in_flight: dict[int, tuple[Shard, RecordBatch]] = {}
-        self._states_in_flight: dict[int, tuple[NodeId, ShardState]] = {}
-        self._report_at: Instant | None = None
-        # What one call of `handle` collects, to be said once at its end.
-        self._progressed: set[ShardId] = set()
-        self._refused: dict[tuple[NodeId, ShardId], None] = {}
         self._blocks: list[IndexBlock] = []
 
     # --- figures for people
@@ -107,14 +95,20 @@ class StorageNode:
         return sum(shard.stored for shard in self._shards.values())
 
     @property
-    def bytes(self) -> int:
-        """Bytes of the batches that hold them."""
-        return sum(shard.bytes for shard in self._shards.values())
-
-    @property
     def position(self) -> MetalogPosition:
         """How many metalog entries are applied."""
         return self._ordering.position
+
+    def status(self) -> dict[str, int]:
+        """Return figures for people; `bytes` are those of the stored batches."""
+        return {
+            "records": self.records,
+            "bytes": sum(shard.bytes for shard in self._shards.values()),
+            "position": self.position,
+            "tail": self._ordering.tail,
+            "cached_bytes": self._reads.cached_bytes,
+            "reads_waiting": len(self._waiting),
+        }
 
     # --- recovery
 
@@ -135,7 +129,7 @@ class StorageNode:
                 case FrameKind.ORDERING:
                     self._recover_entry(payload, location)
                 case FrameKind.METALOG:
-                    raise MalformedFrameError("a storage node writes no metalog")
+                    raise AssertionError("a storage node writes no metalog")
         except MalformedFrameError as error:
             raise DataLossError(f"The frame at {location} cannot be read: {error}.") from error
 
@@ -180,37 +174,49 @@ class StorageNode:
             case FrameRead(token, payload):
                 return self._reads.on_read(token, payload)
             case Started():
-                self._progressed.update(self._shards)
+                self._appends.start()
                 self._catch_up.start()
                 return []
 
     def _on_message(self, event: Received, now: Instant) -> list[Effect]:
         match event.message:
             case AppendBatch(batch):
-                return self._on_append_batch(event, batch)
+                effects = self._appends.on_batch(event, batch)
             case MetalogEntries() as message:
-                return self._on_metalog_entries(event, message)
+                effects = self._on_metalog_entries(event, message)
             case ReadRecords() as message:
-                return self._on_read_records(event, message, now)
+                effects = self._on_read_records(event, message, now)
             case IndexDataWanted() as message:
-                return self._on_index_data_wanted(event, message)
+                effects = self._on_index_data_wanted(event, message)
             case AuxSet() as message:
-                return self._on_aux_set(event, message)
+                effects = self._on_aux_set(event, message)
             case ShardClaim() as message:
-                return self._on_shard_claim(event, message)
+                effects = self._appends.on_claim(event, message)
             case ShardOpen() as message:
-                return self._on_shard_open(event, message)
+                effects = self._appends.on_open(event, message)
             case _:
-                return [Ignore(event, "not a message for a storage node")]
+                effects = [Ignore(event, "not a message for a storage node")]
+        return effects
+
+    def _on_persisted(self, token: int, location: Location) -> list[Effect]:
+        if token == _ORDERING_TOKEN:
+            return []
+        match self._appends.on_persisted(token, location):
+            case Stored() as stored:
+                self._reads.remember(stored.location, stored.batch)
+                return []
+            case effects:
+                return effects
 
     def deadline(self) -> Instant | None:
         """When something is to be said again, or a read has waited too long."""
-        times = (self._report_at, self._catch_up.deadline(), self._waiting.deadline())
+        times = (self._appends.deadline(), self._catch_up.deadline(), self._waiting.deadline())
         return min((time for time in times if time is not None), default=None)
 
     def _conclude(self, now: Instant) -> list[Effect]:
         """Say what this turn's events add up to, and what is due."""
-        effects = self._refusals() + self._progress(now)
+        primary = self._views[-1].primary
+        effects = self._appends.conclude(primary, now)
         if self._blocks:
             blocks, self._blocks = self._blocks, []
             effects += unasked(self._views[-1], blocks)
@@ -220,129 +226,8 @@ class StorageNode:
         ]
         effects += self._reads.advance()
         if self._catch_up.due(self.position, now, waiting=len(self._waiting) > 0):
-            effects.append(Send(self._views[-1].primary, MetalogWanted(self.position)))
+            effects.append(Send(primary, MetalogWanted(self.position)))
         return effects
-
-    # --- appends
-
-    def _on_append_batch(self, event: Received, buffer: bytes) -> list[Effect]:
-        if len(buffer) > self._cluster.batch_bytes_max:
-            return [Ignore(event, "a batch larger than batch_bytes_max")]
-        try:
-            batch = RecordBatch(buffer)
-        except MalformedFrameError:
-            return [Ignore(event, "not an intact record batch")]
-        header = batch.header
-        shard = self._shards.get(header.shard)
-        if shard is None or header.logspace != self._views[-1].logspace:
-            return [Ignore(event, "a batch of a shard that is not kept here")]
-        if not header.records:
-            return [Ignore(event, "a batch without records")]
-        if header.epoch > shard.opened and header.epoch >= shard.claimed:
-            # No answer: a writer that is not open here could only send the same again, at once.
-            return [Ignore(event, "a batch of a writer that has not opened the shard here")]
-        if header.epoch != shard.claimed or header.first != shard.written:
-            self._refused[event.sender, shard.id] = None
-            return []
-        return self._accept(shard, batch)
-
-    def _accept(self, shard: Shard, batch: RecordBatch) -> list[Effect]:
-        shard.written = batch.header.end
-        shard.unordered.append(batch)
-        self._unordered_bytes += len(batch.buffer)
-        while self._unordered_bytes > self._config.append_pending_bytes_max and shard.unordered:
-            # Its tags are read back from the disk when index nodes ask for them.
-            self._unordered_bytes -= len(shard.unordered.popleft().buffer)
-        token = self._token()
-        self._batches_in_flight[token] = (shard, batch)
-        return [Persist(FrameKind.RECORDS, batch.buffer, token)]
-
-    def _token(self) -> int:
-        self._next_token += 1
-        return self._next_token
-
-    def _on_persisted(self, token: int, location: Location) -> list[Effect]:
-        if token == _ORDERING_TOKEN:
-            return []
-        if (written := self._batches_in_flight.pop(token, None)) is None:
-            return self._on_state_persisted(*self._states_in_flight.pop(token))
-        shard, batch = written
-        if batch.header.epoch == shard.opened:
-            shard.store(batch.header.first, batch.header.end, location)
-            self._reads.remember(location, batch)
-            self._progressed.add(shard.id)
-        return []
-
-    def _refusals(self) -> list[Effect]:
-        """Tell writers, once a turn, how far their shards are here."""
-        if not self._refused:
-            return []
-        refused, self._refused = self._refused, {}
-        effects: list[Effect] = []
-        for sender, shard_id in refused:
-            shard = self._shards[shard_id]
-            effects.append(Send(sender, ShardStored(shard_id, shard.claimed, shard.written)))
-        return effects
-
-    def _progress(self, now: Instant) -> list[Effect]:
-        """Tell the primary how far shards are stored; again while something is unordered."""
-        if self._report_at is not None and now >= self._report_at:
-            self._report_at = None
-            self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
-        if not self._progressed:
-            return []
-        shards = [self._shards[shard] for shard in sorted(self._progressed)]
-        self._progressed.clear()
-        stored = {shard.id: (shard.opened, shard.stored) for shard in shards if shard.open}
-        if not stored:
-            return []
-        if self._report_at is None:
-            self._report_at = Instant(now + self._config.resend_s)
-        return [Send(self._views[-1].primary, ShardProgress(stored))]
-
-    # --- writers
-
-    def _on_shard_claim(self, event: Received, message: ShardClaim) -> list[Effect]:
-        if (shard := self._shards.get(message.shard)) is None:
-            return [Ignore(event, "a claim of a shard that is not kept here")]
-        if message.epoch < max(shard.claimed, 0):
-            return [Ignore(event, "a claim of an older writer")]
-        if message.epoch == shard.claimed:
-            if shard.changing:
-                return []
-            return [Send(event.sender, ShardClaimed(shard.id, shard.claimed, shard.stored))]
-        return self._change(event.sender, shard, ShardState(shard.id, message.epoch, None))
-
-    def _on_shard_open(self, event: Received, message: ShardOpen) -> list[Effect]:
-        shard = self._shards.get(message.shard)
-        if shard is None or message.epoch != shard.claimed or message.epoch < 0:
-            return [Ignore(event, "opening a shard that this writer has not claimed here")]
-        if shard.changing:
-            return []
-        if shard.open:
-            return [Send(event.sender, ShardOpened(shard.id, shard.opened, message.start))]
-        if not shard.can_open_at(message.start):
-            return [Ignore(event, "opening a shard below what is ordered, or not at a batch")]
-        state = ShardState(shard.id, message.epoch, message.start)
-        return self._change(event.sender, shard, state)
-
-    def _change(self, sender: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
-        """Apply a state at once, in the order of the journal; it is answered when it is durable."""
-        self._unordered_bytes -= sum(len(batch.buffer) for batch in shard.unordered)
-        shard.apply(state)
-        self._unordered_bytes += sum(len(batch.buffer) for batch in shard.unordered)
-        shard.changing += 1
-        token = self._token()
-        self._states_in_flight[token] = (sender, state)
-        return [Persist(FrameKind.SHARD_STATE, state_encoded(state), token)]
-
-    def _on_state_persisted(self, sender: NodeId, state: ShardState) -> list[Effect]:
-        shard = self._shards[state.shard]
-        shard.changing -= 1
-        if state.start is None:
-            return [Send(sender, ShardClaimed(shard.id, state.epoch, shard.stored))]
-        self._progressed.add(shard.id)
-        return [Send(sender, ShardOpened(shard.id, state.epoch, state.start))]
 
     # --- order
 
@@ -356,24 +241,24 @@ class StorageNode:
             effects.append(Persist(FrameKind.ORDERING, entry_encoded(entry), _ORDERING_TOKEN))
             self._order(entry.position, spans)
         for read in self._waiting.ready(self._ordering.tail):
-            self._start_read(read)
+            effects += self._start(event, self._page(read))
         return effects
 
     def _order(self, position: MetalogPosition, spans: Sequence[Span]) -> None:
         """Give records their seqnums; collect the index data for which this replica speaks."""
         speaks = not spans and self._speaks_for_empty
         parts = []
-        tail = self._ordering.spans_at(position)[0]
         for span in spans:
             if (shard := self._shards.get(span.shard)) is None:
                 continue
-            batches = shard.order(span)
-            self._unordered_bytes -= sum(len(batch.buffer) for batch in batches)
+            batches = self._appends.order(shard, span)
             if shard.leading:
                 speaks = True
                 parts.append(part_of(span, map(columns_of, batches)))
         if speaks:
-            self._blocks.append(index_block(position, tail, spans, parts))
+            self._blocks.append(
+                index_block(position, self._ordering.tail_at(position), spans, parts)
+            )
 
     # --- reads
 
@@ -383,19 +268,14 @@ class StorageNode:
         if not message.seqnums or min(message.seqnums) < 0:
             return [Ignore(event, "a read of nothing, or of negative seqnums")]
         if max(message.seqnums) < self._ordering.tail:
-            return self._started(event, self._start_read(message))
+            return self._start(event, self._page(message))
         if not self._waiting.add(message, now):
             return [Ignore(event, "too many reads wait for their metalog position")]
         return []
 
-    def _start_read(self, message: ReadRecords) -> bool:
-        page = RecordPage(
-            message,
-            self._shards[message.shard],
-            self._aux,
-            bytes_max=self._config.page_bytes_max,
-        )
-        return self._reads.start(page)
+    def _page(self, message: ReadRecords) -> RecordPage:
+        shard = self._shards[message.shard]
+        return RecordPage(message, shard, self._aux, bytes_max=self._config.page_bytes_max)
 
     def _on_index_data_wanted(self, event: Received, message: IndexDataWanted) -> list[Effect]:
         if message.start < 0 or message.step < 1:
@@ -403,16 +283,19 @@ class StorageNode:
         end = min(message.end, self._ordering.position)
         positions = range(message.start, end, message.step)
         page = IndexPage(event.sender, positions, self._ordering, self._shards)
-        return self._started(event, self._reads.start(page))
+        return self._start(event, page)
 
-    def _started(self, event: Received, started: bool) -> list[Effect]:
-        return [] if started else [Ignore(event, "too many reads are under way")]
+    def _start(self, event: Received, task: BatchTask) -> list[Effect]:
+        """Let a task visit its batches; it is served at the end of the turn."""
+        if not self._reads.start(task):
+            return [Ignore(event, "too many reads are under way")]
+        return []
 
     def _on_aux_set(self, event: Received, message: AuxSet) -> list[Effect]:
         size = len(message.aux)
         if message.shard not in self._shards:
             return [Ignore(event, "aux data for a shard that is not kept here")]
-        if size > self._cluster.aux_bytes_max:
+        if size > self._aux_bytes_max:
             return [Ignore(event, "aux data larger than aux_bytes_max")]
         if size + _AUX_OVERHEAD_BYTES <= self._config.aux_cache_bytes_max:
             self._aux[message.seqnum] = message.aux
@@ -422,13 +305,10 @@ class StorageNode:
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""
-        for shard in self._shards.values():
-            shard.check_invariants()
+        self._appends.check_invariants()
         self._ordering.check_invariants()
         self._reads.check_invariants()
-        held = [batch for shard in self._shards.values() for batch in shard.unordered]
-        assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
-        assert not (self._progressed or self._refused or self._blocks), "said at the turn's end"
+        assert not self._blocks, "sent at the turn's end"
 
 
 def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:

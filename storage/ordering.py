@@ -11,15 +11,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from indilog.ids import MetalogPosition, SeqNum
+from indilog.ids import MetalogPosition, SeqNum, ShardId
 from indilog.metalog import Entry, MetalogReplay, Span
 
 
 class Ordering:
     """Applied entries, and at most `ahead_max` that wait for earlier ones."""
 
-    __slots__ = ("_ahead", "_ahead_max", "_lengths", "_localids", "_replay", "_shards", "_span_ends",
-                 "_tails")  # fmt: skip
+    __slots__ = (
+        "_ahead", "_ahead_max", "_lengths", "_localids", "_replay", "_shards", "_span_ends",
+        "_tails",
+    )  # fmt: skip
 
     def __init__(self, *, ahead_max: int) -> None:
         self._ahead_max = ahead_max
@@ -76,16 +78,22 @@ class Ordering:
         self._span_ends.append(len(self._shards))
         return spans
 
-    def spans_at(self, position: MetalogPosition) -> tuple[SeqNum, list[Span]]:
-        """Return the tail after the entry at `position`, which is applied, and what it ordered."""
+    def tail_at(self, position: MetalogPosition) -> SeqNum:
+        """Return the log's tail after the entry at `position`, which is applied."""
+        return self._tails[position]
+
+    def spans_at(self, position: MetalogPosition) -> list[Span]:
+        """Return what the entry at `position`, which is applied, ordered."""
         start = self._span_ends[position - 1] if position else 0
         seqnum = self._tails[position - 1] if position else 0
         spans: list[Span] = []
         for index in range(start, self._span_ends[position]):
-            span = Span(self._shards[index], self._localids[index], seqnum, self._lengths[index])
+            span = Span(
+                ShardId(self._shards[index]), self._localids[index], seqnum, self._lengths[index]
+            )
             spans.append(span)
             seqnum = span.end_seqnum
-        return self._tails[position], spans
+        return spans
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""

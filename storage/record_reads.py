@@ -5,6 +5,7 @@ reader gets (ARCHITECTURE 9).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from sortedcontainers import SortedList
@@ -18,6 +19,8 @@ from storage.shard import Shard
 
 _RECORD_OVERHEAD_BYTES: Final = 32
 """What a record adds to an answer beside its data, names and aux data, roughly."""
+
+_seqnum_of: Final = attrgetter("seqnum")
 
 _Key: TypeAlias = tuple[NodeId, int, ShardId]
 
@@ -129,5 +132,6 @@ class RecordPage(BatchTask):
             self._bytes += len(aux) if aux is not None else 0
 
     def answer(self) -> RecordsRead:
-        """Return the records, and the seqnums of which nothing is known here."""
+        """Return the records, ascending, and the seqnums of which nothing is known here."""
+        self._records.sort(key=_seqnum_of)
         return RecordsRead(self._request, self._shard, tuple(self._records), tuple(self._unknown))

@@ -155,7 +155,7 @@ def test_nothing_is_left_undone() -> None:
 
 
 def test_no_file_knows_somebodys_machine_or_package_index() -> None:
-    foreign = re.compile(r"/(home|Users|work)/\w|index-url|find-links|simple/?\s*$|\.pypirc")
+    foreign = re.compile(r"/(home|Users|work)/\w|(?<!emit-)index-url|find-links|/simple\b|\.pypirc")
     knowing = [
         f"{name_of(path)}:{number}"
         for path in listed()
@@ -227,3 +227,24 @@ def test_links_between_documents_lead_somewhere() -> None:
         if "://" not in target and not (path.parent / target).exists()
     ]
     assert not broken
+
+
+def test_references_to_documents_lead_somewhere() -> None:
+    architecture = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    sections = dict(re.findall(r"^## (\d+)\. .*\n((?:(?!^## ).*\n)*)", architecture, re.MULTILINE))
+    pitfalls = set(
+        re.findall(r"^\| (A?\d+) \|", (ROOT / "docs" / "PITFALLS.md").read_text(), re.MULTILINE)
+    )
+    astray = []
+    for path in sources(*CODE, "tests"):
+        text = " ".join(path.read_text().split())
+        for section, item in re.findall(r"ARCHITECTURE (\d+)(?:\.(\d+))?", text):
+            lines = sections.get(section, "").splitlines()
+            if not lines or (item and not any(line.startswith(f"{item}. ") for line in lines)):
+                astray.append(f"{name_of(path)}: ARCHITECTURE {section}.{item}")
+        astray += [
+            f"{name_of(path)}: PITFALLS {number}"
+            for number in re.findall(r"PITFALLS (A?\d+)", text)
+            if number not in pitfalls
+        ]
+    assert not astray

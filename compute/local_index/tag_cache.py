@@ -8,13 +8,13 @@ with this tag is missing, and what lies below the head is unknown.
 (proven absence included). When the total exceeds its limit, the tags with the lowest are forgotten
 whole.
 
-**No long pauses.** One dictionary of 10^6 tags stops everything for 0.3 s whenever it is rebuilt
-(measured), so the map is split by the low bits of the tag, which are as good as random, into
-partitions of some thousand tags. Each is kept in the order of events. What is evicted next: in one
-partition after the other, the tags at the front whose last access is at or below a *horizon*; when
-all partitions are done, the horizon moves to the oldest access left plus a 64th of its age. So a
-tag may be forgotten before one whose last access was earlier by less than that; with one partition
-(a small cache) the order is exact.
+**No long pauses.** A dictionary of 10^6 tags stops everything for 0.06 s whenever it is rebuilt, an
+ordered one for 0.3 s (measured). So the map is split by the low bits of the tag, which are as good
+as random, into partitions of some ten thousand tags, plain dictionaries kept in the order of
+events. What is evicted next: in one partition after the other, the tags at the front whose last
+access is at or below a *horizon*; when all partitions are done, the horizon moves to the oldest
+access left plus a 64th of its age. So a tag may be forgotten before one whose last access was
+earlier by less than that; with one partition (a small cache) the order is exact.
 
 **Memory.** Most tags of some workloads have one record and never a second one. Such a tag is one
 integer, `seqnum << 64 | last access << 16 | shard`; arrays are made when the second record comes. A

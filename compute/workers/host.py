@@ -347,9 +347,9 @@ class FunctionHost:
             return UnknownFunctionError(f"A function is named app.function, not {name!r}.")
         if app not in self._apps:
             near = get_close_matches(app, self._apps, n=1)
-            return UnknownFunctionError(f"No app {app!r} is deployed{_did_you_mean(near)}.")
+            return UnknownFunctionError(f"No app {app!r} is deployed{_did_you_mean(near)}")
         near = get_close_matches(function, self._apps[app].functions, n=1)
-        return UnknownFunctionError(f"App {app} has no function {function!r}{_did_you_mean(near)}.")
+        return UnknownFunctionError(f"App {app} has no function {function!r}{_did_you_mean(near)}")
 
     # --- inside: calls
 
@@ -407,7 +407,7 @@ class FunctionHost:
 
 
 def _did_you_mean(near: list[str]) -> str:
-    return f"; did you mean {near[0]!r}?" if near else "; `indilog apps` lists what is"
+    return f"; did you mean {near[0]!r}?" if near else "; `indilog apps` lists what is."
 
 
 def _checked_name(name: str) -> str:

@@ -143,7 +143,11 @@ async def start(
         else:
             serve(worker, call, message)
 
-    link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lambda _: worker.lost())
+    def lost(_link: Link) -> None:
+        worker.lost()
+        on_lost(worker)
+
+    link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lost)
     worker = WorkerProcess(index, process, link, ready)
     ours.setblocking(False)  # noqa: FBT003 - its only form
     loop = asyncio.get_running_loop()

@@ -20,22 +20,18 @@ from typing import Any, Final
 from compute.workers.loader import Loaded, load
 from indilog import calls
 from indilog.app import Context, Function
+from indilog.caller import LinkCaller
 from indilog.calls import (
     Answer,
-    CallFunction,
     Cancel,
-    Failed,
     Greeting,
     Invoke,
     Limits,
-    LinkLostError,
     Load,
     Question,
     Returned,
-    SendFunction,
     Unload,
     Welcome,
-    error_from,
     failed,
 )
 from indilog.errors import (
@@ -56,51 +52,6 @@ _NOT_PASSED_ON: Final = (InvalidArgumentsError, UnknownFunctionError, DeployErro
 """Errors that speak of the call itself: from inside a body they are about another call."""
 
 _MESSAGE_CHARACTERS_MAX: Final = 500
-
-
-class LinkCaller:
-    """How a context reaches other functions: by the compute node, which may run them anywhere.
-
-    Args:
-        link: to the compute node.
-        depth: of the calls made here, one more than of the call that makes them.
-    """
-
-    __slots__ = ("_depth", "_link")
-
-    def __init__(self, link: Link, depth: int) -> None:
-        self._link = link
-        self._depth = depth
-
-    async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
-        """Run `app.function` and return its result as JSON text."""
-        answer = await self._link.ask(
-            CallFunction(function, arguments, session.position, self._depth)
-        )
-        if isinstance(answer, Returned):
-            session.saw(answer.position)
-            return answer.result
-        raise _call_error(answer, function, session)
-
-    async def send(
-        self, function: str, arguments: bytes, session: Session, *, delay_s: float
-    ) -> str:
-        """Start `app.function` later and return the invocation's id."""
-        answer = await self._link.ask(SendFunction(function, arguments, session.position, delay_s))
-        if isinstance(answer, calls.Accepted):
-            return answer.invocation
-        raise _call_error(answer, function, session)
-
-
-def _call_error(answer: Answer, function: str, session: Session) -> Exception:
-    if not isinstance(answer, Failed):
-        return NotReadyError(f"The compute node answered with {type(answer).__name__}.")
-    session.saw(answer.position)
-    if answer.kind == LinkLostError.__name__:
-        return CallOutcomeUnknownError(
-            f"The connection was lost before {function} answered; it may have had effects."
-        )
-    return error_from(answer)
 
 
 class LimitedLink:
@@ -130,13 +81,13 @@ class Runner:
         self._deployments: dict[int, Loaded] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._logs: RemoteLogs | None = None
-        self._limits: Limits | None = None
+        self._asker: LimitedLink | None = None
 
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Start to answer one message of the compute node."""
         match message:
             case Invoke():
-                self._start(link, call, self._run(link, message))
+                self._start(link, call, self._run(message))
             case Cancel():
                 if (task := self._tasks.get(call)) is not None:
                     task.cancel()
@@ -146,8 +97,8 @@ class Runner:
                 if (loaded := self._deployments.pop(message.deployment, None)) is not None:
                     self._loading.submit(loaded.unload)
             case Welcome():
-                self._limits = message.limits
-                self._logs = RemoteLogs(LimitedLink(link, message.limits))
+                self._asker = LimitedLink(link, message.limits)
+                self._logs = RemoteLogs(self._asker)
             case _:
                 raise NotReadyError(f"A worker is not asked {type(message).__name__}.")
 
@@ -173,12 +124,12 @@ class Runner:
         self._deployments[message.deployment] = loaded
         return calls.Loaded(loaded.app.name, loaded.specs())
 
-    async def _run(self, link: Link, invoke: Invoke) -> Answer:
+    async def _run(self, invoke: Invoke) -> Answer:
         function = self._function(invoke)
         arguments = function.signature.arguments(invoke.arguments)
         session = Session(invoke.position)
         if function.signature.takes_context:
-            context = self._context(link, invoke, function, session)
+            context = self._context(invoke, function, session)
             body = partial(function.body, context, **arguments)
         else:
             body = partial(function.body, **arguments)
@@ -206,8 +157,8 @@ class Runner:
 
     def _text(self, function: Function, value: object) -> bytes:
         text = function.signature.result_text(value)
-        assert self._limits is not None, "the compute node says Welcome first"
-        limit = self._limits.result_bytes_max
+        assert self._asker is not None, "the compute node says Welcome first"
+        limit = self._asker.limits.result_bytes_max
         if len(text) > limit:
             raise FunctionFailedError(
                 f"{function.qualified_name} returned {len(text):,} bytes, the limit is {limit:,}; "
@@ -224,9 +175,10 @@ class Runner:
 
     def _context(self, link: Link, invoke: Invoke, function: Function, session: Session) -> Context:
         assert self._logs is not None, "the compute node says Welcome first"
+        assert self._asker is not None, "with its limits"
         return Context(
             self._logs,
-            LinkCaller(link, invoke.depth + 1),
+            LinkCaller(self._asker, invoke.depth + 1),
             session=session,
             invocation_id=invoke.invocation,
             function=function.qualified_name,

@@ -1,24 +1,26 @@
-"""Puts a platform together: which class plays which role, and all of them in one process (ARCHITECTURE 5).
+"""Puts a platform together: which class plays which role, and all of them in one process
+(ARCHITECTURE 5).
 
-The only module of the kernel that knows the tiers. `role_of` serves every kind of process; `embedded` runs all roles of
-the view in this one.
+The only module of the kernel that knows the tiers. `role_of` serves every kind of process;
+`embedded` runs all roles of the view in this one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from index_tier.aggregator import Aggregator
-from index_tier.index_node import IndexNode
-from storage.node import StorageNode
+import uvloop
 
 from compute.engine import Engine
 from compute.local_log import LocalLogs
+from index_tier.aggregator import Aggregator
+from index_tier.index_node import IndexNode
 from indilog.config import Config
 from indilog.errors import ConfigError, NotReadyError
 from indilog.ids import Epoch, NodeId
@@ -27,8 +29,10 @@ from indilog.runtime.cluster_state import VIEW_KEY, claim_arrangement
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import EmbeddedMetadataStore, MetadataStore
 from indilog.runtime.node import NodeShell
+from indilog.telemetry import registry_of
 from indilog.view import View, Views, view_of
 from ordering.sequencer import Sequencer
+from storage.node import StorageNode
 
 READY_TIMEOUT_S: Final = 60.0
 
@@ -118,7 +122,8 @@ async def embedded(
 ) -> AsyncIterator[Platform]:
     """Run every role of the view in this process and on this loop.
 
-    `on_fatal` is called if a sync or a role fails; callers that wait get a `NotReadyError` either way.
+    `on_fatal` is called if a sync or a role fails; callers that wait get a `NotReadyError` either
+    way.
 
     Raises:
         DataDirectoryError: the directory is in use, of a newer format, or damaged.
@@ -177,3 +182,68 @@ async def joined(logs: LocalLogs) -> None:
         raise NotReadyError(
             f"The cluster was not ready within {READY_TIMEOUT_S:g} s; are all its nodes up?"
         ) from None
+
+
+@asynccontextmanager
+async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> AsyncIterator[str]:
+    """Run the functions and the gateway of one compute node; gives the gateway's URL.
+
+    Raises:
+        ConfigError: the port is in use, or the host is unknown.
+        NotReadyError: what is deployed cannot be read, or the workers do not start.
+    """
+    from compute.gateway import GatewayServer, create_gateway
+    from compute.workers.host import FunctionHost
+
+    def status() -> dict[str, Any]:
+        ready = shell.failed is None and not shell.closed
+        return {"ready": ready, "engine": logs.engine.status()}
+
+    host = FunctionHost(config, logs)
+    try:
+        await host.start()
+        gateway = create_gateway(host, logs, status, config, registry_of([shell.metrics]))
+        limit = config.cluster.message_bytes_max
+        server = GatewayServer(gateway, config.node.host, config.node.port, message_bytes_max=limit)
+        try:
+            await server.start()
+            yield f"http://{config.node.host}:{server.port}"
+        finally:
+            await server.stop()
+    finally:
+        await host.stop()
+
+
+def run_embedded(config: Config, on_ready: Callable[[str], None] | None = None) -> None:
+    """Run the platform in this process, with gateway and workers, until SIGTERM or SIGINT.
+
+    Args:
+        config: whose `node.data_dir` and `node.port` are used.
+        on_ready: called once with the gateway's URL when calls are served.
+
+    Raises:
+        IndilogError: as `embedded` and `gateway_running`; `NotReadyError` when the platform stopped
+            by a fault while it ran.
+    """
+    uvloop.run(_run_embedded(config, on_ready))
+
+
+async def _run_embedded(config: Config, on_ready: Callable[[str], None] | None) -> None:
+    asked = asyncio.Event()
+    faults: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        faults.append(error)
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    async with (
+        embedded(config, fail) as platform,
+        gateway_running(platform.shell, platform.logs, config) as url,
+    ):
+        if on_ready is not None:
+            on_ready(url)
+        await asked.wait()
+    if faults:
+        raise NotReadyError(f"The platform stopped by a fault: {faults[0]}") from faults[0]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, assert_never
@@ -51,6 +50,7 @@ from indilog.roles import (
 )
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.transport import Transport
+from indilog.telemetry import Metrics
 from indilog.view import Views
 
 _ROUNDS_MAX: Final = 10_000
@@ -91,7 +91,7 @@ class NodeShell:
     ) -> None:
         self.roles = dict(roles)
         self.clock = Clock()
-        self.counters: Counter[str] = Counter()
+        self.metrics = Metrics("+".join(self.roles) if len(self.roles) == 1 else "embedded")
         self.failed: BaseException | None = None
         self.sync_average_s = 0.0
         self._views = views
@@ -187,7 +187,8 @@ class NodeShell:
             if envelope.view != self._views[-1].number:
                 self._count_ignored("frame of another view", view=envelope.view)
                 continue
-            self.counters["messages received"] += len(envelope.messages)
+            for message in envelope.messages:
+                self.metrics.received[type(message).__name__] += 1
             inbox = self._inbox.setdefault(envelope.receiver, [])
             sender = envelope.sender
             inbox += [Received(sender, message) for message in envelope.messages]
@@ -249,7 +250,7 @@ class NodeShell:
                 payload_read = self._journal.read(location)
                 self._inbox.setdefault(node, []).append(FrameRead(token, payload_read))
             case Ignore(event, reason):
-                self._count_ignored(reason, node=node, event=repr(event)[:200])
+                self._count_ignored(reason, node=node, what=repr(event)[:200])
             case unreachable:
                 assert_never(unreachable)
 
@@ -280,7 +281,7 @@ class NodeShell:
                 self._fail(error)
                 return
             self._synced_in(time.perf_counter() - started)
-            _release_answers(held)
+            self._release_answers(held)
             self._send_all(outgoing)
             waiting, self._settled = self._settled, []
             for waiter in waiting:
@@ -292,18 +293,32 @@ class NodeShell:
         self._loop.run_in_executor(self._thread, self._journal.sync_flushed).add_done_callback(done)
 
     def _synced_in(self, seconds: float) -> None:
-        self.counters["syncs"] += 1
+        self.metrics.syncs.observe(seconds)
         self.sync_average_s += (seconds - self.sync_average_s) * _AVERAGE_WEIGHT
 
     def _release(self) -> None:
         if self._held:
             held, self._held = self._held, []
-            _release_answers(held)
-        if self._outgoing:
-            outgoing, self._outgoing = self._outgoing, {}
-            self._send_all(outgoing)
+            self._release_answers(held)
+        outgoing, self._outgoing = self._outgoing, {}
+        self._send_all(outgoing)
+
+    def _release_answers(self, held: list[Appended | Answer]) -> None:
+        """Resolve futures; one that its caller gave up is passed over."""
+        for effect in held:
+            if isinstance(effect, Appended):
+                self.metrics.appended += len(effect.waiters)
+                seqnum = effect.first
+                for waiter in effect.waiters:
+                    if waiter is not None and not waiter.done():  # type: ignore[attr-defined]
+                        waiter.set_result(seqnum)  # type: ignore[attr-defined]
+                    seqnum += 1
+            else:
+                _resolve(effect.waiter, effect.outcome)
 
     def _send_all(self, outgoing: dict[tuple[NodeId, NodeId], list[Message]]) -> None:
+        if not outgoing:
+            return
         assert self._transport is not None, "a process without transport has all roles itself"
         for (sender, receiver), messages in outgoing.items():
             for start in range(0, len(messages), _MESSAGES_PER_ENVELOPE_MAX):
@@ -328,8 +343,9 @@ class NodeShell:
             self._send_envelope(sender, receiver, messages[:middle])
             self._send_envelope(sender, receiver, messages[middle:])
             return
-        self.counters["messages sent"] += len(messages)
-        self.counters["bytes sent"] += len(frame)
+        for message in messages:
+            self.metrics.sent[type(message).__name__] += 1
+        self.metrics.sent_bytes += len(frame)
         self._transport.send(receiver, frame)
 
     # --- time and failure
@@ -351,7 +367,7 @@ class NodeShell:
         self._schedule()
 
     def _count_ignored(self, reason: str, **details: object) -> None:
-        self.counters[f"ignored: {reason}"] += 1
+        self.metrics.ignored[reason] += 1
         log.debug("ignored", reason=reason, **details)
 
     def _fail(self, error: BaseException) -> None:
@@ -367,19 +383,6 @@ class NodeShell:
         self._held.clear()
         self._outgoing.clear()
         self._on_fatal(error)
-
-
-def _release_answers(held: list[Appended | Answer]) -> None:
-    """Resolve futures; one that its caller gave up is passed over."""
-    for effect in held:
-        if isinstance(effect, Appended):
-            seqnum = effect.first
-            for waiter in effect.waiters:
-                if waiter is not None and not waiter.done():  # type: ignore[attr-defined]
-                    waiter.set_result(seqnum)  # type: ignore[attr-defined]
-                seqnum += 1
-        else:
-            _resolve(effect.waiter, effect.outcome)
 
 
 def _resolve(waiter: object, outcome: object) -> None:

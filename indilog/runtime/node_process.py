@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import faulthandler
 import os
 import signal
@@ -23,10 +24,10 @@ from typing import Final, NamedTuple
 import structlog
 import uvloop
 
-from indilog.config import KIB, NodeConfig
+from indilog.config import KIB, Config, NodeConfig
 from indilog.errors import IndilogError
 from indilog.ids import NodeId
-from indilog.runtime.assembly import joined, logs_of, role_of
+from indilog.runtime.assembly import gateway_running, joined, logs_of, role_of
 from indilog.runtime.cluster_state import NodeStart, node_start
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
@@ -34,10 +35,6 @@ from indilog.runtime.node import NodeShell
 from indilog.runtime.transport import ZmqTransport
 from indilog.telemetry import configure_logging
 
-EXIT_FAILED: Final = 1
-"""A sync or the role failed, or the cluster was not there in time: start again."""
-EXIT_MISTAKE: Final = 2
-"""It cannot start, and says why in one sentence."""
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
 """Size of the journal of a node whose role persists nothing: files are written in advance."""
 
@@ -89,6 +86,7 @@ async def node_running(
             epoch=start.epoch,
             on_fatal=on_fatal,
         )
+        shell.metrics.dropped = transport.counts.dropped  # scraped with the node's other numbers
         undo.pop_all()
     try:
         shell.start()
@@ -161,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _run(name: NodeId, metadata: str, supervisor_fd: int | None) -> int:
-    """Run a node to its end, and return the exit status."""
+    """Run a node to its end, and return the exit status (sysexits.h)."""
     stop = asyncio.Event()
     failures: list[BaseException] = []
 
@@ -182,15 +180,16 @@ async def _run(name: NodeId, metadata: str, supervisor_fd: int | None) -> int:
             serving.cancel()  # told to stop before it was up
         await serving
     except asyncio.CancelledError:
-        return 0
-    except IndilogError as error:
+        return os.EX_OK
+    except (IndilogError, OSError) as error:
         _log.error("node cannot start", error=str(error))
         line.failed(str(error))
-        return EXIT_FAILED if error.retryable else EXIT_MISTAKE
+        retryable = isinstance(error, IndilogError) and error.retryable
+        return os.EX_TEMPFAIL if retryable else os.EX_USAGE
     finally:
         stopping.cancel()
         line.close()
-    return EXIT_FAILED if failures else 0
+    return os.EX_SOFTWARE if failures else os.EX_OK
 
 
 async def _serve(
@@ -206,5 +205,17 @@ async def _serve(
         detail = ""
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
+            config = _config_of_engine(name, node.start)
+            detail = await stack.enter_async_context(gateway_running(node.shell, logs, config))
         line.ready(detail)
         await stop.wait()
+
+
+def _config_of_engine(name: NodeId, start: NodeStart) -> Config:
+    """Give each engine of this machine a directory and a port of its own: the port that is
+    configured is the first engine's, the next ones follow.
+    """
+    node = start.config.node
+    port = node.port and node.port + start.view.engines.index(name)
+    own = dataclasses.replace(node, data_dir=node.data_dir / name, port=port)
+    return dataclasses.replace(start.config, node=own)

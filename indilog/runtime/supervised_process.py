@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from asyncio.subprocess import Process
 from collections.abc import Sequence
@@ -31,8 +32,9 @@ class SupervisedProcess:
     Args:
         name: for the log.
         command: the program and its arguments; `--supervisor-fd N` is added.
-        failures_max: how often in a row it may fail to become ready the first time before that
-            is final; afterwards it is started again for ever.
+        failures_max: how often it may end before it was ready the first time until that is
+            final. Ends with status `os.EX_TEMPFAIL` (it waits for others) do not count; nor does
+            any once it was ready: then it is started again for ever.
 
     Attributes:
         restarts: how often it was started again.
@@ -97,7 +99,7 @@ class SupervisedProcess:
             status = await self._run_once()
             if self._stopping.is_set():
                 break
-            failures = 0 if self._was_ready else failures + 1
+            failures += status != os.EX_TEMPFAIL and not self._was_ready
             if failures >= self._failures_max:
                 break
             if loop.time() - started > self._config.restart_s_max:

@@ -38,7 +38,7 @@ PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
     "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
 }
 """What a cluster of processes has unless told otherwise: any one of its disks may be lost."""
-_DIRECTORY_PREFIX: Final = "indilog-"
+_DIRECTORY_PREFIX: Final = "indilog-run-"
 _SOCKET_PATH_BYTES_MAX: Final = 100
 
 _log = structlog.get_logger(__name__)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeAlias
 
@@ -39,6 +39,15 @@ RECONNECT_MS_MAX: Final = 500
 HEARTBEAT_MS: Final = 2_000
 """A peer that is silent for three of these is connected anew: a host that vanished says nothing."""
 
+QUEUE_FULL: Final = "queue full"
+"""More than `send_queue_bytes_max` waits for the peer."""
+TOO_OLD: Final = "too old"
+"""The peer took nothing for `send_queue_s_max`."""
+TOO_LARGE: Final = "too large"
+"""The frame is larger than `message_bytes_max`."""
+UNKNOWN_PEER: Final = "unknown peer"
+"""The node has no address."""
+
 OnFrames: TypeAlias = Callable[[list[bytes]], None]
 
 _log = structlog.get_logger(__name__)
@@ -52,14 +61,8 @@ class TransportCounts:
     bytes_sent: int = 0
     frames_received: int = 0
     bytes_received: int = 0
-    dropped_queue_full: int = 0
-    """Frames beyond `send_queue_bytes_max` for their peer."""
-    dropped_too_old: int = 0
-    """Frames for a peer that took nothing for `send_queue_s_max`."""
-    dropped_too_large: int = 0
-    """Frames beyond `message_bytes_max`."""
-    dropped_unknown_peer: int = 0
-    """Frames for a node that has no address."""
+    dropped: defaultdict[str, int] = dataclasses.field(default_factory=lambda: defaultdict(int))
+    """Frames dropped before zmq had them, by reason: `QUEUE_FULL` and so on."""
 
 
 class Transport(Protocol):
@@ -216,7 +219,7 @@ class ZmqTransport:
         if not peer.queue:
             peer.waiting_since = self._loop.time()
         if peer.queued_bytes + len(frame) > self._queue_bytes_max:
-            self.counts.dropped_queue_full += 1
+            self.counts.dropped[QUEUE_FULL] += 1
             return
         peer.queue.append(frame)
         peer.queued_bytes += len(frame)
@@ -225,7 +228,7 @@ class ZmqTransport:
     def _drop_old(self, peer: _Peer) -> None:
         """Drop what waits for `peer` if it took nothing for too long."""
         if peer.queue and self._loop.time() - peer.waiting_since > self._queue_s_max:
-            self.counts.dropped_too_old += len(peer.queue)
+            self.counts.dropped[TOO_OLD] += len(peer.queue)
             _log.info("peer takes nothing", address=peer.address, dropped=len(peer.queue))
             peer.queue.clear()
             peer.queued_bytes = 0
@@ -257,10 +260,10 @@ class ZmqTransport:
     def _refuse(self, receiver: NodeId, frame: bytes) -> None:
         """Count a frame that can never arrive. Never tried again: nothing would change."""
         if receiver not in self._peers:
-            self.counts.dropped_unknown_peer += 1
+            self.counts.dropped[UNKNOWN_PEER] += 1
             _log.error("peer unknown", receiver=receiver)
             return
-        self.counts.dropped_too_large += 1
+        self.counts.dropped[TOO_LARGE] += 1
         _log.error(
             "frame too large", receiver=receiver, size=len(frame), limit=self._frame_bytes_max
         )

@@ -1,7 +1,7 @@
 """A whole platform inside a test: `async with cluster() as client`.
 
-All roles of all tiers run in this process, on a temporary directory that is removed at the end. Small segments make a
-start take milliseconds; everything else is what production runs.
+All roles of all tiers run in this process, on a temporary directory that is removed at the end.
+Small segments make a start take milliseconds; everything else is what production runs.
 """
 
 from __future__ import annotations

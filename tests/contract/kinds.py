@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from indilog.config import MIB, ClusterConfig, Config, NodeConfig
 from indilog.log import LogSource
+from indilog.runtime.assembly import embedded
 from indilog.testing import MemoryLogs
 
 
@@ -39,6 +41,35 @@ async def memory(directory: Path) -> AsyncIterator[LogSource]:
     yield MemoryLogs()
 
 
+@asynccontextmanager
+async def embedded_platform(directory: Path) -> AsyncIterator[LogSource]:
+    """All roles in this process, with syncs, on small segments."""
+    config = Config(node=NodeConfig(data_dir=directory, segment_bytes=8 * MIB))
+    async with embedded(config) as platform:
+        yield platform.logs
+
+
+@asynccontextmanager
+async def embedded_replicated(directory: Path) -> AsyncIterator[LogSource]:
+    """Three sequencers, two replicas, three index shards, and no local index: all roles, one
+    process.
+    """
+    cluster = ClusterConfig(sequencers=3, storage_nodes=2, replicas=2, index_shards=3)
+    node = NodeConfig(
+        data_dir=directory,
+        segment_bytes=8 * MIB,
+        suffix_cuts_max=0,
+        popularity_entries_max=0,
+        tag_cache_seqnums_max=0,
+        tag_cache_seqnums_per_tag_max=0,
+        record_cache_bytes_max=0,
+    )
+    async with embedded(Config(cluster=cluster, node=node)) as platform:
+        yield platform.logs
+
+
 KINDS: dict[str, Kind] = {
     "memory": Kind(open=memory),
+    "embedded": Kind(open=embedded_platform, durable=True),
+    "embedded, replicated, without local index": Kind(open=embedded_replicated, durable=True),
 }

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bokistore import ConflictError, MismatchError, Obj, Store, Transaction, ViewCache
+from bokistore import ConflictError, MismatchError, Obj, Store, Transaction, ViewCache, replay
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import SteppedLog, run_stepped
 
@@ -121,11 +123,14 @@ writes = st.one_of(
     st.tuples(st.just("add_to_set"), paths, values),
     st.tuples(st.just("delete"), st.one_of(st.none(), paths)),
 )
-steps = st.one_of(st.tuples(names), st.tuples(names, writes))
+reads_and_writes = st.lists(
+    st.one_of(st.tuples(names), st.tuples(names, writes)), min_size=1, max_size=5
+)
+read_then_write = st.builds(lambda name, write: [(name,), (name, write)], names, writes)
 actions = st.one_of(
     st.tuples(st.just("get"), names),
     st.tuples(st.just("write"), names, writes),
-    st.tuples(st.just("transaction"), st.lists(steps, min_size=1, max_size=5)),
+    st.tuples(st.just("transaction"), st.one_of(reads_and_writes, read_then_write)),
     st.tuples(st.just("vanish"), st.integers(0, 40)),
 )
 
@@ -212,15 +217,17 @@ def finished(execution: Coroutine[Any, Any, Json]) -> Json:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    programs=st.lists(st.lists(actions, max_size=6), min_size=1, max_size=3),
-    order=st.lists(st.integers(0, 5), max_size=80),
+    programs=st.lists(st.lists(actions, min_size=1, max_size=16), min_size=1, max_size=3),
+    order_seed=st.integers(0, 2**32),
+    aux_every=st.integers(1, 4),
     is_shared=st.booleans(),
     has_tiny_caches=st.booleans(),
     page_bytes_max=st.sampled_from([1, 4096]),
 )
 def test_everybody_sees_what_a_plain_replay_of_the_log_says(
     programs: list[list[tuple[Json, ...]]],
-    order: list[int],
+    order_seed: int,
+    aux_every: int,
     is_shared: bool,
     has_tiny_caches: bool,
     page_bytes_max: int,
@@ -233,11 +240,11 @@ def test_everybody_sees_what_a_plain_replay_of_the_log_says(
         return ViewCache(objects_max=1, decisions_max=1) if has_tiny_caches else ViewCache()
 
     people = [Person(log, cache()) for _ in programs]
-    choices = iter(order)
-    run_stepped(
-        [person.live(program) for person, program in zip(people, programs, strict=True)],
-        lambda ready: ready[next(choices, 0) % len(ready)],
-    )
+    with mock.patch.object(replay, "AUX_EVERY", aux_every):
+        run_stepped(
+            [person.live(program) for person, program in zip(people, programs, strict=True)],
+            random.Random(order_seed).choice,
+        )
     model = Model()
     for seqnum in range(log.logs.position):
         record = log.logs.record(seqnum)
@@ -272,9 +279,9 @@ def same(one: Json, other: Json) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(
     amounts=st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=2, max_size=3),
-    order=st.lists(st.integers(0, 5), max_size=120),
+    order_seed=st.integers(0, 2**32),
 )
-def test_transfers_in_transactions_keep_the_sum(amounts: list[list[int]], order: list[int]) -> None:
+def test_transfers_in_transactions_keep_the_sum(amounts: list[list[int]], order_seed: int) -> None:
     """Each person moves money between two accounts, by reading and setting; none is lost."""
     log = MemoryLog("objects")
     finished(Store(log).set("a", "n", 10))
@@ -291,10 +298,6 @@ def test_transfers_in_transactions_keep_the_sum(amounts: list[list[int]], order:
             except ConflictError:
                 assert len(amounts) > 1, "alone nobody is in conflict"
 
-    choices = iter(order)
-    run_stepped(
-        [live(mine) for mine in amounts],
-        lambda ready: ready[next(choices, 0) % len(ready)],
-    )
+    run_stepped([live(mine) for mine in amounts], random.Random(order_seed).choice)
     final = Store(log, cache=ViewCache())
     assert finished(final.get("a"))["n"] + finished(final.get("b"))["n"] == 20

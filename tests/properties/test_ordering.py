@@ -8,12 +8,12 @@ replicas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from random import Random
 from typing import Final
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from indilog.config import Config, NodeConfig
 from indilog.ids import Epoch, Instant, NodeId, ShardId
@@ -38,9 +38,6 @@ VIEW: Final[View] = view_of(sequencers=3, storage_nodes=3, replicas=2, engines=3
 CONFIG: Final = Config(node=NodeConfig(resend_s=1.0, metalog_entries_in_flight_max=3))
 ENGINE: Final = NodeId("engine-0")
 NOWHERE: Final = Location(0, 0, 0)
-SHARDS: Final = st.sampled_from(sorted(VIEW.shards))
-SEQUENCERS: Final = st.sampled_from(VIEW.sequencers)
-WHICH: Final = st.integers(0, 2)
 
 
 class Replica:
@@ -70,11 +67,10 @@ class Process:
         return Started(Epoch(self.starts))
 
 
-class OrderingTier(RuleBasedStateMachine):
+class OrderingTier:
     """Three sequencers, three shards with two replicas each."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.now = 0.0
         self.replicas = {
             (shard, node): Replica() for shard, p in VIEW.shards.items() for node in p.replicas
@@ -149,30 +145,25 @@ class OrderingTier(RuleBasedStateMachine):
 
     # --- storage
 
-    @rule(shard=SHARDS, which=WHICH, count=st.integers(1, 4))
     def store(self, shard: ShardId, which: int, count: int) -> None:
         nodes = VIEW.shards[shard].replicas
         replica = self.replicas[shard, nodes[which % len(nodes)]]
         if replica.epoch == self.writers[shard][0]:
             replica.stored += count
 
-    @rule(shard=SHARDS, count=st.integers(1, 4))
     def store_everywhere(self, shard: ShardId, count: int) -> None:
         """The common case: a batch reaches all replicas, and they say so."""
         for which in range(len(VIEW.shards[shard].replicas)):
             self.store(shard, which, count)
         self.network += [(node, VIEW.primary, message) for node, message in self.reports()]
 
-    @rule(which=WHICH)
     def report(self, which: int) -> None:
         node, message = list(self.reports())[which]
         self.network.append((node, VIEW.primary, message))
 
-    @rule(shard=SHARDS)
     def take_over(self, shard: ShardId) -> None:
         self.writers[shard] = (self.writers[shard][0] + 1, self.common(shard))
 
-    @rule(shard=SHARDS, which=WHICH)
     def open_shard(self, shard: ShardId, which: int) -> None:
         nodes = VIEW.shards[shard].replicas
         replica = self.replicas[shard, nodes[which % len(nodes)]]
@@ -182,7 +173,6 @@ class OrderingTier(RuleBasedStateMachine):
 
     # --- network, disks, time
 
-    @rule(which=st.integers(0, 30), repeat=st.booleans())
     def deliver(self, which: int, *, repeat: bool) -> None:
         if self.network:
             which %= len(self.network)
@@ -191,33 +181,27 @@ class OrderingTier(RuleBasedStateMachine):
                 del self.network[which]
             self.give(receiver, Received(sender, message))
 
-    @rule(count=st.integers(1, 12))
     def deliver_in_order(self, count: int) -> None:
         for _ in range(min(count, len(self.network))):
             self.deliver(0, repeat=False)
 
-    @rule(which=st.integers(0, 30))
     def lose(self, which: int) -> None:
         if self.network:
             del self.network[which % len(self.network)]
 
-    @rule(name=SEQUENCERS, count=st.integers(1, 3))
     def sync(self, name: NodeId, count: int) -> None:
         process = self.processes[name]
         synced, process.unsynced = process.unsynced[:count], process.unsynced[count:]
         process.disk += [persist.payload for persist in synced]
         self.give(name, *(Persisted(persist.token, NOWHERE) for persist in synced))
 
-    @rule()
     def sync_everywhere(self) -> None:
         for name in VIEW.sequencers:
             self.sync(name, 3)
 
-    @rule(name=SEQUENCERS)
     def crash(self, name: NodeId) -> None:
         self.give(name, self.processes[name].start())
 
-    @rule(duration_s=st.sampled_from([0.4, 1.0]))
     def wait(self, duration_s: float) -> None:
         self.now += duration_s
         for name, process in self.processes.items():
@@ -225,47 +209,98 @@ class OrderingTier(RuleBasedStateMachine):
             if due is not None and due <= self.now:
                 self.give(name)
 
-    @rule()
     def ask_tail(self) -> None:
         self.give(VIEW.primary, Received(ENGINE, TailWanted(1)))
 
     # --- claims
 
-    @invariant()
-    def seqnums_are_dense_and_every_ordered_record_is_on_all_replicas(self) -> None:
-        """Entries that were published say the same to everyone, without gaps in what all have."""
+    def check(self) -> None:
+        """Published entries have no gap, all that they order is on all replicas, and a backup is a
+        prefix of the primary.
+        """
         assert sorted(self.published) == list(range(len(self.published)))
         for shard, length in self.ordered().items():
             assert length <= self.common(shard)
-
-    @invariant()
-    def a_backup_is_a_prefix_of_the_primary(self) -> None:
         disk = self.processes[VIEW.primary].disk
         for backup in VIEW.backups:
             stored = self.processes[backup].disk
             assert stored == disk[: len(stored)]
 
-    def teardown(self) -> None:
-        """When nothing is lost any more, everything that all replicas have becomes ordered."""
+    def heal(self) -> None:
+        """From now on nothing is lost: everything that all replicas have becomes ordered."""
         for shard in VIEW.shards:
             for which in range(2):
                 self.open_shard(shard, which)
         for _ in range(200):
             self.network += [(node, VIEW.primary, message) for node, message in self.reports()]
-            while self.network:
-                self.deliver(0, repeat=False)
-                self.sync_everywhere()
+            self.settle()
             if all(self.ordered()[shard] == self.common(shard) for shard in VIEW.shards):
                 break
             self.wait(1.0)
         assert self.ordered() == {shard: self.common(shard) for shard in VIEW.shards}
         self.wait(1.0)
-        while self.network:
-            self.deliver(0, repeat=False)
-            self.sync_everywhere()
+        self.settle()
         assert len({process.role.length for process in self.processes.values()}) == 1
         self.ask_tail()
 
+    def settle(self) -> None:
+        """Deliver and sync until nobody has anything to say."""
+        self.sync_everywhere()
+        for _ in range(10_000):
+            if not self.network:
+                return
+            self.deliver(0, repeat=False)
+            self.sync_everywhere()
+        raise AssertionError("they talk for ever")
 
-TestOrderingTier = OrderingTier.TestCase
-TestOrderingTier.settings = settings(stateful_step_count=80)
+
+def faults(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
+    """What may go wrong."""
+
+    def shard() -> ShardId:
+        return chance.choice(sorted(VIEW.shards))
+
+    def any_message() -> int:
+        return chance.randrange(64)
+
+    return [
+        lambda: tier.lose(any_message()),
+        lambda: tier.deliver(any_message(), repeat=False),
+        lambda: tier.deliver(any_message(), repeat=True),
+        lambda: tier.crash(VIEW.primary),
+        lambda: tier.crash(chance.choice(VIEW.backups)),
+        lambda: tier.take_over(shard()),
+        lambda: tier.open_shard(shard(), chance.randrange(2)),
+        lambda: tier.store(shard(), chance.randrange(2), chance.randint(1, 4)),
+    ]
+
+
+def work(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
+    """What goes on all the time."""
+    return [
+        lambda: tier.store_everywhere(chance.choice(sorted(VIEW.shards)), chance.randint(1, 4)),
+        lambda: tier.report(chance.randrange(3)),
+        lambda: tier.deliver_in_order(chance.randint(1, 12)),
+        lambda: tier.sync(chance.choice(VIEW.sequencers), chance.randint(1, 3)),
+        tier.sync_everywhere,
+        lambda: tier.wait(chance.choice([0.4, 1.0])),
+        tier.ask_tail,
+    ]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_is_lost_repeated_or_restarted_the_order_is_one(seed: int) -> None:
+    """Each seed has some of the faults, so that each also occurs without the others."""
+    chance = Random(seed)
+    tier = OrderingTier()
+    goes_wrong = faults(tier, chance)
+    goes_wrong = chance.sample(goes_wrong, chance.randint(0, len(goes_wrong)))
+    goes_on = work(tier, chance)
+    often = chance.choice([0.1, 0.3, 0.6])
+    for _ in range(300):
+        wrong = goes_wrong and chance.random() < often
+        chance.choice(goes_wrong if wrong else goes_on)()
+        tier.check()
+    tier.heal()
+    tier.check()

@@ -38,7 +38,7 @@ SIZES: dict[str, dict[str, int]] = {
 def cluster_with(
     sizes: str, index_shards: int, *, seed: int, engines: int = 2, **faults: float
 ) -> RoleCluster:
-    node = dataclasses.replace(NodeConfig(frame_records_max=3), **SIZES[sizes])
+    node = dataclasses.replace(NodeConfig(frame_records_max=3), **SIZES[sizes])  # type: ignore[arg-type]
     view = view_of(
         engines=engines, storage_nodes=2, replicas=2, sequencers=3, index_shards=index_shards
     )

@@ -77,7 +77,8 @@ def test_takeover_claims_all_then_opens_at_the_smallest_stored_prefix() -> None:
     effects = shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 8), at(0))
     assert effects == [Send(A, opening), Send(B, opening)]
     shard.on_opened(A, ShardOpened(SHARD, EPOCH, 8))
-    assert shard.takeover is Takeover.OPENING
+    append(shard, b"x")
+    assert shard.flush(at(0)) == [], "one replica has not opened it"
     shard.on_opened(B, ShardOpened(SHARD, EPOCH, 8))
     assert shard.takeover is Takeover.OPEN
 
@@ -197,3 +198,14 @@ def test_what_waits_too_long_for_the_shard_to_open_was_not_appended() -> None:
     answers = [e for e in shard.on_time(at(7)) if isinstance(e, Answer)]
     assert [type(answer.outcome) for answer in answers] == [NotReadyError]
     assert shard.pending == 0
+
+
+def test_a_span_with_a_newer_writers_records_fences_this_one() -> None:
+    shard = opened()
+    append(shard, b"dropped at the takeover")
+    shard.flush(at(0))
+    assert shard.fenced_by(Span(SHARD, 0, 0, 3, Epoch(8)))
+    assert not shard.fenced_by(Span(SHARD, 0, 0, 3, EPOCH))
+    (answer,) = shard.give_up()
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.outcome, AppendOutcomeUnknownError)

@@ -64,9 +64,10 @@ def persisted(token: int) -> Persisted:
     return Persisted(token, NOWHERE)
 
 
-def entry(position: int, counts: dict[int, int]) -> NewRecords:
+def entry(position: int, counts: dict[int, int], *, writer: int = 1) -> NewRecords:
+    by_shard = {ShardId(shard): count for shard, count in counts.items()}
     return NewRecords(
-        position, ViewNumber(1), Epoch(5), {ShardId(s): count for s, count in counts.items()}
+        position, ViewNumber(1), Epoch(5), by_shard, dict.fromkeys(by_shard, Epoch(writer))
     )
 
 
@@ -129,7 +130,7 @@ def test_what_is_ordered_stays_ordered_under_a_new_writer() -> None:
     assert node.handle([newer], T0) == []
     newer = Received(STORAGE, ShardProgress({ShardId(0): (Epoch(2), 6)}))
     effects = node.handle([newer], T0)
-    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 1})), 1)]
+    assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 1}, writer=2)), 1)]
 
 
 def test_no_more_entries_are_in_flight_than_configured_and_none_is_lost() -> None:

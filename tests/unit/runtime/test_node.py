@@ -26,6 +26,7 @@ from indilog.roles import (
     Started,
 )
 from indilog.runtime.node import NodeShell
+from indilog.runtime.transport import TransportCounts
 from indilog.view import view_of
 
 A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
@@ -82,6 +83,7 @@ class StoryTransport:
     def __init__(self, story: Story) -> None:
         self._story = story
         self.on_frames: Callable[[list[bytes]], None] = lambda _: None
+        self.counts = TransportCounts()
 
     def start(self, on_frames: Callable[[list[bytes]], None]) -> None:
         self.on_frames = on_frames
@@ -287,8 +289,8 @@ async def test_frames_that_are_not_for_us_are_counted_and_dropped() -> None:
     ])  # fmt: skip
     await turns()
     assert [e for e in role.heard if isinstance(e, Received)] == [Received(AWAY, message[0])]
-    ignored = {k: n for k, n in house.shell.counters.items() if k.startswith("ignored")}
-    assert sum(ignored.values()) == 3
+    assert sum(house.shell.metrics.ignored.values()) == 3
+    assert house.shell.metrics.received == {"MetalogWanted": 1}
     await house.shell.close()
 
 

@@ -100,6 +100,24 @@ def test_one_that_never_becomes_ready_is_given_up_with_its_own_sentence() -> Non
     uvloop.run(story())
 
 
+def test_one_that_waits_for_others_is_tried_again_for_ever(tmp_path: Path) -> None:
+    """Four times it says that the cluster is not ready yet; twice would be too often otherwise."""
+    runs = tmp_path / "runs"
+    code = (
+        f"runs = open({str(runs)!r}, 'ab'); runs.write(b'x'); runs.flush()\n"
+        + CHILD
+        + "if runs.tell() < 5: sys.exit(os.EX_TEMPFAIL)\n"
+        + LIVES.removeprefix(CHILD)
+    )
+
+    async def story() -> None:
+        async with kept(process(code, failures_max=2)) as child:
+            await child.ready()
+            assert child.restarts == 4
+
+    uvloop.run(story())
+
+
 def test_a_program_that_does_not_exist_is_told_in_a_sentence() -> None:
     async def story() -> None:
         async with kept(SupervisedProcess("child", ["/no/such/program"], CONFIG)) as child:

@@ -1,0 +1,141 @@
+"""Putting the gateway together: the routes, the errors, the description (API.md, "HTTP")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from compute.gateway.apps import apps_router
+from compute.gateway.client_link import client_router
+from compute.gateway.invoke import PREFIX, InvokeEndpoint
+from compute.gateway.openapi import described
+from compute.gateway.operation import HostCollector, operation_router
+from compute.gateway.page import PAGE
+from compute.gateway.problems import MEDIA_TYPE, Problem, problem, problem_of, problem_text
+from compute.gateway.records import records_router
+from compute.workers.host import FunctionHost
+from indilog.config import Config
+from indilog.errors import IndilogError, InvalidArgumentsError
+from indilog.log import LogSource
+
+
+class Gateway(FastAPI):
+    """The platform over HTTP; calls of functions bypass the framework."""
+
+    def __init__(self, host: FunctionHost, invoke: InvokeEndpoint) -> None:
+        super().__init__(
+            title="IndiLog",
+            description="Stateful serverless functions on a shared log.",
+            docs_url=None,  # FastAPI's page loads scripts from elsewhere
+            redoc_url=None,
+        )
+        self._host = host
+        self._invoke = invoke
+        self._described_at = -1
+        self._base: dict[str, Any] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            await self._invoke(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description, with the functions that are deployed now."""
+        if self._base is None:
+            self._base = super().openapi()
+        if self._described_at != self._host.generation:
+            self.openapi_schema = described(self._base, self._host.apps())
+            self._described_at = self._host.generation
+        assert self.openapi_schema is not None, "it was described"
+        return self.openapi_schema
+
+
+def create_gateway(
+    host: FunctionHost,
+    logs: LogSource,
+    status: Callable[[], dict[str, Any]],
+    config: Config,
+    registry: CollectorRegistry | None = None,
+) -> Gateway:
+    """Return the gateway's ASGI application.
+
+    Args:
+        host: runs the functions; started by the caller.
+        logs: the logs, for callers without a function.
+        status: the platform's numbers for `/status`; its `ready` decides `/readyz`.
+        config: limits.
+        registry: what `/metrics` shows besides the host's numbers.
+    """
+    body_bytes_max = config.cluster.batch_bytes_max
+    registry = registry or CollectorRegistry(auto_describe=False)
+    registry.register(HostCollector(host))
+    app = Gateway(host, InvokeEndpoint(host, body_bytes_max=body_bytes_max))
+    app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
+    # base64 makes a third more of a record
+    app.include_router(records_router(logs, body_bytes_max=body_bytes_max * 3 // 2))
+    app.include_router(operation_router(host, status, registry))
+    app.include_router(client_router(host))
+    _add_pages(app)
+    _add_errors(app)
+    return app
+
+
+def _add_pages(app: Gateway) -> None:
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(PAGE)
+
+
+def _add_errors(app: Gateway) -> None:
+    async def told(_request: Request, error: Exception) -> Response:
+        return _answer(problem_of(error))
+
+    async def broken(_request: Request, error: Exception) -> Response:
+        structlog.get_logger().exception("request failed", exc_info=error)
+        sentence = "The platform failed on this request; its log says why."
+        return _answer(problem(HTTPStatus.INTERNAL_SERVER_ERROR, sentence))
+
+    async def refused(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        sentence = (
+            "There is no such path; GET /docs lists what there is."
+            if status == HTTPStatus.NOT_FOUND
+            else f"{error.detail}; GET /docs says how to call it."
+        )
+        return _answer(problem(status, sentence), dict(error.headers or {}))
+
+    async def misfit(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        faults = [
+            {"field": ".".join(map(str, fault["loc"][1:])), "problem": str(fault["msg"])}
+            for fault in error.errors()
+        ]
+        sentence = "; ".join(f"field '{f['field']}': {f['problem']}" for f in faults[:3])
+        return _answer(problem_of(InvalidArgumentsError(f"{sentence}.", faults)))
+
+    for kind in (IndilogError, ValueError, TypeError):
+        app.add_exception_handler(kind, told)
+    app.add_exception_handler(RequestValidationError, misfit)
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(Exception, broken)
+
+
+def _answer(told: Problem, headers: dict[str, str] | None = None) -> Response:
+    more = dict(headers or {})
+    if told.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        more["retry-after"] = "1"
+    return Response(
+        problem_text(told), status_code=told.status, media_type=MEDIA_TYPE, headers=more
+    )

@@ -1,0 +1,148 @@
+"""Applications and asynchronous invocations over HTTP: deploy, list, ask for an outcome."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+import msgspec
+import pydantic
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
+from compute.workers.host import FunctionHost
+from compute.workers.invocations import Invocation
+from indilog.calls import AppInfo, Failed, Returned, error_from
+from indilog.errors import DeployError, InvalidArgumentsError, TooLargeError
+
+INVOCATION_WAIT_S_MAX: Final = 300.0
+_PYTHON: Final = ("text/x-python", "text/plain", "application/x-python-code")
+
+Owner = Annotated[str, Header(alias="Indilog-Owner", max_length=128)]
+
+
+class SourcesIn(pydantic.BaseModel):
+    """An application's sources: relative path → text."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    sources: dict[str, str]
+
+
+def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
+    """Return the routes `/apps` and `/invocations`."""
+    router = APIRouter()
+
+    @router.get("/apps", tags=["apps"])
+    async def apps() -> Response:
+        """List the deployed applications and their functions."""
+        return _json({"apps": [msgspec.to_builtins(info) for info in host.apps()]})
+
+    @router.get("/apps/{app}", tags=["apps"])
+    async def app_named(app: str) -> Response:
+        """Return one application."""
+        for info in host.apps():
+            if info.name == app:
+                return _json(msgspec.to_builtins(info))
+        return _not_found(f"No app {app!r} is deployed; GET /apps lists what is.")
+
+    @router.put("/apps/{app}", tags=["apps"], openapi_extra=_DEPLOY_BODY)
+    async def deploy_as(app: str, request: Request, owner: Owner = "local") -> Response:
+        """Deploy an application under this name; deploying again replaces it, atomically.
+
+        JSON with `sources`, or one file as `text/x-python`.
+        """
+        sources = await _sources(request, app, body_bytes_max)
+        return _deployed(await host.deploy(sources, name=app, owner=owner))
+
+    @router.post("/apps", tags=["apps"], openapi_extra=_DEPLOY_BODY)
+    async def deploy(request: Request, owner: Owner = "local") -> Response:
+        """Deploy an application under the name that its code gives it."""
+        sources = await _sources(request, "app", body_bytes_max)
+        return _deployed(await host.deploy(sources, owner=owner))
+
+    @router.get("/invocations/{invocation}", tags=["functions"])
+    async def outcome(
+        invocation: str, wait: Annotated[float, Query(ge=0, le=INVOCATION_WAIT_S_MAX)] = 0.0
+    ) -> Response:
+        """Return how far an asynchronous invocation is, and its outcome when it is over.
+
+        With `wait` the answer waits up to that many seconds for the outcome.
+        """
+        found = await host.invocation(invocation, wait_s=wait)
+        if found is None:
+            return _not_found(
+                f"No invocation {invocation!r} is known; results are kept for the last calls only."
+            )
+        return _invocation(found)
+
+    return router
+
+
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    text = msgspec.json.encode(value)
+    return Response(text, status_code=int(status), media_type="application/json")
+
+
+def _not_found(detail: str) -> Response:
+    told = problem(HTTPStatus.NOT_FOUND, detail)
+    return Response(problem_text(told), status_code=told.status, media_type=MEDIA_TYPE)
+
+
+def _deployed(info: AppInfo) -> Response:
+    return _json(
+        {
+            "name": info.name,
+            "version": info.version,
+            "functions": [function.name for function in info.functions],
+        }
+    )
+
+
+def _invocation(found: Invocation) -> Response:
+    value: dict[str, Any] = {
+        "invocation": found.id,
+        "function": found.function,
+        "state": found.state.value,
+    }
+    match found.outcome:
+        case Returned(result=result):
+            value["result"] = msgspec.Raw(result)
+        case Failed():
+            value["problem"] = problem_of(error_from(found.outcome))
+        case None:
+            pass
+    return _json(value)
+
+
+async def _sources(request: Request, app: str, bytes_max: int) -> dict[str, str]:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            raise TooLargeError("The request's size in bytes", size=len(body), limit=bytes_max)
+    if request.headers.get("content-type", "").split(";")[0] in _PYTHON:
+        try:
+            return {f"{app}.py": body.decode()}
+        except UnicodeDecodeError as error:
+            raise DeployError(f"The file is not UTF-8 text: {error}.") from error
+    try:
+        return SourcesIn.model_validate_json(bytes(body)).sources
+    except pydantic.ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        field = ".".join(map(str, fault["loc"])) or "body"
+        raise InvalidArgumentsError(
+            f"Nothing was deployed: field '{field}': {fault['msg']}.",
+            [{"field": field, "problem": fault["msg"]}],
+        ) from None
+
+
+_DEPLOY_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": SourcesIn.model_json_schema()},
+            "text/x-python": {"schema": {"type": "string"}},
+        },
+    }
+}

@@ -1,0 +1,85 @@
+"""How a platform is watched: health, readiness, status, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from compute.gateway.problems import MEDIA_TYPE, problem_of, problem_text
+from compute.workers.host import FunctionHost
+from indilog.errors import NotReadyError
+from indilog.telemetry import exposition
+
+
+class HostCollector(Collector):
+    """Reads the function host's numbers when somebody scrapes."""
+
+    def __init__(self, host: FunctionHost) -> None:
+        self._host = host
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per number."""
+        status = self._host.status()
+        calls = CounterMetricFamily(
+            "indilog_function_calls",
+            "Function calls that are over, by outcome",
+            labels=("outcome",),
+        )
+        for outcome, count in status["calls"].items():
+            calls.add_metric((outcome,), count)
+        yield calls
+        yield CounterMetricFamily(
+            "indilog_worker_restarts",
+            "Worker processes that took the place of one that died",
+            value=status["worker_restarts"],
+        )
+        for name, documentation, value in (
+            ("indilog_calls_running", "Function calls that run", status["calls_running"]),
+            ("indilog_calls_waiting", "Calls that wait for a worker", status["calls_waiting"]),
+            ("indilog_workers", "Worker processes that are up", len(status["workers"])),
+        ):
+            yield GaugeMetricFamily(name, documentation, value=value)
+
+
+def operation_router(
+    host: FunctionHost, status: Callable[[], dict[str, Any]], registry: CollectorRegistry
+) -> APIRouter:
+    """Return the routes `/healthz`, `/readyz`, `/status` and `/metrics`."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Say that the process answers."""
+        return {"status": "alive"}
+
+    @router.get("/readyz")
+    async def readyz() -> Response:
+        """Say whether calls and appends are served now."""
+        if status().get("ready", True):
+            return Response(b'{"status":"ready"}', media_type="application/json")
+        told = problem_of(NotReadyError("The platform is starting or recovering; try again."))
+        return Response(
+            problem_text(told),
+            status_code=int(HTTPStatus.SERVICE_UNAVAILABLE),
+            media_type=MEDIA_TYPE,
+        )
+
+    @router.get("/status")
+    async def platform_status() -> Response:
+        """Return the tiers' numbers and the function host's (`functions`)."""
+        told = {**status(), "functions": host.status()}
+        return Response(msgspec.json.encode(told), media_type="application/json")
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus's text format."""
+        return Response(exposition(registry), media_type="text/plain; version=0.0.4")
+
+    return router

@@ -1,0 +1,106 @@
+"""Errors over HTTP: RFC 9457 problem details, one sentence, and whether to try again."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from indilog.calls import LinkLostError
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    AppNameTakenError,
+    CallOutcomeUnknownError,
+    ConflictError,
+    DeployError,
+    IndilogError,
+    InvalidArgumentsError,
+    InvalidTagError,
+    NotReadyError,
+    QuorumUnavailableError,
+    SealedError,
+    TooLargeError,
+    TrimmedError,
+    UnknownFunctionError,
+)
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+_STATUS: Final[dict[type[Exception], HTTPStatus]] = {
+    UnknownFunctionError: HTTPStatus.NOT_FOUND,
+    InvalidArgumentsError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    DeployError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    AppNameTakenError: HTTPStatus.CONFLICT,
+    ConflictError: HTTPStatus.CONFLICT,
+    InvalidTagError: HTTPStatus.BAD_REQUEST,
+    ValueError: HTTPStatus.BAD_REQUEST,
+    TypeError: HTTPStatus.BAD_REQUEST,
+    TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    TrimmedError: HTTPStatus.GONE,
+    NotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    LinkLostError: HTTPStatus.SERVICE_UNAVAILABLE,
+    QuorumUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    SealedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    AppendOutcomeUnknownError: HTTPStatus.GATEWAY_TIMEOUT,
+    CallOutcomeUnknownError: HTTPStatus.GATEWAY_TIMEOUT,
+}
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of an answer that is an error.
+
+    Attributes:
+        title: the name of the error's class, for programs.
+        errors: for arguments that do not fit, one `{"field", "problem"}` each.
+    """
+
+    title: str
+    status: int
+    detail: str
+    retryable: bool
+    type: str = "about:blank"
+    errors: list[dict[str, str]] = []
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return what an HTTP caller is told of `error`."""
+    status = next(
+        (_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS),
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    )
+    return Problem(
+        title=getattr(error, "kind", None) or type(error).__name__,
+        status=int(status),
+        detail=str(error),
+        retryable=isinstance(error, IndilogError) and error.retryable,
+        errors=error.errors if isinstance(error, InvalidArgumentsError) else [],
+    )
+
+
+def problem(status: HTTPStatus, detail: str) -> Problem:
+    """Return a problem that is no error of the platform."""
+    title = status.phrase.replace(" ", "")
+    return Problem(title=title, status=int(status), detail=detail, retryable=False)
+
+
+def problem_text(told: Problem) -> bytes:
+    """Return the JSON text of a problem."""
+    return msgspec.json.encode(told)
+
+
+PROBLEM_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "title": "Problem",
+    "required": ["title", "status", "detail", "retryable"],
+    "properties": {
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "retryable": {"type": "boolean"},
+        "errors": {
+            "type": "array",
+            "items": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+    },
+}

@@ -1,0 +1,223 @@
+"""The log over HTTP: append, read, range, tail, stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import pydantic
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from compute.deployments import check_log_name
+from compute.gateway.problems import MEDIA_TYPE, problem, problem_text
+from compute.gateway.values import AppendIn, record_out, tag_of
+from indilog.errors import InvalidArgumentsError, TooLargeError
+from indilog.ids import MAX_SEQNUM, UserTag
+from indilog.log import READ_RANGE_LIMIT_MAX, Entry, Log, LogSource, Session
+
+WAIT_S_MAX: Final = 300.0
+"""A read may wait this long; then the caller asks again."""
+_STREAM_PAGE: Final = 256
+_STREAM_ALIVE_S: Final = 15.0
+"""An idle stream says that it is alive."""
+_OCTETS: Final = "application/octet-stream"
+
+Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
+Tag = Annotated[str | None, Query(description="A text tag; without: every record.")]
+TagInt = Annotated[int | None, Query(description="An integer tag, instead of `tag`.")]
+Bound = Annotated[int | None, Query(ge=0, description="Inclusive.")]
+
+
+class JsonText(Response):
+    """JSON that is written already."""
+
+    media_type = "application/json"
+
+
+def _json(value: object, session: Session, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    headers = {"indilog-position": str(session.position)}
+    return JsonText(msgspec.json.encode(value), status_code=int(status), headers=headers)
+
+
+def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
+    """Return the routes below `/logs`."""
+    routes = LogRoutes(logs, body_bytes_max=body_bytes_max)
+    router = APIRouter(prefix="/logs/{log}", tags=["logs"])
+    router.post("/records", status_code=HTTPStatus.CREATED, openapi_extra=_APPEND_BODY)(
+        routes.append
+    )
+    router.get("/records")(routes.read)
+    router.get("/records/{seqnum}")(routes.read_one)
+    router.get("/tail")(routes.tail)
+    router.get("/stream", response_class=StreamingResponse)(routes.stream)
+    return router
+
+
+class LogRoutes:
+    """What the routes below `/logs` do."""
+
+    def __init__(self, logs: LogSource, *, body_bytes_max: int) -> None:
+        self._logs = logs
+        self._body_bytes_max = body_bytes_max
+
+    async def append(
+        self,
+        log: str,
+        request: Request,
+        tag: Annotated[list[str] | None, Query(description="For a raw body.")] = None,
+        position: Position = 0,
+    ) -> Response:
+        """Append a record, or several together (`records`); answers when they are durable.
+
+        JSON, or the data itself as `application/octet-stream` with `tag` in the query.
+        """
+        opened, session = self._opened(log, position)
+        body = await _body(request, self._body_bytes_max)
+        if request.headers.get("content-type", "").startswith(_OCTETS):
+            seqnum = await opened.append(body, tags=tag or ())
+            return _json({"seqnum": seqnum}, session, HTTPStatus.CREATED)
+        entries, is_batch = _entries(body)
+        if is_batch:
+            seqnums = await opened.append_batch(entries)
+            return _json({"seqnums": seqnums}, session, HTTPStatus.CREATED)
+        seqnum = await opened.append(entries[0].data, tags=entries[0].tags)
+        return _json({"seqnum": seqnum}, session, HTTPStatus.CREATED)
+
+    async def read(
+        self,
+        log: str,
+        *,
+        tag: Tag = None,
+        tag_int: TagInt = None,
+        bound: Bound = None,
+        direction: Literal["next", "prev"] = "next",
+        limit: Annotated[int, Query(ge=1, le=READ_RANGE_LIMIT_MAX)] = 100,
+        wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+        position: Position = 0,
+    ) -> Response:
+        """Read records with a tag from `bound` on, ascending (`next`) or descending (`prev`).
+
+        An empty list is proven. `next_bound` continues; null: there is nothing further down. With
+        `wait` the answer waits up to that many seconds for a first record (`next` only).
+        """
+        opened, session = self._opened(log, position)
+        wanted = tag_of(tag, tag_int)
+        if direction == "prev":
+            bound = MAX_SEQNUM if bound is None else bound
+            records = await _backwards(opened, wanted, bound, limit)
+            below = records[-1]["seqnum"] - 1 if records else -1
+            next_bound = below if below >= 0 else None
+        else:
+            records = await _forwards(opened, wanted, bound or 0, limit, wait)
+            next_bound = records[-1]["seqnum"] + 1 if records else bound or 0
+        return _json({"records": records, "next_bound": next_bound}, session)
+
+    async def read_one(self, log: str, seqnum: int, position: Position = 0) -> Response:
+        """Read the record at a seqnum."""
+        opened, session = self._opened(log, position)
+        record = await opened.read(seqnum)
+        if record is None:
+            told = problem(HTTPStatus.NOT_FOUND, f"Log {log} has no record at seqnum {seqnum}.")
+            return Response(problem_text(told), status_code=told.status, media_type=MEDIA_TYPE)
+        return _json(record_out(record), session)
+
+    async def tail(self, log: str) -> Response:
+        """Return the first seqnum not yet written; linearizable."""
+        opened, session = self._opened(log, 0)
+        return _json({"tail": await opened.tail()}, session)
+
+    async def stream(
+        self,
+        log: str,
+        tag: Tag = None,
+        tag_int: TagInt = None,
+        bound: Bound = None,
+        last_event_id: Annotated[int | None, Header(alias="Last-Event-ID")] = None,
+    ) -> StreamingResponse:
+        """Stream records as server-sent events: history from `bound` on, then live, without end.
+
+        A client that comes back with `Last-Event-ID` continues behind it.
+        """
+        opened, _ = self._opened(log, 0)
+        start = bound or 0 if last_event_id is None else last_event_id + 1
+        events = _events(opened, tag_of(tag, tag_int), start)
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
+
+    def _opened(self, name: str, position: int) -> tuple[Log, Session]:
+        session = Session(position)
+        return self._logs.log(check_log_name(name), session), session
+
+
+async def _body(request: Request, bytes_max: int) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            raise TooLargeError("The request's size in bytes", size=len(body), limit=bytes_max)
+    return bytes(body)
+
+
+def _entries(body: bytes) -> tuple[list[Entry], bool]:
+    """Return the records in a JSON body, and whether it asks for them together."""
+    try:
+        given = AppendIn.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        faults = [
+            {"field": ".".join(map(str, f["loc"])) or "body", "problem": f["msg"]}
+            for f in error.errors(include_url=False, include_context=False, include_input=False)
+        ]
+        told = "; ".join(f"field '{f['field']}': {f['problem']}" for f in faults[:3])
+        raise InvalidArgumentsError(f"Nothing was appended: {told}.", faults) from None
+    return given.entries()
+
+
+async def _forwards(
+    log: Log, tag: UserTag | None, bound: int, limit: int, wait_s: float
+) -> list[dict[str, Any]]:
+    found = await log.read_range(tag, bound, limit=limit)
+    if not found and wait_s > 0:
+        first = await log.read_next(tag, bound, wait=wait_s)
+        found = [first] if first is not None else []
+    return [record_out(record) for record in found]
+
+
+async def _backwards(log: Log, tag: UserTag | None, bound: int, limit: int) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    while len(records) < limit and bound >= 0:
+        record = await log.read_prev(tag, bound)
+        if record is None:
+            break
+        records.append(record_out(record))
+        bound = record.seqnum - 1
+    return records
+
+
+async def _events(log: Log, tag: UserTag | None, bound: int) -> AsyncIterator[bytes]:
+    while True:
+        page = await log.read_range(tag, bound, limit=_STREAM_PAGE)
+        if not page:
+            first = await log.read_next(tag, bound, wait=_STREAM_ALIVE_S)
+            if first is None:
+                yield b": alive\n\n"
+                continue
+            page = [first]
+        for record in page:
+            text = msgspec.json.encode(record_out(record))
+            yield b"id: %d\ndata: %s\n\n" % (record.seqnum, text)
+        bound = page[-1].seqnum + 1
+
+
+_APPEND_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": AppendIn.model_json_schema()},
+            _OCTETS: {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}

@@ -1,0 +1,85 @@
+"""What goes over HTTP for a record: its JSON form, both ways.
+
+Data is bytes. Going out it is `data` (text) when it is UTF-8, else `data_base64`; coming in the
+caller chooses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+import pydantic
+
+from indilog.ids import UserTag
+from indilog.log import Entry, Record
+
+
+class RecordIn(pydantic.BaseModel):
+    """A record to append: `data` or `data_base64`, and tags."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    data: str | None = None
+    data_base64: str | None = None
+    tags: list[str | int] = []
+
+    def entry(self) -> Entry:
+        """Return the record to append.
+
+        Raises:
+            ValueError: neither or both forms of data, or no base64.
+        """
+        if (self.data is None) == (self.data_base64 is None):
+            raise ValueError("Give a record's data as data (text) or as data_base64, one of them.")
+        if self.data is not None:
+            return Entry(self.data.encode(), tuple(self.tags))
+        try:
+            data = base64.b64decode(self.data_base64 or "", validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"data_base64 is not base64: {error}.") from error
+        return Entry(data, tuple(self.tags))
+
+
+class AppendIn(RecordIn):
+    """One record, or `records` to append together, all or none."""
+
+    records: list[RecordIn] | None = None
+
+    def entries(self) -> tuple[list[Entry], bool]:
+        """Return the records to append, and whether they were given as `records`.
+
+        Raises:
+            ValueError: both forms were given, or a record is not one.
+        """
+        if self.records is None:
+            return [self.entry()], False
+        if self.data is not None or self.data_base64 is not None or self.tags:
+            raise ValueError("Give records, or data and tags of one record, not both.")
+        return [record.entry() for record in self.records], True
+
+
+def record_out(record: Record) -> dict[str, Any]:
+    """Return a record's JSON form."""
+    out: dict[str, Any] = {
+        "seqnum": record.seqnum,
+        "tags": list(record.tags),
+        "time": record.time,
+    }
+    try:
+        out["data"] = record.data.decode()
+    except UnicodeDecodeError:
+        out["data_base64"] = base64.b64encode(record.data).decode()
+    return out
+
+
+def tag_of(tag: str | None, tag_int: int | None) -> UserTag | None:
+    """Return the tag that a query names; text and integer tags are different.
+
+    Raises:
+        ValueError: both were given.
+    """
+    if tag is not None and tag_int is not None:
+        raise ValueError("Give tag (text) or tag_int (an integer tag), not both.")
+    return tag if tag is not None else tag_int

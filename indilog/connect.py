@@ -1,0 +1,238 @@
+"""`indilog.connect`: a client of a running platform, over a WebSocket that carries a link
+(API.md, "The log"; docs/decisions/0003).
+
+    async with indilog.connect("http://127.0.0.1:8080") as client:
+        seqnum = await client.log("orders").append(b"...", tags=["new"])
+        followers = await client.call("social.follow", user="ann", other="bob")
+
+A connection that breaks fails what is under way (an append's outcome is then unknown); the next
+call connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - a client is part of the shell
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as websocket
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from indilog.app import Context
+from indilog.caller import LinkCaller
+from indilog.calls import (
+    LINK_VERSION,
+    Answer,
+    AppInfo,
+    DeployApp,
+    Deployed,
+    Failed,
+    Greeting,
+    Limits,
+    LinkLostError,
+    Question,
+    Welcome,
+    error_from,
+)
+from indilog.config import ClusterConfig
+from indilog.errors import CallOutcomeUnknownError, NotReadyError
+from indilog.link import Link
+from indilog.log import Log, Session
+from indilog.remote import RemoteLogs
+from indilog.sources import sources_of
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+_CONNECT_S: Final = 10.0
+_MESSAGE_BYTES_MAX: Final = ClusterConfig().message_bytes_max
+
+
+@asynccontextmanager
+async def connect(url: str = DEFAULT_URL) -> AsyncIterator[RemoteClient]:
+    """Connect to a running platform, at the URL of its gateway.
+
+    Raises:
+        NotReadyError: nobody answers there.
+    """
+    client = RemoteClient(url)
+    await client.open()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+class _Connection:
+    """One WebSocket, and the link on it."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._queue = bytearray()
+        self._written = asyncio.Event()
+        self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self.link = Link(self._serve, message_bytes_max=_MESSAGE_BYTES_MAX, on_lost=self._lost)
+        self.link.connected(self._write, self._written.set, lambda: len(self._queue))
+        self._tasks = [asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._send())]
+
+    async def close(self) -> None:
+        """Close the link and the socket."""
+        self.link.close()
+        await self._socket.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _serve(self, _link: Link, _call: int, message: Question | Greeting) -> None:
+        if isinstance(message, Welcome) and not self.welcome.done():
+            self.welcome.set_result(message)
+
+    def _lost(self, _link: Link) -> None:
+        self._written.set()
+        if not self.welcome.done():
+            self.welcome.set_exception(LinkLostError("The connection was closed at once."))
+
+    def _write(self, data: bytearray) -> None:
+        self._queue += data
+        self._written.set()
+
+    async def _receive(self) -> None:
+        try:
+            async for data in self._socket:
+                if isinstance(data, bytes):
+                    self.link.received(data)
+        except ConnectionClosed:
+            pass
+        finally:
+            self.link.lost()
+
+    async def _send(self) -> None:
+        try:
+            while self._queue or not self.link.is_lost:
+                await self._written.wait()
+                self._written.clear()
+                while self._queue:
+                    data, self._queue = self._queue, bytearray()
+                    await self._socket.send(bytes(data))
+        except ConnectionClosed:
+            self.link.lost()
+
+
+class RemoteClient:
+    """A session with a running platform.
+
+    Attributes:
+        url: of its gateway.
+        session: what this client has seen; all its logs and calls share it.
+        limits: what the platform accepts; valid once connected.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.session = Session()
+        self.limits: Limits
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect, if not connected.
+
+        Raises:
+            NotReadyError: nobody answers, or another version of the platform does.
+        """
+        async with self._connecting:
+            if self._closed:
+                raise NotReadyError("The client is closed; connect again.")
+            if self._connection is not None and not self._connection.link.is_lost:
+                return
+            if self._connection is not None:
+                await self._connection.close()
+            self._connection = await _connected(self.url)
+            welcome = self._connection.welcome.result()
+            self.limits = welcome.limits
+
+    async def close(self) -> None:
+        """Close the connection; what is under way fails."""
+        self._closed = True
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def ask(self, question: Question) -> Answer:
+        """Ask the platform, connecting first if need be."""
+        connection = self._connection
+        if connection is None or connection.link.is_lost:
+            await self.open()
+            connection = self._connection
+        assert connection is not None, "open connects or raises"
+        return await connection.link.ask(question)
+
+    def log(self, name: str) -> Log:
+        """Return the log `name`; it need not exist before.
+
+        Raises:
+            InvalidTagError: it cannot be a log's name.
+        """
+        return RemoteLogs(self).log(name, self.session)
+
+    async def call(self, function: str | Callable[..., Any], /, **arguments: object) -> Any:  # noqa: ANN401 - whatever the function returns
+        """Run a function and return its result, as `Context.call`."""
+        return await self._context().call(function, **arguments)
+
+    async def send(
+        self, function: str | Callable[..., Any], /, *, delay: float = 0.0, **arguments: object
+    ) -> str:
+        """Start a function without waiting, as `Context.send`."""
+        return await self._context().send(function, delay=delay, **arguments)
+
+    async def deploy(
+        self,
+        what: str | Path | Mapping[str, str],
+        *,
+        name: str | None = None,
+        owner: str = "local",
+    ) -> AppInfo:
+        """Deploy a file, a package or a folder (or sources: relative path → text).
+
+        `name` None takes the name that the code gives its `App`.
+
+        Raises:
+            DeployError: it does not import, or defines no application; what ran before goes on.
+            AppNameTakenError: another owner has deployed an application of that name.
+        """
+        sources = dict(what) if isinstance(what, Mapping) else sources_of(Path(what))
+        answer = await self.ask(DeployApp(name, owner, sources))
+        if isinstance(answer, Deployed):
+            return answer.app
+        if isinstance(answer, Failed) and answer.kind != LinkLostError.__name__:
+            raise error_from(answer)
+        raise CallOutcomeUnknownError(
+            "The connection was lost while deploying; deploy again, which is harmless."
+        )
+
+    def _context(self) -> Context:
+        return Context(RemoteLogs(self), LinkCaller(self, 0), session=self.session)
+
+
+async def _connected(url: str) -> _Connection:
+    target = url.replace("http", "ws", 1) + "/client"
+    try:
+        socket = await websocket(
+            target,
+            max_size=_MESSAGE_BYTES_MAX,
+            compression=None,
+            open_timeout=_CONNECT_S,
+            user_agent_header=None,
+        )
+        connection = _Connection(socket)
+        welcome = await asyncio.wait_for(connection.welcome, _CONNECT_S)
+    except (OSError, TimeoutError, WebSocketException, ValueError, LinkLostError) as error:
+        raise NotReadyError(
+            f"No platform answers at {url}; start one with `indilog up`, or give its URL."
+        ) from error
+    if welcome.version != LINK_VERSION:
+        await connection.close()
+        raise NotReadyError(
+            f"The platform at {url} speaks version {welcome.version} of the client protocol, this "
+            f"program version {LINK_VERSION}; update the older one."
+        )
+    return connection

@@ -1,0 +1,204 @@
+"""The append side of a storage node: batches and writers of its shards (ARCHITECTURE 8, thesis
+5.5.1).
+
+A batch is accepted from the writer that has opened its shard, if it follows on; it counts as stored
+when the journal has it. The primary is told once per turn how far shards are stored, and again as
+long as something stored is not ordered. A writer whose batch is not accepted is told, once per
+turn, how far its shard is here: it sends the rest again, or learns that a newer writer has the
+shard.
+
+States (who writes, from where on) change in memory in the order in which they are written to the
+journal, so a restart finds what was there; they are answered when they are durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from indilog.config import Config
+from indilog.errors import MalformedFrameError
+from indilog.ids import Instant, NodeId, ShardId
+from indilog.messages import (
+    ShardClaim,
+    ShardClaimed,
+    ShardOpen,
+    ShardOpened,
+    ShardProgress,
+    ShardStored,
+)
+from indilog.metalog import Span
+from indilog.records import RecordBatch
+from indilog.roles import Effect, FrameKind, Ignore, Location, Persist, Received, Send
+from storage.shard import Shard, ShardState, state_encoded
+
+
+class Stored:
+    """A batch that became durable, and where it is."""
+
+    __slots__ = ("batch", "location")
+
+    def __init__(self, batch: RecordBatch, location: Location) -> None:
+        self.batch = batch
+        self.location = location
+
+
+class Appends:
+    """Takes in what writers say; changes the shards given."""
+
+    def __init__(self, shards: Mapping[ShardId, Shard], logspace: int, config: Config) -> None:
+        self._shards = shards
+        self._logspace = logspace
+        self._batch_bytes_max = config.cluster.batch_bytes_max
+        self._unordered_bytes_max = config.node.append_pending_bytes_max
+        self._resend_s = config.node.resend_s
+        self._unordered_bytes = 0
+        self._last_token = 0
+        self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
+        self._states: dict[int, tuple[NodeId, ShardState]] = {}
+        self._report_at: Instant | None = None
+        # What one turn collects, to be said at its end.
+        self._progressed: set[ShardId] = set()
+        self._refused: dict[tuple[NodeId, ShardId], None] = {}
+
+    def _token(self) -> int:
+        self._last_token += 1
+        return self._last_token
+
+    # --- batches
+
+    def on_batch(self, event: Received, buffer: bytes) -> list[Effect]:
+        """Persist a batch, or note that its writer is to be told why not."""
+        if len(buffer) > self._batch_bytes_max:
+            return [Ignore(event, "a batch larger than batch_bytes_max")]
+        try:
+            batch = RecordBatch(buffer)
+        except MalformedFrameError:
+            return [Ignore(event, "not an intact record batch")]
+        header = batch.header
+        shard = self._shards.get(header.shard)
+        if shard is None or header.logspace != self._logspace or not header.records:
+            return [Ignore(event, "a batch of a shard that is not kept here, or without records")]
+        if header.epoch >= shard.claimed and header.epoch != shard.opened:
+            # No answer: a writer that is not open here could only send the same again, at once.
+            return [Ignore(event, "a batch of a writer that has not opened the shard here")]
+        if header.epoch != shard.claimed or header.first != shard.written:
+            self._refused[event.sender, shard.id] = None
+            return []
+        return self._accept(shard, batch)
+
+    def _accept(self, shard: Shard, batch: RecordBatch) -> list[Effect]:
+        shard.written = batch.header.end
+        shard.unordered.append(batch)
+        self._unordered_bytes += len(batch.buffer)
+        while self._unordered_bytes > self._unordered_bytes_max and shard.unordered:
+            # Its tags are read back from the disk when somebody asks for them.
+            self._unordered_bytes -= len(shard.unordered.popleft().buffer)
+        token = self._token()
+        self._batches[token] = (shard, batch)
+        return [Persist(FrameKind.RECORDS, batch.buffer, token)]
+
+    def on_persisted(self, token: int, location: Location) -> Stored | list[Effect]:
+        """Count a batch as stored, or answer a writer whose state is durable now."""
+        if (written := self._batches.pop(token, None)) is None:
+            return self._on_state_persisted(*self._states.pop(token))
+        shard, batch = written
+        if batch.header.epoch != shard.opened:
+            # Dropped by an opening that was written after it.
+            return []
+        shard.store(batch.header.first, batch.header.end, location)
+        self._progressed.add(shard.id)
+        return Stored(batch, location)
+
+    def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
+        """Give records their seqnums; return their batches, as far as they are in memory."""
+        batches = shard.order(span)
+        self._unordered_bytes -= sum(len(batch.buffer) for batch in batches)
+        return batches
+
+    # --- writers
+
+    def on_claim(self, event: Received, message: ShardClaim) -> list[Effect]:
+        """Refuse all older writers from now on."""
+        if (shard := self._shards.get(message.shard)) is None:
+            return [Ignore(event, "a claim of a shard that is not kept here")]
+        if message.epoch < max(shard.claimed, 0):
+            return [Ignore(event, "a claim of an older writer")]
+        if message.epoch > shard.claimed:
+            return self._change(event.sender, shard, ShardState(shard.id, message.epoch, None))
+        if shard.changing:
+            return []
+        return [Send(event.sender, ShardClaimed(shard.id, shard.claimed, shard.stored))]
+
+    def on_open(self, event: Received, message: ShardOpen) -> list[Effect]:
+        """Let the writer that claimed the shard append from `start` on; the rest is dropped."""
+        shard = self._shards.get(message.shard)
+        if shard is None or message.epoch != shard.claimed or message.epoch < 0:
+            return [Ignore(event, "opening a shard that this writer has not claimed here")]
+        if shard.changing:
+            return []
+        if shard.open:
+            return [Send(event.sender, ShardOpened(shard.id, shard.opened, message.start))]
+        if not shard.can_open_at(message.start):
+            return [Ignore(event, "opening a shard below what is ordered, or not at a batch")]
+        state = ShardState(shard.id, message.epoch, message.start)
+        return self._change(event.sender, shard, state)
+
+    def _change(self, sender: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
+        before = sum(len(batch.buffer) for batch in shard.unordered)
+        shard.apply(state)
+        self._unordered_bytes += sum(len(batch.buffer) for batch in shard.unordered) - before
+        shard.changing += 1
+        token = self._token()
+        self._states[token] = (sender, state)
+        return [Persist(FrameKind.SHARD_STATE, state_encoded(state), token)]
+
+    def _on_state_persisted(self, sender: NodeId, state: ShardState) -> list[Effect]:
+        shard = self._shards[state.shard]
+        shard.changing -= 1
+        if state.start is None:
+            return [Send(sender, ShardClaimed(shard.id, state.epoch, shard.stored))]
+        self._progressed.add(shard.id)
+        return [Send(sender, ShardOpened(shard.id, state.epoch, state.start))]
+
+    # --- what a turn adds up to
+
+    def start(self) -> None:
+        """Report all shards at the end of this turn."""
+        self._progressed.update(self._shards)
+
+    def conclude(self, primary: NodeId, now: Instant) -> list[Effect]:
+        """Tell writers and the primary how far shards are stored."""
+        effects: list[Effect] = []
+        for sender, shard_id in self._refused:
+            shard = self._shards[shard_id]
+            effects.append(Send(sender, ShardStored(shard_id, shard.claimed, shard.written)))
+        self._refused.clear()
+        if self._report_at is not None and now >= self._report_at:
+            self._report_at = None
+            self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
+        if self._progressed:
+            effects += self._progress(primary, now)
+        return effects
+
+    def _progress(self, primary: NodeId, now: Instant) -> list[Effect]:
+        shards = [self._shards[shard] for shard in sorted(self._progressed)]
+        self._progressed.clear()
+        stored = {shard.id: (shard.opened, shard.stored) for shard in shards if shard.open}
+        if not stored:
+            return []
+        if self._report_at is None:
+            self._report_at = Instant(now + self._resend_s)
+        return [Send(primary, ShardProgress(stored))]
+
+    def deadline(self) -> Instant | None:
+        """When to report again."""
+        return self._report_at
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        for shard in self._shards.values():
+            shard.check_invariants()
+        held = [batch for shard in self._shards.values() for batch in shard.unordered]
+        assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
+        assert not self._progressed, "said at the turn's end"
+        assert not self._refused, "said at the turn's end"

@@ -1,0 +1,269 @@
+"""A cluster of processes: they are kept alive, end with their supervisor, and forget nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvloop
+
+from indilog.config import Config
+from indilog.errors import ConfigError, DataDirectoryError, IndilogError
+from indilog.ids import NodeId
+from indilog.log import Log
+from indilog.runtime.assembly import embedded, joined, logs_of
+from indilog.runtime.node_process import node_running
+from indilog.runtime.supervisor import Supervisor, processes_config, supervised
+
+pytestmark = pytest.mark.cluster
+
+ENGINE = NodeId("engine-0")
+DEADLINE_S = 60.0
+SUPERVISOR = """
+import asyncio, json, signal, sys
+from indilog.runtime.supervisor import processes_config, supervised
+from indilog.telemetry import configure_logging
+
+async def main():
+    configure_logging()
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    overrides = json.loads(sys.argv[1])
+    async with supervised(processes_config(overrides=overrides)) as supervisor:
+        print(json.dumps([p.pid for p in supervisor.processes.values()]), flush=True)
+        await asked.wait()
+
+asyncio.run(main())
+"""
+RUN = """
+import json, sys
+from indilog.runtime.supervisor import processes_config, run_processes
+from indilog.telemetry import configure_logging
+
+configure_logging()
+config = processes_config(overrides=json.loads(sys.argv[1]))
+run_processes(config, on_ready=lambda url: print("up", flush=True))
+"""
+
+
+def settings(directory: Path, **cluster: int) -> dict[str, dict[str, object]]:
+    node = {"data_dir": str(directory), "port": 0, "workers": 1, "segment_bytes": 5 * 1024 * 1024}
+    return {"cluster": dict(cluster), "node": node}
+
+
+def config_in(directory: Path, **cluster: int) -> Config:
+    return processes_config(overrides=settings(directory, **cluster))
+
+
+@asynccontextmanager
+async def engine_of(supervisor: Supervisor) -> AsyncIterator[Log]:
+    """Be the cluster's engine, and give one of its logs."""
+    failures: list[BaseException] = []
+    async with node_running(ENGINE, supervisor.metadata_address, failures.append) as node:
+        logs = logs_of(node.shell, ENGINE, node.start.config)
+        assert logs is not None
+        await joined(logs)
+        yield logs.log("orders")
+    assert not failures
+
+
+async def appended(log: Log, data: bytes) -> int:
+    """Append, and again while the answer is that it may be tried again."""
+    while True:
+        try:
+            return await log.append(data, tags=["t"])
+        except IndilogError as error:
+            if not error.retryable:
+                raise
+
+
+async def all_data(log: Log) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    bound = 0
+    while records := await log.read_range(tag="t", bound=bound, limit=1000):
+        found |= {record.seqnum: record.data for record in records}
+        bound = records[-1].seqnum + 1
+    return found
+
+
+def test_a_cluster_of_processes_keeps_what_it_acknowledged_over_a_restart(tmp_path: Path) -> None:
+    async def first() -> dict[int, bytes]:
+        async with (
+            supervised(config_in(tmp_path), left_out={ENGINE}) as supervisor,
+            engine_of(supervisor) as log,
+        ):
+            seqnums = await asyncio.gather(*(log.append(b"%d" % i, tags=["t"]) for i in range(500)))
+            return {seqnum: b"%d" % i for i, seqnum in enumerate(seqnums)}
+
+    async def second() -> dict[int, bytes]:
+        async with (
+            supervised(config_in(tmp_path), left_out={ENGINE}) as supervisor,
+            engine_of(supervisor) as log,
+        ):
+            return await all_data(log)
+
+    acknowledged = uvloop.run(first())
+    assert len(acknowledged) == 500
+    assert uvloop.run(second()) == acknowledged
+
+
+@pytest.mark.parametrize("node", ["sequencer-0", "sequencer-1", "storage-0", "index-1-0"])
+def test_a_killed_process_comes_back_and_nothing_is_lost(tmp_path: Path, node: str) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            supervised(config_in(tmp_path), left_out={ENGINE}) as supervisor,
+            engine_of(supervisor) as log,
+        ):
+            process = supervisor.processes[NodeId(node)]
+            assert process.pid is not None
+            before = {await appended(log, b"before %d" % i): b"before %d" % i for i in range(20)}
+            os.kill(process.pid, signal.SIGKILL)
+            during = {await appended(log, b"during %d" % i): b"during %d" % i for i in range(20)}
+            await process.ready(restarts=1)
+            after = {await appended(log, b"after %d" % i): b"after %d" % i for i in range(20)}
+            found = await all_data(log)
+            assert (before | during | after).items() <= found.items()
+            assert process.restarts == 1
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("killed", ["the compute node", "every process at once"])
+def test_over_http_the_cluster_answers_again_after_a_kill(tmp_path: Path, killed: str) -> None:
+    async def story() -> None:
+        async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
+            async with httpx.AsyncClient(base_url=supervisor.url) as client:
+                for i in range(5):
+                    record = {"data": f"record {i}", "tags": ["t"]}
+                    answer = await client.post("/logs/orders/records", json=record)
+                    assert answer.status_code == 201
+            processes = list(supervisor.processes.values())
+            if killed == "the compute node":
+                processes = [supervisor.processes[ENGINE]]
+            for process in processes:
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+            await asyncio.gather(*(process.ready(restarts=1) for process in processes))
+            async with httpx.AsyncClient(base_url=supervisor.url, timeout=30.0) as client:
+                answer = await client.get("/logs/orders/records", params={"tag": "t"})
+                data = [record["data"] for record in answer.json()["records"]]
+                assert data == [f"record {i}" for i in range(5)]
+
+    uvloop.run(story())
+
+
+@contextmanager
+def program(code: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a Python program that gets the settings of a cluster, and stop it at the end."""
+    command = [sys.executable, "-c", code, json.dumps(settings(directory))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "the program ended"
+    return line
+
+
+def wait_until_gone(pids: list[int], descriptors: list[int]) -> None:
+    """Wait for the end of processes that are not our children."""
+    for pid, descriptor in zip(pids, descriptors, strict=True):
+        readable, _, _ = select.select([descriptor], [], [], DEADLINE_S)
+        assert readable, f"process {pid} still lives"
+
+
+def test_when_the_supervisor_is_killed_its_processes_end_and_the_next_start_finds_all(
+    tmp_path: Path,
+) -> None:
+    with program(SUPERVISOR, tmp_path) as first, ExitStack() as stack:
+        pids = json.loads(line_of(first))
+        assert len(pids) == 9
+        descriptors = [os.pidfd_open(pid) for pid in pids]
+        for descriptor in descriptors:
+            stack.callback(os.close, descriptor)
+        first.kill()
+        wait_until_gone(pids, descriptors)
+    with program(SUPERVISOR, tmp_path) as second:
+        assert not set(json.loads(line_of(second))) & set(pids)
+
+
+def test_a_start_right_after_a_kill_waits_for_those_that_are_still_ending(tmp_path: Path) -> None:
+    with program(SUPERVISOR, tmp_path) as first:
+        line_of(first)
+        first.kill()
+    with program(SUPERVISOR, tmp_path) as second:
+        assert len(json.loads(line_of(second))) == 9
+
+
+def test_sigterm_stops_everything_in_order(tmp_path: Path) -> None:
+    with program(RUN, tmp_path) as process:
+        assert line_of(process) == "up\n"
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+    journals = [tmp_path / name for name in ("storage-0", "sequencer-2", "index-1-0")]
+    assert all(journal.is_dir() for journal in journals)
+
+
+def test_sigterm_before_it_is_up_stops_everything_too(tmp_path: Path) -> None:
+    with program(RUN, tmp_path) as process:
+        metadata = tmp_path / "metadata"
+        while not metadata.exists():
+            assert process.poll() is None
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_second_supervisor_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        config = config_in(tmp_path)
+        async with supervised(config, left_out={ENGINE}):
+            with pytest.raises(DataDirectoryError, match="in use by another process"):
+                async with supervised(config):
+                    pass
+
+    uvloop.run(story())
+
+
+def test_the_data_of_processes_is_not_opened_embedded_nor_with_another_layout(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with supervised(config_in(tmp_path), left_out={ENGINE}):
+            pass
+        with pytest.raises(ConfigError, match="runs as separate processes"):
+            async with embedded(config_in(tmp_path)):
+                pass
+        with pytest.raises(ConfigError, match="another layout"):
+            async with supervised(config_in(tmp_path, sequencers=1)):
+                pass
+
+    uvloop.run(story())
+
+
+def test_a_node_that_cannot_start_ends_the_start_with_its_sentence(tmp_path: Path) -> None:
+    (tmp_path / "storage-0").mkdir()
+    (tmp_path / "storage-0" / "FORMAT").write_text("999\n")
+
+    async def story() -> None:
+        with pytest.raises(IndilogError, match=r"storage-0 does not start: .*damaged"):
+            async with supervised(config_in(tmp_path), left_out={ENGINE}):
+                pass
+
+    uvloop.run(story())

@@ -1,0 +1,342 @@
+"""The index tier against a brute-force oracle (PITFALLS A19): all bounds, 1 to 6 index shards,
+index data late, split, repeated, lost, and index nodes that restart with nothing.
+
+The oracle is a list of records. Storage is a stand-in that knows the same list and speaks the
+protocol: it sends index data unasked, page by page when asked, and is where exact matches end up.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import product
+from random import Random
+from typing import Final, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from index_tier.aggregator import Aggregator
+from index_tier.index_node import IndexNode
+from indilog.config import Config, NodeConfig
+from indilog.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId
+from indilog.messages import (
+    Direction,
+    IndexBlock,
+    IndexData,
+    IndexDataWanted,
+    IndexLookup,
+    LookupResult,
+    Message,
+    ReadRecords,
+    ShardTags,
+)
+from indilog.roles import Effect, Event, Ignore, Received, Send, Started
+from indilog.view import View, view_of
+
+AGGREGATOR: Final = NodeId("aggregator-0")
+ENGINE: Final = NodeId("engine-0")
+LOG_TAGS: Final = (100, 200)
+TAGS: Final = (1, 2, 3)
+PAGE_BLOCKS: Final = 3
+
+
+class Ordered(NamedTuple):
+    """A record of the oracle."""
+
+    seqnum: int
+    shard: int
+    tags: tuple[int, ...]
+
+
+class History:
+    """A log: for each position its records by shard, as the metalog would have ordered them."""
+
+    def __init__(self, chance: Random, view: View, positions: int) -> None:
+        self.view = view
+        self.positions: list[dict[int, list[Ordered]]] = []
+        self.records: list[Ordered] = []
+        self.tails = [0]
+        uniform = chance.random() < 0.5
+        for _ in range(positions):
+            productive = [s for s in sorted(view.shards) if chance.random() < 0.6]
+            entry = {int(s): self._ordered(chance, s, uniform=uniform) for s in productive}
+            self.positions.append(entry)
+            self.tails.append(len(self.records))
+
+    def _ordered(self, chance: Random, shard: int, *, uniform: bool) -> list[Ordered]:
+        """Records of one shard, in the same log or not, with as many tags each or not."""
+        first = len(self.records)
+        log = chance.choice(LOG_TAGS)
+        for _ in range(chance.randint(1, 4)):
+            log = log if uniform else chance.choice(LOG_TAGS)
+            tags = chance.sample(TAGS, 1 if uniform else chance.randint(0, len(TAGS)))
+            self.records.append(Ordered(len(self.records), shard, (log, *tags)))
+        return self.records[first:]
+
+    def block(self, position: int, shards: set[int]) -> IndexBlock:
+        """What a storage node that keeps `shards` says about a position."""
+        entry = self.positions[position]
+        parts = tuple(part_of(shard, entry[shard]) for shard in sorted(entry) if shard in shards)
+        productive = tuple(ShardId(shard) for shard in sorted(entry))
+        return IndexBlock(position, self.tails[position + 1], productive, parts)
+
+    def expected(self, lookup: IndexLookup) -> list[tuple[int, int]]:
+        """What a scan of all records says."""
+        matching = [
+            (r.seqnum, r.shard)
+            for r in self.records
+            if r.seqnum < lookup.limit and (lookup.tag == EMPTY_TAG or lookup.tag in r.tags)
+        ]
+        if lookup.direction is Direction.NEXT:
+            return [m for m in matching if m[0] >= lookup.bound][: lookup.count]
+        return [m for m in matching[::-1] if m[0] <= lookup.bound][: lookup.count]
+
+
+def part_of(shard: int, records: list[Ordered]) -> ShardTags:
+    tags = [tag for record in records for tag in record.tags]
+    return ShardTags(
+        ShardId(shard),
+        records[0].seqnum,
+        len(records),
+        bytes(len(record.tags) for record in records),
+        array("Q", tags).tobytes(),
+    )
+
+
+class IndexTier:
+    """Index nodes, an aggregator, storage stand-ins, and a network that may do anything."""
+
+    def __init__(self, history: History, config: Config) -> None:
+        self.history = history
+        self.view = history.view
+        self.config = config
+        self.now = 0.0
+        self.known = 0
+        """How many positions storage has applied."""
+        self.network: list[tuple[NodeId, NodeId, Message]] = []
+        self.lookups: dict[int, IndexLookup] = {}
+        self.answered: set[int] = set()
+        self.ignored: list[str] = []
+        self.roles: dict[NodeId, IndexNode | Aggregator] = {}
+        for node in (*self.view.index_nodes, AGGREGATOR):
+            self.restart(node)
+
+    def restart(self, node: NodeId) -> None:
+        kind = Aggregator if node == AGGREGATOR else IndexNode
+        self.roles[node] = kind(node, [self.view], self.config)
+        self.give(node, Started(Epoch(1)))
+
+    def give(self, node: NodeId, *events: Event) -> None:
+        for effect in self.roles[node].handle(events, Instant(self.now)):
+            self.perform(node, effect)
+        self.roles[node].check_invariants()
+
+    def perform(self, node: NodeId, effect: Effect) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                self.network.append((node, to, message))
+            case Ignore(reason=reason):
+                self.ignored.append(reason)
+            case other:
+                raise AssertionError(f"an index tier has no reason for {other}")
+
+    # --- storage and engine
+
+    def order(self) -> None:
+        """Storage applies one more position and says so unasked."""
+        if self.known == len(self.history.positions):
+            return
+        position, self.known = self.known, self.known + 1
+        receivers = self.view.index_shards[self.view.index_shard_at(position)]
+        for node in self.view.storage_nodes:
+            first_of = {int(s) for s, p in self.view.shards.items() if p.replicas[0] == node}
+            block = self.history.block(position, first_of)
+            if block.parts or (not block.productive and node == self.view.storage_nodes[0]):
+                for receiver in receivers:
+                    self.network.append((node, receiver, IndexData((block,))))
+
+    def storage_page(self, node: NodeId, wanted: IndexDataWanted) -> IndexData:
+        keeps = {int(shard) for shard in self.view.shards_of(node)}
+        positions = range(wanted.start, min(wanted.end, self.known), wanted.step)[:PAGE_BLOCKS]
+        return IndexData(tuple(self.history.block(p, keeps) for p in positions))
+
+    def ask(self, lookup: IndexLookup) -> None:
+        self.lookups[lookup.request] = lookup
+        for replicas in self.view.index_shards:
+            node = replicas[lookup.request % len(replicas)]
+            self.network.append((ENGINE, node, lookup))
+
+    def ask_anything(self, chance: Random) -> None:
+        position = chance.randint(0, self.known)
+        tail = self.history.tails[position]
+        self.ask(
+            IndexLookup(
+                len(self.lookups),
+                chance.choice(list(Direction)),
+                chance.choice((EMPTY_TAG, *LOG_TAGS, *TAGS, 4)),
+                chance.randint(0, tail + 2),
+                tail,
+                position,
+                chance.choice([1, 1, 3, 1000]),
+                AGGREGATOR,
+            )
+        )
+
+    def check_read(self, to: NodeId, read: ReadRecords) -> None:
+        """A single match: storage is told to answer the engine."""
+        lookup = self.lookups[read.request]
+        assert to in self.view.shards[read.shard].replicas
+        assert (lookup.count, read.origin) == (1, ENGINE)
+        assert [(s, read.shard) for s in read.seqnums] == self.history.expected(lookup)
+        self.answered.add(read.request)
+
+    def check_result(self, result: LookupResult) -> None:
+        lookup = self.lookups[result.request]
+        matches = list(zip(result.seqnums, result.shards, strict=True))
+        assert matches == self.history.expected(lookup)
+        assert lookup.count > 1 or not matches
+        self.answered.add(result.request)
+
+    # --- network and time
+
+    def deliver(self, which: int, *, repeat: bool = False) -> None:
+        if not self.network:
+            return
+        which %= len(self.network)
+        sender, to, message = self.network[which]
+        if not repeat:
+            del self.network[which]
+        match message:
+            case IndexDataWanted():
+                self.network.append((to, sender, self.storage_page(to, message)))
+            case ReadRecords():
+                self.check_read(to, message)
+            case LookupResult():
+                self.check_result(message)
+            case _:
+                self.give(to, Received(sender, message))
+
+    def lose(self, which: int) -> None:
+        if self.network:
+            del self.network[which % len(self.network)]
+
+    def wait(self, duration_s: float) -> None:
+        self.now += duration_s
+        for node, role in self.roles.items():
+            due = role.deadline()
+            if due is not None and due <= self.now:
+                self.give(node)
+
+    def settle(self) -> None:
+        """Deliver everything in order, until nobody has anything to say."""
+        for _ in range(100_000):
+            if not self.network:
+                return
+            self.deliver(0)
+        raise AssertionError("they talk for ever")
+
+    def heal(self) -> None:
+        """From now on nothing is lost: what was asked is answered, if need be on a second try."""
+        for _ in self.history.positions:
+            self.order()
+        self.settle()
+        again = [
+            msgspec.structs.replace(lookup, request=request)
+            for request, lookup in enumerate(self.lookups.values(), len(self.lookups))
+        ]
+        for lookup in again:
+            self.ask(lookup)
+        for _ in range(50):
+            self.settle()
+            if self.answered.issuperset(lookup.request for lookup in again):
+                break
+            self.wait(1.0)
+        assert self.answered.issuperset(lookup.request for lookup in again)
+
+
+def view_from(chance: Random) -> View:
+    replicas = chance.randint(1, 2)
+    return view_of(
+        storage_nodes=chance.randint(replicas, 3),
+        replicas=replicas,
+        index_shards=chance.randint(1, 6),
+        index_replicas=chance.randint(1, 2),
+        engines=chance.randint(1, 4),
+    )
+
+
+def faults(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
+    """What may go wrong."""
+    return [
+        lambda: tier.lose(chance.randrange(64)),
+        lambda: tier.deliver(chance.randrange(64)),
+        lambda: tier.deliver(chance.randrange(64), repeat=True),
+        lambda: tier.restart(chance.choice([*tier.view.index_nodes, AGGREGATOR])),
+    ]
+
+
+def work(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
+    """What goes on all the time."""
+    return [
+        tier.order,
+        lambda: tier.ask_anything(chance),
+        lambda: tier.ask_anything(chance),
+        *[lambda: tier.deliver(0)] * 6,
+        lambda: tier.wait(chance.choice([0.4, 1.0])),
+    ]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: int) -> None:
+    """Also when data comes after the lookup, in parts, or again to a node that lost everything."""
+    chance = Random(seed)
+    ahead_max = chance.choice([1, 3, 65_536])
+    node = NodeConfig(resend_s=1.0, read_timeout_s=20.0, index_positions_ahead_max=ahead_max)
+    history = History(chance, view_from(chance), positions=chance.randint(1, 25))
+    tier = IndexTier(history, Config(node=node))
+    goes_wrong = faults(tier, chance)
+    goes_wrong = chance.sample(goes_wrong, chance.randint(0, len(goes_wrong)))
+    goes_on = work(tier, chance)
+    often = chance.choice([0.1, 0.4])
+    for _ in range(200):
+        wrong = goes_wrong and chance.random() < often
+        chance.choice(goes_wrong if wrong else goes_on)()
+    tier.heal()
+    assert set(tier.ignored) <= {
+        "a lookup waited too long for index data",
+        "an index shard did not answer in time",
+    }
+
+
+def every_lookup(history: History) -> Iterator[IndexLookup]:
+    """All tags, bounds, directions and prefixes of a log."""
+    tags = (EMPTY_TAG, LOG_TAGS[0], *TAGS, 4)
+    request = 0
+    for position in range(0, len(history.tails), 3):
+        tail = history.tails[position]
+        for direction, tag, count in product(Direction, tags, (1, 3)):
+            for bound in (*range(tail + 2), 2**63 - 1):
+                yield IndexLookup(request, direction, tag, bound, tail, position, count, AGGREGATOR)
+                request += 1
+
+
+@pytest.mark.parametrize("index_shards", range(1, 7))
+def test_every_bound_of_every_tag_at_every_prefix_is_answered_as_by_a_scan(
+    index_shards: int,
+) -> None:
+    view = view_of(engines=3, index_shards=index_shards)
+    history = History(Random(index_shards), view, positions=13)
+    tier = IndexTier(history, Config())
+    for _ in history.positions:
+        tier.order()
+    tier.settle()
+    for lookup in every_lookup(history):
+        tier.ask(lookup)
+        tier.settle()
+    assert tier.answered == set(tier.lookups)
+    assert len(tier.answered) > 1000
+    assert not tier.ignored

@@ -1,0 +1,98 @@
+"""Claims about how benchmarks measure (`bench.harness`)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+
+from bench.harness import (
+    LATENCIES_KEPT_MAX,
+    Report,
+    Round,
+    closed_loop,
+    interleaved,
+    latency,
+    median_of,
+    ratio_of,
+)
+
+
+def round_of(operations: int, seconds: float = 1.0) -> Round:
+    return Round(operations, seconds, 0.5, array("d", [seconds / operations] * operations))
+
+
+def test_a_ratio_is_taken_within_a_round() -> None:
+    # The machine is twice as fast in the second round; side and base are equally fast.
+    side = [round_of(100), round_of(200), round_of(300)]
+    base = [round_of(100), round_of(200), round_of(150)]
+    assert ratio_of(side, base, lambda r: r.per_second) == 1.0
+
+
+def test_the_median_is_quoted_and_not_the_mean() -> None:
+    assert median_of([round_of(1), round_of(2), round_of(1000)], lambda r: r.per_second) == 2
+
+
+def test_a_quantile_is_one_of_the_samples() -> None:
+    one = Round(4, 1.0, 0.0, array("d", [0.4, 0.1, 0.3, 0.2]))
+    assert (one.quantile(0.5), one.quantile(0.99), one.quantile(0.0)) == (0.3, 0.4, 0.1)
+
+
+@pytest.mark.asyncio
+async def test_each_caller_has_one_operation_outstanding() -> None:
+    running = [0] * 3
+    most = 0
+
+    async def operation(caller: int) -> None:
+        nonlocal most
+        running[caller] += 1
+        assert running[caller] == 1
+        most = max(most, sum(running))
+        await asyncio.sleep(0)
+        running[caller] -= 1
+
+    one = await closed_loop(operation, callers=3, seconds=0.02)
+    assert most == 3
+    assert one.operations == len(one.latencies_s) > 0
+
+
+@pytest.mark.asyncio
+async def test_sides_take_turns_and_the_order_turns_round() -> None:
+    order: list[str] = []
+
+    async def first(_caller: int) -> None:
+        order.append("a")
+        await asyncio.sleep(0)
+
+    async def second(_caller: int) -> None:
+        order.append("b")
+        await asyncio.sleep(0)
+
+    sides = {"a": first, "b": second}
+    found = await interleaved(sides, callers=1, seconds=0.004, rounds=2)
+    turns = "".join(
+        side for side, before in zip(order, ["", *order], strict=False) if side != before
+    )
+    assert turns == "aba"
+    assert {name: len(rounds) for name, rounds in found.items()} == {"a": 2, "b": 2}
+
+
+def test_raw_samples_are_written_and_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    report = Report("title", argparse.Namespace(json=file), note="text")
+    report.add("case", {"side": [round_of(3 * LATENCIES_KEPT_MAX)]})
+    report.write()
+    found = json.loads(file.read_text())
+    (one,) = found["samples"]["case"]["side"]
+    assert one["operations"] == 3 * LATENCIES_KEPT_MAX
+    assert len(one["latencies_us"]) == LATENCIES_KEPT_MAX
+    assert one["latency_every"] == 3
+    assert {"machine", "commit", "configuration", "asked"} <= found.keys()
+
+
+def test_latencies_have_the_unit_that_fits() -> None:
+    assert [latency(v) for v in (2e-6, 2e-4, 2.0)] == ["2.0 µs", "0.20 ms", "2.00 s"]

@@ -1,0 +1,55 @@
+"""The Popularity Cache: an LRU of single seqnums."""
+
+from __future__ import annotations
+
+from compute.local_index.answers import MISS, Found
+from compute.local_index.popularity_cache import PopularityCache
+from indilog.ids import ShardId
+
+
+def cache_of(entries_max: int, *seqnums: int) -> PopularityCache:
+    cache = PopularityCache(entries_max)
+    for seqnum in seqnums:
+        cache.learn(seqnum, ShardId(seqnum % 4))
+    cache.check_invariants()
+    return cache
+
+
+def test_only_the_very_seqnum_is_a_hit() -> None:
+    cache = cache_of(10, 5)
+    assert cache.find(5) == Found(5, ShardId(1))
+    assert cache.find(4) is MISS
+    assert cache.find(6) is MISS
+
+
+def test_shard_zero_is_a_hit_too() -> None:
+    assert cache_of(1, 4).find(4) == Found(4, ShardId(0))
+
+
+def test_the_least_recently_used_is_forgotten() -> None:
+    cache = cache_of(2, 1, 2)
+    cache.find(1)
+    cache.learn(3, ShardId(3))
+    assert cache.find(2) is MISS
+    assert cache.find(1) == Found(1, ShardId(1))
+    assert cache.find(3) == Found(3, ShardId(3))
+
+
+def test_it_never_holds_more_than_its_limit() -> None:
+    cache = cache_of(3, *range(100))
+    assert len(cache) == 3
+    assert cache.size_bytes == cache_of(3, 1, 2, 3).size_bytes
+
+
+def test_a_limit_of_zero_holds_nothing() -> None:
+    cache = cache_of(0, 1, 2)
+    assert len(cache) == 0
+    assert cache.find(1) is MISS
+
+
+def test_hits_and_misses_are_counted() -> None:
+    cache = cache_of(2, 1)
+    cache.find(1)
+    cache.shard_of(1)
+    cache.find(2)
+    assert (cache.hits, cache.misses) == (2, 1)

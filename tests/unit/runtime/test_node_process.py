@@ -1,0 +1,97 @@
+"""A node's line to its supervisor: one line out for each fact, and the supervisor's end noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from indilog.runtime.node_process import SupervisorLine
+
+pytestmark = pytest.mark.asyncio
+
+
+class Ends:
+    """Both ends of a line: the supervisor's socket, and the node's `SupervisorLine`."""
+
+    def __init__(self) -> None:
+        self.supervisor, node = socket.socketpair()
+        self.supervisor.settimeout(10)
+        self.gone = asyncio.Event()
+        self.descriptor = node.detach()
+        self.line = SupervisorLine(self.descriptor, self.gone.set)
+
+
+@asynccontextmanager
+async def ends() -> AsyncIterator[Ends]:
+    made = Ends()
+    with made.supervisor:
+        yield made
+        made.line.close()
+
+
+async def test_ready_is_one_line_with_its_detail() -> None:
+    async with ends() as both:
+        assert not both.line.was_ready
+        both.line.ready("http://127.0.0.1:8080")
+        assert both.supervisor.recv(100) == b"ready http://127.0.0.1:8080\n"
+        assert both.line.was_ready
+
+
+async def test_a_failure_is_one_line_whatever_its_sentence_holds() -> None:
+    async with ends() as both:
+        both.line.failed("The directory\nis in\r\n use.")
+        assert both.supervisor.recv(100) == b"failed The directory is in use.\n"
+        assert not both.line.was_ready
+
+
+async def test_the_end_of_the_supervisor_is_noticed() -> None:
+    async with ends() as both:
+        both.supervisor.close()
+        async with asyncio.timeout(10):
+            await both.gone.wait()
+
+
+async def test_what_the_supervisor_says_is_passed_over() -> None:
+    async with ends() as both:
+        both.supervisor.send(b"hello")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not both.gone.is_set()
+        both.supervisor.close()
+        async with asyncio.timeout(10):
+            await both.gone.wait()
+
+
+async def test_speaking_to_a_supervisor_that_is_gone_harms_nothing() -> None:
+    async with ends() as both:
+        both.supervisor.close()
+        both.line.ready("")
+        both.line.failed("too late")
+
+
+async def test_a_line_that_is_closed_is_closed_for_the_supervisor_too() -> None:
+    async with ends() as both:
+        both.line.close()
+        both.line.close()
+        assert both.supervisor.recv(100) == b""
+        both.line.ready("")
+
+
+async def test_children_of_the_node_do_not_inherit_the_line() -> None:
+    async with ends() as both:
+        assert both.line._socket is not None
+        assert not both.line._socket.get_inheritable()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(both.descriptor)
+
+
+async def test_without_a_supervisor_nothing_is_said_or_noticed() -> None:
+    line = SupervisorLine(None, lambda: pytest.fail("there is none that could be gone"))
+    line.ready("")
+    line.failed("x")
+    line.close()

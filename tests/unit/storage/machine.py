@@ -1,0 +1,175 @@
+"""A storage node with a disk that can be held up, damaged and found again by the next life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
+from indilog.messages import Message, MetalogEntries
+from indilog.metalog import NewRecords
+from indilog.records import BatchBuilder
+from indilog.roles import (
+    Effect,
+    Event,
+    FrameKind,
+    FrameRead,
+    Ignore,
+    Location,
+    Persist,
+    Persisted,
+    ReadFrame,
+    Received,
+    Send,
+    Started,
+)
+from indilog.view import View, view_of
+from storage import StorageNode
+
+PRIMARY = NodeId("sequencer-0")
+ENGINE = NodeId("engine-0")
+STORAGE = NodeId("storage-0")
+INDEX = NodeId("index-0-0")
+SHARD = ShardId(0)
+SEGMENT_BYTES = 4000
+
+Frame = tuple[FrameKind, bytes, Location]
+
+
+class Machine:
+    """Calls a storage node and does what it asks for, at once or when told.
+
+    Attributes:
+        frames: what is on its disk.
+        holding: whether frames are only confirmed by `confirm`.
+        held: what waits for that.
+        ignored: reasons of what was ignored.
+    """
+
+    def __init__(
+        self,
+        view: View | None = None,
+        config: Config | None = None,
+        node: NodeId = STORAGE,
+        frames: Iterable[Frame] = (),
+    ) -> None:
+        self.view = view or view_of()
+        self.config = config or Config()
+        self.name = node
+        self.node = StorageNode(node, [self.view], self.config)
+        self.now = Instant(100.0)
+        self.frames: list[Frame] = []
+        self.holding = False
+        self.held: list[Event] = []
+        self.ignored: list[str] = []
+        self.reads = 0
+        for frame in frames:
+            self.node.recover(*frame)
+            self.frames.append(frame)
+        self.started = self.turn(Started(Epoch(1)))
+
+    def restarted(self) -> Machine:
+        """Return the next life on the same disk."""
+        return Machine(self.view, self.config, self.name, self.frames)
+
+    def tell(self, *messages: Message, sender: NodeId = ENGINE) -> list[Send]:
+        """Let messages arrive in one turn; return what is sent until the node is quiet."""
+        return self.turn(*(Received(sender, message) for message in messages))
+
+    def turn(self, *events: Event) -> list[Send]:
+        """Let events happen in one turn."""
+        sent: list[Send] = []
+        pending: Sequence[Event] = events
+        while True:
+            effects = self.node.handle(pending, self.now)
+            self.node.check_invariants()
+            following = [event for effect in effects for event in self._perform(effect, sent)]
+            if not following:
+                return sent
+            pending = following
+
+    def confirm(self) -> list[Send]:
+        """Confirm what was held."""
+        held, self.held = self.held, []
+        return self.turn(*held)
+
+    def wait(self, seconds: float) -> list[Send]:
+        """Let time pass; the node is called if it asked for it."""
+        self.now = Instant(self.now + seconds)
+        due = self.node.deadline()
+        return self.turn() if due is not None and due <= self.now else []
+
+    def _perform(self, effect: Effect, sent: list[Send]) -> list[Event]:
+        match effect:
+            case Send():
+                sent.append(effect)
+            case Persist(kind, payload, token):
+                location = self._place(len(payload))
+                self.frames.append((kind, payload, location))
+                if not self.holding:
+                    return [Persisted(token, location)]
+                self.held.append(Persisted(token, location))
+            case ReadFrame(location, token):
+                self.reads += 1
+                payloads = [frame[1] for frame in self.frames if frame[2] == location]
+                return [FrameRead(token, payloads[0] if payloads else None)]
+            case Ignore(_, reason):
+                self.ignored.append(reason)
+            case _:
+                raise AssertionError(f"not an effect of a storage node: {effect}")
+        return []
+
+    def _place(self, length: int) -> Location:
+        if not self.frames:
+            return Location(1, 32, length)
+        last = self.frames[-1][2]
+        end = last.offset + last.length
+        if end + length > SEGMENT_BYTES:
+            return Location(last.segment + 1, 32, length)
+        return Location(last.segment, end + 32, length)
+
+    def damage(self, index: int) -> None:
+        """Change the last byte of a frame on the disk."""
+        kind, payload, location = self.frames[index]
+        self.frames[index] = (kind, payload[:-1] + bytes([payload[-1] ^ 1]), location)
+
+
+def config_of(**node: float) -> Config:
+    """Return a configuration with some limits of the node changed."""
+    return Config(node=NodeConfig(**node))  # type: ignore[arg-type]
+
+
+def small_batches(batch_bytes_max: int) -> Config:
+    """Return a configuration with small batches."""
+    return Config(cluster=ClusterConfig(record_bytes_max=1000, batch_bytes_max=batch_bytes_max))
+
+
+def batch(
+    first: int,
+    data: Sequence[bytes] = (b"data",),
+    *,
+    shard: int = SHARD,
+    epoch: int = 1,
+    tags: Sequence[int] = (7,),
+) -> bytes:
+    """Return a batch; each record has `tags`, and as many further ones as its place in it."""
+    builder = BatchBuilder()
+    for index, datum in enumerate(data):
+        builder.add(datum, [*tags, *range(100, 100 + index)], b"log")
+    return builder.build(shard=ShardId(shard), epoch=Epoch(epoch), first=first, time_us=5)
+
+
+def entry(position: int, counts: dict[int, int]) -> NewRecords:
+    """Return the metalog entry at `position`."""
+    ordered = {ShardId(shard): count for shard, count in counts.items()}
+    return NewRecords(position, ViewNumber(1), Epoch(1), ordered)
+
+
+def entries(*cuts: dict[int, int], start: int = 0) -> MetalogEntries:
+    """Return the entries from position `start` on that order `cuts`."""
+    return MetalogEntries(tuple(entry(start + index, cut) for index, cut in enumerate(cuts)))
+
+
+def messages(sent: Iterable[Send], to: NodeId | None = None) -> list[Message]:
+    """Return the messages sent, to one node or to all."""
+    return [send.message for send in sent if to is None or send.to == to]

@@ -1,0 +1,489 @@
+"""Claims of a storage node about order, reads, index data and restarts, one each."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from indilog.errors import DataLossError
+from indilog.ids import Epoch, NodeId, ShardId
+from indilog.messages import (
+    AppendBatch,
+    AuxSet,
+    IndexBlock,
+    IndexData,
+    IndexDataWanted,
+    LookupResult,
+    MetalogEntries,
+    MetalogWanted,
+    ReadRecords,
+    RecordsRead,
+    ShardClaim,
+    ShardOpen,
+    ShardTags,
+    StoredRecord,
+)
+from indilog.roles import FrameKind
+from indilog.view import View, view_of
+from tests.unit.storage.machine import (
+    ENGINE,
+    INDEX,
+    PRIMARY,
+    SHARD,
+    STORAGE,
+    Machine,
+    batch,
+    config_of,
+    entries,
+    messages,
+)
+
+
+def machine_of(view: View | None = None, node: NodeId = STORAGE, **limits: float) -> Machine:
+    """Return a node whose shards are open for writers of epoch 1."""
+    machine = Machine(view, config_of(**limits), node)
+    for shard in machine.view.shards_of(node):
+        machine.tell(ShardClaim(shard, Epoch(1)))
+        machine.tell(ShardOpen(shard, Epoch(1), 0))
+    machine.tell(MetalogEntries(()), sender=PRIMARY)
+    return machine
+
+
+def append(machine: Machine, *data: bytes, first: int, shard: int = SHARD) -> None:
+    machine.tell(AppendBatch(batch(first, data, shard=shard)))
+
+
+def read(machine: Machine, *seqnums: int, shard: int = SHARD) -> RecordsRead:
+    """Read and return the answer."""
+    sent = machine.tell(ReadRecords(1, ENGINE, ShardId(shard), seqnums), sender=INDEX)
+    (answer,) = messages(sent, ENGINE)
+    assert isinstance(answer, RecordsRead)
+    return answer
+
+
+def data_of(answer: RecordsRead) -> list[tuple[int, bytes]]:
+    return [(record.seqnum, record.data) for record in answer.records]
+
+
+# --- order
+
+
+def test_equal_localids_of_two_shards_each_get_their_own_seqnums() -> None:
+    """Acceptance A17: ascending shard id inside an entry (Scalog 4.1)."""
+    machine = machine_of(view_of(engines=2))
+    append(machine, b"a0", b"a1", first=0, shard=0)
+    append(machine, b"b0", b"b1", b"b2", first=0, shard=1)
+    machine.tell(entries({1: 3, 0: 2}), sender=PRIMARY)
+    assert data_of(read(machine, 0, 1, shard=0)) == [(0, b"a0"), (1, b"a1")]
+    assert data_of(read(machine, 2, 3, 4, shard=1)) == [(2, b"b0"), (3, b"b1"), (4, b"b2")]
+
+
+def test_one_cut_over_a_rolled_segment_numbers_all_records() -> None:
+    """Acceptance A18."""
+    machine = machine_of()
+    for first in range(8):
+        append(machine, b"%d" % first * 1000, first=first)
+    assert len({location.segment for _, _, location in machine.frames}) > 2
+    machine.tell(entries({0: 8}), sender=PRIMARY)
+    for life in (machine, machine.restarted()):
+        answer = read(life, *range(8))
+        assert data_of(answer) == [(n, b"%d" % n * 1000) for n in range(8)]
+
+
+def test_entries_are_applied_once_and_in_order() -> None:
+    machine = machine_of()
+    append(machine, b"a", first=0)
+    append(machine, b"b", first=1)
+    first, second = entries({0: 1}), entries({0: 1}, start=1)
+    machine.tell(second, sender=PRIMARY)
+    assert machine.node.position == 0
+    machine.tell(first, first, second, sender=PRIMARY)
+    assert machine.node.position == 2
+    assert [kind for kind, _, _ in machine.frames].count(FrameKind.ORDERING) == 2
+    assert data_of(read(machine, 0, 1)) == [(0, b"a"), (1, b"b")]
+
+
+def test_a_gap_is_asked_for_at_once_and_again() -> None:
+    machine = machine_of(resend_s=0.5)
+    late = entries({0: 1}, start=3)
+    assert messages(machine.tell(late, sender=PRIMARY)) == [MetalogWanted(0)]
+    assert machine.tell(late, sender=PRIMARY) == []
+    assert messages(machine.wait(0.6)) == [MetalogWanted(0)]
+    sent = machine.tell(entries({0: 1}), sender=PRIMARY)
+    assert MetalogWanted(1) in messages(sent, PRIMARY)
+
+
+def test_after_a_start_entries_are_asked_for_until_an_answer_brings_nothing_new() -> None:
+    machine = Machine(config=config_of(resend_s=0.5))
+    assert messages(machine.started) == [MetalogWanted(0)]
+    assert messages(machine.wait(0.6)) == [MetalogWanted(0)]
+    sent = machine.tell(entries({0: 1}, {0: 1}), sender=PRIMARY)
+    assert messages(sent, PRIMARY) == [MetalogWanted(2)]
+    assert machine.tell(MetalogEntries(()), sender=PRIMARY) == []
+    assert machine.node.deadline() is None
+
+
+def test_entries_of_somebody_else_are_ignored() -> None:
+    machine = machine_of()
+    machine.tell(entries({0: 1}), sender=NodeId("sequencer-9"))
+    assert machine.node.position == 0
+
+
+def test_few_entries_wait_ahead() -> None:
+    machine = machine_of()
+    machine.tell(entries(*[{0: 1}] * 5000, start=1), sender=PRIMARY)
+    assert len(machine.node._ordering._ahead) == 4096
+
+
+# --- reads
+
+
+def test_a_read_waits_until_its_record_is_ordered() -> None:
+    machine = machine_of()
+    append(machine, b"a", b"b", first=0)
+    assert machine.tell(ReadRecords(1, ENGINE, SHARD, (1,)), sender=INDEX) == []
+    sent = machine.tell(entries({0: 2}), sender=PRIMARY)
+    (answer,) = [m for m in messages(sent, ENGINE) if isinstance(m, RecordsRead)]
+    assert answer == RecordsRead(1, SHARD, (StoredRecord(1, 5, b"log", b"b", None),), ())
+
+
+def test_a_waiting_read_asks_for_entries_and_gives_up() -> None:
+    machine = machine_of(resend_s=0.5, read_timeout_s=2.0)
+    machine.tell(ReadRecords(1, ENGINE, SHARD, (1,)))
+    assert messages(machine.wait(0.5)) == [MetalogWanted(0)]
+    assert messages(machine.wait(0.5)) == [MetalogWanted(0)]
+    machine.wait(1.0)
+    assert machine.ignored == ["waited too long for its metalog position"]
+    assert machine.node.status()["reads_waiting"] == 0
+    machine.wait(1.0)
+    assert machine.node.deadline() is None
+
+
+def test_a_read_that_is_repeated_while_it_waits_is_answered_once() -> None:
+    machine = machine_of()
+    append(machine, b"a", first=0)
+    wanted = ReadRecords(1, ENGINE, SHARD, (0,))
+    machine.tell(wanted, wanted)
+    sent = machine.tell(entries({0: 1}), sender=PRIMARY)
+    assert len([m for m in messages(sent) if isinstance(m, RecordsRead)]) == 1
+
+
+def test_only_so_many_reads_wait() -> None:
+    machine = machine_of(lookups_pending_max=2)
+    machine.tell(*[ReadRecords(n, ENGINE, SHARD, (9,)) for n in range(3)])
+    assert machine.ignored == ["too many reads wait for their metalog position"]
+
+
+def test_what_belongs_to_another_shard_or_was_lost_is_unknown() -> None:
+    machine = machine_of(view_of(engines=2))
+    append(machine, b"a", first=0, shard=0)
+    machine.tell(entries({0: 1, 1: 1}), sender=PRIMARY)
+    assert read(machine, 0, 1, shard=0).unknown == (1,)
+    assert read(machine, 0, 1, shard=1) == RecordsRead(1, ShardId(1), (), (0, 1))
+
+
+def test_a_wiped_replica_knows_nothing_and_goes_on() -> None:
+    """PITFALLS 14: it must never answer that there is no record."""
+    machine = machine_of()
+    machine.tell(entries({0: 3}), sender=PRIMARY)
+    assert read(machine, 0, 1, 2) == RecordsRead(1, SHARD, (), (0, 1, 2))
+    assert read(machine.restarted(), 2).unknown == (2,)
+
+
+def test_a_damaged_batch_is_unknown_and_counted() -> None:
+    machine = machine_of(record_cache_bytes_max=0)
+    append(machine, b"a", b"b", first=0)
+    append(machine, b"c", first=2)
+    machine.tell(entries({0: 3}), sender=PRIMARY)
+    machine.damage([kind for kind, _, _ in machine.frames].index(FrameKind.RECORDS))
+    answer = read(machine, 0, 1, 2)
+    assert data_of(answer) == [(2, b"c")]
+    assert answer.unknown == (0, 1)
+    assert machine.ignored == ["a record batch on disk is damaged"]
+
+
+def test_a_batch_that_belongs_elsewhere_is_not_taken_for_the_one_wanted() -> None:
+    """A disk may give back an intact block of another place."""
+    machine = machine_of(record_cache_bytes_max=0)
+    append(machine, b"a", first=0)
+    append(machine, b"b", first=1)
+    machine.tell(entries({0: 2}), sender=PRIMARY)
+    one, two = (i for i, frame in enumerate(machine.frames) if frame[0] is FrameKind.RECORDS)
+    frames = machine.frames
+    frames[one] = (FrameKind.RECORDS, frames[two][1], frames[one][2])
+    assert read(machine, 0, 1).unknown == (0,)
+
+
+def test_recent_batches_are_read_from_memory_and_old_ones_from_disk() -> None:
+    machine = machine_of(record_cache_bytes_max=1000)
+    append(machine, b"old" * 200, first=0)
+    append(machine, b"new" * 200, first=1)
+    machine.tell(entries({0: 2}), sender=PRIMARY)
+    assert data_of(read(machine, 1)) == [(1, b"new" * 200)]
+    assert machine.reads == 0
+    assert data_of(read(machine, 0)) == [(0, b"old" * 200)]
+    assert machine.reads == 1
+
+
+def test_an_answer_is_bounded_and_leaves_the_rest_out() -> None:
+    machine = machine_of(page_bytes_max=1000, record_cache_bytes_max=0)
+    for first in range(6):
+        append(machine, b"x" * 400, first=first)
+    machine.tell(entries({0: 6}), sender=PRIMARY)
+    answer = read(machine, *range(6))
+    assert [record.seqnum for record in answer.records] == [0, 1, 2]
+    assert answer.unknown == ()
+    append(machine, b"y" * 5000, b"y" * 5000, first=6)
+    machine.tell(entries({0: 2}, start=1), sender=PRIMARY)
+    assert [record.seqnum for record in read(machine, 6, 7).records] == [6]
+
+
+def test_reads_at_once_share_what_is_read_from_disk() -> None:
+    machine = machine_of(record_cache_bytes_max=0)
+    append(machine, b"a", b"b", first=0)
+    machine.tell(entries({0: 2}), sender=PRIMARY)
+    sent = machine.tell(*[ReadRecords(n, ENGINE, SHARD, (n % 2,)) for n in range(4)])
+    assert [m.records[0].data for m in messages(sent) if isinstance(m, RecordsRead)] == [
+        b"a", b"b", b"a", b"b",
+    ]  # fmt: skip
+    assert machine.reads == 1
+
+
+def test_reads_under_way_are_bounded_in_bytes() -> None:
+    machine = machine_of(record_cache_bytes_max=0, page_bytes_max=500)
+    for first in range(10):
+        append(machine, b"x" * 400, first=first)
+    machine.tell(entries({0: 10}), sender=PRIMARY)
+    under_way: list[int] = []
+    whole = machine.node._reads.advance
+
+    def watched() -> list[object]:
+        effects = whole()
+        under_way.append(machine.node._reads._reading_bytes)
+        return list(effects)
+
+    machine.node._reads.advance = watched  # type: ignore[method-assign, assignment]
+    sent = machine.tell(*[ReadRecords(n, ENGINE, SHARD, (n,)) for n in range(10)])
+    assert len(messages(sent)) == 10
+    assert 0 < max(under_way) <= 2 * 500
+
+
+def test_senseless_reads_are_ignored() -> None:
+    machine = machine_of()
+    machine.tell(
+        ReadRecords(1, ENGINE, SHARD, ()),
+        ReadRecords(1, ENGINE, SHARD, (-1,)),
+        ReadRecords(1, ENGINE, ShardId(7), (1,)),
+        IndexDataWanted(-1, 5, 1),
+        IndexDataWanted(0, 5, 0),
+        AuxSet(ShardId(7), 0, b""),
+        LookupResult(1, (), ()),
+    )
+    assert len(machine.ignored) == 7
+
+
+def test_aux_data_comes_with_the_record_while_there_is_room() -> None:
+    machine = machine_of(aux_cache_bytes_max=300)
+    append(machine, b"a", b"b", first=0)
+    machine.tell(entries({0: 2}), sender=PRIMARY)
+    machine.tell(AuxSet(SHARD, 0, b"x" * 200))
+    assert read(machine, 0).records[0].aux == b"x" * 200
+    machine.tell(AuxSet(SHARD, 1, b"y" * 200), AuxSet(SHARD, 0, b"z" * 900))
+    assert [record.aux for record in read(machine, 0, 1).records] == [None, b"y" * 200]
+
+
+def test_empty_aux_data_is_bounded_too() -> None:
+    machine = machine_of(aux_cache_bytes_max=640)
+    machine.tell(*[AuxSet(SHARD, n, b"") for n in range(100)])
+    assert len(machine.node._aux) == 10
+
+
+# --- index data
+
+
+def tags_of(part: ShardTags) -> list[list[int]]:
+    """Return the tags of each record."""
+    tags = array("Q", part.tags).tolist()
+    return [[tags.pop(0) for _ in range(count)] for count in part.tag_counts]
+
+
+def blocks_to(machine: Machine, node: NodeId, cuts: MetalogEntries) -> list[IndexBlock]:
+    data = messages(machine.tell(cuts, sender=PRIMARY), node)
+    return [b for message in data if isinstance(message, IndexData) for b in message.blocks]
+
+
+def test_index_data_goes_to_one_index_shard_by_position_and_to_every_engine() -> None:
+    """Thesis 5.3.1: round robin by metalog position."""
+    view = view_of(index_shards=2, index_replicas=2, engines=2)
+    machine = machine_of(view)
+    append(machine, b"a", b"b", first=0)
+    append(machine, b"c", first=2)
+    append(machine, b"d", first=3)
+    sent = machine.tell(entries({0: 2}, {0: 1}, {0: 1}), sender=PRIMARY)
+    positions = {
+        send.to: [block.position for block in send.message.blocks]
+        for send in sent
+        if isinstance(send.message, IndexData)
+    }
+    assert positions == {
+        "index-0-0": [0, 2], "index-0-1": [0, 2], "index-1-0": [1], "index-1-1": [1],
+        "engine-0": [0, 1, 2], "engine-1": [0, 1, 2],
+    }  # fmt: skip
+
+
+def test_a_block_has_the_tags_of_its_records_in_order() -> None:
+    machine = machine_of()
+    append(machine, b"a", b"b", first=0)
+    append(machine, b"c", first=2)
+    (block,) = blocks_to(machine, ENGINE, entries({0: 3}))
+    assert (block.position, block.tail, block.productive) == (0, 3, (SHARD,))
+    (part,) = block.parts
+    assert (part.shard, part.first_seqnum, part.count) == (SHARD, 0, 3)
+    assert tags_of(part) == [[7], [7, 100], [7]]
+
+
+def test_the_first_replica_of_a_shard_speaks_for_it() -> None:
+    view = view_of(storage_nodes=2, replicas=2, engines=2)
+    cuts = entries({0: 1, 1: 1}, {1: 1})
+    blocks = []
+    for node in view.storage_nodes:
+        machine = machine_of(view, node)
+        for shard in (0, 1):
+            append(machine, b"a", first=0, shard=shard)
+            append(machine, b"b", first=1, shard=shard)
+        blocks.append(blocks_to(machine, ENGINE, cuts))
+    assert [[(b.position, b.productive, [p.shard for p in b.parts]) for b in of_node]
+            for of_node in blocks] == [
+        [(0, (0, 1), [0])],
+        [(0, (0, 1), [1]), (1, (1,), [1])],
+    ]  # fmt: skip
+
+
+def test_an_entry_that_ordered_nothing_is_told_by_one_node() -> None:
+    view = view_of(storage_nodes=2, replicas=2)
+    told = [blocks_to(machine_of(view, node), INDEX, entries({})) for node in view.storage_nodes]
+    assert told == [[IndexBlock(0, 0, (), ())], []]
+
+
+def test_index_data_is_told_again_on_demand_also_after_a_restart() -> None:
+    machine = machine_of(view_of(storage_nodes=2, replicas=2, engines=2), NodeId("storage-1"))
+    for shard in (0, 1):
+        append(machine, b"a", b"b", first=0, shard=shard)
+        append(machine, b"c", first=2, shard=shard)
+    machine.tell(entries({0: 2}, {0: 1, 1: 3}, {}), sender=PRIMARY)
+    wanted = IndexDataWanted(0, 99, 1)
+    (answer,) = messages(machine.tell(wanted, sender=INDEX), INDEX)
+    assert isinstance(answer, IndexData)
+    assert [(b.position, b.tail, b.productive) for b in answer.blocks] == [
+        (0, 2, (0,)), (1, 6, (0, 1)), (2, 6, ()),
+    ]  # fmt: skip
+    assert [[(p.shard, p.first_seqnum, tags_of(p)) for p in b.parts] for b in answer.blocks] == [
+        [(0, 0, [[7], [7, 100]])],
+        [(0, 2, [[7]]), (1, 3, [[7], [7, 100], [7]])],
+        [],
+    ]
+    assert messages(machine.restarted().tell(wanted, sender=INDEX), INDEX) == [answer]
+
+
+def test_index_data_is_told_in_steps_and_empty_beyond_what_is_applied() -> None:
+    machine = machine_of()
+    machine.tell(entries(*[{}] * 10), sender=PRIMARY)
+    (answer,) = messages(machine.tell(IndexDataWanted(1, 8, 3), sender=INDEX), INDEX)
+    assert isinstance(answer, IndexData)
+    assert [block.position for block in answer.blocks] == [1, 4, 7]
+    beyond = machine.tell(IndexDataWanted(10, 2**62, 3), sender=INDEX)
+    assert messages(beyond, INDEX) == [IndexData(())]
+
+
+@pytest.mark.parametrize("page_bytes_max", [1, 1 << 22])
+def test_an_answer_of_index_data_is_bounded_and_makes_progress(page_bytes_max: int) -> None:
+    machine = machine_of(record_cache_bytes_max=0, page_bytes_max=page_bytes_max)
+    many = range(1000, 1100)
+    for first in range(0, 2000, 100):
+        machine.tell(AppendBatch(batch(first, [b""] * 100, tags=many)))
+    machine.tell(entries({0: 1900}, *[{0: 100}], *[{}] * 2000), sender=PRIMARY)
+    (answer,) = messages(machine.tell(IndexDataWanted(0, 2**62, 1), sender=INDEX), INDEX)
+    assert isinstance(answer, IndexData)
+    assert [block.position for block in answer.blocks] == [0]
+    (rest,) = messages(machine.tell(IndexDataWanted(1, 2**62, 1), sender=INDEX), INDEX)
+    assert isinstance(rest, IndexData)
+    assert len(rest.blocks) == 1024
+
+
+def test_a_position_of_which_not_everything_was_read_is_left_for_the_next_answer() -> None:
+    machine = machine_of(record_cache_bytes_max=0, page_bytes_max=1)
+    for first in range(0, 2000, 100):
+        machine.tell(AppendBatch(batch(first, [b""] * 100, tags=range(1000, 1100))))
+    machine.tell(entries({0: 600}, {0: 1400}), sender=PRIMARY)
+    for position in (0, 1):
+        wanted = IndexDataWanted(position, 2**62, 1)
+        (answer,) = messages(machine.tell(wanted, sender=INDEX), INDEX)
+        assert isinstance(answer, IndexData)
+        assert [(b.position, len(b.parts)) for b in answer.blocks] == [(position, 1)]
+
+
+def test_index_data_after_a_takeover_is_that_of_the_new_writer() -> None:
+    machine = machine_of()
+    machine.tell(AppendBatch(batch(0, tags=(1,))), AppendBatch(batch(1, tags=(2,))))
+    machine.tell(ShardClaim(SHARD, Epoch(2)))
+    machine.tell(ShardOpen(SHARD, Epoch(2), 1))
+    machine.tell(AppendBatch(batch(1, epoch=2, tags=(3,))))
+    (block,) = blocks_to(machine, ENGINE, entries({0: 2}))
+    assert tags_of(block.parts[0]) == [[1], [3]]
+
+
+def test_a_lost_batch_leaves_its_part_out() -> None:
+    machine = machine_of(view_of(engines=2))
+    append(machine, b"a", first=0, shard=1)
+    (block,) = blocks_to(machine, ENGINE, entries({0: 1, 1: 1}))
+    assert block.productive == (0, 1)
+    assert [part.shard for part in block.parts] == [1]
+    (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+    assert answer == IndexData((block,))
+
+
+def test_a_cut_inside_a_batch_is_sliced() -> None:
+    machine = machine_of()
+    append(machine, b"a", b"b", b"c", first=0)
+    machine.tell(entries({0: 1}, {0: 2}), sender=PRIMARY)
+    (answer,) = messages(machine.tell(IndexDataWanted(0, 2, 1), sender=INDEX), INDEX)
+    assert isinstance(answer, IndexData)
+    assert [tags_of(block.parts[0]) for block in answer.blocks] == [
+        [[7]], [[7, 100], [7, 100, 101]],
+    ]  # fmt: skip
+
+
+# --- restarts
+
+
+def test_a_restart_finds_records_order_and_writers_again() -> None:
+    machine = machine_of()
+    append(machine, b"a", b"b", first=0)
+    machine.tell(entries({0: 2}), sender=PRIMARY)
+    append(machine, b"c", first=2)
+    after = machine.restarted()
+    assert (after.node.records, after.node.position) == (3, 1)
+    assert data_of(read(after, 0, 1)) == [(0, b"a"), (1, b"b")]
+    append(after, b"d", first=3)
+    after.tell(entries({0: 2}, start=1), sender=PRIMARY)
+    assert data_of(read(after, 2, 3)) == [(2, b"c"), (3, b"d")]
+
+
+@pytest.mark.parametrize("kind", [FrameKind.RECORDS, FrameKind.ORDERING])
+def test_a_frame_that_does_not_follow_on_is_data_loss(kind: FrameKind) -> None:
+    machine = machine_of()
+    append(machine, b"a", first=0)
+    append(machine, b"b", first=1)
+    machine.tell(entries({0: 1}, {0: 1}), sender=PRIMARY)
+    del machine.frames[[frame[0] for frame in machine.frames].index(kind)]
+    with pytest.raises(DataLossError, match="continue"):
+        machine.restarted()
+
+
+@pytest.mark.parametrize("kind", [FrameKind.RECORDS, FrameKind.ORDERING, FrameKind.SHARD_STATE])
+def test_a_frame_that_cannot_be_read_is_data_loss(kind: FrameKind) -> None:
+    machine = machine_of()
+    machine.frames = [(kind, b"\xff", machine.frames[0][2])]
+    with pytest.raises(DataLossError, match="cannot be read"):
+        machine.restarted()
