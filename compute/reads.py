@@ -323,7 +323,8 @@ class Reads:
 
     def _taken(self, stored: StoredRecord) -> Record:
         """Return a record from storage as people see it; aux data set here is newer."""
-        aux = self._cache.aux_of(stored.seqnum) or stored.aux
+        if (aux := self._cache.aux_of(stored.seqnum)) is None:
+            aux = stored.aux
         record = Record(stored.seqnum, stored.names, stored.data, stored.time_us / 1e6, aux)
         self._cache.add(record)
         return record

@@ -1,7 +1,7 @@
 """IndiLog: stateful serverless functions on a shared log. The public interface.
 
-A program opens a log embedded (`open`) or reaches a running platform (`connect`); a function gets its `Context`.
-Everything else is internal; `indilog.testing` has what tests need.
+A program opens a log embedded (`open`) or reaches a running platform (`connect`); a function gets
+its `Context`. Everything else is internal; `indilog.testing` has what tests need.
 """
 
 from indilog.app import App, Context

@@ -237,7 +237,8 @@ class ZmqTransport:
         """Pass on what waits for `peer`; watch its socket while something is left.
 
         The state is asked after every refusal: that makes zmq look at its own news (a connection, a
-        reader that caught up), whose signal the refused send may have swallowed.
+        reader that caught up), which a send does only every few milliseconds; the descriptor may
+        have told them already, and would not again.
         """
         if self._context.closed:
             return

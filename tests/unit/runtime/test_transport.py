@@ -8,6 +8,7 @@ import functools
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 import uvloop
@@ -16,6 +17,7 @@ import zmq
 from indilog.config import ClusterConfig, Config, NodeConfig
 from indilog.errors import ConfigError
 from indilog.ids import NodeId
+from indilog.runtime import transport
 from indilog.runtime.transport import (
     QUEUE_FULL,
     TOO_LARGE,
@@ -94,8 +96,8 @@ class Network:
         return transport, inbox
 
     def close(self) -> None:
-        for transport in self._open:
-            transport.close()
+        for made in self._open:
+            made.close()
 
 
 @pytest.fixture
@@ -144,6 +146,54 @@ async def test_a_turn_of_many_frames_is_handed_over_in_few_lists(network: Networ
     b.start(count)
     await inbox.until(100)
     assert len(calls) < 50
+
+
+@on_uvloop
+async def test_what_is_left_after_a_turn_is_taken_in_small_turns(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All frames are there before the first turn: no edge ever tells of those that it leaves."""
+    monkeypatch.setattr(transport, "FRAMES_PER_TURN_MAX", 4)
+    a, b, inbox = network.transport(A), network.transport(B), Inbox()
+    sent = [b"%d" % i for i in range(50)]
+    for frame in sent:
+        a.send(B, frame)
+    await until(lambda: a.counts.frames_sent == len(sent))
+    b._pull.poll(5000)
+    b.start(inbox.take)
+    assert await inbox.until(len(sent)) == sent
+
+
+class RefusesOnce:
+    """Stands for a zmq socket that refuses a send, and on being asked finds that it may."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.sent: list[bytes] = []
+
+    def send(self, frame: bytes, flags: int) -> None:
+        if not self.asked:
+            raise zmq.Again
+        self.sent.append(frame)
+
+    def getsockopt(self, option: int) -> int:
+        self.asked += 1
+        return int(zmq.POLLOUT)
+
+    def fileno(self) -> int:
+        raise AssertionError("nobody waits for a descriptor that has told already")
+
+
+@on_uvloop
+async def test_after_a_refusal_the_socket_is_asked_before_anybody_waits(network: Network) -> None:
+    a = network.transport(A)
+    (process,) = a._processes.values()
+    stub, real = RefusesOnce(), process.socket
+    process.socket = cast("zmq.Socket[bytes]", stub)
+    a.send(B, b"x")
+    process.socket = real
+    assert stub.sent == [b"x"]
+    assert not process.queue
 
 
 @on_uvloop
