@@ -41,6 +41,8 @@ from indilog.view import View
 
 LOG = "orders"
 ROUNDS_MAX = 200_000
+_SLOW = 0.8
+"""How often a message to a slow node is late."""
 
 
 class Oracle:
@@ -91,6 +93,7 @@ class RoleCluster:
         lose: float = 0.0,
         repeat: float = 0.0,
         delay: float = 0.0,
+        slow: frozenset[NodeId] = frozenset(),
     ) -> None:
         self.view = view
         self.config = config
@@ -100,6 +103,7 @@ class RoleCluster:
         self.ignored: list[str] = []
         self.healed = False
         self._lose, self._repeat, self._delay = lose, repeat, delay
+        self._slow = slow
         self._epoch: dict[NodeId, int] = {}
         self._frames: dict[NodeId, list[tuple[FrameKind, bytes]]] = {n: [] for n in view.nodes}
         self._events: dict[NodeId, deque[Event]] = {n: deque() for n in view.nodes}
@@ -277,7 +281,7 @@ class RoleCluster:
             return
         copies = 2 if chance() < self._repeat else 1
         for _ in range(copies):
-            if chance() < self._delay:
+            if chance() < (_SLOW if to in self._slow else self._delay):
                 self._late.append((to, event))
             else:
                 self._events[to].append(event)

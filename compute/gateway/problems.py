@@ -14,6 +14,7 @@ from indilog.errors import (
     CallOutcomeUnknownError,
     ConflictError,
     DeployError,
+    FunctionFailedError,
     IndilogError,
     InvalidArgumentsError,
     InvalidTagError,
@@ -52,6 +53,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         title: the name of the error's class, for programs.
+        kind: of a function that raised: the name of what it raised.
         errors: for arguments that do not fit, one `{"field", "problem"}` each.
     """
 
@@ -60,6 +62,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str
     retryable: bool
     type: str = "about:blank"
+    kind: str = ""
     errors: list[dict[str, str]] = []
 
 
@@ -70,10 +73,11 @@ def problem_of(error: Exception) -> Problem:
         HTTPStatus.INTERNAL_SERVER_ERROR,
     )
     return Problem(
-        title=getattr(error, "kind", None) or type(error).__name__,
+        title=type(error).__name__,
         status=int(status),
         detail=str(error),
         retryable=isinstance(error, IndilogError) and error.retryable,
+        kind=error.kind if isinstance(error, FunctionFailedError) else "",
         errors=error.errors if isinstance(error, InvalidArgumentsError) else [],
     )
 
@@ -98,6 +102,7 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "retryable": {"type": "boolean"},
+        "kind": {"type": "string"},
         "errors": {
             "type": "array",
             "items": {"type": "object", "additionalProperties": {"type": "string"}},

@@ -7,13 +7,15 @@ process died. What it prints goes to the log, line by line.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import structlog
 
 from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Ready, Welcome
@@ -21,7 +23,8 @@ from indilog.link import Link, SocketLink
 
 _STOP_S: Final = 5.0
 """A worker that does not end by itself is killed after this."""
-_LINE_CHARACTERS_MAX: Final = 4096
+_LINE_CHARACTERS_MAX: Final = 64 * 1024
+_LEVELS: Final = {name.lower(): level for name, level in logging.getLevelNamesMapping().items()}
 _READ_BYTES: Final = 64 * 1024
 
 
@@ -102,9 +105,27 @@ class WorkerProcess:
 
 
 def _log_line(logger: structlog.typing.FilteringBoundLogger, line: bytes) -> None:
-    if line.strip():
-        text = line.decode(errors="replace").rstrip()[:_LINE_CHARACTERS_MAX]
-        logger.info("worker output", line=text)
+    """Log one line of a worker's output; what it logged itself, as an event again."""
+    if not line.strip():
+        return
+    fields = _event(line)
+    if fields is None:
+        logger.info("worker output", line=line.decode(errors="replace")[:_LINE_CHARACTERS_MAX])
+        return
+    event, level = str(fields.pop("event")), str(fields.pop("level", "info"))
+    for reserved in ("timestamp", "worker", "pid"):
+        fields.pop(reserved, None)
+    logger.log(_LEVELS.get(level, logging.INFO), event, **fields)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    if not line.startswith(b"{"):
+        return None
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None
+    return fields if "event" in fields else None
 
 
 Serve = Callable[[WorkerProcess, int, Question | Greeting], None]

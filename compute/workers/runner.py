@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+import structlog
 
 from compute.workers.loader import Loaded, load
 from indilog import calls
@@ -173,7 +173,7 @@ class Runner:
             raise NotReadyError(f"{invoke.function} is not loaded in this worker; try again.")
         return loaded.functions[invoke.function]
 
-    def _context(self, link: Link, invoke: Invoke, function: Function, session: Session) -> Context:
+    def _context(self, invoke: Invoke, function: Function, session: Session) -> Context:
         assert self._logs is not None, "the compute node says Welcome first"
         assert self._asker is not None, "with its limits"
         return Context(
@@ -193,6 +193,9 @@ async def _answered(link: Link, call: int, answering: Coroutine[Any, Any, Answer
         answer = failed(CallOutcomeUnknownError("The call was cancelled; it may have had effects."))
     except IndilogError as error:
         answer = failed(error)
+    except Exception:  # noqa: BLE001 - outermost: the compute node must not wait for ever
+        structlog.get_logger().exception("call failed in the worker")
+        answer = failed(IndilogError("The function worker failed on this call; its log says why."))
     link.answer(call, answer)
 
 
@@ -200,11 +203,13 @@ def _told(function: Function, error: BaseException) -> Exception:
     """Return what the caller is told of an error that came out of a function's body.
 
     What the log or a called function reported goes on as it is; everything else becomes a
-    `FunctionFailedError`, and its traceback goes to the worker's output.
+    `FunctionFailedError`, and its traceback goes to the log.
     """
     if isinstance(error, IndilogError) and not isinstance(error, _NOT_PASSED_ON):
         return error
-    traceback.print_exception(error, file=sys.stderr)
+    structlog.get_logger().error(
+        "function failed", function=function.qualified_name, exc_info=error
+    )
     kind = type(error).__name__
     told = " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX].rstrip(".")
     return FunctionFailedError(

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from index_tier.aggregator import Aggregator
@@ -289,7 +289,6 @@ def work(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
     ]
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: int) -> None:
     """Also when data comes after the lookup, in parts, or again to a node that lost everything."""

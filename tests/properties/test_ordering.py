@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.config import Config, NodeConfig
@@ -288,7 +288,6 @@ def work(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
     ]
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_is_lost_repeated_or_restarted_the_order_is_one(seed: int) -> None:
     """Each seed has some of the faults, so that each also occurs without the others."""

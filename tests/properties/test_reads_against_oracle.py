@@ -12,7 +12,7 @@ import dataclasses
 import pytest
 
 from indilog.config import ClusterConfig, Config, NodeConfig
-from indilog.ids import EMPTY_TAG, MAX_SEQNUM, log_tag, tag_hash
+from indilog.ids import EMPTY_TAG, MAX_SEQNUM, NodeId, log_tag, tag_hash
 from indilog.messages import Direction
 from indilog.view import view_of
 from tests.role_cluster import LOG, RoleCluster
@@ -36,13 +36,19 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def cluster_with(
-    sizes: str, index_shards: int, *, seed: int, engines: int = 2, **faults: float
+    sizes: str,
+    index_shards: int,
+    *,
+    seed: int,
+    lose: float = 0.0,
+    delay: float = 0.0,
+    repeat: float = 0.0,
+    slow: frozenset[NodeId] = frozenset(),
 ) -> RoleCluster:
     node = dataclasses.replace(NodeConfig(frame_records_max=3), **SIZES[sizes])  # type: ignore[arg-type]
-    view = view_of(
-        engines=engines, storage_nodes=2, replicas=2, sequencers=3, index_shards=index_shards
-    )
-    return RoleCluster(view, Config(cluster=ClusterConfig(), node=node), seed=seed, **faults)
+    view = view_of(engines=2, storage_nodes=2, replicas=2, sequencers=3, index_shards=index_shards)
+    config = Config(cluster=ClusterConfig(), node=node)
+    return RoleCluster(view, config, seed=seed, lose=lose, delay=delay, repeat=repeat, slow=slow)
 
 
 def fill(cluster: RoleCluster, records: int) -> None:
@@ -96,20 +102,31 @@ def test_a19_every_seqnum_is_found_through_the_empty_tag(sizes: str) -> None:
         assert (record.seqnum, record.data) == (seqnum, cluster.oracle.records[seqnum][0])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("slow", ["engine-1", "index-0-0", "index-2-0", "storage-0"])
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("sizes", ["none", "small", "default"])
-def test_a20_reads_amid_appends_reflect_the_session_and_skip_nothing(sizes: str, seed: int) -> None:
-    cluster = cluster_with(sizes, 3, seed=seed, delay=0.3, repeat=0.1)
+def test_a20_reads_amid_appends_reflect_the_session_and_skip_nothing(
+    sizes: str, seed: int, slow: str
+) -> None:
+    """One node hears everything late, so that index shards and engines are at different points."""
+    cluster = cluster_with(
+        sizes, 3, seed=seed, delay=0.1, repeat=0.1, slow=frozenset({NodeId(slow)})
+    )
     session = [0, 0]
     history = []
     for n in range(60):
         engine = cluster.random.randrange(2)
-        waiter = cluster.append(b"%d" % n, cluster.random.choice(TAGS[:2]), engine=engine)
-        if cluster.random.random() < 0.5:
+        for _ in range(3):
+            waiter = cluster.append(b"%d" % n, cluster.random.choice(TAGS[:2]), engine=engine)
+            for _ in range(cluster.random.randint(0, 10)):
+                cluster.poke()
+                cluster.step()
+        if cluster.random.random() < 0.2:
             cluster.run_until(lambda waiter=waiter: waiter.seqnum is not None)
             session[engine] = max(session[engine], cluster.engine(engine).position)
+        engine = cluster.random.randrange(2)
         tag = cluster.random.choice(TAGS)
-        bound = cluster.random.randint(0, n + 2)
+        bound = cluster.random.randint(0, 3 * n + 2)
         direction = cluster.random.choice((Direction.NEXT, Direction.PREV))
         record, position = cluster.read(
             direction, tag_hash(LOG, tag), bound, position=session[engine], engine=engine

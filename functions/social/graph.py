@@ -1,0 +1,95 @@
+"""Graphs of friends: a generated one that ships with the demo, and the reader of a person's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, TypeAlias
+
+Graph: TypeAlias = dict[str, list[str]]
+"""Each person's friends, in order; friendship is mutual."""
+
+EDGES_MAX: Final = 2_000_000
+PEOPLE: Final = 1000
+FRIENDS_EACH: Final = 10
+_NAME_LENGTH_MAX: Final = 20
+
+
+class GraphError(Exception):
+    """The file is not a graph; one sentence with the line."""
+
+
+def synthetic_graph(
+    *, people: int = PEOPLE, friends_each: int = FRIENDS_EACH, seed: int = 1
+) -> Graph:
+    """Return a graph in which who has many friends finds more (preferential attachment).
+
+    Each newcomer befriends `friends_each` people, chosen in proportion to the friends that they
+    have, as real networks grow (Barabási and Albert 1999). The same seed gives the same graph.
+    """
+    chooser = random.Random(seed)  # noqa: S311 - no secret
+    edges: list[tuple[str, str]] = []
+    ends = [str(person) for person in range(friends_each)]
+    for person in range(friends_each, people):
+        chosen: set[str] = set()
+        while len(chosen) < friends_each:
+            chosen.add(chooser.choice(ends))
+        for friend in sorted(chosen):
+            edges.append((str(person), friend))
+            ends += (str(person), friend)
+    return graph_of(edges)
+
+
+def read_graph(file: Path) -> Graph:
+    """Return the graph in a file of friendships, two integers a line.
+
+    Empty lines and lines that begin with `#` or `%` are passed over; a person is no friend of
+    their own; a friendship said twice is one.
+
+    Raises:
+        GraphError: the file cannot be read, or a line is something else.
+    """
+    try:
+        with file.open(encoding="utf-8") as lines:
+            graph = graph_of(_edges(lines, file.name))
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"The graph {file} cannot be read: {error}.") from error
+    if not graph:
+        raise GraphError(f"The graph {file} has no friendship in it; write two numbers a line.")
+    return graph
+
+
+def _edges(lines: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+    count = 0
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith(("#", "%")):
+            continue
+        if len(words) != 2 or not all(map(_is_number, words)):
+            raise GraphError(
+                f"{name}, line {number}: two numbers are expected, not {line.strip()!r:.60}."
+            )
+        count += 1
+        if count > EDGES_MAX:
+            raise GraphError(f"{name} has more than {EDGES_MAX:,} friendships; take a smaller one.")
+        yield str(int(words[0])), str(int(words[1]))
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) <= _NAME_LENGTH_MAX
+
+
+def graph_of(edges: Iterable[tuple[str, str]]) -> Graph:
+    """Return the graph with these friendships; people by number, friends by number."""
+    friends: dict[str, set[str]] = {}
+    for one, other in edges:
+        if one != other:
+            friends.setdefault(one, set()).add(other)
+            friends.setdefault(other, set()).add(one)
+    return {person: sorted(friends[person], key=int) for person in sorted(friends, key=int)}
+
+
+def friendships(graph: Graph) -> int:
+    """Return how many pairs of friends there are."""
+    return sum(map(len, graph.values())) // 2

@@ -1,0 +1,137 @@
+"""A keep-alive HTTP/1.1 connection for load: one request at a time, as little work as possible.
+
+On a machine that also runs the platform every microsecond of the load generator is taken from what
+it measures, so this speaks just the HTTP that the gateway speaks: requests and answers with
+Content-Length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+_END: Final = b"\r\n\r\n"
+_LENGTH: Final = b"content-length:"
+_POSITION: Final = b"indilog-position:"
+_ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class Answer(NamedTuple):
+    """What came back.
+
+    Attributes:
+        status: of HTTP.
+        body: as it came.
+        position: the session's position, to go with the next request; 0: none was given.
+    """
+
+    status: int
+    body: bytes
+    position: int
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection, made at the first request and made again when it was closed."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname, "the caller gives a whole URL"
+        self._address = (parts.hostname, parts.port or 80)
+        self._host = f"host: {parts.netloc}\r\n".encode()
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._received = bytearray()
+        self._body_start = 0
+        self._body_end = 0
+
+    async def post(self, path: str, body: bytes, *, position: int = 0) -> Answer:
+        """Send a JSON body and return the answer.
+
+        Raises:
+            ConnectionError: refused, or closed before the answer was there; whether the request was
+                carried out is not known.
+        """
+        loop = asyncio.get_running_loop()
+        if self._transport is None:
+            try:
+                await loop.create_connection(lambda: self, *self._address)
+            except OSError as error:
+                raise ConnectionRefusedError(f"Nobody answers at {self._address}.") from error
+        assert self._transport is not None, "a connection was made"
+        assert self._answer is None, "one request at a time"
+        self._answer = loop.create_future()
+        self._transport.write(
+            b"POST %s HTTP/1.1\r\n%scontent-type: application/json\r\n"
+            b"content-length: %d\r\nindilog-position: %d\r\n\r\n%s"
+            % (path.encode(), self._host, len(body), position, body)
+        )
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            self._answer = None
+
+    def close(self) -> None:
+        """Close it; a request under way fails."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._received.clear()
+        self._body_start = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = None
+        self._fail(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._received += data
+        if not self._body_start and not self._read_head():
+            return
+        if len(self._received) >= self._body_end:
+            self._finish()
+
+    def _read_head(self) -> bool:
+        """Find out where the body is, once the head is there."""
+        end = self._received.find(_END)
+        if end < 0:
+            return False
+        length = self._header(_LENGTH, end)
+        if length is None or length > _ANSWER_BYTES_MAX:
+            self._fail(ConnectionError("An answer without a Content-Length of reasonable size."))
+            self.close()
+            return False
+        self._body_start = end + len(_END)
+        self._body_end = self._body_start + length
+        return True
+
+    def _header(self, name: bytes, end: int) -> int | None:
+        place = self._received.lower().find(name, 0, end)
+        if place < 0:
+            return None
+        line = self._received[place + len(name) : self._received.index(b"\r\n", place)].strip()
+        return int(line) if line.isdigit() else None
+
+    def _finish(self) -> None:
+        status = int(self._received[9:12])
+        position = self._header(_POSITION, self._body_start) or 0
+        body = bytes(self._received[self._body_start : self._body_end])
+        del self._received[: self._body_end]
+        self._body_start = 0
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(Answer(status, body, position))
+
+    def _fail(self, error: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            told = ConnectionError("The connection was closed before the answer was there.")
+            told.__cause__ = error
+            self._answer.set_exception(told)

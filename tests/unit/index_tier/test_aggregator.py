@@ -1,0 +1,200 @@
+"""Claims about the aggregator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from index_tier.aggregator import Aggregator
+from indilog.config import Config, NodeConfig
+from indilog.ids import Epoch, Instant, NodeId, ShardId
+from indilog.messages import (
+    Direction,
+    IndexAnswer,
+    IndexData,
+    LookupResult,
+    ReadRecords,
+)
+from indilog.roles import (
+    Effect,
+    FrameKind,
+    FrameRead,
+    Ignore,
+    Location,
+    Received,
+    Role,
+    Send,
+    Started,
+)
+from indilog.view import view_of
+
+ENGINE = NodeId("engine-0")
+T0 = Instant(1000.0)
+VIEW = view_of(storage_nodes=2, replicas=2, index_shards=3, index_replicas=2, engines=2)
+
+
+def aggregator(*, lookups_max: int = 100) -> Aggregator:
+    config = Config(node=NodeConfig(lookups_pending_max=lookups_max, read_timeout_s=5.0))
+    return Aggregator(NodeId("aggregator-0"), [VIEW], config)
+
+
+def answer(
+    index_shard: int,
+    *seqnums: int,
+    request: int = 1,
+    count: int = 1,
+    direction: Direction = Direction.NEXT,
+    exact: bool = False,
+    replica: int = 0,
+) -> Received:
+    """What one index shard says; even seqnums are in shard 0, odd ones in shard 1."""
+    shards = tuple(ShardId(seqnum % 2) for seqnum in seqnums)
+    message = IndexAnswer(request, ENGINE, direction, index_shard, count, exact, seqnums, shards)
+    return Received(NodeId(f"index-{index_shard}-{replica}"), message)
+
+
+def read(seqnum: int, *, to: str, request: int = 1) -> list[Effect]:
+    message = ReadRecords(request, ENGINE, ShardId(seqnum % 2), (seqnum,))
+    return [Send(NodeId(to), message)]
+
+
+def test_the_smallest_match_of_all_index_shards_is_read_by_next() -> None:
+    node = aggregator()
+    assert node.handle([answer(0, 9), answer(1, 4)], T0) == []
+    assert node.handle([answer(2, 6)], T0) == read(4, to="storage-1")
+
+
+def test_the_largest_match_of_all_index_shards_is_read_by_prev() -> None:
+    node = aggregator()
+    answers = [answer(shard, s, direction=Direction.PREV) for shard, s in enumerate((9, 4, 6))]
+    assert node.handle(answers, T0) == read(9, to="storage-0")
+
+
+def test_replicas_of_a_shard_are_read_in_turn() -> None:
+    node = aggregator()
+    for request, storage_node in ((2, "storage-0"), (3, "storage-1")):
+        answers = [answer(shard, 4, request=request) for shard in range(3)]
+        assert node.handle(answers, T0) == read(4, to=storage_node, request=request)
+
+
+def test_no_match_anywhere_is_proven_to_the_origin() -> None:
+    effects = aggregator().handle([answer(0), answer(1), answer(2)], T0)
+    assert effects == [Send(ENGINE, LookupResult(1, (), ()))]
+
+
+def test_an_index_shard_without_a_match_does_not_hide_the_others() -> None:
+    assert aggregator().handle([answer(0), answer(1, 4), answer(2)], T0) == read(4, to="storage-1")
+
+
+def test_several_matches_are_merged_best_first() -> None:
+    node = aggregator()
+    answers = [answer(0, 1, 8, count=3), answer(1, 2, 3, 4, count=3), answer(2, count=3)]
+    result = LookupResult(1, (1, 2, 3), (ShardId(1), ShardId(0), ShardId(1)))
+    assert node.handle(answers, T0) == [Send(ENGINE, result)]
+    answers = [
+        answer(0, 8, 1, count=3, direction=Direction.PREV),
+        answer(1, 4, 3, 2, count=3, direction=Direction.PREV),
+        answer(2, count=3, direction=Direction.PREV),
+    ]
+    result = LookupResult(1, (8, 4, 3), (ShardId(0), ShardId(0), ShardId(1)))
+    assert node.handle(answers, T0) == [Send(ENGINE, result)]
+
+
+def test_after_an_exact_match_nothing_is_sent_and_nothing_stays() -> None:
+    """Algorithm 6: "Mark RID as complete. An index node already contacted the storage tier"."""
+    node = aggregator()
+    assert node.handle([answer(0, 7), answer(1, 4, exact=True), answer(2, 9)], T0) == []
+    assert node.counts == {"pending": 0}
+
+
+def test_a_repeated_answer_counts_once() -> None:
+    node = aggregator()
+    events = [answer(0, 9), answer(0, 9), answer(0, 9, replica=1), answer(1, 4)]
+    assert node.handle(events, T0) == []
+    assert node.handle([answer(2, 6)], T0) == read(4, to="storage-1")
+
+
+def test_lookups_of_two_engines_with_one_number_are_different() -> None:
+    node = aggregator()
+    other = NodeId("engine-1")
+    theirs = [
+        Received(e.sender, msgspec.structs.replace(e.message, origin=other))
+        for e in (answer(0), answer(1))
+        if isinstance(e.message, IndexAnswer)
+    ]
+    assert node.handle([answer(0), *theirs, answer(1)], T0) == []
+    assert node.counts == {"pending": 2}
+    assert node.handle([answer(2)], T0) == [Send(ENGINE, LookupResult(1, (), ()))]
+
+
+def test_a_lookup_that_is_not_completed_is_dropped_after_a_while() -> None:
+    node = aggregator()
+    node.handle([answer(0)], T0)
+    assert node.deadline() == T0 + 5.0
+    assert node.handle([], Instant(T0 + 4.9)) == []
+    effects = node.handle([], Instant(T0 + 5.0))
+    assert reasons(effects) == ["an index shard did not answer in time"]
+    assert node.deadline() is None
+
+
+def test_the_oldest_lookup_makes_room_when_too_many_are_pending() -> None:
+    node = aggregator(lookups_max=2)
+    effects = node.handle([answer(0, request=request) for request in (1, 2, 3)], T0)
+    assert reasons(effects) == ["too many lookups are pending"]
+    assert node.counts == {"pending": 2}
+    rest = [answer(shard, request=2) for shard in (1, 2)]
+    assert node.handle(rest, T0) == [Send(ENGINE, LookupResult(2, (), ()))]
+    node.check_invariants()
+
+
+def reasons(effects: Sequence[Effect]) -> list[str]:
+    return [effect.reason for effect in effects if isinstance(effect, Ignore)]
+
+
+def changed(**fields: object) -> Received:
+    event = answer(0, 4)
+    assert isinstance(event.message, IndexAnswer)
+    return Received(event.sender, msgspec.structs.replace(event.message, **fields))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Received(NodeId("index-1-0"), answer(0, 4).message),
+        Received(NodeId("storage-0"), answer(0, 4).message),
+        changed(index_shard=3),
+        changed(index_shard=-1),
+        changed(origin=NodeId("storage-0")),
+        changed(shards=()),
+        changed(seqnums=(4, 5), shards=(ShardId(0), ShardId(1))),
+        Received(NodeId("storage-0"), IndexData(())),
+    ],
+)
+def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
+    node = aggregator()
+    assert [type(effect) for effect in node.handle([event], T0)] == [Ignore]
+    assert node.counts == {"pending": 0}
+
+
+def test_answers_to_two_lookups_of_one_number_are_not_merged() -> None:
+    node = aggregator()
+    effects = node.handle([answer(0, 4), answer(1, 4, 5, count=2)], T0)
+    assert reasons(effects) == ["an answer to another lookup of the same number"]
+
+
+def test_a_match_in_a_shard_that_no_view_knows_is_ignored() -> None:
+    node = aggregator()
+    effects = node.handle([changed(shards=(ShardId(9),)), answer(1), answer(2)], T0)
+    assert [type(effect) for effect in effects] == [Ignore]
+
+
+def test_it_is_a_role_without_a_disk() -> None:
+    role: Role = aggregator()
+    assert role.handle([Started(Epoch(1))], T0) == []
+    assert role.deadline() is None
+    with pytest.raises(AssertionError):
+        role.recover(FrameKind.METALOG, b"", Location(0, 0, 0))
+    with pytest.raises(AssertionError):
+        role.handle([FrameRead(0, None)], T0)

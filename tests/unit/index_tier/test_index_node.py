@@ -1,0 +1,384 @@
+"""Claims about the index node."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from index_tier.index_node import IndexNode
+from indilog.config import Config, NodeConfig
+from indilog.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, Instant, NodeId, ShardId
+from indilog.messages import (
+    Direction,
+    IndexAnswer,
+    IndexBlock,
+    IndexData,
+    IndexDataWanted,
+    IndexLookup,
+    LookupResult,
+    ReadRecords,
+    ShardTags,
+)
+from indilog.roles import (
+    Effect,
+    FrameKind,
+    Ignore,
+    Location,
+    Persisted,
+    Received,
+    Role,
+    Send,
+    Started,
+)
+from indilog.view import view_of
+
+A, B = NodeId("storage-0"), NodeId("storage-1")
+ENGINE, AGGREGATOR = NodeId("engine-0"), NodeId("aggregator-0")
+T0 = Instant(1000.0)
+LOG, TAG = 1000, 5
+EVERYTHING = 2**62
+VIEW = view_of(storage_nodes=2, replicas=1, index_shards=2, engines=2)
+"""Shard 0 is on storage-0, shard 1 on storage-1; index-1-0 has the positions 1, 3, 5, ..."""
+
+
+def index_node(*, started: bool = True, **settings: float) -> IndexNode:
+    """A node of index shard 1; when started, storage has told it that there is nothing yet."""
+    config = Config(
+        node=msgspec.convert({"resend_s": 1.0, "read_timeout_s": 5.0, **settings}, NodeConfig)
+    )
+    node = IndexNode(NodeId("index-1-0"), [VIEW], config)
+    if started:
+        nothing = IndexData(())
+        node.handle([Started(Epoch(1)), Received(A, nothing), Received(B, nothing)], T0)
+        assert node.deadline() is None
+    return node
+
+
+def tags(first: int, *records: tuple[int, ...], shard: int = 0) -> ShardTags:
+    flat = array("Q", [tag for record in records for tag in record])
+    return ShardTags(ShardId(shard), first, len(records), bytes(map(len, records)), flat.tobytes())
+
+
+def block(position: int, tail: int, productive: Sequence[int], *parts: ShardTags) -> IndexBlock:
+    return IndexBlock(position, tail, tuple(ShardId(s) for s in productive), parts)
+
+
+def data(*blocks: IndexBlock, sender: NodeId = A) -> Received:
+    return Received(sender, IndexData(blocks))
+
+
+def one(position: int, seqnum: int) -> IndexBlock:
+    """A position that ordered one record of shard 0, with `TAG`."""
+    return block(position, seqnum + 1, [0], tags(seqnum, (LOG, TAG)))
+
+
+def lookup(
+    bound: int,
+    *,
+    position: int,
+    request: int = 1,
+    tag: int = TAG,
+    limit: int = 100,
+    count: int = 1,
+    direction: Direction = Direction.NEXT,
+    aggregator: NodeId = AGGREGATOR,
+) -> Received:
+    message = IndexLookup(request, direction, tag, bound, limit, position, count, aggregator)
+    return Received(ENGINE, message)
+
+
+def answers(effects: Sequence[Effect]) -> list[tuple[int, ...]]:
+    return [
+        e.message.seqnums
+        for e in effects
+        if isinstance(e, Send) and isinstance(e.message, IndexAnswer)
+    ]
+
+
+def asked(effects: Sequence[Effect]) -> list[tuple[NodeId, int, int]]:
+    return [
+        (e.to, e.message.start, e.message.end)
+        for e in effects
+        if isinstance(e, Send) and isinstance(e.message, IndexDataWanted)
+    ]
+
+
+def reasons(effects: Sequence[Effect]) -> list[str]:
+    return [effect.reason for effect in effects if isinstance(effect, Ignore)]
+
+
+# --- applying
+
+
+def test_only_the_positions_of_its_own_index_shard_are_applied() -> None:
+    """Algorithm 5: "if metalog update round % nr_index_nodes == IN_IDX"."""
+    node = index_node()
+    assert node.position == 1
+    assert node.handle([data(one(1, 4))], T0) == []
+    assert (node.position, node.tail) == (3, 5)
+    assert reasons(node.handle([data(one(2, 5))], T0)) == ["index data that contradicts itself"]
+    assert node.position == 3
+
+
+def test_a_position_is_applied_when_all_its_productive_shards_are_there() -> None:
+    node = index_node()
+    node.handle([data(block(1, 6, [0, 1], tags(5, (LOG,), shard=1)), sender=B)], T0)
+    assert node.position == 1
+    node.handle([data(block(1, 6, [0, 1], tags(4, (LOG, TAG))))], T0)
+    assert (node.position, node.tail) == (3, 6)
+
+
+def test_a_position_that_ordered_nothing_is_applied_at_once() -> None:
+    node = index_node()
+    node.handle([data(block(1, 0, []))], T0)
+    assert node.position == 3
+
+
+def test_positions_are_applied_in_order_whatever_the_order_of_arrival() -> None:
+    node = index_node()
+    node.handle([data(one(5, 9)), data(one(3, 7))], T0)
+    assert node.position == 1
+    node.handle([data(one(1, 4))], T0)
+    assert (node.position, node.tail) == (7, 10)
+
+
+def test_index_data_that_is_applied_already_is_skipped() -> None:
+    node = index_node()
+    for _ in range(2):
+        assert node.handle([data(one(1, 4))], T0) == []
+    assert node.counts["entries"] == 2
+    assert node.deadline() is None
+
+
+def test_positions_that_are_too_far_ahead_are_dropped_and_asked_for_later() -> None:
+    node = index_node(index_positions_ahead_max=2)
+    node.handle([data(one(3, 7), one(5, 9))], T0)
+    node.handle([data(one(1, 4))], T0)
+    assert node.position == 5
+    assert node.handle([lookup(0, position=7)], T0) == []
+    assert asked(node.handle([], Instant(T0 + 1.0))) == [(B, 5, 7), (A, 5, 7)]
+
+
+# --- answering
+
+
+def test_a_lookup_is_answered_to_the_aggregator_it_names() -> None:
+    node = index_node()
+    node.handle([data(one(1, 4))], T0)
+    effects = node.handle([lookup(2, position=3)], T0)
+    answer = IndexAnswer(1, ENGINE, Direction.NEXT, 1, 1, False, (4,), (ShardId(0),))
+    assert effects == [Send(AGGREGATOR, answer)]
+
+
+def test_an_exact_match_goes_straight_to_storage_and_to_the_aggregator() -> None:
+    """Thesis 5.4.1, read type 2: "IN2 immediately forwards the read request to the responsible
+    storage node".
+    """
+    node = index_node()
+    node.handle([data(one(1, 4))], T0)
+    effects = node.handle([lookup(4, position=3)], T0)
+    answer = IndexAnswer(1, ENGINE, Direction.NEXT, 1, 1, True, (4,), (ShardId(0),))
+    read = ReadRecords(1, ENGINE, ShardId(0), (4,))
+    assert effects == [Send(A, read), Send(AGGREGATOR, answer)]
+
+
+def test_a_lookup_for_several_is_never_exact() -> None:
+    node = index_node()
+    node.handle([data(one(1, 4), one(3, 7))], T0)
+    effects = node.handle([lookup(4, position=5, count=2)], T0)
+    assert answers(effects) == [(4, 7)]
+    assert len(effects) == 1
+
+
+def test_the_empty_tag_finds_any_record_of_this_index_shard() -> None:
+    node = index_node()
+    node.handle([data(one(1, 4), one(3, 7))], T0)
+    back = lookup(6, position=5, tag=EMPTY_TAG, direction=Direction.PREV)
+    assert answers(node.handle([back], T0)) == [(4,)]
+
+
+def test_no_match_is_answered_too() -> None:
+    node = index_node()
+    assert answers(node.handle([lookup(0, position=1)], T0)) == [()]
+
+
+def test_a_lookup_waits_until_its_prefix_is_applied() -> None:
+    """Thesis 5.6.1: the index node will "temporarily block the lookup and place it in a special
+    queue that is processed with the next metalog update".
+    """
+    node = index_node()
+    assert node.handle([lookup(0, position=4)], T0) == []
+    assert node.handle([data(one(1, 4))], T0) == []
+    assert answers(node.handle([data(one(3, 7))], T0)) == [(4,)]
+
+
+def test_positions_of_other_index_shards_are_not_waited_for() -> None:
+    """Thesis 5.6.1: "That index node is not meant to receive anything during the rounds when other
+    index nodes are selected".
+    """
+    node = index_node()
+    node.handle([data(one(1, 4))], T0)
+    assert answers(node.handle([lookup(0, position=3)], T0)) == [(4,)]
+    assert node.handle([lookup(0, position=4)], T0) == []
+
+
+def test_what_was_ordered_after_the_lookups_prefix_is_not_shown() -> None:
+    node = index_node()
+    node.handle([data(one(1, 4), one(3, 7))], T0)
+    assert answers(node.handle([lookup(5, position=2, limit=5)], T0)) == [()]
+
+
+def test_a_lookup_that_waits_too_long_is_dropped() -> None:
+    node = index_node()
+    node.handle([lookup(0, position=4)], T0)
+    for seconds in (1, 2, 3, 4):
+        assert reasons(node.handle([], Instant(T0 + seconds))) == []
+    effects = node.handle([], Instant(T0 + 5))
+    assert reasons(effects) == ["a lookup waited too long for index data"]
+    node.handle([data(one(1, 4), one(3, 7))], T0)
+    assert node.counts["waiting"] == 0
+
+
+def test_no_more_lookups_wait_than_configured() -> None:
+    node = index_node(lookups_pending_max=1)
+    first, second = lookup(0, position=4), lookup(0, position=4, request=2)
+    effects = node.handle([first, second], T0)
+    assert reasons(effects) == ["too many lookups wait for index data"]
+    assert len(answers(node.handle([data(one(1, 4), one(3, 7))], T0))) == 1
+
+
+# --- what is missed
+
+
+def test_a_started_node_fetches_everything_from_storage_nodes_that_keep_every_shard() -> None:
+    node = index_node(started=False)
+    effects = node.handle([Started(Epoch(1))], T0)
+    assert asked(effects) == [(A, 1, EVERYTHING), (B, 1, EVERYTHING)]
+    assert node.deadline() == T0 + 1.0
+
+
+def test_a_started_node_asks_again_until_storage_answers() -> None:
+    node = index_node(started=False)
+    node.handle([Started(Epoch(1))], T0)
+    assert asked(node.handle([], Instant(T0 + 0.9))) == []
+    again = asked(node.handle([], Instant(T0 + 1.0)))
+    assert again == [(B, 1, EVERYTHING), (A, 1, EVERYTHING)]
+    node.handle([Received(A, IndexData(())), Received(B, IndexData(()))], Instant(T0 + 1.5))
+    assert node.deadline() is None
+
+
+def test_page_after_page_is_fetched_until_an_answer_brings_nothing_new() -> None:
+    node = index_node(started=False)
+    node.handle([Started(Epoch(1)), Received(B, IndexData(()))], T0)
+    assert asked(node.handle([data(one(1, 4), one(3, 7))], T0)) == [(A, 5, EVERYTHING)]
+    assert asked(node.handle([data(one(5, 8))], T0)) == [(A, 7, EVERYTHING)]
+    assert asked(node.handle([data()], T0)) == []
+    assert node.deadline() is None
+
+
+def test_live_index_data_does_not_put_off_what_is_missed() -> None:
+    node = index_node()
+    node.handle([data(one(3, 7))], T0)
+    node.handle([data(one(5, 8))], Instant(T0 + 0.9))
+    effects = node.handle([data(one(7, 9))], Instant(T0 + 1.0))
+    assert asked(effects) == [(B, 1, 8), (A, 1, 8)]
+
+
+def test_an_incomplete_position_is_asked_for_again() -> None:
+    node = index_node()
+    node.handle([data(block(1, 6, [0, 1], tags(4, (LOG, TAG))))], T0)
+    assert node.deadline() == T0 + 1.0
+    assert asked(node.handle([], Instant(T0 + 1.0))) == [(B, 1, 2), (A, 1, 2)]
+
+
+def test_a_waiting_lookup_tells_how_far_to_ask() -> None:
+    node = index_node()
+    node.handle([lookup(0, position=9)], T0)
+    assert asked(node.handle([], Instant(T0 + 1.0))) == [(B, 1, 9), (A, 1, 9)]
+
+
+def test_a_source_held_at_the_horizon_is_asked_when_there_is_room() -> None:
+    node = index_node(started=False, index_positions_ahead_max=2)
+    node.handle([Started(Epoch(1))], T0)
+    ahead = [block(p, p + 1, [0, 1], tags(p - 1, (LOG,))) for p in (1, 3, 5)]
+    assert asked(node.handle([data(*ahead)], T0)) == []
+    rest = data(block(1, 2, [0, 1], tags(1, (LOG,), shard=1)), sender=B)
+    assert asked(node.handle([rest], T0)) == [(B, 3, EVERYTHING), (A, 5, EVERYTHING)]
+
+
+# --- what has no place here
+
+
+def bad(**fields: object) -> Received:
+    return data(block(1, 5, [0], msgspec.structs.replace(tags(4, (LOG, TAG)), **fields)))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        data(one(1, 4), sender=ENGINE),
+        data(one(1, 4), sender=NodeId("storage-9")),
+        bad(count=2),
+        bad(count=0, tag_counts=b"", tags=b""),
+        bad(tags=b"1234567"),
+        bad(shard=ShardId(1)),
+        bad(first_seqnum=-1),
+        bad(first_seqnum=3),
+        data(block(1, 6, [7], tags(5, (LOG,), shard=7))),
+        data(block(1, MAX_SEQNUM + 2, [0], tags(MAX_SEQNUM + 1, (LOG,)))),
+        data(block(1, 7, [0, 1], tags(4, (LOG,)), tags(6, (LOG,), shard=1))),
+        Received(A, lookup(0, position=1).message),
+        lookup(0, position=1, aggregator=A),
+        lookup(0, position=1, count=0),
+        lookup(0, position=1, count=10_001),
+        Received(AGGREGATOR, LookupResult(1, (), ())),
+    ],
+)
+def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
+    node = index_node()
+    assert [type(effect) for effect in node.handle([event], T0)] == [Ignore]
+    assert (node.position, node.counts["entries"]) == (1, 0)
+    node.handle([data(one(1, 4))], T0)
+    assert node.position == 3
+
+
+def test_index_data_that_goes_back_in_the_log_is_ignored_and_asked_for_again() -> None:
+    node = index_node()
+    node.handle([data(one(1, 4))], T0)
+    effects = node.handle([data(one(3, 4))], T0)
+    assert reasons(effects) == ["index data that contradicts the log before it"]
+    assert node.position == 3
+    node.handle([data(one(3, 5))], T0)
+    assert node.position == 5
+
+
+def test_a_part_is_not_taken_over_from_a_block_that_was_not_true() -> None:
+    node = index_node()
+    node.handle(
+        [
+            data(block(1, 6, [0, 1], tags(3, (LOG,)))),
+            data(block(1, 6, [0, 1], tags(5, (LOG,), shard=1)), sender=B),
+        ],
+        T0,
+    )
+    assert node.position == 1
+    node.handle([data(block(1, 6, [0, 1], tags(5, (LOG,), shard=1)), sender=B)], T0)
+    node.handle([data(block(1, 6, [0, 1], tags(4, (LOG,))))], T0)
+    assert node.position == 3
+
+
+def test_it_is_a_role_without_a_disk() -> None:
+    role: Role = index_node(started=False)
+    role.check_invariants()
+    with pytest.raises(AssertionError):
+        role.recover(FrameKind.METALOG, b"", Location(0, 0, 0))
+    with pytest.raises(AssertionError):
+        role.handle([Persisted(0, Location(0, 0, 0))], T0)
+
+
+def test_a_node_that_is_no_index_node_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        IndexNode(ENGINE, [VIEW], Config())
