@@ -6,6 +6,7 @@ A full client library would cost more than what is measured.
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import httptools
 
@@ -46,8 +47,7 @@ class HttpCaller(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of that class
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell who waits."""

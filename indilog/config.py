@@ -78,6 +78,8 @@ class NodeConfig:
     sync_inline_s_max: float = 0.0015
     """Syncs slower than this (moving average) run in a thread, so that the loop goes on."""
 
+    ordering_frame_entries: int = 64
+    """Metalog entries that a storage node journals together; a restart fetches what is missing."""
     frame_records_max: int = 128
     """Records that an open batch collects before it is closed."""
     frame_bytes: int = 128 * KIB

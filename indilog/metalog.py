@@ -9,7 +9,7 @@ so a shard's records of one entry are consecutive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -39,6 +39,7 @@ features.
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+_page_decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
 
 
 def entry_encoded(entry: Entry) -> bytes:
@@ -59,6 +60,23 @@ def entry_decoded(payload: bytes) -> Entry:
 
 
 _UNSAID = Epoch(0)
+
+
+def entries_encoded(entries: Sequence[Entry]) -> bytes:
+    """Return the bytes of several consecutive entries, as ordering journals hold them."""
+    return _encoder.encode(entries)
+
+
+def entries_decoded(payload: bytes) -> tuple[Entry, ...]:
+    """Return the entries that `payload` holds.
+
+    Raises:
+        MalformedFrameError: it holds none that this version knows.
+    """
+    try:
+        return _page_decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise MalformedFrameError(f"not metalog entries: {error}") from error
 
 
 class Span(NamedTuple):

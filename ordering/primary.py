@@ -51,7 +51,8 @@ class Primary:
         self._reports = Reports(view)
         self._backups = {node: BackupProgress() for node in view.backups}
         self._majority = majority(view.sequencers)
-        self._readers = view.engines + view.storage_nodes
+        self._readers = view.storage_nodes + view.engines
+        """Storage first: in one process its index data then reaches an engine in the same turn."""
         self._reader_set = frozenset(self._readers)
         self._committed = MetalogReplay()
         proposed = MetalogReplay()

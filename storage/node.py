@@ -1,9 +1,9 @@
 """The storage node: one role for all shards of which it keeps a replica (ARCHITECTURE 8 and 9).
 
 `Appends` takes in what writers send. Metalog entries are applied without gaps, go into the journal
-(unsynced: they can be fetched again), and say which seqnums the records got. For each position the
-first replica of a shard sends the tags on (type-S data). Reads by seqnum wait until the metalog is
-applied up to them.
+(many together and unsynced: they can be fetched again), and say which seqnums the records got. For
+each position the first replica of a shard sends the tags on (type-S data). Reads by seqnum wait
+until the metalog is applied up to them.
 
 What this replica does not have, because its disk was lost or damaged, it calls unknown, never
 absent.
@@ -30,7 +30,7 @@ from indilog.messages import (
     ShardClaim,
     ShardOpen,
 )
-from indilog.metalog import Span, entry_decoded, entry_encoded
+from indilog.metalog import Entry, Span, entries_decoded, entries_encoded
 from indilog.records import batch_header
 from indilog.roles import (
     Effect,
@@ -86,6 +86,8 @@ class StorageNode:
             config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
         )
         self._blocks: list[IndexBlock] = []
+        self._unjournaled: list[Entry] = []
+        """Applied entries that are not in the ordering journal yet."""
 
     # --- figures for people
 
@@ -127,7 +129,8 @@ class StorageNode:
                     if (shard := self._shards.get(state.shard)) is not None:
                         shard.apply(state)
                 case FrameKind.ORDERING:
-                    self._recover_entry(payload, location)
+                    for entry in entries_decoded(payload):
+                        self._recover_entry(entry, location)
                 case FrameKind.METALOG:
                     raise AssertionError("a storage node writes no metalog")
         except MalformedFrameError as error:
@@ -144,8 +147,7 @@ class StorageNode:
             )
         shard.store(header.first, header.end, location)
 
-    def _recover_entry(self, payload: bytes, location: Location) -> None:
-        entry = entry_decoded(payload)
+    def _recover_entry(self, entry: Entry, location: Location) -> None:
         if entry.position != self._ordering.position:
             raise DataLossError(
                 f"The ordering journal continues at position {entry.position} at {location}, "
@@ -238,8 +240,12 @@ class StorageNode:
         self._catch_up.heard(news=bool(applied), gap=self._ordering.gap)
         effects: list[Effect] = []
         for entry, spans in applied:
-            effects.append(Persist(FrameKind.ORDERING, entry_encoded(entry), _ORDERING_TOKEN))
+            self._unjournaled.append(entry)
             self._order(entry.position, spans)
+        if len(self._unjournaled) >= self._config.ordering_frame_entries:
+            payload = entries_encoded(self._unjournaled)
+            effects.append(Persist(FrameKind.ORDERING, payload, _ORDERING_TOKEN))
+            self._unjournaled = []
         for read in self._waiting.ready(self._ordering.tail):
             effects += self._start(event, self._page(read))
         return effects

@@ -68,7 +68,7 @@ async def demonstrated(
 ) -> list[str]:
     """Run the demo and print its table; return what the check found wrong."""
     console = Console()
-    columns = (TextColumn("{task.description:<34}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         await _loaded(progress, url, graph)
         before = await figures(url)

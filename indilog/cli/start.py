@@ -185,7 +185,7 @@ def start(
             wait_ready(process, url, log_file(data))
             if not no_demo:
                 demonstrate(url, seconds, graph)
-            console.print(_NEXT.format(url=url, data=data), highlight=False)
+            console.print(_NEXT.format(url=url, data=data), highlight=False, soft_wrap=True)
             if stays:
                 console.print("Ctrl-C stops it.")
                 stay(process, log_file(data))

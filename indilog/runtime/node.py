@@ -217,22 +217,24 @@ class NodeShell:
         """Call roles until nothing is left for them."""
         now = self.clock.now()
         inbox = self._inbox
-        for node, due in self._deadlines.items():
-            if due <= now:
+        for node, overdue in self._deadlines.items():
+            if overdue <= now:
                 inbox.setdefault(node, [])
+        touched: set[NodeId] = set()
         for _ in range(_ROUNDS_MAX):
             if not inbox:
-                return
+                break
             node = next(iter(inbox))
-            events = inbox.pop(node)
-            role = self.roles[node]
-            for effect in role.handle(events, now):
+            touched.add(node)
+            for effect in self.roles[node].handle(inbox.pop(node), now):
                 self._perform(node, effect)
-            if (due_next := role.deadline()) is None:
+        else:
+            self._schedule()
+        for node in touched:
+            if (due := self.roles[node].deadline()) is None:
                 self._deadlines.pop(node, None)
             else:
-                self._deadlines[node] = due_next
-        self._schedule()
+                self._deadlines[node] = due
 
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:

@@ -197,6 +197,13 @@ def applied(document: Document | None, write: Write, *, name: str) -> Document |
     return document
 
 
+def is_whole(write: Write) -> bool:
+    """Tell whether nothing of a document is left after `write`, whatever the document was."""
+    if write.path:
+        return False
+    return isinstance(write, Delete) or (isinstance(write, Set) and isinstance(write.value, dict))
+
+
 def _whole_replaced(write: Write, name: str) -> Document | None:
     """Apply a write to the object itself: it can be set, or deleted."""
     match write:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from bokistore.cache import ViewCache
-from bokistore.document import Document, applied, encoded
+from bokistore.document import Document, applied, encoded, is_whole
 from bokistore.errors import MismatchError
 from bokistore.records import (
     UNWRITTEN,
@@ -143,6 +143,8 @@ class Replay:
         """Return a view from before `newest` and the records after it; None: too far back."""
         records = [newest]
         for _ in range(_WALK_MAX):
+            if await self._begins_anew(records[-1], name):
+                return UNWRITTEN, records[::-1]
             last = records[-1].seqnum
             earlier = await self._log.read_prev(tag_of(name), last - 1) if last else None
             if earlier is None:
@@ -151,6 +153,13 @@ class Replay:
                 return view, records[::-1]
             records.append(earlier)
         return None, records
+
+    async def _begins_anew(self, record: Record, name: str) -> bool:
+        """Tell whether `record` replaces or deletes the whole object, whatever it was before."""
+        command = command_decoded(record.data)
+        if command is None or not any(map(is_whole, command.writes.get(name, ()))):
+            return False
+        return await self.committed(record, command)
 
     async def _folded(self, name: str, base: View, records: Sequence[Record]) -> View:
         """Return the view after `records`, which follow `base` in the object's sub-stream."""

@@ -39,28 +39,34 @@ def model_write(document: Json, write: list[Json]) -> tuple[Json, Json]:
         old = old.get(step) if isinstance(old, dict) else None
     if kind == "delete":
         return model_without(document, path), old
+    if not path:
+        fits = kind == "set" and isinstance(rest[0], dict)
+        return (rest[0], old) if fits else (document, MISFIT)
     at = {} if document is None else document
     for step in path[:-1]:
         at = at.get(step, {})
         if not isinstance(at, dict):
             return document, MISFIT
     present = path[-1] in at
+    new = model_value(kind, old if present else None, rest, present=present)
+    return (document, MISFIT) if new is MISFIT else (model_with(document, path, new), old)
+
+
+def model_value(kind: str, old: Json, rest: list[Json], *, present: bool) -> Json:
     if kind == "set":
-        new = rest[0]
-    elif kind == "increment":
-        if present and not (isinstance(old, int) and not isinstance(old, bool)):
-            return document, MISFIT
-        new = (old if present else 0) + rest[0]
-    else:
-        if present and not isinstance(old, list):
-            return document, MISFIT
-        items = list(old) if present else []
-        known = [json.dumps(item, sort_keys=True) for item in items]
-        if kind == "push" or json.dumps(rest[0], sort_keys=True) not in known:
-            items = [*items, rest[0]]
-        limit = rest[1] if kind == "push" else None
-        new = items[max(0, len(items) - limit) :] if limit else items
-    return model_with(document, path, new), old
+        return rest[0]
+    if kind == "increment":
+        if not present:
+            return rest[0]
+        return old + rest[0] if isinstance(old, int) and not isinstance(old, bool) else MISFIT
+    if present and not isinstance(old, list):
+        return MISFIT
+    items = list(old) if present else []
+    known = [json.dumps(item, sort_keys=True) for item in items]
+    if kind == "push" or json.dumps(rest[0], sort_keys=True) not in known:
+        items = [*items, rest[0]]
+    limit = rest[1] if kind == "push" else None
+    return items[max(0, len(items) - limit) :] if limit else items
 
 
 def model_with(document: Json, path: list[str], value: Json) -> Json:
@@ -111,7 +117,7 @@ class Model:
 # --- what sessions do
 
 names = st.sampled_from(NAMES)
-paths = st.sampled_from(["n", "l", "o", "o.n", "o.l"])
+paths = st.sampled_from(["n", "l", "o", "o.n", "o.l", ""])
 values = st.one_of(
     st.integers(-3, 3),
     st.sampled_from([None, True, "x", [], [1], {}, {"n": 1}, {"l": ["y"]}, {"n": {"n": 2}}]),

@@ -73,9 +73,18 @@ class Writer:
 class StorageOfTwoShards(RuleBasedStateMachine):
     """One node, two shards, a small cache, a disk that loses what it has not confirmed."""
 
-    @initialize(cache=st.sampled_from([0, 300, 100_000]), page=st.sampled_from([1, 200, 10_000]))
-    def start(self, cache: int, page: int) -> None:
-        node = NodeConfig(record_cache_bytes_max=cache, page_bytes_max=page, read_timeout_s=1e9)
+    @initialize(
+        cache=st.sampled_from([0, 300, 100_000]),
+        page=st.sampled_from([1, 200, 10_000]),
+        entries=st.sampled_from([1, 3, 64]),
+    )
+    def start(self, cache: int, page: int, entries: int) -> None:
+        node = NodeConfig(
+            record_cache_bytes_max=cache,
+            page_bytes_max=page,
+            read_timeout_s=1e9,
+            ordering_frame_entries=entries,
+        )
         self.machine = Machine(view_of(engines=2), Config(node=node))
         self.writers = {shard: Writer() for shard in SHARDS}
         self.metalog: list[NewRecords] = []

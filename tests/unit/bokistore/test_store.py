@@ -237,6 +237,33 @@ async def test_a_newcomer_walks_back_only_to_the_nearest_view(log: MemoryLog) ->
     assert counted.reads <= AUX_EVERY + 1
 
 
+async def test_history_before_a_whole_write_is_not_read(log: MemoryLog) -> None:
+    store = Store(log)
+    for number in range(5):
+        await store.increment("a", "n", number)
+    await store.set("a", "", {"n": 7})
+    log.logs.drop_aux()
+    counted = CountedLog(log)
+    assert (await newcomer(counted).get("a")).value == {"n": 7}
+    assert counted.reads == 1
+
+
+async def test_a_whole_write_that_does_not_fit_hides_no_history(log: MemoryLog) -> None:
+    store = Store(log)
+    await store.set("a", "n", 1)
+    with pytest.raises(MismatchError, match="whole"):
+        await store.set("a", "", [1])
+    log.logs.drop_aux()
+    assert (await newcomer(log).get("a")).value == {"n": 1}
+
+
+async def test_calls_of_one_platform_share_what_they_know(log: MemoryLog) -> None:
+    await Store(log).set("a", "n", 1)
+    counted = CountedLog(log)
+    assert (await Store(counted).get("a")).value == {"n": 1}
+    assert counted.reads == 1
+
+
 async def test_without_any_aux_data_a_newcomer_reads_pages(log: MemoryLog) -> None:
     store = Store(log)
     for _ in range(1000):

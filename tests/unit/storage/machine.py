@@ -135,7 +135,8 @@ class Machine:
 
 
 def config_of(**node: float) -> Config:
-    """Return a configuration with some limits of the node changed."""
+    """Return a configuration with some limits of the node changed; entries are journaled at once."""
+    node = {"ordering_frame_entries": 1, **node}
     return Config(node=NodeConfig(**node))  # type: ignore[arg-type]
 
 

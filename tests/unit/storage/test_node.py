@@ -104,6 +104,20 @@ def test_entries_are_applied_once_and_in_order() -> None:
     assert data_of(read(machine, 0, 1)) == [(0, b"a"), (1, b"b")]
 
 
+def test_the_ordering_journal_takes_several_entries_a_frame_and_a_restart_asks_for_the_rest() -> (
+    None
+):
+    machine = machine_of(ordering_frame_entries=2)
+    for n in range(3):
+        append(machine, b"%d" % n, first=n)
+        machine.tell(entries({0: 1}, start=n), sender=PRIMARY)
+    assert [kind for kind, _, _ in machine.frames].count(FrameKind.ORDERING) == 1
+    after = machine.restarted()
+    assert after.node.position == 2
+    after.tell(entries({0: 1}, start=2), sender=PRIMARY)
+    assert data_of(read(after, 0, 1, 2)) == [(n, b"%d" % n) for n in range(3)]
+
+
 def test_a_gap_is_asked_for_at_once_and_again() -> None:
     machine = machine_of(resend_s=0.5)
     late = entries({0: 1}, start=3)

@@ -1,0 +1,193 @@
+"""The commands `up`, `deploy`, `invoke`, `apps`, `status`; `log` has a module of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from indilog.cli import show
+from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.cli.logs import logs
+from indilog.sources import sources_of
+
+app = typer.Typer(
+    name="indilog",
+    help="Stateful serverless functions on a shared log.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(logs, name="log")
+_WATCH_S = 0.5
+
+
+def run() -> None:
+    """Run the command that the arguments name."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.command()
+def up(
+    *,
+    data: Annotated[Path | None, typer.Option(help="Where records are kept.")] = None,
+    port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes a free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file: [cluster] and [node].")] = None,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="A process per node instead of one in all.")
+    ] = False,
+) -> None:
+    """Run a platform until Ctrl-C."""
+    from indilog.config import config_from
+    from indilog.telemetry import configure_logging
+
+    overrides = {"node": {"data_dir": data, "port": port, "host": host}}
+    with mistakes_told():
+        configured = config_from(config, os.environ, overrides)
+        configure_logging("console" if sys.stderr.isatty() else "json")
+        if processes:
+            from indilog.runtime.supervisor import processes_config, run_processes
+
+            run_processes(processes_config(config, os.environ, overrides), _say_ready)
+        else:
+            from indilog.runtime.assembly import run_embedded
+
+            run_embedded(configured, _say_ready)
+
+
+def _say_ready(url: str) -> None:
+    show.line(f"IndiLog is up on {url} (console and API: {url}/docs). Ctrl-C stops it.")
+
+
+@app.command()
+def deploy(
+    what: Annotated[Path, typer.Argument(help="A Python file, a package or a folder.")],
+    *,
+    name: Annotated[
+        str | None, typer.Option(help="Deploy under this name, not the one in the code.")
+    ] = None,
+    owner: Annotated[str, typer.Option(help="Whose application it is.")] = "local",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Deploy again whenever a file changes.")
+    ] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Deploy an application; deploying again replaces it, atomically."""
+    gateway = Gateway(url)
+    try:
+        _deploy(gateway, what, name, owner)
+    except typer.Exit:
+        if not watch:
+            raise
+    while watch:
+        _wait_for_change(what)
+        try:
+            _deploy(gateway, what, name, owner)
+        except typer.Exit:
+            continue  # said why; the version before goes on running
+
+
+def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
+    with mistakes_told():
+        sources = sources_of(what)
+    body, headers = {"sources": sources}, {"Indilog-Owner": owner}
+    if name is None:
+        deployed = gateway.post("/apps", json=body, headers=headers)
+    else:
+        deployed = gateway.put(f"/apps/{name}", json=body, headers=headers)
+    functions = ", ".join(deployed["functions"])
+    show.line(f"Deployed {deployed['name']}, version {deployed['version']}: {functions}.")
+
+
+def _wait_for_change(what: Path) -> None:
+    before = _stamps(what)
+    while _stamps(what) == before:
+        time.sleep(_WATCH_S)
+
+
+def _stamps(what: Path) -> dict[Path, int]:
+    files = [what] if what.is_file() else sorted(what.rglob("*.py"))
+    try:
+        return {file: file.stat().st_mtime_ns for file in files}
+    except FileNotFoundError:  # an editor is replacing it
+        return {}
+
+
+@app.command()
+def invoke(
+    function: Annotated[str, typer.Argument(help="app.function")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="name=text, or name:=JSON for anything else than text and numbers."),
+    ] = None,
+    *,
+    json_text: Annotated[
+        str | None, typer.Option("--json", help="All arguments as a JSON object.")
+    ] = None,
+    in_background: Annotated[
+        bool, typer.Option("--async", help="Do not wait; print the invocation's id.")
+    ] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Call a function and print its result."""
+    with mistakes_told():
+        given = _arguments(arguments or [], json_text)
+    named, dot, rest = function.partition(".")
+    if not dot or not rest or "/" in function:
+        stop(f"A function is named app.function, not {function!r}.")
+    query: dict[str, object] = {"async": True} if in_background else {}
+    result = Gateway(url).post(f"/functions/{named}/{rest}", json=given, query=query)
+    show.value(result["invocation"] if in_background else result)
+
+
+def _arguments(pairs: list[str], json_text: str | None) -> dict[str, Any]:
+    given = _json_object(json_text) if json_text is not None else {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.removesuffix(":"):
+            raise ValueError(f"An argument is written name=value, not {pair!r}.")
+        given[name.removesuffix(":")] = _json(text, pair) if name.endswith(":") else text
+    return given
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = _json(text, "--json")
+    if not isinstance(value, dict):
+        raise ValueError("--json is an object with the arguments' names, such as '{\"n\": 1}'.")  # noqa: TRY004
+    return value
+
+
+def _json(text: str, where: str) -> Any:  # noqa: ANN401 - whatever JSON says
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}.") from None
+
+
+@app.command()
+def apps(*, url: Url = DEFAULT) -> None:
+    """List the deployed applications and their functions."""
+    show.apps(Gateway(url).get("/apps")["apps"])
+
+
+@app.command()
+def status(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Show tiers, tails, the local index, functions and workers."""
+    told = Gateway(url).get("/status")
+    if as_json:
+        show.value(told)
+    else:
+        show.status(told)

@@ -1,0 +1,140 @@
+"""How commands speak with a gateway: plain HTTP, and errors as sentences."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+
+from indilog.connect import DEFAULT_URL
+from indilog.errors import IndilogError
+
+MISTAKE = 2
+"""Exit code: the command or what it names is wrong."""
+FAILURE = 1
+"""Exit code: it did not work."""
+
+Url = Annotated[
+    str, typer.Option(envvar="INDILOG_URL", help="The platform's gateway.", show_default=True)
+]
+DEFAULT = DEFAULT_URL
+_TIMEOUT_S = 310.0
+
+
+def stop(sentence: str, code: int = MISTAKE) -> NoReturn:
+    """Say `sentence` on standard error and end with `code`."""
+    sys.stderr.write(f"{sentence}\n")
+    raise typer.Exit(code)
+
+
+@contextmanager
+def mistakes_told() -> Iterator[None]:
+    """End the command with one sentence when the platform refuses something here."""
+    try:
+        yield
+    except IndilogError as error:
+        stop(str(error), FAILURE if error.retryable else MISTAKE)
+    except ValueError as error:
+        stop(str(error))
+
+
+class Gateway:
+    """A gateway, for one command."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(base_url=self.url, timeout=_TIMEOUT_S, trust_env=False)
+
+    def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - whatever JSON says
+        """Return the JSON value at `path`; a query value None is left out."""
+        return self._value("GET", path, query=query)
+
+    def post(
+        self,
+        path: str,
+        *,
+        json: object = None,
+        content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        query: dict[str, object] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever JSON says
+        """Send JSON or bytes to `path` and return the JSON value that comes back."""
+        return self._value(
+            "POST", path, json=json, content=content, headers=headers, query=query or {}
+        )
+
+    def put(  # noqa: ANN401 - whatever JSON says
+        self, path: str, *, json: object, headers: dict[str, str] | None = None
+    ) -> Any:
+        """Put JSON at `path` and return the JSON value that comes back."""
+        return self._value("PUT", path, json=json, headers=headers, query={})
+
+    @contextmanager
+    def lines(self, path: str, **query: object) -> Iterator[Iterator[str]]:
+        """Give the lines of an answer that has no end."""
+        given = _given(query)
+        try:
+            with self._client.stream("GET", path, params=given, timeout=None) as response:
+                if response.is_error:
+                    response.read()
+                    self._refused(response)
+                yield response.iter_lines()
+        except httpx.HTTPError as error:
+            self._unreachable(error)
+
+    def _value(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, object],
+        json: object = None,
+        content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever JSON says
+        if headers and any(not value.isascii() for value in headers.values()):
+            stop("An owner's name is ASCII text.")
+        try:
+            response = self._client.request(
+                method,
+                path,
+                params=_given(query) or None,
+                json=json,
+                content=content,
+                headers=headers,
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._unreachable(error)
+        if response.is_error:
+            self._refused(response)
+        try:
+            return response.json()
+        except ValueError:
+            stop(f"{self.url} does not answer like IndiLog does; is it another server?")
+
+    def _refused(self, response: httpx.Response) -> NoReturn:
+        try:
+            sentence = str(response.json()["detail"])
+        except (ValueError, KeyError, TypeError):
+            sentence = f"{self.url} answered {response.status_code} and no reason."
+        stop(sentence, MISTAKE if response.is_client_error else FAILURE)
+
+    def _unreachable(self, error: Exception) -> NoReturn:
+        if isinstance(error, httpx.TimeoutException):
+            stop(f"{self.url} did not answer in time; is the platform overloaded?", FAILURE)
+        stop(
+            f"No platform answers at {self.url}; start one with `indilog up`, or give --url.",
+            MISTAKE,
+        )
+
+
+def _given(query: dict[str, object]) -> dict[str, str]:
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in query.items()
+        if value is not None
+    }

@@ -1,0 +1,158 @@
+"""The commands `indilog log append | read | range | tail`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from indilog.cli import show
+from indilog.cli.gateway import DEFAULT, Gateway, Url, stop
+
+logs = typer.Typer(help="Append to logs and read them.", no_args_is_help=True)
+
+LogName = Annotated[str, typer.Argument(help="The log's name.", metavar="LOG")]
+TagOption = Annotated[str | None, typer.Option("--tag", help="Only records with this text tag.")]
+TagIntOption = Annotated[
+    int | None, typer.Option("--tag-int", help="Only records with this integer tag.")
+]
+BoundOption = Annotated[int | None, typer.Option(min=0, help="Seqnum to start at, inclusive.")]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")
+]
+LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many records.")]
+_SSE_DATA = "data: "
+
+
+def _path(log: str, rest: str) -> str:
+    return f"/logs/{quote(log, safe='')}/{rest}"
+
+
+@logs.command()
+def append(
+    log: LogName,
+    data: Annotated[str | None, typer.Argument(help="Text; - reads standard input.")] = None,
+    *,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", help="A tag; may be given often.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Append what this file holds.")] = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Append a record and print its seqnum; it is durable then."""
+    if (data is None) == (file is None):
+        stop("Give the record's data, or --file, one of them.")
+    content = _content(data, file)
+    headers = {"content-type": "application/octet-stream"}
+    query = "?" + "&".join(f"tag={quote(t, safe='')}" for t in tag) if tag else ""
+    answer = Gateway(url).post(_path(log, "records") + query, content=content, headers=headers)
+    show.line(str(answer["seqnum"]))
+
+
+def _content(data: str | None, file: Path | None) -> bytes:
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            stop(f"{file} cannot be read: {error.strerror}.")
+    return sys.stdin.buffer.read() if data == "-" else (data or "").encode()
+
+
+@logs.command()
+def read(
+    log: LogName,
+    *,
+    tag: TagOption = None,
+    tag_int: TagIntOption = None,
+    bound: BoundOption = None,
+    limit: LimitOption = 10,
+    last: Annotated[
+        bool, typer.Option("--last", help="The last ones up to --bound, newest first.")
+    ] = False,
+    follow: FollowOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Print the first records from --bound on (or the last ones)."""
+    gateway = Gateway(url)
+    if follow:
+        _follow(gateway, log, tag, tag_int, bound, as_json=as_json)
+        return
+    answer = gateway.get(
+        _path(log, "records"),
+        tag=tag,
+        tag_int=tag_int,
+        bound=bound,
+        limit=limit,
+        direction="prev" if last else "next",
+    )
+    show.records(answer["records"], as_json=as_json)
+
+
+@logs.command("range")
+def range_(
+    log: LogName,
+    *,
+    tag: TagOption = None,
+    tag_int: TagIntOption = None,
+    bound: BoundOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; else all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Print every record from --bound on, page by page."""
+    gateway = Gateway(url)
+    start, left = bound or 0, limit
+    while left is None or left > 0:
+        page = gateway.get(
+            _path(log, "records"),
+            tag=tag,
+            tag_int=tag_int,
+            bound=start,
+            limit=1000 if left is None else min(left, 1000),
+        )
+        if not page["records"]:
+            return
+        show.records(page["records"], as_json=as_json)
+        start = page["next_bound"]
+        left = None if left is None else left - len(page["records"])
+
+
+@logs.command()
+def tail(
+    log: LogName,
+    *,
+    tag: TagOption = None,
+    tag_int: TagIntOption = None,
+    follow: FollowOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Print the first seqnum not yet written; with --follow, records from there on."""
+    gateway = Gateway(url)
+    seqnum = gateway.get(_path(log, "tail"))["tail"]
+    if follow:
+        _follow(gateway, log, tag, tag_int, seqnum, as_json=as_json)
+    else:
+        show.line(str(seqnum))
+
+
+def _follow(
+    gateway: Gateway,
+    log: str,
+    tag: str | None,
+    tag_int: int | None,
+    bound: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    path = _path(log, "stream")
+    with gateway.lines(path, tag=tag, tag_int=tag_int, bound=bound) as lines:
+        for line in lines:
+            if line.startswith(_SSE_DATA):
+                record: dict[str, Any] = json.loads(line.removeprefix(_SSE_DATA))
+                show.records([record], as_json=as_json)

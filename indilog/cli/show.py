@@ -1,0 +1,107 @@
+"""What commands print: for people with Rich, for programs as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_DATA_SHOWN_MAX = 200
+
+
+def line(text: str) -> None:
+    """Print a line of plain text, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def value(given: object) -> None:
+    """Print a JSON value; text as it is."""
+    line(given if isinstance(given, str) else json.dumps(given, indent=2, ensure_ascii=False))
+
+
+def records(given: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print records, one a line."""
+    if as_json:
+        for record in given:
+            line(json.dumps(record, ensure_ascii=False))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for record in given:
+        console.print(_record(record))
+
+
+def _record(record: Mapping[str, Any]) -> Text:
+    time = datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+    data = record.get("data")
+    shown = data if data is not None else f"base64 {record['data_base64']}"
+    if len(shown) > _DATA_SHOWN_MAX:
+        shown = f"{shown[:_DATA_SHOWN_MAX]}… ({len(shown):,} characters)"
+    return Text.assemble(
+        (f"{record['seqnum']:>8}", "bold"),
+        (f"  {time}  ", "dim"),
+        (" ".join(map(str, record["tags"])), "cyan"),
+        "  ",
+        shown.replace("\n", "\\n"),
+    )
+
+
+def apps(given: Sequence[Mapping[str, Any]]) -> None:
+    """Print the deployed applications."""
+    if not given:
+        line("Nothing is deployed; try `indilog deploy FILE`.")
+        return
+    table = Table("function", "arguments", "what it does", box=None, pad_edge=False)
+    for app in given:
+        table.add_row(
+            f"[bold]{app['name']}[/bold]",
+            "",
+            f"[dim]version {app['version']}, {app['owner']}[/dim]",
+        )
+        for function in app["functions"]:
+            names = ", ".join(function["arguments"].get("properties", {}))
+            table.add_row(f"  .{function['name']}", names, Text(function["doc"].partition("\n")[0]))
+    Console(highlight=False).print(table)
+
+
+def status(told: Mapping[str, Any]) -> None:
+    """Print a platform's status: one table a part."""
+    console = Console(highlight=False)
+    parts = {name: part for name, part in told.items() if isinstance(part, Mapping)}
+    plain = {name: part for name, part in told.items() if not isinstance(part, Mapping)}
+    for title, part in ({"platform": plain} | parts).items():
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=None, show_header=False
+        )
+        for name, number in _flat(part):
+            table.add_row(name, number)
+        if table.row_count:
+            console.print(table)
+
+
+def _flat(part: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, number in part.items():
+        if isinstance(number, Mapping):
+            rows += _flat(number, f"{prefix}{name}.")
+        elif isinstance(number, list):
+            rows += [(f"{prefix}{name}[{i}]", _shown(item)) for i, item in enumerate(number)]
+        else:
+            rows.append((prefix + name, _shown(number)))
+    return rows
+
+
+def _shown(number: object) -> str:
+    if isinstance(number, Mapping):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in number.items())
+    if isinstance(number, bool) or number is None:
+        return {True: "yes", False: "no", None: "-"}[number]
+    if isinstance(number, int):
+        return f"{number:,}"
+    return f"{number:,.3f}" if isinstance(number, float) else str(number)
