@@ -31,12 +31,14 @@ class Replay:
         records: how many were read.
         data_bytes: how much data was in them.
         conflicts: seqnums of the transactions that had no effect.
+        position: of the session that read them.
     """
 
     objects: dict[str, Any] = field(default_factory=dict)
     records: int = 0
     data_bytes: int = 0
     conflicts: list[int] = field(default_factory=list)
+    position: int = 0
     _written_at: dict[str, int] = field(default_factory=dict)
 
     def add(self, seqnum: int, data: str) -> None:
@@ -89,7 +91,7 @@ async def replayed(url: str, progress: Callable[[int, int], None]) -> Replay:
     """
     replay = Replay()
     try:
-        async for record in _records(url, progress):
+        async for record in _records(url, replay, progress):
             replay.add(record["seqnum"], record["data"])
     except httpx.HTTPError as error:
         raise LoadError(f"The log cannot be read over HTTP: {error}.") from error
@@ -100,17 +102,19 @@ async def replayed(url: str, progress: Callable[[int, int], None]) -> Replay:
     return replay
 
 
-async def _records(url: str, progress: Callable[[int, int], None]) -> AsyncIterator[dict[str, Any]]:
+async def _records(
+    url: str, replay: Replay, progress: Callable[[int, int], None]
+) -> AsyncIterator[dict[str, Any]]:
     async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
         answer = await client.get("/logs/social/tail")
         tail = answer.raise_for_status().json()["tail"]
         bound = 0
-        position = answer.headers.get("indilog-position", "0")
+        replay.position = int(answer.headers.get("indilog-position", 0))
         while bound < tail:
             answer = await client.get(
                 "/logs/social/records",
                 params={"bound": bound, "limit": _PAGE},
-                headers={"indilog-position": position},
+                headers={"indilog-position": str(replay.position)},
             )
             page = answer.raise_for_status().json()
             for record in page["records"]:
@@ -127,7 +131,7 @@ async def faults_of_objects(url: str, replay: Replay) -> list[str]:
     try:
         for start in range(0, len(names), _OBJECTS_AT_ONCE):
             asked = names[start : start + _OBJECTS_AT_ONCE]
-            shown = await call(connection, "objects", {"names": asked})
+            shown = await call(connection, "objects", {"names": asked}, position=replay.position)
             faults += [
                 f"{name} is {_short(value)}, but the log says {_short(replay.objects[name])}."
                 for name, value in zip(asked, shown, strict=True)

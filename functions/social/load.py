@@ -101,8 +101,12 @@ async def load_graph(url: str, graph: Graph, progress: Callable[[int], None]) ->
     return new
 
 
-async def call(connection: HttpConnection, function: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401
+async def call(
+    connection: HttpConnection, function: str, arguments: dict[str, Any], *, position: int = 0
+) -> Any:  # noqa: ANN401
     """Call a function of the app, again while the platform says that this can help.
+
+    It sees at least what a session at `position` has seen.
 
     Raises:
         LoadError: it failed.
@@ -110,7 +114,8 @@ async def call(connection: HttpConnection, function: str, arguments: dict[str, A
     answer = Answer(0, b"", 0)
     for _ in range(_LOAD_RETRIES):
         try:
-            answer = await connection.post(_path(function), json.dumps(arguments).encode())
+            body = json.dumps(arguments).encode()
+            answer = await connection.post(_path(function), body, position=position)
         except ConnectionError as error:
             raise LoadError(f"{error} Is the platform up? Start it with ./start.") from error
         if answer.status == 200:
