@@ -101,6 +101,11 @@ class LocalLog(Log):
         self._tag = log_tag(name)
         self._names = name.encode()
 
+    @property
+    def scope(self) -> object:
+        """The engine's logs: they are of one platform (`Log.scope`)."""
+        return self._logs
+
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         """Append a record; see `Log.append`."""
         tags = _as_tuple(tags)

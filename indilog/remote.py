@@ -75,6 +75,11 @@ class RemoteLog(Log):
         self._asker = asker
         self._session = session
 
+    @property
+    def scope(self) -> object:
+        """The link: all logs behind it are of one platform (`Log.scope`)."""
+        return self._asker
+
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         """Append a record and return its place in the total order (`Log.append`)."""
         checked = self._checked(data, tags)

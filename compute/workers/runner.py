@@ -57,7 +57,7 @@ _MESSAGE_CHARACTERS_MAX: Final = 500
 class LimitedLink:
     """The link as logs see it: an `Asker`, with the platform's limits."""
 
-    __slots__ = ("ask", "limits")
+    __slots__ = ("__weakref__", "ask", "limits")
 
     def __init__(self, link: Link, limits: Limits) -> None:
         self.ask = link.ask
