@@ -9,6 +9,7 @@ lines go to a file, so that they do not run through the progress bar.
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ import httpx
 import typer
 from rich.console import Console
 
+HOST = "127.0.0.1"
 READY_S_MAX = 60.0
 STOP_S_MAX = 20.0
 LOG_LINES_SHOWN = 12
@@ -69,6 +71,22 @@ def platform(data: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         stop(process)
+
+
+def check_port_free(port: int) -> None:
+    """Refuse a port that is taken: whoever answers there could be mistaken for our platform.
+
+    Raises:
+        StartError: it is taken.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            raise StartError(
+                f"Port {port} is in use; is IndiLog up already? Give another one with --port.", 2
+            ) from None
 
 
 def log_file(data: Path) -> Path:
@@ -177,10 +195,11 @@ def start(
         return
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _interrupt)
-    url, data = f"http://127.0.0.1:{port}", data.resolve()
+    url, data = f"http://{HOST}:{port}", data.resolve()
     stays = sys.stdout.isatty() if stay_up is None else stay_up
     console = Console(stderr=True)
     try:
+        check_port_free(port)
         with platform(data, port) as process:
             wait_ready(process, url, log_file(data))
             if not no_demo:

@@ -1,0 +1,78 @@
+"""`indilog up` as a process of its own, for tests that talk to it over HTTP and kill it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "INDILOG_NODE_SEGMENT_BYTES": str(8 * 1024 * 1024),
+    "INDILOG_NODE_WORKERS": "1",
+    "INDILOG_NODE_RESTART_S_MIN": "0.05",
+}
+
+
+class PlatformProcess:
+    """A platform that is up; `url` is its gateway's."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self._process = process
+        self.url = url
+
+    def kill_everything(self) -> None:
+        """End the platform and all processes that it started with SIGKILL, all at once."""
+        pids = [self._process.pid, *_descendants(self._process.pid)]
+        for pid in pids:
+            _send(pid, signal.SIGSTOP)
+        pids = [self._process.pid, *_descendants(self._process.pid)]
+        for pid in pids:
+            _send(pid, signal.SIGKILL)
+        self._process.wait(10)
+
+
+@contextmanager
+def platform(directory: Path, *options: str) -> Iterator[PlatformProcess]:
+    """Run `indilog up` in `directory` while the block runs, and end it in order if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "indilog", "up", "--data", directory, "--port", "0", *options],
+        cwd=ROOT,
+        env=os.environ | SETTINGS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://[\d.:]+", line)
+        if found is None:
+            process.kill()
+            assert process.stderr is not None
+            raise AssertionError(f"the platform did not start: {line} {process.stderr.read()}")
+        yield PlatformProcess(process, found.group())
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [found for child in map(int, children) for found in (child, *_descendants(child))]
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,98 @@
+"""A3: kill -9 of every process of a platform at once, amid appends, loses nothing acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+
+import indilog
+from indilog.connect import RemoteClient
+from tests.cluster.platform_process import PlatformProcess, platform
+
+KILLS_PER_SEED = 5
+CALLERS = 8
+APP = '''
+import indilog
+from indilog.connect import RemoteClient
+
+app = indilog.App("kept")
+
+@app.function
+async def count(ctx: indilog.Context) -> int:
+    """Append one record; return how many are there now."""
+    log = ctx.log("counted")
+    await log.append(b"one")
+    return len(await log.read_range())
+'''
+
+
+async def load(
+    platform: PlatformProcess, name: str, enough: int, acknowledged: dict[int, bytes]
+) -> None:
+    """Append from several callers; kill the platform amid it, once `enough` are acknowledged."""
+    reached = asyncio.Event()
+
+    async def call(client: RemoteClient, caller: int) -> None:
+        log = client.log("load")
+        for n in itertools.count():
+            data = f"{name}-{caller}-{n}".encode()
+            seqnum = await log.append(data, tags=[f"caller:{caller}"])
+            assert seqnum not in acknowledged, "a seqnum is given once"
+            acknowledged[seqnum] = data
+            if len(acknowledged) >= enough:
+                reached.set()
+
+    async with indilog.connect(platform.url) as client:
+        callers = [asyncio.create_task(call(client, caller)) for caller in range(CALLERS)]
+        async with asyncio.timeout(60):
+            await reached.wait()
+        platform.kill_everything()
+        ends = await asyncio.gather(*callers, return_exceptions=True)
+    assert all(isinstance(end, indilog.IndilogError) for end in ends), ends
+
+
+async def check(platform: PlatformProcess, acknowledged: dict[int, bytes], calls: int) -> None:
+    async with indilog.connect(platform.url) as client:
+        log = client.log("load")
+        found: dict[int, bytes] = {}
+        bound = 0
+        while page := await log.read_range(bound=bound, limit=1000):
+            found |= {record.seqnum: record.data for record in page}
+            bound = page[-1].seqnum + 1
+        lost = {s: data for s, data in acknowledged.items() if found.get(s) != data}
+        assert not lost
+        assert len(set(found.values())) == len(found), "nothing is there twice"
+        for seqnum in range(await log.tail()):
+            foreign = seqnum not in found
+            assert (await log.read(seqnum) is None) is foreign
+        assert await client.call("kept.count") == calls, "functions are still deployed"
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+def test_a3_a_platform_killed_amid_appends_finds_everything_again(
+    tmp_path: Path, options: tuple[str, ...], seed: int
+) -> None:
+    rng = random.Random(seed)
+    acknowledged: dict[int, bytes] = {}
+    for kill in range(KILLS_PER_SEED):
+        with platform(tmp_path, *options) as running:
+            if kill == 0:
+                deploy(running.url)
+            asyncio.run(check(running, acknowledged, kill + 1))
+            enough = len(acknowledged) + rng.randint(1, 400)
+            asyncio.run(load(running, f"{seed}/{kill}", enough, acknowledged))
+    with platform(tmp_path, *options) as running:
+        asyncio.run(check(running, acknowledged, KILLS_PER_SEED + 1))
+
+
+def deploy(url: str) -> None:
+    answer = httpx.post(f"{url}/apps", json={"sources": {"kept.py": APP}}, timeout=30)
+    assert answer.status_code == httpx.codes.OK, answer.text

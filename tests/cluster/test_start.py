@@ -1,0 +1,78 @@
+"""`./start`, from the outside: it demonstrates, stops cleanly, and finds its data again."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ENDS_S_MAX = 90
+pytestmark = pytest.mark.cluster
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+
+def started(data: Path, port: int, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "indilog.cli.start",
+            "--data", data, "--port", str(port), *arguments,
+        ],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def shown_until(process: subprocess.Popen[str], text: str) -> None:
+    """Return when the process has printed a line with `text`; fails when it ends before."""
+    assert process.stdout is not None
+    shown = []
+    for line in process.stdout:
+        shown.append(line)
+        if text in line:
+            return
+    pytest.fail(f"it ended without saying {text!r}: {''.join(shown)}")
+
+
+def test_the_demo_runs_ends_by_itself_and_a_second_start_finds_its_data(tmp_path: Path) -> None:
+    data, port = tmp_path / "data", free_port()
+    graph = tmp_path / "graph"
+    graph.write_text("".join(f"{a} {b}\n" for a in range(12) for b in range(a + 1, 12)))
+    with started(data, port, "--seconds", "0.5", "--graph", str(graph)) as first:
+        shown, _ = first.communicate(timeout=ENDS_S_MAX)
+    assert first.returncode == 0, shown
+    assert "Checked" in shown
+    assert "Try:" in shown
+
+    with started(data, port, "--no-demo", "--stay") as second:
+        shown_until(second, "Ctrl-C stops it")
+        url = f"http://127.0.0.1:{port}"
+        profile = httpx.post(f"{url}/functions/social/profile", json={"user": "1"})
+        second.send_signal(signal.SIGINT)
+        shown, _ = second.communicate(timeout=ENDS_S_MAX)
+    assert profile.json()["followers"] == 11
+    assert second.returncode == 0, shown
+    assert "Stopped" in shown
+
+
+def test_a_port_in_use_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with started(tmp_path / "data", port, "--no-demo") as process:
+            shown, _ = process.communicate(timeout=ENDS_S_MAX)
+    assert process.returncode == 2, shown
+    assert shown.startswith(f"Port {port} is in use;")
+    assert not (tmp_path / "data").exists()
