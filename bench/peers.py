@@ -1,10 +1,11 @@
 """IndiLog beside Redis Streams, in the same run, driven from the same Python process (WORKLOADS 2).
 
 Redis runs with `appendfsync always` and one stream a tag: XADD appends, XRANGE ... COUNT 1 is
-`read_next`, XREVRANGE ... COUNT 1 is `read_prev`. Two clients: redis-py's asyncio client with
-hiredis over a Unix socket, one connection a caller, which the ratios are to; and valkey-glide,
-which pipelines all callers over one TCP connection. Every side runs its callers as tasks of one
-uvloop.
+`read_next`, XREVRANGE ... COUNT 1 is `read_prev`. Three clients: redis-py's asyncio client with
+hiredis as its documentation sets it up (TCP, a pool of connections), which the ratios are to; the
+same with the fastest settings that were found (a Unix socket, one connection a caller); and
+valkey-glide, which pipelines all callers over one TCP connection. Every side runs its callers as
+tasks of one uvloop.
 
 IndiLog runs embedded in this process, R = 1; with `--processes`, its tiers run as separate
 processes (3 sequencers, R = 1), and this process is the compute node.
@@ -55,6 +56,7 @@ READ_BACK = 2000
 """Records that the reads choose from."""
 SEED = 1
 BASE = "redis-py"
+TUNED = "redis-py, Unix socket"
 OPERATIONS = ("append", "read_next", "read_prev", "mixed")
 
 
@@ -89,7 +91,7 @@ class _Sequence:
 
 
 class RedisPy:
-    """redis-py's asyncio client, its parser in C (hiredis), one connection a caller."""
+    """redis-py's asyncio client, its parser in C (hiredis); `connections` holds one a caller."""
 
     def __init__(self, connections: list[redis.Redis]) -> None:
         self._connections = connections
@@ -205,6 +207,13 @@ def _found(answer: object) -> object:
 
 @asynccontextmanager
 async def redis_py(server: RedisServer, callers: int) -> AsyncIterator[Peer]:
+    """Give all callers one client, which takes connections out of its pool."""
+    async with redis.Redis(host="127.0.0.1", port=server.port, max_connections=callers) as client:
+        yield RedisPy([client] * callers)
+
+
+@asynccontextmanager
+async def redis_py_tuned(server: RedisServer, callers: int) -> AsyncIterator[Peer]:
     """Connect every caller over the Unix socket."""
     connections = [
         redis.Redis(unix_socket_path=server.path, single_connection_client=True)
@@ -236,6 +245,7 @@ async def compare(asked: argparse.Namespace, callers: int, operation: str) -> Ro
             enter = stack.enter_async_context
             peers: dict[str, Peer] = {
                 BASE: await enter(redis_py(server, callers)),
+                TUNED: await enter(redis_py_tuned(server, callers)),
                 "valkey-glide": await enter(glide(server)),
                 "indilog": IndiLog(
                     (await enter(platforms.running(config, processes=asked.processes))).log

@@ -8,6 +8,7 @@ or the asker says `Cancel`, its waiting reads end.
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - part of the shell: a task per question
+from functools import partial
 from typing import assert_never
 
 import structlog
@@ -67,6 +68,7 @@ class LogService:
         if call in self._tasks:
             raise NotReadyError(f"Question {call} is being answered already.")
         task = asyncio.get_running_loop().create_task(self._answered(link, call, question))
+        task.add_done_callback(partial(self._ended, call))
         self._tasks[call] = task
 
     def cancel(self, call: int) -> None:
@@ -89,9 +91,10 @@ class LogService:
         except Exception:  # noqa: BLE001 - outermost: the asker must not wait for ever
             structlog.get_logger().exception("log question failed", question=str(question)[:200])
             answer = failed(IndilogError("The platform failed on this call; its log says why."))
-        finally:
-            del self._tasks[call]
         link.answer(call, answer)
+
+    def _ended(self, call: int, _task: asyncio.Task[None]) -> None:
+        del self._tasks[call]
 
 
 async def _answer(  # noqa: PLR0911 - one answer per question

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import structlog
 
@@ -53,6 +53,8 @@ _NOT_PASSED_ON: Final = (InvalidArgumentsError, UnknownFunctionError, DeployErro
 
 _MESSAGE_CHARACTERS_MAX: Final = 500
 
+Answering: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
+
 
 class LimitedLink:
     """The link as logs see it: an `Asker`, with the platform's limits."""
@@ -87,12 +89,12 @@ class Runner:
         """Start to answer one message of the compute node."""
         match message:
             case Invoke():
-                self._start(link, call, self._run(message))
+                self._start(link, call, partial(self._run, message))
             case Cancel():
                 if (task := self._tasks.get(call)) is not None:
                     task.cancel()
             case Load():
-                self._start(link, call, self._load(message))
+                self._start(link, call, partial(self._load, message))
             case Unload():
                 if (loaded := self._deployments.pop(message.deployment, None)) is not None:
                     self._loading.submit(loaded.unload)
@@ -104,13 +106,16 @@ class Runner:
 
     # --- inside
 
-    def _start(self, link: Link, call: int, answering: Coroutine[Any, Any, Answer]) -> None:
+    def _start(self, link: Link, call: int, answering: Answering) -> None:
         task = asyncio.get_running_loop().create_task(_answered(link, call, answering))
         self._tasks[call] = task
-        task.add_done_callback(partial(self._ended, call))
+        task.add_done_callback(partial(self._ended, link, call))
 
-    def _ended(self, call: int, _task: asyncio.Task[None]) -> None:
+    def _ended(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
         del self._tasks[call]
+        if task.cancelled():  # also one that never began: its slot must become free
+            told = CallOutcomeUnknownError("The call was cancelled; it may have had effects.")
+            link.answer(call, failed(told))
 
     async def _load(self, message: Load) -> Answer:
         loop = asyncio.get_running_loop()
@@ -185,12 +190,10 @@ class Runner:
         )
 
 
-async def _answered(link: Link, call: int, answering: Coroutine[Any, Any, Answer]) -> None:
+async def _answered(link: Link, call: int, answering: Answering) -> None:
     """Answer `call` with what `answering` gives, or why it gives nothing."""
     try:
-        answer = await answering
-    except asyncio.CancelledError:
-        answer = failed(CallOutcomeUnknownError("The call was cancelled; it may have had effects."))
+        answer = await answering()
     except IndilogError as error:
         answer = failed(error)
     except Exception:  # noqa: BLE001 - outermost: the compute node must not wait for ever
