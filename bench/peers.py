@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import cycle
 from typing import Protocol
@@ -107,10 +107,10 @@ class RedisPy:
             assert isinstance(place, bytes), "connections decode nothing"
             self._places.append((tag, place))
 
-    async def append(self, caller: int) -> object:
+    def append(self, caller: int) -> Awaitable[object]:
         """XADD."""
         tag = next(self._sequence.tags)
-        return await self._connections[caller].xadd(tag, {"d": self._sequence.data})
+        return self._connections[caller].xadd(tag, {"d": self._sequence.data})
 
     async def read_next(self, caller: int) -> object:
         """XRANGE ... COUNT 1."""
@@ -144,9 +144,9 @@ class Glide:
             assert place is not None
             self._places.append((tag, IdBound(place)))
 
-    async def append(self, caller: int) -> object:
+    def append(self, caller: int) -> Awaitable[object]:
         """XADD."""
-        return await self._client.xadd(next(self._sequence.tags), [("d", self._sequence.data)])
+        return self._client.xadd(next(self._sequence.tags), [("d", self._sequence.data)])
 
     async def read_next(self, caller: int) -> object:
         """XRANGE ... COUNT 1."""
@@ -179,9 +179,9 @@ class IndiLog:
             place = await self._log.append(self._sequence.data, tags=(tag,))
             self._places.append((tag, place))
 
-    async def append(self, caller: int) -> object:
+    def append(self, caller: int) -> Awaitable[object]:
         """`Log.append`."""
-        return await self._log.append(self._sequence.data, tags=(next(self._sequence.tags),))
+        return self._log.append(self._sequence.data, tags=(next(self._sequence.tags),))
 
     async def read_next(self, caller: int) -> object:
         """`Log.read_next`."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from compute.engine import PENDING, Engine
 from compute.reads import Answered
 from indilog.config import ClusterConfig
-from indilog.errors import NotReadyError, TooLargeError
+from indilog.errors import TooLargeError
 from indilog.ids import (
     EMPTY_TAG,
     MAX_SEQNUM,
@@ -52,7 +52,8 @@ class LocalLogs:
         self._node = node
         self.engine = engine
         self.limits = limits
-        self._create_future = asyncio.get_running_loop().create_future
+        self.future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
+        """Makes a waiter for the engine."""
         self._reads = 0
 
     def log(self, name: str, session: Session | None = None) -> LocalLog:
@@ -64,18 +65,12 @@ class LocalLogs:
         return LocalLog(self, name, session or Session())
 
     def wake(self) -> None:
-        """Let the engine's turn come."""
-        self._shell.wake(self._node)
-
-    def future(self) -> asyncio.Future[object]:
-        """Return a waiter for the engine.
+        """Let the engine's turn come.
 
         Raises:
-            NotReadyError: the platform has stopped; nothing would ever resolve it.
+            NotReadyError: the platform has stopped: nothing put into the engine is ever done.
         """
-        if self._shell.failed is not None or self._shell.closed:
-            raise NotReadyError("The platform has stopped; open it again.")
-        return self._create_future()
+        self._shell.wake(self._node)
 
     async def paced(self) -> None:
         """Give the loop a turn now and then; wait for a sync that is under way."""
@@ -90,13 +85,18 @@ class LocalLogs:
 class LocalLog(Log):
     """One log, through an engine in this process."""
 
-    __slots__ = ("_engine", "_limits", "_logs", "_names", "_session", "_tag", "name")
+    __slots__ = (
+        "_bytes_max", "_engine", "_limits", "_logs", "_names", "_session", "_tag", "_tags_max",
+        "name",
+    )  # fmt: skip
 
     def __init__(self, logs: LocalLogs, name: str, session: Session) -> None:
         self.name = name
         self._logs = logs
         self._engine = logs.engine
         self._limits = logs.limits
+        self._bytes_max = logs.limits.record_bytes_max
+        self._tags_max = logs.limits.record_tags_max
         self._session = session
         self._tag = log_tag(name)
         self._names = name.encode()
@@ -109,15 +109,20 @@ class LocalLog(Log):
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         """Append a record; see `Log.append`."""
         tags = _as_tuple(tags)
-        limits = self._limits
-        check_record(data, tags, bytes_max=limits.record_bytes_max, tags_max=limits.record_tags_max)
+        if (
+            type(data) is not bytes
+            or len(data) > self._bytes_max
+            or type(tags) is not tuple
+            or len(tags) > self._tags_max
+        ):
+            check_record(data, tags, bytes_max=self._bytes_max, tags_max=self._tags_max)
         hashes, names = tag_columns(self.name, tags)
         waiter = self._logs.future()
         self._engine.append(data, hashes, names, waiter)
         self._logs.wake()
-        seqnum = await waiter
+        seqnum: SeqNum = await waiter
         self._session.saw(self._engine.position)
-        return seqnum  # type: ignore[return-value]
+        return seqnum
 
     async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
         """Append records, all or none; see `Log.append_batch`."""
@@ -127,9 +132,7 @@ class LocalLog(Log):
         records, size = [], HEADER_BYTES
         for entry in entries:
             tags = _as_tuple(entry.tags)
-            check_record(
-                entry.data, tags, bytes_max=limits.record_bytes_max, tags_max=limits.record_tags_max
-            )
+            check_record(entry.data, tags, bytes_max=self._bytes_max, tags_max=self._tags_max)
             hashes, names = tag_columns(self.name, tags)
             records.append((entry.data, hashes, names))
             size += len(entry.data) + len(names) + 8 * len(hashes) + RECORD_OVERHEAD_BYTES

@@ -157,6 +157,11 @@ class RemoteClient:
         if self._connection is not None:
             await self._connection.close()
 
+    def drop(self) -> None:
+        """Cut the connection, as a network may; the next call connects again."""
+        if self._connection is not None:
+            self._connection.link.close()
+
     async def ask(self, question: Question) -> Answer:
         """Ask the platform, connecting first if need be."""
         connection = self._connection

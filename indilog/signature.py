@@ -53,7 +53,7 @@ class Signature:
         }
         self._arguments = _arguments_adapter(name, fields)
         self._result_is_any = hints.get("return", Any) is Any
-        self._result = _result_adapter(name, hints.get("return", Any))
+        self._result = _result_model(name, hints.get("return", Any))
         try:
             self.arguments_schema = self._arguments.json_schema()
             self.result_schema = _result_schema(self._result)
@@ -82,7 +82,8 @@ class Signature:
         try:
             if self._result_is_any:
                 return _json(value)
-            text = self._result.dump_json({"r": value}, warnings="error")
+            wrapped = self._result.model_construct(r=value)
+            text = self._result.__pydantic_serializer__.to_json(wrapped, warnings="error")
         except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
             expected = _EXPECTED.search(str(error))
             reason = f"a `{expected[1]}` is expected." if expected else _line(error)
@@ -95,7 +96,9 @@ class Signature:
 
     def result(self, text: bytes) -> object:
         """Return the value that a result's JSON text stands for."""
-        return self._result.validate_json(_RESULT_START + text + _RESULT_END)["r"]
+        wrapped = self._result.model_validate_json(_RESULT_START + text + _RESULT_END)
+        value: object = getattr(wrapped, "r")  # noqa: B009 - made at run time
+        return value
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> bytes:
@@ -159,23 +162,21 @@ def _arguments_adapter(name: str, fields: dict[str, Any]) -> TypeAdapter[Any]:
         raise TypeError(f"{name} has a parameter of an unknown kind: {_line(error)}") from error
 
 
-def _result_adapter(name: str, hint: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    """Return an adapter of an object with the result as its only field.
+def _result_model(name: str, hint: Any) -> type[pydantic.BaseModel]:  # noqa: ANN401
+    """Return a model with the result as its only field `r`.
 
-    A dataclass by itself takes no configuration from outside; inside this object it does.
+    A dataclass by itself takes no configuration from outside; inside this model it does.
     """
     kind = _pydantic_type(type(None) if hint is None else hint)
-    make: Any = TypedDict
-    typed = make("Result", {"r": kind})
-    typed.__pydantic_config__ = pydantic.ConfigDict(**{**_CONFIG, "extra": "ignore"})
+    config = pydantic.ConfigDict(**{**_CONFIG, "extra": "ignore"})
     try:
-        return TypeAdapter(typed)
+        return pydantic.create_model("Result", r=(kind, ...), __config__=config)
     except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
         raise TypeError(f"{name} returns an unknown kind: {_line(error)}") from error
 
 
-def _result_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
-    schema = adapter.json_schema(mode="serialization")
+def _result_schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(mode="serialization")
     result: dict[str, Any] = schema["properties"]["r"]
     return result | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
 

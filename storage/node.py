@@ -222,10 +222,11 @@ class StorageNode:
         if self._blocks:
             blocks, self._blocks = self._blocks, []
             effects += unasked(self._views[-1], blocks)
-        effects += [
-            Ignore(read, "waited too long for its metalog position")
-            for read in self._waiting.expired(now)
-        ]
+        if self._waiting:
+            effects += [
+                Ignore(read, "waited too long for its metalog position")
+                for read in self._waiting.expired(now)
+            ]
         effects += self._reads.advance()
         if self._catch_up.due(self.position, now, waiting=len(self._waiting) > 0):
             effects.append(Send(primary, MetalogWanted(self.position)))

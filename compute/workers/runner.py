@@ -71,7 +71,10 @@ class Runner:
 
     Args:
         directory: where deployed sources are written; private to this process.
-        threads_max: sync functions that run at once; a child call beyond it is refused.
+        threads_max: sync functions that run at once; a further one is refused.
+
+    Attributes:
+        threads_used: by sync functions, also by those that were cancelled and do not end.
     """
 
     def __init__(self, directory: Path, *, threads_max: int) -> None:
@@ -79,7 +82,7 @@ class Runner:
         self._threads_max = threads_max
         self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="function")
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._threads_used = 0
+        self.threads_used = 0
         self._deployments: dict[int, Loaded] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._logs: RemoteLogs | None = None
@@ -103,6 +106,11 @@ class Runner:
                 self._logs = RemoteLogs(self._asker)
             case _:
                 raise NotReadyError(f"A worker is not asked {type(message).__name__}.")
+
+    def close(self) -> None:
+        """Wait for the threads to end."""
+        self._threads.shutdown()
+        self._loading.shutdown()
 
     # --- inside
 
@@ -146,19 +154,19 @@ class Runner:
 
     async def _in_thread(self, body: Callable[[], object]) -> object:
         """Run a sync body in a thread; one that is cancelled keeps its thread until it ends."""
-        if self._threads_used >= self._threads_max:
+        if self.threads_used >= self._threads_max:
             raise OverloadedError(
                 f"{self._threads_max:,} sync functions run in this worker already; try again later."
             )
         running = self._threads.submit(body)
-        self._threads_used += 1
+        self.threads_used += 1
         loop = asyncio.get_running_loop()
         running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._thread_freed))
         value = await asyncio.wrap_future(running)
         return await value if inspect.isawaitable(value) else value
 
     def _thread_freed(self) -> None:
-        self._threads_used -= 1
+        self.threads_used -= 1
 
     def _text(self, function: Function, value: object) -> bytes:
         text = function.signature.result_text(value)
