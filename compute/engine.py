@@ -231,6 +231,19 @@ class Engine:
         """Answer the waiter once this node has joined."""
         self._ready_waiters.append(waiter)
 
+    def abandon(self) -> list[Effect]:
+        """Tell everyone who waits that nothing will come any more: the node stops.
+
+        A record that was sent may still be ordered, one that was not is lost with this node.
+        """
+        effects = self._writer.abandon() if self._writer is not None else []
+        error = NotReadyError("The platform was closed while the call waited.")
+        effects += self._reads.abandon(error)
+        waiters = [*self._ready_waiters, *(w for ws in self._watches.values() for w in ws)]
+        self._ready_waiters.clear()
+        self._watches.clear()
+        return effects + [Answer(waiter, error) for waiter in waiters]
+
     def status(self) -> dict[str, dict[str, int]]:
         """Return figures of every part, for people."""
         parts = self._local.status() if self._local is not None else {}

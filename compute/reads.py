@@ -176,6 +176,14 @@ class Reads:
             del self._parked[operation]
         return [effect for operation in ready for effect in self._decide(operation, now)]
 
+    def abandon(self, error: IndilogError) -> list[Effect]:
+        """Fail every read."""
+        operations = {*self._starting, *self._parked, *self._requests.values()}
+        self._starting.clear()
+        self._parked.clear()
+        self._requests.clear()
+        return [self._fail(operation, error) for operation in operations]
+
     # --- deciding
 
     def _decide(self, operation: Operation, now: Instant) -> list[Effect]:

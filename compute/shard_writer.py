@@ -268,13 +268,25 @@ class ShardWriter:
     def give_up(self) -> list[Effect]:
         """Tell all callers that another writer has the shard; it is not taken back."""
         self.takeover = Takeover.LOST
-        self._closed.append(self._open)
-        self._open = _Batch()
-        effects = [e for b in self._closed for e in _answers(b, self._lost())]
         unknown = AppendOutcomeUnknownError(
             f"Another writer took over shard {self.shard}; the record may or may not be in the log."
         )
-        effects += [e for b in self._in_flight for e in _answers(b, unknown)]
+        return self._tell_all(unsent=self._lost(), sent=unknown)
+
+    def abandon(self) -> list[Effect]:
+        """Tell all callers that this node stops."""
+        unsent = NotReadyError("The platform was closed; nothing was appended.")
+        unknown = AppendOutcomeUnknownError(
+            "The platform was closed before the append was ordered; the record may or may not be "
+            "in the log."
+        )
+        return self._tell_all(unsent=unsent, sent=unknown)
+
+    def _tell_all(self, *, unsent: IndilogError, sent: IndilogError) -> list[Effect]:
+        self._closed.append(self._open)
+        self._open = _Batch()
+        effects = [e for batch in self._closed for e in _answers(batch, unsent)]
+        effects += [e for batch in self._in_flight for e in _answers(batch, sent)]
         self._closed.clear()
         self._in_flight.clear()
         self._pending = self._pending_bytes = 0

@@ -103,5 +103,5 @@ class IndexFeed:
             yield block
 
     def reject(self, block: ReadyBlock) -> None:
-        """Give back the block just taken, because it cannot be true: its position is missed again."""
+        """Give back the block just taken, which cannot be true: its position is missed again."""
         self.position = block.position

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
 from indilog.messages import Message
@@ -141,3 +141,11 @@ class Role(Protocol):
 
     def check_invariants(self) -> None:
         """Assert cheap local facts; the real checkers live outside."""
+
+
+@runtime_checkable
+class ServesCallers(Protocol):
+    """A role that callers in its process wait for."""
+
+    def abandon(self) -> Sequence[Effect]:
+        """Return the answers that tell everyone who waits that nothing will come any more."""

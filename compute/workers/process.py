@@ -74,6 +74,11 @@ class WorkerProcess:
         if self._process.returncode is None:
             self._process.kill()
 
+    def let_go(self) -> None:
+        """Close its standard input, which tells it that its parent is gone."""
+        assert self._process.stdin is not None, "it was started with a pipe"
+        self._process.stdin.close()
+
     async def stopped(self) -> int:
         """Close the link, wait until the process is gone (killing it if need be), return its code.
 

@@ -67,9 +67,7 @@ class Gateway:
             "POST", path, json=json, content=content, headers=headers, query=query or {}
         )
 
-    def put(  # noqa: ANN401 - whatever JSON says
-        self, path: str, *, json: object, headers: dict[str, str] | None = None
-    ) -> Any:
+    def put(self, path: str, *, json: object, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - whatever JSON says
         """Put JSON at `path` and return the JSON value that comes back."""
         return self._value("PUT", path, json=json, headers=headers, query={})
 

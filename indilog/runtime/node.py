@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, assert_never
 
@@ -46,6 +46,7 @@ from indilog.roles import (
     Received,
     Role,
     Send,
+    ServesCallers,
     Started,
 )
 from indilog.runtime.journal import Journal, stream_of
@@ -145,6 +146,7 @@ class NodeShell:
         if self.failed is None and self._journal.dirty:
             await self._loop.run_in_executor(self._thread, self._journal.sync)
             self._release()
+        self._abandon_callers()
         if self._transport is not None:
             self._transport.close()
         self._thread.shutdown()
@@ -245,8 +247,11 @@ class NodeShell:
                     self._perform(node, effect)
         else:
             self._schedule()
+        self._note_deadlines(touched)
+
+    def _note_deadlines(self, touched: Iterable[NodeId]) -> None:
         for node in touched:
-            if (due := roles[node].deadline()) is None:
+            if (due := self.roles[node].deadline()) is None:
                 self._deadlines.pop(node, None)
             else:
                 self._deadlines[node] = due
@@ -398,7 +403,16 @@ class NodeShell:
         self._held.clear()
         self._outgoing.clear()
         self._inbox.clear()
+        self._abandon_callers()
         self._on_fatal(error)
+
+    def _abandon_callers(self) -> None:
+        """Tell everyone who still waits for a role of this process that it ends."""
+        for role in self.roles.values():
+            if isinstance(role, ServesCallers):
+                for effect in role.abandon():
+                    assert isinstance(effect, Answer), "a role that ends only answers"
+                    _resolve(effect.waiter, effect.outcome)
 
 
 def _resolve(waiter: object, outcome: object) -> None:

@@ -13,7 +13,12 @@ import pytest
 from compute.engine import PENDING, Engine
 from compute.reads import Answered
 from indilog.config import Config, NodeConfig
-from indilog.errors import DataLossError, NotReadyError, QuorumUnavailableError
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    DataLossError,
+    NotReadyError,
+    QuorumUnavailableError,
+)
 from indilog.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId, ViewNumber, tag_columns
 from indilog.log import Record
 from indilog.messages import (
@@ -325,3 +330,20 @@ def test_reading_a_whole_log_tries_the_record_at_the_bound_before_the_index_tier
     assert isinstance(request, ReadRecords)
     foreign = driver.hear(replica, RecordsRead(request.request, SHARD, (stored(0),), ()))
     assert len(sends(foreign, IndexLookup)) == 2
+
+
+def test_a_node_that_stops_tells_everyone_who_waits_what_it_knows() -> None:
+    driver = joined()
+    driver.engine.append(b"sent", (LOG, TAG), NAMES, "sent")
+    driver.turn()
+    driver.engine.append(b"kept", (LOG, TAG), NAMES, "kept")
+    driver.engine.watch(TAG, 0, "watcher")
+    driver.read(7, tag=99)
+    told = {e.waiter: type(e.outcome) for e in driver.engine.abandon() if isinstance(e, Answer)}
+    assert told == {
+        "sent": AppendOutcomeUnknownError,
+        "kept": NotReadyError,
+        "watcher": NotReadyError,
+        "reader": NotReadyError,
+    }
+    assert driver.engine.abandon() == []

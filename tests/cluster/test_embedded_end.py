@@ -1,0 +1,56 @@
+"""The end of an embedded platform: nobody who waits is forgotten, nobody is let in afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import indilog
+from indilog.config import MIB, Config, NodeConfig
+from indilog.runtime.assembly import embedded
+
+
+@pytest.mark.asyncio
+async def test_calls_that_wait_when_it_closes_and_calls_afterwards_get_an_error(
+    tmp_path: Path,
+) -> None:
+    config = Config(node=NodeConfig(data_dir=tmp_path, segment_bytes=8 * MIB))
+    async with embedded(config) as platform:
+        log = platform.logs.log("orders")
+        await log.append(b"x")
+        waiting = asyncio.create_task(log.read_next("never", wait=60))
+        await asyncio.sleep(0)
+        await log.read_next("other")
+    with pytest.raises(indilog.NotReadyError, match="closed"):
+        await asyncio.wait_for(waiting, 5)
+    for late in (log.append(b"y"), log.read_range(), log.tail()):
+        with pytest.raises(indilog.NotReadyError, match="stopped"):
+            await asyncio.wait_for(late, 5)
+
+
+@pytest.mark.asyncio
+async def test_a_failed_sync_ends_the_platform_and_every_waiting_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[BaseException] = []
+    config = Config(node=NodeConfig(data_dir=tmp_path, segment_bytes=8 * MIB))
+    async with embedded(config, faults.append) as platform:
+        log = platform.logs.log("orders")
+        await log.append(b"x")
+        waiting = asyncio.create_task(log.read_next("never", wait=60))
+        await log.read_next("other")
+
+        def fail(_: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr("os.fdatasync", fail)
+        with pytest.raises(indilog.NotReadyError, match="Input/output"):
+            await asyncio.wait_for(log.append(b"y"), 5)
+        with pytest.raises(indilog.NotReadyError):
+            await asyncio.wait_for(waiting, 5)
+        with pytest.raises(indilog.NotReadyError, match="stopped"):
+            await asyncio.wait_for(log.append(b"z"), 5)
+        monkeypatch.undo()
+    assert [str(fault) for fault in faults] == ["[Errno 5] Input/output error"]

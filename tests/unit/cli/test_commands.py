@@ -1,0 +1,180 @@
+"""The command line without a platform: a person's mistake is one sentence, exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from indilog.cli.commands import app
+
+URL = "http://127.0.0.1:1"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments])
+
+
+class Platform:
+    """Answers what commands ask, and keeps it."""
+
+    def __init__(self, answer: object, status: int = 200) -> None:
+        self.asked: list[httpx.Request] = []
+        self._answer = answer
+        self.status = status
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        return httpx.Response(self.status, json=self._answer)
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> type[Platform]:
+    """Commands reach the last `Platform` made."""
+    made: list[Platform] = []
+
+    class Reached(Platform):
+        def __init__(self, answer: object, status: int = 200) -> None:
+            super().__init__(answer, status)
+            made.append(self)
+
+    real = httpx.Client
+
+    def client(**given: object) -> httpx.Client:
+        transport = httpx.MockTransport(made[-1])
+        return real(base_url=str(given["base_url"]), transport=transport)
+
+    monkeypatch.setattr(httpx, "Client", client)
+    return Reached
+
+
+def test_arguments_are_text_or_json(platform: type[Platform]) -> None:
+    asked = platform(7)
+    done = run("invoke", "shop.buy", "user=ann", "n:=3", "tags:=[1]", "--json", '{"deep": {}}')
+    assert (done.exit_code, done.stdout) == (0, "7\n")
+    [request] = asked.asked
+    assert request.url.path == "/functions/shop/buy"
+    assert json.loads(request.content) == {"user": "ann", "n": 3, "tags": [1], "deep": {}}
+
+
+def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
+    asked = platform({"invocation": "i-1"}, 202)
+    assert run("invoke", "shop.buy", "--async").stdout == "i-1\n"
+    assert asked.asked[0].url.query == b"async=true"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("invoke", "buy"), "A function is named app.function, not 'buy'."),
+        (("invoke", "shop.buy", "ann"), "An argument is written name=value, not 'ann'."),
+        (("invoke", "shop.buy", "n:=x"), "n:=x is not JSON"),
+        (("invoke", "shop.buy", "--json", "[1]"), "--json is an object"),
+        (("deploy", "/nowhere.py"), "There is no file or folder /nowhere.py."),
+        (("log", "append", "orders"), "Give the record's data, or --file, one of them."),
+        (("log", "append", "orders", "--file", "/nowhere"), "/nowhere cannot be read"),
+        (("up", "--config", "/nowhere.toml"), "There is no configuration file /nowhere.toml."),
+        (("up", "--port", "70000"), "port is 0 (any) to 65535, not 70000."),
+        (("status", "--url", URL), f"No platform answers at {URL}; start one with `indilog up`"),
+        (("status", "--url", "nonsense"), "No platform answers at nonsense"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, 2), (422, 2), (500, 1), (503, 1)])
+def test_what_the_platform_refuses_is_its_sentence(
+    platform: type[Platform], status: int, code: int
+) -> None:
+    platform({"detail": "No app 'shop' is deployed."}, status)
+    done = run("invoke", "shop.buy")
+    assert (done.exit_code, done.stderr) == (code, "No app 'shop' is deployed.\n")
+
+
+def test_another_server_is_told_apart(platform: type[Platform]) -> None:
+    platform("x", 404)
+    assert "answered 404" in run("status").stderr
+
+
+def test_deploying_sends_the_sources_and_the_owner(
+    platform: type[Platform], tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text("x = 1")
+    asked = platform({"name": "shop", "version": 2, "functions": ["buy"]})
+    done = run("deploy", str(tmp_path / "shop.py"), "--owner", "eve")
+    assert done.stdout == "Deployed shop, version 2: buy.\n"
+    [request] = asked.asked
+    assert (request.method, request.url.path) == ("POST", "/apps")
+    assert request.headers["indilog-owner"] == "eve"
+    assert json.loads(request.content) == {"sources": {"shop.py": "x = 1"}}
+    run("deploy", str(tmp_path / "shop.py"), "--name", "other")
+    assert (asked.asked[1].method, asked.asked[1].url.path) == ("PUT", "/apps/other")
+
+
+def test_records_are_printed_a_line_each(platform: type[Platform]) -> None:
+    record = {"seqnum": 3, "tags": ["a", 7], "time": 0.0, "data": "x\ny"}
+    platform({"records": [record], "next_bound": 4})
+    assert run("log", "read", "orders").stdout == "       3  1970-01-01 00:00:00  a 7  x\\ny\n"
+    assert json.loads(run("log", "read", "orders", "--json").stdout) == record
+
+
+def test_appending_sends_bytes_and_tags(platform: type[Platform]) -> None:
+    asked = platform({"seqnum": 4}, 201)
+    done = run("log", "append", "a log/ä", "text", "--tag", "x y", "--tag", "b")
+    assert done.stdout == "4\n"
+    [request] = asked.asked
+    assert request.url.raw_path == b"/logs/a%20log%2F%C3%A4/records?tag=x%20y&tag=b"
+    assert request.content == b"text"
+
+
+def test_a_range_goes_on_page_by_page(platform: type[Platform]) -> None:
+    asked = platform({"records": [], "next_bound": 0})
+    assert run("log", "range", "orders", "--bound", "5").exit_code == 0
+    assert b"bound=5" in asked.asked[0].url.query
+
+
+def test_status_and_apps_are_readable(platform: type[Platform]) -> None:
+    platform({"ready": True, "engine": {"suffix": {"entries": 1234}}, "functions": {"workers": []}})
+    shown = run("status").stdout
+    assert "suffix.entries" in shown
+    assert "1,234" in shown
+    function = {"name": "buy", "doc": "Buy it.\nMore.", "arguments": {"properties": {"n": {}}}}
+    platform({"apps": [{"name": "shop", "version": 2, "owner": "me", "functions": [function]}]})
+    shown = run("apps").stdout
+    assert "shop" in shown
+    assert "Buy it." in shown
+    platform({"apps": []})
+    assert "indilog deploy" in run("apps").stdout
+
+
+def test_watching_deploys_again_when_a_file_changes_and_survives_a_refusal(
+    platform: type[Platform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shop.py"
+    file.write_text("x = 0")
+    asked = platform({"name": "shop", "version": 1, "functions": []})
+    naps = 0
+
+    def nap(_: float) -> None:
+        nonlocal naps
+        naps += 1
+        if naps > 3:
+            raise KeyboardInterrupt
+        file.write_text(f"x = {naps}")
+        os.utime(file, ns=(0, naps))
+        asked.status = 422 if naps == 1 else 200
+
+    monkeypatch.setattr(time, "sleep", nap)
+    run("deploy", str(file), "--watch")
+    sent = [json.loads(request.content)["sources"]["shop.py"] for request in asked.asked]
+    assert sent == ["x = 0", "x = 1", "x = 2", "x = 3"]

@@ -1,0 +1,222 @@
+"""The gateway without functions and sockets: logs, errors, operation, description."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+import structlog
+
+from compute.gateway import create_gateway
+from compute.workers.host import FunctionHost
+from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+
+class Served:
+    """A gateway in this process, and a client of it."""
+
+    def __init__(self, directory: Path) -> None:
+        config = Config(
+            cluster=ClusterConfig(record_bytes_max=1000),
+            node=NodeConfig(data_dir=directory, workers=0),
+        )
+        self.logs = MemoryLogs(config.cluster)
+        self.host = FunctionHost(config, self.logs)
+        self.ready = True
+        app = create_gateway(self.host, self.logs, lambda: {"ready": self.ready, "n": 1}, config)
+        transport = httpx.ASGITransport(app)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    made = Served(tmp_path)
+    await made.host.start()
+    async with made.client:
+        yield made
+    await made.host.stop()
+
+
+def problem(response: httpx.Response) -> tuple[int, str]:
+    assert response.headers["content-type"] == "application/problem+json"
+    told = response.json()
+    assert told["status"] == response.status_code
+    assert isinstance(told["retryable"], bool)
+    assert "\n" not in told["detail"]
+    return response.status_code, told["detail"]
+
+
+async def test_records_go_in_as_text_base64_or_bytes_and_come_back(served: Served) -> None:
+    post = served.client.post
+    answers = [
+        await post("/logs/orders/records", json={"data": "héé", "tags": ["a", 7]}),
+        await post("/logs/orders/records", json={"data_base64": "/wA=", "tags": ["a"]}),
+        await post(
+            "/logs/orders/records?tag=a&tag=b",
+            content=b"\xff\x01",
+            headers={"content-type": "application/octet-stream"},
+        ),
+    ]
+    assert [(a.status_code, a.json()) for a in answers] == [(201, {"seqnum": n}) for n in range(3)]
+    found = (await served.client.get("/logs/orders/records?tag=a")).json()
+    assert [(r["seqnum"], r["tags"]) for r in found["records"]] == [
+        (0, ["a", 7]),
+        (1, ["a"]),
+        (2, ["a", "b"]),
+    ]
+    assert [r.get("data") or r["data_base64"] for r in found["records"]] == ["héé", "/wA=", "/wE="]
+    assert found["next_bound"] == 3
+
+
+async def test_records_go_in_together(served: Served) -> None:
+    body = {"records": [{"data": "1"}, {"data": "2", "tags": ["a"]}]}
+    answer = await served.client.post("/logs/orders/records", json=body)
+    assert answer.json() == {"seqnums": [0, 1]}
+
+
+async def test_the_word_records_as_data_is_data(served: Served) -> None:
+    answer = await served.client.post("/logs/orders/records", json={"data": "records"})
+    assert answer.json() == {"seqnum": 0}
+
+
+async def test_reads_by_tag_bound_direction_and_limit(served: Served) -> None:
+    log = served.logs.log("orders")
+    for n in range(6):
+        await log.append(b"%d" % n, tags=["even" if n % 2 == 0 else "odd", 7])
+
+    async def seqnums(query: str) -> list[int]:
+        answer = await served.client.get(f"/logs/orders/records?{query}")
+        return [record["seqnum"] for record in answer.json()["records"]]
+
+    assert await seqnums("tag=even&bound=1") == [2, 4]
+    assert await seqnums("tag=odd&direction=prev&bound=4") == [3, 1]
+    assert await seqnums("direction=prev&limit=2") == [5, 4]
+    assert await seqnums("tag_int=7&limit=1") == [0]
+    assert await seqnums("tag=7") == []
+    assert (await served.client.get("/logs/orders/tail")).json() == {"tail": 6}
+    assert (await served.client.get("/logs/orders/records/3")).json()["data"] == "3"
+
+
+async def test_a_wait_over_http_ends_by_itself(served: Served) -> None:
+    answer = await served.client.get("/logs/orders/records?tag=new&wait=0.001")
+    assert answer.json() == {"records": [], "next_bound": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"dat": "x"}, 422, "field 'dat'"),
+        ({}, 400, "as data (text) or as data_base64"),
+        ({"data": "x", "data_base64": "eA=="}, 400, "one of them"),
+        ({"data_base64": "?"}, 400, "is not base64"),
+        ({"data": "x", "tags": [""]}, 400, "must not be empty"),
+        ({"data": "x", "tags": [0]}, 400, "between 1 and"),
+        ({"data": "x", "tags": [f"t{n}" for n in range(65)]}, 413, "the limit is 64"),
+        ({"data": "x" * 1001}, 413, "the limit is 1,000"),
+        ({"data": "x", "records": []}, 400, "not both"),
+    ],
+)
+async def test_a_record_that_cannot_be_one_is_told_in_a_sentence(
+    served: Served, body: dict[str, object], status: int, words: str
+) -> None:
+    told = problem(await served.client.post("/logs/orders/records", json=body))
+    assert told[0] == status
+    assert words in told[1]
+    assert served.logs.position == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/logs/$apps/records", 400, "the platform's own"),
+        ("/logs/orders/records?limit=0", 422, "field 'limit'"),
+        ("/logs/orders/records?bound=-1", 422, "field 'bound'"),
+        ("/logs/orders/records?tag=a&tag_int=7", 400, "not both"),
+        ("/logs/orders/records/9", 404, "no record at seqnum 9"),
+        ("/invocations/nope", 404, "No invocation 'nope'"),
+        ("/apps/nope", 404, "No app 'nope'"),
+        ("/nope", 404, "no such path"),
+        ("/functions/a/b", 405, "POST, not GET"),
+    ],
+)
+async def test_a_request_that_cannot_be_served_is_told_in_a_sentence(
+    served: Served, path: str, status: int, words: str
+) -> None:
+    told = problem(await served.client.get(path))
+    assert told[0] == status
+    assert words in told[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/functions/shop/buy", "No app 'shop' is deployed"),
+        ("/functions/shop", "is named app.function"),
+        ("/functions/", "is named app.function"),
+    ],
+)
+async def test_an_unknown_function_is_told_in_a_sentence(
+    served: Served, path: str, words: str
+) -> None:
+    told = problem(await served.client.post(path))
+    assert told[0] == 404
+    assert words in told[1]
+
+
+async def test_a_request_over_the_limit_is_refused(served: Served) -> None:
+    large = b"x" * (ClusterConfig().batch_bytes_max + 1)
+    assert problem(await served.client.post("/functions/a/b", content=large))[0] == 413
+    assert problem(await served.client.post("/apps", content=2 * large))[0] == 413
+    assert problem(await served.client.post("/logs/a/records", content=2 * large))[0] == 413
+
+
+async def test_deploying_without_workers_is_worth_trying_again(served: Served) -> None:
+    answer = await served.client.put("/apps/shop", json={"sources": {"a.py": "x"}})
+    assert problem(answer)[0] == 503
+    assert answer.json()["retryable"]
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_readiness_is_the_platforms(served: Served) -> None:
+    assert (await served.client.get("/healthz")).status_code == 200
+    assert (await served.client.get("/readyz")).status_code == 200
+    served.ready = False
+    assert problem(await served.client.get("/readyz"))[0] == 503
+
+
+async def test_status_and_metrics_show_the_hosts_numbers(served: Served) -> None:
+    status = (await served.client.get("/status")).json()
+    assert status["n"] == 1
+    assert status["functions"]["calls_running"] == 0
+    metrics = (await served.client.get("/metrics")).text
+    assert 'indilog_function_calls_total{outcome="returned"} 0.0' in metrics
+
+
+async def test_the_page_loads_nothing_from_elsewhere(served: Served) -> None:
+    page = (await served.client.get("/docs")).text
+    assert "openapi.json" in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "src=" not in page
+
+
+async def test_an_unexpected_error_is_told_without_its_inside(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(served.logs, "log", broken)
+    transport = httpx.ASGITransport(served.client._transport.app, raise_app_exceptions=False)  # type: ignore[attr-defined]
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        with structlog.testing.capture_logs() as logged:
+            status, sentence = problem(await client.get("/logs/orders/tail"))
+    assert [line["event"] for line in logged] == ["request failed"]
+    assert status == 500
+    assert "secret" not in sentence

@@ -1,0 +1,32 @@
+"""The description: a path per deployed function, its types under names of its own."""
+
+from __future__ import annotations
+
+from compute.gateway.openapi import described
+from indilog.calls import AppInfo, FunctionSpec
+
+
+def test_functions_of_two_apps_with_types_of_one_name_stay_apart() -> None:
+    def app(name: str, kind: str) -> AppInfo:
+        arguments = {
+            "type": "object",
+            "properties": {"order": {"$ref": "#/$defs/Order"}},
+            "$defs": {
+                "Order": {"properties": {"n": {"$ref": "#/$defs/N"}}},
+                "N": {"type": kind},
+            },
+        }
+        spec = FunctionSpec("f", "First line.\nMore.", arguments, {"type": "integer"})
+        return AppInfo(name, 1, "me", (spec,))
+
+    document = described({"paths": {"/x": {}}}, [app("a", "integer"), app("b", "string")])
+    schemas = document["components"]["schemas"]
+    assert schemas["a.f.N"] == {"type": "integer"}
+    assert schemas["b.f.N"] == {"type": "string"}
+    assert schemas["b.f.Order"]["properties"]["n"] == {"$ref": "#/components/schemas/b.f.N"}
+    post = document["paths"]["/functions/a/f"]["post"]
+    assert post["summary"] == "First line."
+    assert post["requestBody"]["content"]["application/json"]["schema"]["properties"] == {
+        "order": {"$ref": "#/components/schemas/a.f.Order"}
+    }
+    assert "/x" in document["paths"]
