@@ -9,6 +9,8 @@ from indilog.client import Client, open  # noqa: A004 indilog.open reads as it i
 from indilog.connect import connect
 from indilog.errors import (
     AppendOutcomeUnknownError,
+    AppNameTakenError,
+    CallOutcomeUnknownError,
     ConfigError,
     ConflictError,
     DataDirectoryError,
@@ -33,7 +35,9 @@ from indilog.log import Entry, Log, Record
 __all__ = [
     "MAX_SEQNUM",
     "App",
+    "AppNameTakenError",
     "AppendOutcomeUnknownError",
+    "CallOutcomeUnknownError",
     "Client",
     "ConfigError",
     "ConflictError",

@@ -39,7 +39,7 @@ class PlatformProcess:
 
 @contextmanager
 def platform(directory: Path, *options: str) -> Iterator[PlatformProcess]:
-    """Run `indilog up` in `directory` while the block runs; end it in order if it still runs.""""""
+    """Run `indilog up` in `directory` while the block runs; end it in order if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "indilog", "up", "--data", directory, "--port", "0", *options],
         cwd=ROOT,

@@ -8,6 +8,10 @@ kind may share one running platform between tests.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -16,9 +20,12 @@ from pathlib import Path
 import pytest
 
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.connect import connect
 from indilog.log import LogSource
+from indilog.remote import RemoteLogs
 from indilog.runtime.assembly import embedded
 from indilog.testing import MemoryLogs
+from tests.cluster.platform_process import PlatformProcess, platform
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,34 @@ async def embedded_replicated(directory: Path) -> AsyncIterator[LogSource]:
         yield platform.logs
 
 
+@asynccontextmanager
+async def remote(directory: Path) -> AsyncIterator[LogSource]:
+    """A client of `indilog up`, over its gateway."""
+    async with connect(running_platform().url) as client:
+        yield RemoteLogs(client)
+
+
+@asynccontextmanager
+async def remote_processes(directory: Path) -> AsyncIterator[LogSource]:
+    """A client of `indilog up --processes`: 3 sequencers, 2 storage nodes, R = 2."""
+    async with connect(running_platform("--processes").url) as client:
+        yield RemoteLogs(client)
+
+
+@functools.cache
+def running_platform(*options: str) -> PlatformProcess:
+    """Start a platform once for all tests of this process; it is ended with the process."""
+    life = contextlib.ExitStack()
+    directory = life.enter_context(tempfile.TemporaryDirectory(prefix="indilog-contract-"))
+    running = life.enter_context(platform(Path(directory), *options))
+    atexit.register(life.close)
+    return running
+
+
 KINDS: dict[str, Kind] = {
     "memory": Kind(open=memory),
     "embedded": Kind(open=embedded_platform, durable=True),
+    "remote": Kind(open=remote, marks=(pytest.mark.cluster,)),
+    "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,)),
     "embedded, replicated, without local index": Kind(open=embedded_replicated, durable=True),
 }

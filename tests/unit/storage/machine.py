@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from indilog.config import ClusterConfig, Config, NodeConfig
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.messages import Message, MetalogEntries
+from indilog.messages import (
+    AppendBatch,
+    Message,
+    MetalogEntries,
+    ReadRecords,
+    RecordsRead,
+    ShardClaim,
+    ShardOpen,
+)
 from indilog.metalog import NewRecords
 from indilog.records import BatchBuilder
 from indilog.roles import (
@@ -135,7 +143,7 @@ class Machine:
 
 
 def config_of(**node: float) -> Config:
-    """Return a configuration with some limits of the node changed; entries are journaled at once."""
+    """Return a configuration with some limits changed; each entry is journaled at once."""
     node = {"ordering_frame_entries": 1, **node}
     return Config(node=NodeConfig(**node))  # type: ignore[arg-type]
 
@@ -174,3 +182,29 @@ def entries(*cuts: dict[int, int], start: int = 0) -> MetalogEntries:
 def messages(sent: Iterable[Send], to: NodeId | None = None) -> list[Message]:
     """Return the messages sent, to one node or to all."""
     return [send.message for send in sent if to is None or send.to == to]
+
+
+def machine_of(view: View | None = None, node: NodeId = STORAGE, **limits: float) -> Machine:
+    """Return a node whose shards are open for writers of epoch 1."""
+    machine = Machine(view, config_of(**limits), node)
+    for shard in machine.view.shards_of(node):
+        machine.tell(ShardClaim(shard, Epoch(1)))
+        machine.tell(ShardOpen(shard, Epoch(1), 0))
+    machine.tell(MetalogEntries(()), sender=PRIMARY)
+    return machine
+
+
+def append(machine: Machine, *data: bytes, first: int, shard: int = SHARD) -> None:
+    machine.tell(AppendBatch(batch(first, data, shard=shard)))
+
+
+def read(machine: Machine, *seqnums: int, shard: int = SHARD) -> RecordsRead:
+    """Read and return the answer."""
+    sent = machine.tell(ReadRecords(1, ENGINE, ShardId(shard), seqnums), sender=INDEX)
+    (answer,) = messages(sent, ENGINE)
+    assert isinstance(answer, RecordsRead)
+    return answer
+
+
+def data_of(answer: RecordsRead) -> list[tuple[int, bytes]]:
+    return [(record.seqnum, record.data) for record in answer.records]

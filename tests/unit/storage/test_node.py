@@ -6,7 +6,6 @@ from array import array
 
 import pytest
 
-from indilog.errors import DataLossError
 from indilog.ids import Epoch, NodeId, ShardId
 from indilog.messages import (
     AppendBatch,
@@ -25,46 +24,22 @@ from indilog.messages import (
     StoredRecord,
 )
 from indilog.roles import FrameKind
-from indilog.view import View, view_of
+from indilog.view import view_of
 from tests.unit.storage.machine import (
     ENGINE,
     INDEX,
     PRIMARY,
     SHARD,
-    STORAGE,
     Machine,
+    append,
     batch,
     config_of,
+    data_of,
     entries,
+    machine_of,
     messages,
+    read,
 )
-
-
-def machine_of(view: View | None = None, node: NodeId = STORAGE, **limits: float) -> Machine:
-    """Return a node whose shards are open for writers of epoch 1."""
-    machine = Machine(view, config_of(**limits), node)
-    for shard in machine.view.shards_of(node):
-        machine.tell(ShardClaim(shard, Epoch(1)))
-        machine.tell(ShardOpen(shard, Epoch(1), 0))
-    machine.tell(MetalogEntries(()), sender=PRIMARY)
-    return machine
-
-
-def append(machine: Machine, *data: bytes, first: int, shard: int = SHARD) -> None:
-    machine.tell(AppendBatch(batch(first, data, shard=shard)))
-
-
-def read(machine: Machine, *seqnums: int, shard: int = SHARD) -> RecordsRead:
-    """Read and return the answer."""
-    sent = machine.tell(ReadRecords(1, ENGINE, ShardId(shard), seqnums), sender=INDEX)
-    (answer,) = messages(sent, ENGINE)
-    assert isinstance(answer, RecordsRead)
-    return answer
-
-
-def data_of(answer: RecordsRead) -> list[tuple[int, bytes]]:
-    return [(record.seqnum, record.data) for record in answer.records]
-
 
 # --- order
 
@@ -466,39 +441,3 @@ def test_a_cut_inside_a_batch_is_sliced() -> None:
     assert [tags_of(block.parts[0]) for block in answer.blocks] == [
         [[7]], [[7, 100], [7, 100, 101]],
     ]  # fmt: skip
-
-
-# --- restarts
-
-
-def test_a_restart_finds_records_order_and_writers_again() -> None:
-    machine = machine_of()
-    append(machine, b"a", b"b", first=0)
-    machine.tell(entries({0: 2}), sender=PRIMARY)
-    append(machine, b"c", first=2)
-    after = machine.restarted()
-    assert (after.node.records, after.node.position) == (3, 1)
-    assert data_of(read(after, 0, 1)) == [(0, b"a"), (1, b"b")]
-    append(after, b"d", first=3)
-    after.tell(entries({0: 2}, start=1), sender=PRIMARY)
-    assert data_of(read(after, 2, 3)) == [(2, b"c"), (3, b"d")]
-
-
-@pytest.mark.parametrize("kind", [FrameKind.RECORDS, FrameKind.ORDERING])
-def test_a_frame_that_does_not_follow_on_is_data_loss(kind: FrameKind) -> None:
-    machine = machine_of()
-    append(machine, b"a", first=0)
-    append(machine, b"b", first=1)
-    machine.tell(entries({0: 1}), sender=PRIMARY)
-    machine.tell(entries({0: 1}, start=1), sender=PRIMARY)
-    del machine.frames[[frame[0] for frame in machine.frames].index(kind)]
-    with pytest.raises(DataLossError, match="continue"):
-        machine.restarted()
-
-
-@pytest.mark.parametrize("kind", [FrameKind.RECORDS, FrameKind.ORDERING, FrameKind.SHARD_STATE])
-def test_a_frame_that_cannot_be_read_is_data_loss(kind: FrameKind) -> None:
-    machine = machine_of()
-    machine.frames = [(kind, b"\xff", machine.frames[0][2])]
-    with pytest.raises(DataLossError, match="cannot be read"):
-        machine.restarted()

@@ -1,0 +1,42 @@
+"""Claims of a storage node about what a restart finds, one each."""
+
+from __future__ import annotations
+
+import pytest
+
+from indilog.errors import DataLossError
+from indilog.roles import FrameKind
+from tests.unit.storage.machine import PRIMARY, append, data_of, entries, machine_of, read
+
+
+def test_a_restart_finds_records_order_and_writers_again() -> None:
+    machine = machine_of()
+    append(machine, b"a", b"b", first=0)
+    machine.tell(entries({0: 2}), sender=PRIMARY)
+    append(machine, b"c", first=2)
+    after = machine.restarted()
+    assert (after.node.records, after.node.position) == (3, 1)
+    assert data_of(read(after, 0, 1)) == [(0, b"a"), (1, b"b")]
+    append(after, b"d", first=3)
+    after.tell(entries({0: 2}, start=1), sender=PRIMARY)
+    assert data_of(read(after, 2, 3)) == [(2, b"c"), (3, b"d")]
+
+
+@pytest.mark.parametrize("kind", [FrameKind.RECORDS, FrameKind.ORDERING])
+def test_a_frame_that_does_not_follow_on_is_data_loss(kind: FrameKind) -> None:
+    machine = machine_of()
+    append(machine, b"a", first=0)
+    append(machine, b"b", first=1)
+    machine.tell(entries({0: 1}), sender=PRIMARY)
+    machine.tell(entries({0: 1}, start=1), sender=PRIMARY)
+    del machine.frames[[frame[0] for frame in machine.frames].index(kind)]
+    with pytest.raises(DataLossError, match="continue"):
+        machine.restarted()
+
+
+@pytest.mark.parametrize("kind", [FrameKind.RECORDS, FrameKind.ORDERING, FrameKind.SHARD_STATE])
+def test_a_frame_that_cannot_be_read_is_data_loss(kind: FrameKind) -> None:
+    machine = machine_of()
+    machine.frames = [(kind, b"\xff", machine.frames[0][2])]
+    with pytest.raises(DataLossError, match="cannot be read"):
+        machine.restarted()
