@@ -91,8 +91,6 @@ async def interleaved(
     """
     found: Rounds = {name: [] for name in sides}
     order = list(sides)
-    gc.collect()
-    gc.freeze()  # what one side has set up must not make another one's collections longer
     for _ in range(rounds):
         for name in order:
             await closed_loop(sides[name], callers=callers, seconds=min(0.2, seconds / 4))

@@ -19,7 +19,7 @@ import argparse
 import random
 import tempfile
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import cycle
 from typing import Protocol
 
@@ -66,7 +66,7 @@ class Peer(Protocol):
     async def prepare(self) -> None:
         """Append what the reads will find."""
 
-    async def append(self, caller: int) -> object:
+    def append(self, caller: int) -> Awaitable[object]:
         """Append a record of 1 KiB with one of the tags; durable on return."""
 
     async def read_next(self, caller: int) -> object:
@@ -238,26 +238,44 @@ async def glide(server: RedisServer) -> AsyncIterator[Peer]:
 
 
 async def compare(asked: argparse.Namespace, callers: int, operation: str) -> Rounds:
-    """Run one operation on every side, each freshly started, in turns."""
-    with redis_server() as server, tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-        config = platforms.configured(path, processes=asked.processes)
-        async with AsyncExitStack() as stack:
-            enter = stack.enter_async_context
-            peers: dict[str, Peer] = {
-                BASE: await enter(redis_py(server, callers)),
-                TUNED: await enter(redis_py_tuned(server, callers)),
-                "valkey-glide": await enter(glide(server)),
-                "indilog": IndiLog(
-                    (await enter(platforms.running(config, processes=asked.processes))).log
-                ),
-            }
-            sides: dict[str, Operation] = {}
-            for name, peer in peers.items():
-                await peer.prepare()
-                sides[name] = getattr(peer, operation)
-            return await interleaved(
-                sides, callers=callers, seconds=asked.seconds, rounds=asked.rounds
-            )
+    """Run one operation on every side, in turns.
+
+    Each side is set up for its round and taken down after it, so that what one side holds in
+    memory does not make the garbage collections of another one longer.
+    """
+    found: Rounds = {}
+    for _ in range(asked.rounds):
+        with redis_server() as server:
+            for name, side in sides_of(asked, server, callers).items():
+                async with side as peer:
+                    await peer.prepare()
+                    one: Operation = getattr(peer, operation)
+                    rounds = await interleaved(
+                        {name: one}, callers=callers, seconds=asked.seconds, rounds=1
+                    )
+                found.setdefault(name, []).extend(rounds[name])
+    return found
+
+
+def sides_of(
+    asked: argparse.Namespace, server: RedisServer, callers: int
+) -> dict[str, AbstractAsyncContextManager[Peer]]:
+    """Return all sides, not set up yet."""
+    return {
+        BASE: redis_py(server, callers),
+        TUNED: redis_py_tuned(server, callers),
+        "valkey-glide": glide(server),
+        "indilog": indilog_side(processes=asked.processes),
+    }
+
+
+@asynccontextmanager
+async def indilog_side(*, processes: bool) -> AsyncIterator[Peer]:
+    """Run a platform with its data in a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+        config = platforms.configured(path, processes=processes)
+        async with platforms.running(config, processes=processes) as running:
+            yield IndiLog(running.log)
 
 
 def row_of(name: str, rounds: list[Round], base: list[Round]) -> tuple[str, ...]:
