@@ -8,6 +8,7 @@ that one in `_READS_PER_TURN` gives the loop a turn, or a busy reader would star
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from indilog.log import (
     check_bound,
     check_limit,
     check_record,
+    check_tags,
 )
 from indilog.messages import Direction
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
@@ -54,6 +56,8 @@ class LocalLogs:
         self.limits = limits
         self.future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
         """Makes a waiter for the engine."""
+        self.wake: Callable[[], None] = functools.partial(shell.wake, node)
+        """Lets the engine's turn come; raises `NotReadyError` if the platform has stopped."""
         self._reads = 0
 
     def log(self, name: str, session: Session | None = None) -> LocalLog:
@@ -63,14 +67,6 @@ class LocalLogs:
             InvalidTagError: no log can have that name.
         """
         return LocalLog(self, name, session or Session())
-
-    def wake(self) -> None:
-        """Let the engine's turn come.
-
-        Raises:
-            NotReadyError: the platform has stopped: nothing put into the engine is ever done.
-        """
-        self._shell.wake(self._node)
 
     async def paced(self) -> None:
         """Give the loop a turn now and then; wait for a sync that is under way."""
@@ -86,8 +82,8 @@ class LocalLog(Log):
     """One log, through an engine in this process."""
 
     __slots__ = (
-        "_bytes_max", "_engine", "_limits", "_logs", "_names", "_session", "_tag", "_tags_max",
-        "name",
+        "_bytes_max", "_engine", "_future", "_limits", "_logs", "_names", "_session", "_tag",
+        "_tags_max", "_wake", "name",
     )  # fmt: skip
 
     def __init__(self, logs: LocalLogs, name: str, session: Session) -> None:
@@ -98,6 +94,8 @@ class LocalLog(Log):
         self._bytes_max = logs.limits.record_bytes_max
         self._tags_max = logs.limits.record_tags_max
         self._session = session
+        self._future = logs.future
+        self._wake = logs.wake
         self._tag = log_tag(name)
         self._names = name.encode()
 
@@ -108,20 +106,18 @@ class LocalLog(Log):
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         """Append a record; see `Log.append`."""
-        tags = _as_tuple(tags)
-        if (
-            type(data) is not bytes
-            or len(data) > self._bytes_max
-            or type(tags) is not tuple
-            or len(tags) > self._tags_max
-        ):
+        if type(tags) is not tuple:
+            tags = _as_tuple(tags)
+        if type(data) is not bytes or len(data) > self._bytes_max or len(tags) > self._tags_max:
             check_record(data, tags, bytes_max=self._bytes_max, tags_max=self._tags_max)
         hashes, names = tag_columns(self.name, tags)
-        waiter = self._logs.future()
-        self._engine.append(data, hashes, names, waiter)
-        self._logs.wake()
+        waiter = self._future()
+        engine = self._engine
+        engine.append(data, hashes, names, waiter)
+        self._wake()
         seqnum: SeqNum = await waiter
-        self._session.saw(self._engine.position)
+        if (position := engine.position) > self._session.position:
+            self._session.position = position
         return seqnum
 
     async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
@@ -266,8 +262,13 @@ class LocalLog(Log):
 
 
 def _as_tuple(tags: Iterable[UserTag]) -> tuple[UserTag, ...]:
-    """Return tags as a tuple; text stays text, for `check_record` to refuse."""
-    return tags if isinstance(tags, tuple | str) else tuple(tags)  # type: ignore[return-value]
+    """Return tags as a tuple.
+
+    Raises:
+        InvalidTagError: they are one text; its letters are hardly meant.
+    """
+    check_tags(tags)
+    return tuple(tags)
 
 
 def _resolve_none(waiter: asyncio.Future[object]) -> Callable[[], None]:

@@ -103,6 +103,7 @@ class ShardWriter:
         self._claimed: dict[NodeId, LocalId] = {}
         self._opened: set[NodeId] = set()
         self._next: LocalId = -1
+        self._lost_to_another = False
         self._pending = 0
         self._pending_bytes = 0
         self._asked = Instant(0.0)
@@ -123,14 +124,17 @@ class ShardWriter:
             OverloadedError: too many records, or bytes, wait to be ordered.
             SealedError: another writer has the shard.
         """
-        self._admit(1, len(data))
+        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
+            raise self._overloaded()
+        if self._lost_to_another:
+            raise self._lost()
+        self._pending += 1
+        self._pending_bytes += len(data)
         batch = self._open
-        batch.builder.add(data, tags, names)
-        batch.waiters.append(waiter)
-        if (
-            len(batch.waiters) >= self._frame_records_max
-            or batch.builder.bytes >= self._frame_bytes
-        ):
+        builder, waiters = batch.builder, batch.waiters
+        builder.add(data, tags, names)
+        waiters.append(waiter)
+        if len(waiters) >= self._frame_records_max or builder.bytes >= self._frame_bytes:
             self._close()
 
     def add_batch(
@@ -142,23 +146,23 @@ class ShardWriter:
 
         Raises: as `add`; then none of them is taken.
         """
-        self._admit(len(records), sum(len(data) for data, _, _ in records))
+        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
+            raise self._overloaded()
+        if self._lost_to_another:
+            raise self._lost()
         self._close()
         for data, tags, names in records:
             self._open.builder.add(data, tags, names)
+            self._pending_bytes += len(data)
+        self._pending += len(records)
         self._open.waiters += [waiter, *[None] * (len(records) - 1)]
         self._close()
 
-    def _admit(self, records: int, data_bytes: int) -> None:
-        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
-            raise OverloadedError(
-                f"{self._pending:,} appends ({self._pending_bytes:,} bytes) wait to be ordered; "
-                "try again when some are done."
-            )
-        if self.takeover is Takeover.LOST:
-            raise self._lost()
-        self._pending += records
-        self._pending_bytes += data_bytes
+    def _overloaded(self) -> OverloadedError:
+        return OverloadedError(
+            f"{self._pending:,} appends ({self._pending_bytes:,} bytes) wait to be ordered; "
+            "try again when some are done."
+        )
 
     def _close(self) -> None:
         if self._open.waiters:
@@ -268,6 +272,7 @@ class ShardWriter:
     def give_up(self) -> list[Effect]:
         """Tell all callers that another writer has the shard; it is not taken back."""
         self.takeover = Takeover.LOST
+        self._lost_to_another = True
         unknown = AppendOutcomeUnknownError(
             f"Another writer took over shard {self.shard}; the record may or may not be in the log."
         )

@@ -80,9 +80,9 @@ class NodeConfig:
 
     ordering_frame_entries: int = 64
     """Metalog entries that a storage node journals together; a restart fetches what is missing."""
-    frame_records_max: int = 128
+    frame_records_max: int = 256
     """Records that an open batch collects before it is closed."""
-    frame_bytes: int = 128 * KIB
+    frame_bytes: int = 384 * KIB
     """Bytes after which an open batch is closed."""
     frames_in_flight_max: int = 8
     """Batches sent and not yet ordered before further appends wait in the open batch."""

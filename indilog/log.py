@@ -217,12 +217,21 @@ def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_m
     """
     if not isinstance(data, bytes):
         raise TypeError(f"A record's data is bytes, not {type(data).__name__}; encode it first.")
-    if isinstance(tags, str):
-        raise InvalidTagError(f"tags is a list of tags; write tags=[{tags!r}].")
+    check_tags(tags)
     if len(data) > bytes_max:
         raise TooLargeError("The record's size in bytes", size=len(data), limit=bytes_max)
     if len(tags) > tags_max:
         raise TooLargeError("The record's number of tags", size=len(tags), limit=tags_max)
+
+
+def check_tags(tags: Iterable[UserTag]) -> None:
+    """Refuse a text where a list of tags is meant.
+
+    Raises:
+        InvalidTagError: `tags` is text.
+    """
+    if isinstance(tags, str):
+        raise InvalidTagError(f"tags is a list of tags; write tags=[{tags!r}].")
 
 
 def check_bound(bound: SeqNum) -> SeqNum:

@@ -107,19 +107,19 @@ class BatchBuilder:
     ) -> bytes:
         """Pack the records, as localids `first` and up of `shard`."""
         assert self._data, "an empty batch has no place in a shard"
+        data_ends = array("I", accumulate(map(len, self._data)))
+        names_ends = array("I", accumulate(map(len, self._names)))
         body = b"".join(
             (
                 array("Q", self._tags).tobytes(),
-                array("I", accumulate(map(len, self._data))).tobytes(),
-                array("I", accumulate(map(len, self._names))).tobytes(),
+                data_ends.tobytes(),
+                names_ends.tobytes(),
                 self._counts,
                 *self._names,
                 *self._data,
             )
         )
-        names_bytes = sum(map(len, self._names))
-        data_bytes = sum(map(len, self._data))
-        count = len(self._data)
+        names_bytes, data_bytes, count = names_ends[-1], data_ends[-1], len(data_ends)
         header = _HEADER.pack(
             MAGIC, VERSION, 0, logspace, shard, epoch, first, time_us,
             count, len(self._tags), names_bytes, data_bytes, crc32c(body),
