@@ -247,8 +247,8 @@ class Engine:
     def status(self) -> dict[str, dict[str, int]]:
         """Return figures of every part, for people."""
         parts = self._local.status() if self._local is not None else {}
-        parts["record cache"] = self._cache.status()
-        parts["engine"] = {
+        parts["record_cache"] = self._cache.status()
+        parts["progress"] = {
             "position": self.position,
             "tag_position": self.tag_position,
             "tail": self.tail,

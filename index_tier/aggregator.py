@@ -73,9 +73,8 @@ class Aggregator:
         self._pending: OrderedDict[tuple[NodeId, int], _Lookup] = OrderedDict()
         """By origin and request, in the order of their first answers, which is that of expiry."""
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many lookups are pending."""
+    def status(self) -> dict[str, int]:
+        """Return figures for people: how many lookups are pending."""
         return {"pending": len(self._pending)}
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:

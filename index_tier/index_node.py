@@ -90,11 +90,12 @@ class IndexNode:
         """The seqnum after the last record in the index."""
         return self._index.end
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """What there is: entries, tags, spans and bytes of the index, and lookups that wait."""
+    def status(self) -> dict[str, int]:
+        """Return figures for people: what is indexed, its bytes, and the lookups that wait."""
         index = self._index
         return {
+            "position": self.position,
+            "tail": self.tail,
             "entries": index.entries,
             "tags": index.tags,
             "spans": index.spans,

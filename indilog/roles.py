@@ -13,7 +13,7 @@ earlier is synced. A failed sync ends the process.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
@@ -141,6 +141,14 @@ class Role(Protocol):
 
     def check_invariants(self) -> None:
         """Assert cheap local facts; the real checkers live outside."""
+
+
+@runtime_checkable
+class ReportsStatus(Protocol):
+    """A role with figures for people."""
+
+    def status(self) -> Mapping[str, object]:
+        """Return them by name."""
 
 
 @runtime_checkable

@@ -125,8 +125,7 @@ class Metrics:
     """
 
     __slots__ = (
-        "appended", "appended_bytes", "dropped", "ignored", "lookups", "node", "received", "sent",
-        "sent_bytes", "syncs",
+        "appended", "dropped", "ignored", "node", "received", "sent", "sent_bytes", "syncs",
     )  # fmt: skip
 
     def __init__(self, node: str) -> None:
@@ -139,11 +138,8 @@ class Metrics:
         """Messages dropped, by reason."""
         self.ignored: defaultdict[str, int] = defaultdict(int)
         """Events from outside that had no place, by reason."""
-        self.lookups: defaultdict[str, int] = defaultdict(int)
-        """Reads by what answered them (`suffix`, `popularity`, `tag`, `tier`, ...)."""
         self.sent_bytes = 0
         self.appended = 0
-        self.appended_bytes = 0
         self.syncs = SyncTimes()
 
 
@@ -160,12 +156,10 @@ _LABELLED: Final = (
     ("received", "indilog_messages_received", "Messages received, by kind", "kind"),
     ("dropped", "indilog_messages_dropped", "Messages dropped, by reason", "reason"),
     ("ignored", "indilog_events_ignored", "Events that had no place here, by reason", "reason"),
-    ("lookups", "indilog_lookups", "Reads, by what answered them", "outcome"),
 )
 _PLAIN: Final = (
     ("sent_bytes", "indilog_sent_bytes", "Bytes sent to other processes"),
     ("appended", "indilog_records_appended", "Records appended and acknowledged"),
-    ("appended_bytes", "indilog_appended_bytes", "Bytes of data appended and acknowledged"),
 )
 
 

@@ -57,6 +57,11 @@ class Sequencer:
         """The tail of what is committed; None: it is no primary, or not started."""
         return self._part.tail if isinstance(self._part, Primary) else None
 
+    def status(self) -> dict[str, int]:
+        """Return figures for people; the tail is known to the primary only."""
+        figures = {"length": self.length, "committed": self.committed}
+        return figures if self.tail is None else figures | {"tail": self.tail}
+
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Take in the next metalog entry from disk."""
         assert self._part is None, f"recovery is over before {location} is"

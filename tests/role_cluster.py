@@ -229,7 +229,7 @@ class RoleCluster:
             and all(
                 self.engine(i).ready
                 and self.engine(i).tag_position == self.engine(i).position
-                and not self.engine(i).status()["engine"]["appends_pending"]
+                and not self.engine(i).status()["progress"]["appends_pending"]
                 for i in range(len(self.view.engines))
             )
         )

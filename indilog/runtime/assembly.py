@@ -24,12 +24,12 @@ from index_tier.index_node import IndexNode
 from indilog.config import Config
 from indilog.errors import ConfigError, NotReadyError
 from indilog.ids import Epoch, NodeId
-from indilog.roles import Role
+from indilog.roles import ReportsStatus, Role
 from indilog.runtime.cluster_state import VIEW_KEY, claim_arrangement
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import EmbeddedMetadataStore, MetadataStore
 from indilog.runtime.node import NodeShell
-from indilog.telemetry import registry_of
+from indilog.telemetry import Gauge, registry_of
 from indilog.view import View, Views, view_of
 from ordering.sequencer import Sequencer
 from storage.node import StorageNode
@@ -196,13 +196,14 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
     from compute.workers.host import FunctionHost
 
     def status() -> dict[str, Any]:
-        ready = shell.failed is None and not shell.closed
-        return {"ready": ready, "engine": logs.engine.status()}
+        return status_of(shell, logs)
 
     host = FunctionHost(config, logs)
     try:
         await host.start()
-        gateway = create_gateway(host, logs, status, config, registry_of([shell.metrics]))
+        gateway = create_gateway(
+            host, logs, status, config, registry_of([shell.metrics], gauges_of(logs.engine))
+        )
         limit = config.cluster.message_bytes_max
         server = GatewayServer(gateway, config.node.host, config.node.port, message_bytes_max=limit)
         try:
@@ -212,6 +213,43 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
             await server.stop()
     finally:
         await host.stop()
+
+
+def gauges_of(engine: Engine) -> list[Gauge]:
+    """Return the engine's figures for Prometheus: hits, misses, entries and bytes of each part."""
+
+    def gauge(part: str, figure: str) -> Gauge:
+        return Gauge(
+            f"indilog_{part}_{figure}",
+            f"{part.replace('_', ' ').capitalize()} of the engine: {figure.replace('_', ' ')}",
+            lambda: engine.status()[part][figure],
+        )
+
+    return [gauge(part, figure) for part, figures in engine.status().items() for figure in figures]
+
+
+def status_of(shell: NodeShell, logs: LocalLogs) -> dict[str, Any]:
+    """Return what this process knows of the platform, for people: `GET /status`.
+
+    `nodes` are the roles of this process, `elsewhere` the names of those in other processes.
+    """
+    view = shell.view
+    nodes = {
+        node: role.status()
+        for node, role in shell.roles.items()
+        if isinstance(role, ReportsStatus) and not isinstance(role, Engine)
+    }
+    return {
+        "ready": shell.failed is None and not shell.closed,
+        "view": view.number,
+        "shards": {
+            str(shard): {"writer": placed.writer, "replicas": list(placed.replicas)}
+            for shard, placed in view.shards.items()
+        },
+        "nodes": nodes,
+        "elsewhere": [node for node in view.nodes if node not in shell.roles],
+        "engine": logs.engine.status(),
+    }
 
 
 def run_embedded(config: Config, on_ready: Callable[[str], None] | None = None) -> None:

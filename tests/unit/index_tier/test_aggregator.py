@@ -106,7 +106,7 @@ def test_after_an_exact_match_nothing_is_sent_and_nothing_stays() -> None:
     """Algorithm 6: "Mark RID as complete. An index node already contacted the storage tier"."""
     node = aggregator()
     assert node.handle([answer(0, 7), answer(1, 4, exact=True), answer(2, 9)], T0) == []
-    assert node.counts == {"pending": 0}
+    assert node.status() == {"pending": 0}
 
 
 def test_a_repeated_answer_counts_once() -> None:
@@ -125,7 +125,7 @@ def test_lookups_of_two_engines_with_one_number_are_different() -> None:
         if isinstance(e.message, IndexAnswer)
     ]
     assert node.handle([answer(0), *theirs, answer(1)], T0) == []
-    assert node.counts == {"pending": 2}
+    assert node.status() == {"pending": 2}
     assert node.handle([answer(2)], T0) == [Send(ENGINE, LookupResult(1, (), ()))]
 
 
@@ -143,7 +143,7 @@ def test_the_oldest_lookup_makes_room_when_too_many_are_pending() -> None:
     node = aggregator(lookups_max=2)
     effects = node.handle([answer(0, request=request) for request in (1, 2, 3)], T0)
     assert reasons(effects) == ["too many lookups are pending"]
-    assert node.counts == {"pending": 2}
+    assert node.status() == {"pending": 2}
     rest = [answer(shard, request=2) for shard in (1, 2)]
     assert node.handle(rest, T0) == [Send(ENGINE, LookupResult(2, (), ()))]
     node.check_invariants()
@@ -175,7 +175,7 @@ def changed(**fields: object) -> Received:
 def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
     node = aggregator()
     assert [type(effect) for effect in node.handle([event], T0)] == [Ignore]
-    assert node.counts == {"pending": 0}
+    assert node.status() == {"pending": 0}
 
 
 def test_answers_to_two_lookups_of_one_number_are_not_merged() -> None:

@@ -149,7 +149,7 @@ def test_index_data_that_is_applied_already_is_skipped() -> None:
     node = index_node()
     for _ in range(2):
         assert node.handle([data(one(1, 4))], T0) == []
-    assert node.counts["entries"] == 2
+    assert node.status()["entries"] == 2
     assert node.deadline() is None
 
 
@@ -239,7 +239,7 @@ def test_a_lookup_that_waits_too_long_is_dropped() -> None:
     effects = node.handle([], Instant(T0 + 5))
     assert reasons(effects) == ["a lookup waited too long for index data"]
     node.handle([data(one(1, 4), one(3, 7))], T0)
-    assert node.counts["waiting"] == 0
+    assert node.status()["waiting"] == 0
 
 
 def test_no_more_lookups_wait_than_configured() -> None:
@@ -340,7 +340,7 @@ def bad(**fields: object) -> Received:
 def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
     node = index_node()
     assert [type(effect) for effect in node.handle([event], T0)] == [Ignore]
-    assert (node.position, node.counts["entries"]) == (1, 0)
+    assert (node.position, node.status()["entries"]) == (1, 0)
     node.handle([data(one(1, 4))], T0)
     assert node.position == 3
 
