@@ -142,6 +142,22 @@ def test_a20_reads_amid_appends_reflect_the_session_and_skip_nothing(
 
 
 @pytest.mark.parametrize("seed", range(6))
+def test_a17_equal_localids_on_two_shards_are_acknowledged_each_to_its_own_caller(
+    seed: int,
+) -> None:
+    cluster = cluster_with("default", 2, seed=seed, delay=0.3)
+    waiters = [cluster.append(b"of engine %d" % engine, "a", engine=engine) for engine in (0, 1)]
+    cluster.settle()
+    assert {waiter.seqnum for waiter in waiters} == {0, 1}
+    for engine in (0, 1):
+        for waiter in waiters:
+            assert waiter.seqnum is not None
+            record, _ = cluster.read(Direction.NEXT, EMPTY_TAG, waiter.seqnum, engine=engine)
+            assert record is not None
+            assert (record.seqnum, record.data) == (waiter.seqnum, waiter.data)
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_messages_lost_late_and_twice_only_cost_time(seed: int) -> None:
     cluster = cluster_with("small", 2, seed=seed, lose=0.05, delay=0.2, repeat=0.1)
     fill(cluster, 40)
