@@ -52,7 +52,7 @@ from indilog.roles import (
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.transport import Transport
 from indilog.telemetry import Metrics
-from indilog.view import Views
+from indilog.view import View, Views
 
 _ROUNDS_MAX: Final = 10_000
 """Calls of roles in one turn before the loop gets its turn again."""
@@ -166,6 +166,11 @@ class NodeShell:
             self._inbox[node] = []
         if not self._scheduled:
             self._schedule()
+
+    @property
+    def view(self) -> View:
+        """The newest view."""
+        return self._views[-1]
 
     @property
     def closed(self) -> bool:
@@ -345,6 +350,7 @@ class NodeShell:
                 self._send_envelope(
                     sender, receiver, messages[start : start + _MESSAGES_PER_ENVELOPE_MAX]
                 )
+        self._transport.flush()
 
     def _send_envelope(self, sender: NodeId, receiver: NodeId, messages: list[Message]) -> None:
         assert self._transport is not None
