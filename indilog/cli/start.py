@@ -208,6 +208,10 @@ def start(
             if stays:
                 console.print("Ctrl-C stops it.")
                 stay(process, log_file(data))
+            console.print(
+                "No terminal is watching, so it stops now; ./start --stay keeps it up, and "
+                "./start --no-demo finds its data again."
+            )
     except KeyboardInterrupt:
         console.print("Stopped.")
     except StartError as error:
