@@ -142,7 +142,9 @@ class ShardWriter:
         records: Sequence[tuple[bytes, Sequence[TagHash], bytes]],
         waiter: object,
     ) -> None:
-        """Put records into a batch of their own, so that they are stored and ordered together.
+        """Put records into one batch, so that they are stored and ordered together, or not at all.
+
+        They share the open batch with others if there is room: a batch is atomic as a whole.
 
         Raises: as `add`; then none of them is taken.
         """
@@ -150,13 +152,24 @@ class ShardWriter:
             raise self._overloaded()
         if self._lost_to_another:
             raise self._lost()
-        self._close()
+        size = sum(len(data) for data, _, _ in records)
+        if self._is_full(len(records), size):
+            self._close()
         for data, tags, names in records:
             self._open.builder.add(data, tags, names)
-            self._pending_bytes += len(data)
-        self._pending += len(records)
         self._open.waiters += [waiter, *[None] * (len(records) - 1)]
-        self._close()
+        self._pending += len(records)
+        self._pending_bytes += size
+        if self._is_full():
+            self._close()
+
+    def _is_full(self, records: int = 0, data_bytes: int = 0) -> bool:
+        """Whether the open batch has reached its limits, or would go beyond them with so much more."""
+        batch = self._open
+        return (
+            len(batch.waiters) + records >= self._frame_records_max
+            or batch.builder.bytes + data_bytes >= self._frame_bytes
+        )
 
     def _overloaded(self) -> OverloadedError:
         return OverloadedError(

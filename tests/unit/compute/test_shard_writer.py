@@ -188,6 +188,18 @@ def test_a_batch_of_a_caller_stays_together_whatever_the_frame_limit() -> None:
     assert sent == [[b"before"], [bytes([n]) for n in range(5)], [b"after"]]
     _, whole, _ = shard.ordered(Span(SHARD, 0, 0, 7))
     assert whole.waiters == ["caller", None, None, None, None]
+    shard.check_invariants()
+
+
+def test_small_batches_of_callers_share_a_frame() -> None:
+    shard = opened(frame_records_max=100)
+    shard.add_batch([(b"a", TAGS, NAMES), (b"b", TAGS, NAMES)], "first")
+    append(shard, b"c")
+    shard.add_batch([(b"d", TAGS, NAMES), (b"e", TAGS, NAMES)], "second")
+    (batch,) = batches(shard.flush(at(0)))
+    assert contents(batch) == [b"a", b"b", b"c", b"d", b"e"]
+    (done,) = shard.ordered(Span(SHARD, 0, 10, 5))
+    assert done.waiters == ["first", None, b"c", "second", None]
 
 
 def test_what_waits_too_long_for_the_shard_to_open_was_not_appended() -> None:
