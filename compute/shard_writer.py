@@ -164,7 +164,7 @@ class ShardWriter:
             self._close()
 
     def _is_full(self, records: int = 0, data_bytes: int = 0) -> bool:
-        """Whether the open batch has reached its limits, or would go beyond them with so much more."""
+        """Whether the open batch has reached its limits, or would with so much more."""
         batch = self._open
         return (
             len(batch.waiters) + records >= self._frame_records_max

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+START_S_MAX = 60.0
 SETTINGS = {
     "INDILOG_NODE_SEGMENT_BYTES": str(8 * 1024 * 1024),
     "INDILOG_NODE_WORKERS": "1",
@@ -43,6 +45,7 @@ def platform(directory: Path, *options: str) -> Iterator[PlatformProcess]:
     process = subprocess.Popen(
         [sys.executable, "-m", "indilog", "up", "--data", directory, "--port", "0", *options],
         cwd=ROOT,
+        stdin=subprocess.DEVNULL,
         env=os.environ | SETTINGS,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -50,7 +53,8 @@ def platform(directory: Path, *options: str) -> Iterator[PlatformProcess]:
     )
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        there, _, _ = select.select([process.stdout], [], [], START_S_MAX)
+        line = process.stdout.readline() if there else ""
         found = re.search(r"http://[\d.:]+", line)
         if found is None:
             process.kill()
