@@ -64,7 +64,7 @@ from indilog.roles import (
     Send,
     Started,
 )
-from indilog.view import Views
+from indilog.view import Views, placement_of
 
 
 class Pending:
@@ -74,8 +74,11 @@ class Pending:
 PENDING: Final = Pending()
 """The answer to a direct read comes later, to its waiter."""
 
-_JOIN_REQUEST: Final = 0
-"""Request number of the question where to start; reads count from 1."""
+_REQUESTS_PER_EPOCH: Final = 1 << 32
+"""Requests are numbered from `epoch` times this: answers to an earlier life find nothing."""
+_IDLE_CHECKS: Final = 8
+"""While only watches wait, the primary is asked this many times less often than when behind."""
+_SHARDS_MAX: Final = 1 << 16
 _POSITIONS_AHEAD_MAX: Final = 65_536
 
 
@@ -98,8 +101,14 @@ class Engine:
         self._outbox: list[Effect] = []
         self._ready_waiters: list[object] = []
         self._asked_to_join = Instant(0.0)
+        self._join_request = 0
+        self._known_end: MetalogPosition = 0
+        """Entries below this exist, as far as anybody has told."""
+        self._asked_from: MetalogPosition = -1
+        """Where the metalog was last asked for; -1: not, or long ago."""
+        self._fetching_index_data = False
         self._behind_since: Instant | None = None
-        self._behind_at: MetalogPosition = 0
+        self._behind_at = (0, 0)
 
     # --- what callers in this process use
 
@@ -223,9 +232,9 @@ class Engine:
         shard = self._local.shard_of(seqnum) if self._local is not None else None
         if shard is not None:
             message = AuxSet(shard, seqnum, aux)
-            self._outbox += [
-                Send(replica, message) for replica in self._views[-1].shards[shard].replicas
-            ]
+            placement = placement_of(self._views, shard)
+            replicas = placement.replicas if placement is not None else ()
+            self._outbox += [Send(replica, message) for replica in replicas]
 
     def when_ready(self, waiter: object) -> None:
         """Answer the waiter once this node has joined."""
@@ -271,7 +280,7 @@ class Engine:
             effects += self._on_event(event, now)
         effects += self._reads.begin(now)
         effects += self._on_time(now)
-        if self._writer is not None:
+        if self._writer is not None and self._local is not None:
             effects += self._writer.flush(now)
         if self._ready_waiters and self.ready:
             effects += [Answer(waiter, None) for waiter in self._ready_waiters]
@@ -292,15 +301,17 @@ class Engine:
     def _on_message(self, event: Received, now: Instant) -> list[Effect]:  # noqa: PLR0911
         message = event.message
         match message:
+            case MetalogEntries() | TailIs() if event.sender != self._views[-1].primary:
+                return [Ignore(event, "the word of a primary from somebody else")]
             case MetalogEntries():
                 return self._on_metalog_entries(message, now)
             case IndexData():
-                return self._on_index_data(message, now)
+                return self._on_index_data(event, message, now)
             case RecordsRead():
                 return self._reads.on_records(event.sender, message, now)
             case LookupResult():
                 return self._reads.on_result(message)
-            case TailIs(request=request) if request == _JOIN_REQUEST:
+            case TailIs(request=request) if request == self._join_request:
                 return self._on_joined(message, now)
             case TailIs():
                 return self._reads.on_tail(message)
@@ -321,7 +332,7 @@ class Engine:
             case ShardOpened():
                 return writer.on_opened(sender, message)
             case ShardStored():
-                return writer.on_stored(sender, message)
+                return writer.on_stored(sender, message, now)
             case unreachable:
                 assert_never(unreachable)
 
@@ -329,6 +340,8 @@ class Engine:
 
     def _on_started(self, epoch: Epoch, now: Instant) -> list[Effect]:
         view = self._views[-1]
+        self._join_request = epoch * _REQUESTS_PER_EPOCH
+        self._reads.number_from(self._join_request)
         effects = self._ask_to_join(now)
         shard = view.shard_written_by(self._node)
         if shard is not None:
@@ -339,7 +352,7 @@ class Engine:
 
     def _ask_to_join(self, now: Instant) -> list[Effect]:
         self._asked_to_join = now
-        return [Send(self._views[-1].primary, TailWanted(_JOIN_REQUEST))]
+        return [Send(self._views[-1].primary, TailWanted(self._join_request))]
 
     def _on_joined(self, message: TailIs, now: Instant) -> list[Effect]:
         if self._local is not None:
@@ -357,11 +370,13 @@ class Engine:
             return []
         effects: list[Effect] = []
         for entry in message.entries:
+            if not _sensible(entry):
+                return [*effects, Ignore(message, "an entry with impossible shards or counts")]
             if entry.position == self._replay.position:
                 effects += self._apply_entry(entry, self._local)
-            elif entry.position > self._replay.position:
-                effects += self._want_metalog()
-                break
+            self._known_end = max(self._known_end, entry.position + 1)
+        if self._replay.position < self._known_end and self._asked_from != self._replay.position:
+            effects += self._want_metalog()
         return effects + self._apply_index_data(self._local, now)
 
     def _apply_entry(self, entry: Entry, local: LocalIndex) -> list[Effect]:
@@ -387,14 +402,22 @@ class Engine:
         return acknowledgements(batches, self._replay.position)
 
     def _want_metalog(self) -> list[Effect]:
+        self._asked_from = self._replay.position
         return [Send(self._views[-1].primary, MetalogWanted(self._replay.position))]
 
-    def _on_index_data(self, message: IndexData, now: Instant) -> list[Effect]:
+    def _on_index_data(self, event: Received, message: IndexData, now: Instant) -> list[Effect]:
         local = self._local
         if local is None:
             return []
+        before = self.tag_position
         self._feed.put(message.blocks)
-        return self._apply_index_data(local, now)
+        effects = self._apply_index_data(local, now)
+        if self._fetching_index_data and event.sender in self._views[-1].storage_nodes:
+            if self.tag_position == self._replay.position:
+                self._fetching_index_data = False
+            elif self.tag_position > before:
+                effects += self._want_index_data()
+        return effects
 
     def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
         """Apply index data in order, never ahead of the metalog: lookups rest on both."""
@@ -422,8 +445,20 @@ class Engine:
     # --- time
 
     def _behind(self) -> bool:
-        """Whether index data, or metalog entries that index data tells of, are missing here."""
-        return self.tag_position < self._replay.position or self._feed.behind
+        """Whether something is missing here: index data, entries, or what a session has seen."""
+        return (
+            self.tag_position < self._replay.position
+            or self._replay.position < self._known_end
+            or self._feed.behind
+            or self._reads.parked
+        )
+
+    def _check_due(self) -> Instant | None:
+        """When to ask whether something was missed; with nothing but watches waiting, seldom."""
+        if self._behind_since is None:
+            return None
+        resend_s = self._config.node.resend_s
+        return Instant(self._behind_since + resend_s * (1 if self._behind() else _IDLE_CHECKS))
 
     def deadline(self) -> Instant | None:
         """The earliest of all parts."""
@@ -433,8 +468,7 @@ class Engine:
             times.append(self._writer.deadline())
         if self._local is None:
             times.append(Instant(self._asked_to_join + resend_s))
-        if self._behind_since is not None:
-            times.append(Instant(self._behind_since + resend_s))
+        times.append(self._check_due())
         return min((t for t in times if t is not None), default=None)
 
     def _on_time(self, now: Instant) -> list[Effect]:
@@ -450,27 +484,44 @@ class Engine:
             if now >= self._asked_to_join + resend_s:
                 effects += self._ask_to_join(now)
             return effects
-        if not self._behind():
+        return effects + self._check_behind(now)
+
+    def _check_behind(self, now: Instant) -> list[Effect]:
+        """Ask for what may have been lost, after a while without anything new."""
+        if not (self._behind() or self._watches):
             self._behind_since = None
-        elif self._behind_since is None or self._behind_at != self.tag_position:
-            self._behind_since, self._behind_at = now, self.tag_position
-        elif now >= self._behind_since + resend_s:
-            self._behind_since = now
-            effects += self._catch_up()
-        return effects
+            return []
+        at = (self._replay.position, self.tag_position)
+        if self._behind_since is None or self._behind_at != at:
+            self._behind_since, self._behind_at = now, at
+        due = self._check_due()
+        if due is None or now < due:
+            return []
+        self._behind_since = now
+        return self._catch_up()
 
     def _catch_up(self) -> list[Effect]:
         """Ask for metalog entries and index data that should have come long ago."""
+        effects = self._want_metalog()
+        if self.tag_position < self._replay.position:
+            effects += self._want_index_data()
+        return effects
+
+    def _want_index_data(self) -> list[Effect]:
+        self._fetching_index_data = True
         wanted = IndexDataWanted(self.tag_position, self._replay.position, 1)
-        nodes = self._views[-1].storage_nodes
-        asked: list[Effect] = [Send(node, wanted) for node in nodes]
-        return self._want_metalog() + asked
+        return [Send(node, wanted) for node in self._views[-1].storage_nodes]
 
     def check_invariants(self) -> None:
         """Index data never runs ahead of the metalog; the writer's queues add up."""
         assert self.tag_position <= self.position
         if self._writer is not None:
             self._writer.check_invariants()
+
+
+def _sensible(entry: Entry) -> bool:
+    """Whether an entry orders what can be: the Suffix has two bytes for a shard."""
+    return all(0 <= shard < _SHARDS_MAX and count > 0 for shard, count in entry.counts.items())
 
 
 def _feed_from(position: MetalogPosition) -> IndexFeed:

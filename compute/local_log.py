@@ -15,7 +15,7 @@ from typing import Any, Final
 from compute.engine import PENDING, Engine
 from compute.reads import Answered
 from indilog.config import ClusterConfig
-from indilog.errors import TooLargeError
+from indilog.errors import NotReadyError, TooLargeError
 from indilog.ids import (
     EMPTY_TAG,
     MAX_SEQNUM,
@@ -69,13 +69,19 @@ class LocalLogs:
         return LocalLog(self, name, session or Session())
 
     async def paced(self) -> None:
-        """Give the loop a turn now and then; wait for a sync that is under way."""
+        """Give the loop a turn now and then; wait until what may have been read is synced.
+
+        Raises:
+            NotReadyError: the platform has stopped: what was read may never have been synced.
+        """
         self._reads += 1
         if self._reads >= _READS_PER_TURN:
             self._reads = 0
             await asyncio.sleep(0)
         if self._shell.holding:
             await self._shell.settled()
+        if self._shell.ended:
+            raise NotReadyError("The platform has stopped; open it again.")
 
 
 class LocalLog(Log):
@@ -194,12 +200,15 @@ class LocalLog(Log):
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep aux data beside a record; see `Log.set_aux`."""
+        if type(aux) is not bytes:
+            raise TypeError(f"Aux data is bytes, not {type(aux).__name__}; encode it first.")
         if len(aux) > self._limits.aux_bytes_max:
             raise TooLargeError(
                 "The aux data's size in bytes", size=len(aux), limit=self._limits.aux_bytes_max
             )
-        self._engine.set_aux(check_bound(seqnum), aux)
-        self._logs.wake()
+        if await self.read(seqnum) is not None:
+            self._engine.set_aux(seqnum, aux)
+            self._logs.wake()
 
     # --- inside
 
@@ -223,8 +232,8 @@ class LocalLog(Log):
             value = self._seen(await waiter)
             assert value is None or isinstance(value, Record)
             return value
+        session.saw(engine.position if tag == EMPTY_TAG else engine.tag_position)
         await self._logs.paced()
-        session.saw(engine.tag_position)
         return answer  # type: ignore[return-value]
 
     async def _read_matching(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, assert_never
 
 from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
@@ -32,7 +32,7 @@ from indilog.errors import (
     OverloadedError,
     QuorumUnavailableError,
 )
-from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
+from indilog.ids import EMPTY_TAG, Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
 from indilog.log import Record
 from indilog.messages import (
     Direction,
@@ -116,7 +116,7 @@ class Operation:
         self.shards: Sequence[ShardId] = ()
         self.records: dict[SeqNum, Record] = {}
         self.awaited: set[ShardId] = set()
-        self.denied: set[NodeId] = set()
+        self.denied: set[tuple[NodeId, ShardId]] = set()
 
 
 class Reads:
@@ -137,6 +137,15 @@ class Reads:
         self._parked: dict[Operation, None] = {}
         self._requests: OrderedDict[int, Operation] = OrderedDict()
         self._next_request = 0
+
+    def number_from(self, request: int) -> None:
+        """Number tries above `request`, so that answers meant for an earlier life find nothing."""
+        self._next_request = request
+
+    @property
+    def parked(self) -> bool:
+        """Whether reads wait for a position that is not applied yet."""
+        return bool(self._parked)
 
     @property
     def pending(self) -> int:
@@ -159,11 +168,12 @@ class Reads:
 
     def begin(self, now: Instant) -> list[Effect]:
         """Decide what was started since the last turn."""
-        starting, self._starting = self._starting, []
         effects: list[Effect] = []
-        for operation in starting:
+        while self._starting:
+            operation = self._starting[0]
             operation.created = now
             effects += self._decide(operation, now)
+            del self._starting[0]
         return effects
 
     def advanced(self, now: Instant) -> list[Effect]:
@@ -178,7 +188,8 @@ class Reads:
 
     def abandon(self, error: IndilogError) -> list[Effect]:
         """Fail every read."""
-        operations = {*self._starting, *self._parked, *self._requests.values()}
+        waiting = (*self._starting, *self._parked, *self._requests.values())
+        operations = list(dict.fromkeys(waiting))
         self._starting.clear()
         self._parked.clear()
         self._requests.clear()
@@ -195,7 +206,9 @@ class Reads:
             operation.stage = Stage.POSITION
             self._parked[operation] = None
             return []
-        operation.reflects = local.tag_position
+        # The Suffix, which answers for the empty tag, is ahead of the Tag Cache.
+        whole = operation.tag == EMPTY_TAG
+        operation.reflects = self._replay.position if whole else local.tag_position
         if operation.page:
             return self._decide_page(operation, local)
         return self._decide_one(operation, local)
@@ -232,7 +245,8 @@ class Reads:
         if shard is None:
             return []
         operation.stage = Stage.PROBE
-        return self._ask_storage(operation, shard, (operation.bound,))
+        operation.reflects = self._replay.position
+        return self._ask_storage(operation, {shard: [operation.bound]})
 
     def _look_up(self, operation: Operation) -> list[Effect]:
         """Ask one replica of every index shard about the log below our metalog position."""
@@ -269,36 +283,32 @@ class Reads:
                 missing.setdefault(shard, []).append(seqnum)
         if not missing:
             return [self._answer_records(operation)]
+        return self._ask_storage(operation, missing)
+
+    def _ask_storage(
+        self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]]
+    ) -> list[Effect]:
+        """Ask one replica of each shard that has not said "unknown"; fail if there is none left."""
+        turn = self._next_request + 1 + operation.attempt
+        asked: list[tuple[NodeId, ShardId]] = []
+        for shard, seqnums in missing.items():
+            replicas = self._replicas_left(operation, shard)
+            if not replicas:
+                lost = f"No replica of shard {shard} holds seqnum {seqnums[0]}."
+                return [self._fail(operation, DataLossError(lost))]
+            asked.append((replicas[turn % len(replicas)], shard))
         operation.awaited = set(missing)
         request = self._request(operation)
         return [
-            effect
-            for shard, wanted in missing.items()
-            for effect in self._ask_storage(operation, shard, wanted, request)
+            Send(replica, ReadRecords(request, self._node, shard, tuple(missing[shard])))
+            for replica, shard in asked
         ]
 
-    def _ask_storage(
-        self,
-        operation: Operation,
-        shard: ShardId,
-        seqnums: Sequence[SeqNum],
-        request: int | None = None,
-    ) -> list[Effect]:
+    def _replicas_left(self, operation: Operation, shard: ShardId) -> list[NodeId]:
         placement = placement_of(self._views, shard)
         if placement is None:
-            return [self._fail(operation, DataLossError(f"No view knows shard {shard}."))]
-        replicas = [r for r in placement.replicas if r not in operation.denied]
-        if not replicas:
-            return [
-                self._fail(
-                    operation,
-                    DataLossError(f"No replica of shard {shard} holds seqnum {seqnums[0]}."),
-                )
-            ]
-        if request is None:
-            request = self._request(operation)
-        replica = replicas[(request + operation.attempt) % len(replicas)]
-        return [Send(replica, ReadRecords(request, self._node, shard, tuple(seqnums)))]
+            return []
+        return [r for r in placement.replicas if (r, shard) not in operation.denied]
 
     def _request(self, operation: Operation) -> int:
         self._next_request += 1
@@ -314,13 +324,12 @@ class Reads:
             return []
         records = [self._taken(stored) for stored in message.records]
         if message.unknown:
-            operation.denied.add(sender)
+            operation.denied.add((sender, message.shard))
         match operation.stage:
             case Stage.PROBE:
                 del self._requests[message.request]
                 return self._on_probed(operation, records, now)
             case Stage.LOOKUP:
-                del self._requests[message.request]
                 return self._on_looked_up(operation, message, records)
             case Stage.RECORDS:
                 return self._on_fetched(operation, message, records)
@@ -350,6 +359,9 @@ class Reads:
         self, operation: Operation, message: RecordsRead, records: list[Record]
     ) -> list[Effect]:
         seqnums = tuple(r.seqnum for r in records) or message.unknown
+        if not seqnums:
+            return [Ignore(message, "an answer to a lookup that names no record")]
+        del self._requests[message.request]
         operation.records.update({r.seqnum: r for r in records})
         if self._local is not None:
             for seqnum in seqnums:
@@ -376,6 +388,8 @@ class Reads:
             return []
         if operation.stage is not Stage.LOOKUP:
             return [Ignore(message, "a lookup's result while no lookup is under way")]
+        if len(message.seqnums) != len(message.shards):
+            return [Ignore(message, "a lookup's result whose columns differ in length")]
         del self._requests[message.request]
         if not message.seqnums:
             return [_answer(operation, [] if operation.page else None)]
@@ -395,9 +409,13 @@ class Reads:
     def _answer_records(self, operation: Operation) -> Effect:
         """Answer with the records up to the first gap: a page is bounded in bytes."""
         page: list[Record] = []
+        size_bytes = 0
         for seqnum in operation.seqnums:
             record = operation.records.get(seqnum)
             if record is None:
+                break
+            size_bytes += len(record.data) + len(record.aux or b"")
+            if page and size_bytes > self._config.page_bytes_max:
                 break
             page.append(record)
         return _answer(operation, page if operation.page else page[0])

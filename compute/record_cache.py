@@ -52,7 +52,7 @@ class RecordCache:
 
     __slots__ = (
         "_aux", "_aux_bytes", "_aux_bytes_max", "_bytes_max", "_firsts", "_read", "_read_bytes",
-        "_span_bytes", "_spans", "_start", "hits", "misses",
+        "_span_bytes", "_span_records", "_spans", "_start", "hits", "misses",
     )  # fmt: skip
 
     def __init__(self, bytes_max: int, aux_bytes_max: int = 0) -> None:
@@ -63,6 +63,7 @@ class RecordCache:
         self._spans: list[_Span] = []
         self._start = 0
         self._span_bytes = 0
+        self._span_records = 0
         self._read: OrderedDict[SeqNum, Record] = OrderedDict()
         self._read_bytes = 0
         self._aux: OrderedDict[SeqNum, bytes] = OrderedDict()
@@ -100,6 +101,7 @@ class RecordCache:
         self._firsts.append(first_seqnum)
         self._spans.append(_Span(datas, names, time, size_bytes))
         self._span_bytes += size_bytes
+        self._span_records += len(datas)
         if self._span_bytes + self._read_bytes > self._bytes_max:
             self._evict()
 
@@ -154,9 +156,8 @@ class RecordCache:
 
     def status(self) -> dict[str, int]:
         """Return records, bytes, hits and misses, for people and for metrics."""
-        own = sum(len(span.datas) for span in self._spans)
         return {
-            "entries": own + len(self._read), "bytes": self.size_bytes,
+            "entries": self._span_records + len(self._read), "bytes": self.size_bytes,
             "aux_entries": len(self._aux), "aux_bytes": self._aux_bytes,
             "hits": self.hits, "misses": self.misses,
         }  # fmt: skip
@@ -179,6 +180,7 @@ class RecordCache:
         while self._span_bytes + self._read_bytes > self._bytes_max:
             if self._span_bytes * 2 > self._bytes_max:
                 self._span_bytes -= self._spans[self._start].size_bytes
+                self._span_records -= len(self._spans[self._start].datas)
                 self._spans[self._start] = _EVICTED
                 self._start += 1
             else:

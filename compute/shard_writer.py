@@ -36,7 +36,7 @@ from indilog.messages import (
     ShardStored,
 )
 from indilog.metalog import Span
-from indilog.records import BatchBuilder
+from indilog.records import BatchBuilder, record_bytes, tags_bytes_max
 from indilog.roles import Answer, Appended, Effect, Ignore, Send
 
 
@@ -91,7 +91,10 @@ class ShardWriter:
         self._replicas = tuple(replicas)
         self._frame_records_max = node.frame_records_max
         self._frame_bytes = node.frame_bytes
-        self._batch_bytes_max = config.cluster.batch_bytes_max
+        self._in_flight_bytes_max = config.cluster.batch_bytes_max
+        self._frame_bytes = min(self._frame_bytes, config.cluster.batch_bytes_max)
+        self._room = config.cluster.batch_bytes_max - tags_bytes_max(config.cluster.record_tags_max)
+        """Bytes that an open batch may reach with the data of one more record."""
         self._frames_in_flight_max = node.frames_in_flight_max
         self._pending_max = node.append_pending_max
         self._pending_bytes_max = node.append_pending_bytes_max
@@ -103,10 +106,12 @@ class ShardWriter:
         self._claimed: dict[NodeId, LocalId] = {}
         self._opened: set[NodeId] = set()
         self._next: LocalId = -1
-        self._lost_to_another = False
         self._pending = 0
         self._pending_bytes = 0
         self._asked = Instant(0.0)
+        self._in_flight_bytes = 0
+        self._sent_again: dict[NodeId, tuple[LocalId, Instant]] = {}
+        """To whom batches were sent again, from which localid on, and when."""
 
     @property
     def pending(self) -> int:
@@ -126,11 +131,14 @@ class ShardWriter:
         """
         if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
             raise self._overloaded()
-        if self._lost_to_another:
+        if self.takeover is Takeover.LOST:
             raise self._lost()
         self._pending += 1
         self._pending_bytes += len(data)
         batch = self._open
+        if batch.builder.bytes + len(data) > self._room:
+            self._close()
+            batch = self._open
         builder, waiters = batch.builder, batch.waiters
         builder.add(data, tags, names)
         waiters.append(waiter)
@@ -150,10 +158,11 @@ class ShardWriter:
         """
         if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
             raise self._overloaded()
-        if self._lost_to_another:
+        if self.takeover is Takeover.LOST:
             raise self._lost()
         size = sum(len(data) for data, _, _ in records)
-        if self._is_full(len(records), size):
+        whole = sum(record_bytes(*record) for record in records)
+        if self._is_full(len(records), whole):
             self._close()
         for data, tags, names in records:
             self._open.builder.add(data, tags, names)
@@ -163,12 +172,12 @@ class ShardWriter:
         if self._is_full():
             self._close()
 
-    def _is_full(self, records: int = 0, data_bytes: int = 0) -> bool:
+    def _is_full(self, records: int = 0, size_bytes: int = 0) -> bool:
         """Whether the open batch has reached its limits, or would with so much more."""
         batch = self._open
         return (
             len(batch.waiters) + records >= self._frame_records_max
-            or batch.builder.bytes + data_bytes >= self._frame_bytes
+            or batch.builder.bytes + size_bytes >= self._frame_bytes
         )
 
     def _overloaded(self) -> OverloadedError:
@@ -187,7 +196,10 @@ class ShardWriter:
         if self.takeover is not Takeover.OPEN:
             return []
         effects: list[Effect] = []
-        while len(self._in_flight) < self._frames_in_flight_max:
+        while (
+            len(self._in_flight) < self._frames_in_flight_max
+            and self._in_flight_bytes < self._in_flight_bytes_max
+        ):
             if not self._closed:
                 self._close()
                 if not self._closed:
@@ -195,6 +207,7 @@ class ShardWriter:
             batch = self._closed.popleft()
             self._seal(batch, now)
             self._in_flight.append(batch)
+            self._in_flight_bytes += len(batch.encoded)
             effects += self._to_all(AppendBatch(batch.encoded))
         return effects
 
@@ -222,6 +235,7 @@ class ShardWriter:
         end = span.first_localid + span.length
         while self._in_flight and self._in_flight[0].end <= end:
             batch = self._in_flight.popleft()
+            self._in_flight_bytes -= len(batch.encoded)
             assert batch.first >= span.first_localid, "spans of a shard follow on"
             self._pending -= len(batch.waiters)
             self._pending_bytes -= sum(map(len, batch.builder.columns[0]))
@@ -266,16 +280,27 @@ class ShardWriter:
             return [Ignore(message, "shard opened for another epoch or by no replica")]
         if self.takeover is not Takeover.OPENING:
             return []
-        assert message.start == self._next, "replicas open where we said"
+        if message.start != self._next:
+            return [Ignore(message, "opened where nobody said")]
         self._opened.add(sender)
         if len(self._opened) == len(self._replicas):
             self.takeover = Takeover.OPEN
         return []
 
-    def on_stored(self, sender: NodeId, message: ShardStored) -> list[Effect]:
-        """Send again what a replica says it lacks, unless a newer writer has the shard."""
+    def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
+        """Send again what a replica says it lacks, unless a newer writer has the shard.
+
+        From one localid on only once in `resend_s`: a replica that refuses a batch for good must
+        not get it without end.
+        """
         if message.epoch > self.epoch:
             return self.give_up()
+        if sender not in self._replicas:
+            return [Ignore(message, "stored by a node that is no replica")]
+        start, when = self._sent_again.get(sender, (-1, now))
+        if message.stored == start and now < when + self._resend_s:
+            return []
+        self._sent_again[sender] = (message.stored, now)
         return [
             Send(sender, AppendBatch(batch.encoded))
             for batch in self._in_flight
@@ -285,7 +310,6 @@ class ShardWriter:
     def give_up(self) -> list[Effect]:
         """Tell all callers that another writer has the shard; it is not taken back."""
         self.takeover = Takeover.LOST
-        self._lost_to_another = True
         unknown = AppendOutcomeUnknownError(
             f"Another writer took over shard {self.shard}; the record may or may not be in the log."
         )
@@ -307,7 +331,7 @@ class ShardWriter:
         effects += [e for batch in self._in_flight for e in _answers(batch, sent)]
         self._closed.clear()
         self._in_flight.clear()
-        self._pending = self._pending_bytes = 0
+        self._pending = self._pending_bytes = self._in_flight_bytes = 0
         return effects
 
     def _lost(self) -> SealedError:
@@ -327,7 +351,7 @@ class ShardWriter:
             return []
         if self.takeover is not Takeover.OPEN:
             return self._ask(now) + self._expire_waiting(now)
-        effects: list[Effect] = []
+        effects = self._expire_waiting(now)
         for batch in self._in_flight:
             batch.sent = now
             effects += self._to_all(AppendBatch(batch.encoded))
@@ -342,7 +366,7 @@ class ShardWriter:
         return effects
 
     def _expire_waiting(self, now: Instant) -> list[Effect]:
-        """Before the shard is open nothing was sent: refuse what waits too long."""
+        """Refuse what waits too long for its turn: nothing of it was sent."""
         effects: list[Effect] = []
         self._close()
         for batch in self._closed:
@@ -354,7 +378,7 @@ class ShardWriter:
             effects += _answers(
                 batch,
                 NotReadyError(
-                    f"Shard {self.shard} could not be opened within {self._timeout_s:g} s; "
+                    f"Shard {self.shard} took nothing for {self._timeout_s:g} s; "
                     "nothing was appended."
                 ),
             )

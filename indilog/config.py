@@ -125,6 +125,8 @@ class NodeConfig:
     result_bytes_max: int = 4 * MIB
     results_kept_max: int = 10_000
     """Results of asynchronous invocations kept for asking."""
+    transport: Literal["stream", "zmq"] = "stream"
+    """What carries messages between processes: raw streams, or pyzmq. All nodes use the same."""
     send_queue_bytes_max: int = 64 * MIB
     """Bytes waiting for one peer; beyond it messages are dropped (and counted), as a network may.
     """

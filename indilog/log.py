@@ -251,6 +251,6 @@ def check_limit(limit: int) -> int:
     Raises:
         ValueError: it is below 1 or above `READ_RANGE_LIMIT_MAX`.
     """
-    if not 1 <= limit <= READ_RANGE_LIMIT_MAX:
-        raise ValueError(f"limit is 1 to {READ_RANGE_LIMIT_MAX:,}, not {limit}.")
+    if type(limit) is not int or not 1 <= limit <= READ_RANGE_LIMIT_MAX:
+        raise ValueError(f"limit is 1 to {READ_RANGE_LIMIT_MAX:,}, not {limit!r}.")
     return limit

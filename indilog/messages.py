@@ -14,7 +14,7 @@ harmless by itself.
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
@@ -33,7 +33,14 @@ from indilog.metalog import Entry
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages."""
+    """Base of all messages.
+
+    Attributes:
+        promises: whether it says anything that must hold after a crash of its sender. What promises
+            nothing may leave before the sync of what the sender wrote (decision 0006).
+    """
+
+    promises: ClassVar[bool] = True
 
 
 class Direction(enum.IntEnum):
@@ -86,22 +93,33 @@ class ShardProgress(_Message, frozen=True):
 class MetalogAppend(_Message, frozen=True):
     """primary → backup: metalog entries from position `start` on, and how many are committed.
 
+    It leaves before the primary has synced the entries, so a crash may take them from the primary
+    and not from the backup; the entries of a newer incarnation then replace them. `epoch` is the
+    primary's incarnation, `previous` the one that proposed the entry before `start` (0: there is
+    none). `committed` may be ahead of the primary's disk as well; nothing is decided by it.
     Lost: the backup's `MetalogStored` stays behind, and the primary sends again from there.
-    Repeated: entries that the backup has are skipped.
+    Repeated: entries that the backup has are skipped; what an older incarnation said is ignored.
     """
 
+    promises: ClassVar[bool] = False
+
+    epoch: Epoch
     start: MetalogPosition
+    previous: Epoch
     entries: tuple[Entry, ...]
     committed: MetalogPosition
 
 
 class MetalogStored(_Message, frozen=True):
-    """backup → primary: how many metalog entries are durable here.
+    """backup → primary: how many metalog entries are durable here, and which incarnation of the
+    primary proposed the last of them.
 
+    From `epoch` (0: there is none) the primary knows how many of them are its own.
     Lost: the primary sends again after a while, and the backup repeats it.
     Repeated: absolute.
     """
 
+    epoch: Epoch
     length: MetalogPosition
 
 

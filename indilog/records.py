@@ -26,7 +26,14 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from indilog.errors import MalformedFrameError
-from indilog.ids import Epoch, LocalId, ShardId, TagHash
+from indilog.ids import (
+    LOG_NAME_BYTES_MAX,
+    TAG_BYTES_MAX,
+    Epoch,
+    LocalId,
+    ShardId,
+    TagHash,
+)
 
 MAGIC: Final = b"ILRB"
 VERSION: Final = 1
@@ -35,6 +42,17 @@ _CRC: Final = Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
 RECORD_OVERHEAD_BYTES: Final = 9
 """Bytes that a record adds to its batch beside its tags (8 each), names and data."""
+
+
+def record_bytes(data: bytes, tags: Sequence[TagHash], names: bytes) -> int:
+    """Return how many bytes a record adds to its batch."""
+    return len(data) + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
+
+
+def tags_bytes_max(tags_max: int) -> int:
+    """Return how many bytes a record of `tags_max` tags adds beside its data, at most."""
+    names = LOG_NAME_BYTES_MAX + tags_max * (TAG_BYTES_MAX + 2)
+    return names + 8 * (tags_max + 1) + RECORD_OVERHEAD_BYTES
 
 
 class BatchHeader(NamedTuple):

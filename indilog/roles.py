@@ -7,7 +7,8 @@ arrived, calls `handle` once for the whole batch and performs the effects in ord
 **Durability.** A role emits `Persist` and acts on it when it is told `Persisted`. The shell may
 tell it at once, before the sync: a process is the unit of failure, so it is enough that *nothing
 leaves the process* (messages to other processes, answers to callers) before everything persisted
-earlier is synced. A failed sync ends the process.
+earlier is synced, but for messages that promise nothing about it (`Message.promises`). A failed
+sync ends the process.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Received(NamedTuple):
 
 
 class Persisted(NamedTuple):
-    """The frame of that `Persist` is as durable as whatever leaves the process from now on."""
+    """The frame of that `Persist` is as durable as whatever promises it from now on."""
 
     token: int
     location: Location

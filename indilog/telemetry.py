@@ -12,9 +12,9 @@ import logging
 import sys
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final, Literal, NamedTuple, TextIO, TypeAlias
+from typing import Final, Literal, TextIO, TypeAlias
 
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
@@ -143,14 +143,6 @@ class Metrics:
         self.syncs = SyncTimes()
 
 
-class Gauge(NamedTuple):
-    """A value that is asked for at scrape time."""
-
-    name: str
-    documentation: str
-    read: Callable[[], float]
-
-
 _LABELLED: Final = (
     ("sent", "indilog_messages_sent", "Messages sent, by kind", "kind"),
     ("received", "indilog_messages_received", "Messages received, by kind", "kind"),
@@ -166,9 +158,8 @@ _PLAIN: Final = (
 class _NodeCollector(Collector):
     """Reads the numbers of some nodes when somebody scrapes."""
 
-    def __init__(self, nodes: Iterable[Metrics], gauges: Iterable[Gauge]) -> None:
+    def __init__(self, nodes: Iterable[Metrics]) -> None:
         self._nodes = tuple(nodes)
-        self._gauges = tuple(gauges)
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per name, a sample per node and label."""
@@ -184,8 +175,6 @@ class _NodeCollector(Collector):
                 counters.add_metric((node.node,), getattr(node, attribute))
             yield counters
         yield self._sync_histogram()
-        for gauge in self._gauges:
-            yield GaugeMetricFamily(gauge.name, gauge.documentation, value=gauge.read())
 
     def _sync_histogram(self) -> Metric:
         family = HistogramMetricFamily(
@@ -198,10 +187,27 @@ class _NodeCollector(Collector):
         return family
 
 
-def registry_of(nodes: Iterable[Metrics], gauges: Iterable[Gauge] = ()) -> CollectorRegistry:
+class FiguresCollector(Collector):
+    """Reads figures by part and name, all at once, when somebody scrapes."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family with a sample per figure."""
+        family = GaugeMetricFamily(
+            "indilog_engine", "Figures of the engine, by part", labels=("part", "figure")
+        )
+        for part, figures in self._read().items():
+            for figure, value in figures.items():
+                family.add_metric((part, figure), value)
+        yield family
+
+
+def registry_of(nodes: Iterable[Metrics]) -> CollectorRegistry:
     """Return a registry of its own that reads these nodes' numbers at scrape time."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeCollector(nodes, gauges))
+    registry.register(_NodeCollector(nodes))
     return registry
 
 

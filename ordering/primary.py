@@ -1,12 +1,16 @@
 """The primary sequencer: turns reports of storage nodes into metalog entries (Scalog 4.1,
 ARCHITECTURE 8.3).
 
-An entry's way: *proposed* when the progress of any shard grew, *stored* when it is durable here,
-sent to the backups, *committed* when a majority of the sequencers has it, and only then
-*published*. Several entries are on this way at once. What is sent to a backup is durable here
-before, so a backup is always a prefix of this node's disk, and after a restart the primary simply
-goes on: it asks the backups what they have, brings them up to date, and so commits what it
-recovered.
+An entry's way: *proposed* when the progress of any shard grew, and at once persisted and sent to
+the backups, so that all syncs of it overlap (decision 0006); *stored* when it is durable here;
+*committed* when a majority of the sequencers has it, this one among them, and only then
+*published*. Several entries are on this way at once.
+
+So a crash may leave entries with backups that the primary lost. They were never published, because
+what is published was stored here before. After a restart the primary simply goes on from its disk:
+it asks the backups what they have, counts what of it equals its own (`StoredMetalog.agreement`),
+brings them up to date from there, and so commits what it recovered. Its new entries replace those
+that it lost (`ordering.backup`).
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ class Primary:
         self._resend_s = config.node.resend_s
         self._metalog = metalog
         self._recovered = len(metalog)
+        assert metalog.epoch_before(len(metalog)) < epoch, "an incarnation's epoch is a new one"
         self._reports = Reports(view)
         self._backups = {node: BackupProgress() for node in view.backups}
         self._majority = majority(view.sequencers)
@@ -85,11 +90,11 @@ class Primary:
         return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
 
     def advance(self, now: Instant) -> list[Effect]:
-        """Commit and publish, send backups what they miss, propose at most one entry."""
-        effects = self._commit()
+        """Commit and publish, propose at most one entry, send backups what they miss."""
+        effects = self._commit() + self._propose()
         for node, backup in self._backups.items():
             effects += self._replicate(node, backup, now)
-        return effects + self._propose()
+        return effects
 
     def deadline(self) -> Instant | None:
         """When a backup's silence calls for saying something again."""
@@ -105,7 +110,7 @@ class Primary:
         assert len(self._metalog) - self.committed <= in_flight_max
         assert self.tail == sum(self._committed.cut.values())
         assert all(self._cut[s] >= length for s, length in self._committed.cut.items())
-        assert all(b.stored <= b.sent <= stored for b in self._backups.values())
+        assert all(b.stored <= b.sent <= len(self._metalog) for b in self._backups.values())
 
     # --- messages
 
@@ -120,11 +125,12 @@ class Primary:
         backup = self._backups.get(event.sender)
         if backup is None:
             return [Ignore(event, "metalog stored by a node that is no backup")]
-        if not 0 <= message.length <= self._metalog.stored:
-            # Only a primary that lost its disk meets this. Such a backup is not counted, so entries
-            # that contradict its own are not committed with its help.
-            return [Ignore(event, "the backup has entries that this primary does not have")]
-        backup.on_stored(message.length)
+        epoch, length = message.epoch, message.length
+        if length < 0 or (epoch == self._epoch and length > len(self._metalog)):
+            return [Ignore(event, "the backup has entries that were never sent to it")]
+        if epoch > self._epoch:
+            return [Ignore(event, "the backup has entries of an incarnation still to come")]
+        backup.on_stored(self._metalog.agreement(epoch, length))
         return []
 
     def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
@@ -171,24 +177,23 @@ class Primary:
         if not self._backups:
             return self._metalog.stored
         lengths = sorted((b.stored for b in self._backups.values()), reverse=True)
-        # The primary has all that any backup has, so it is the first of the majority.
+        # The primary is always one of the majority, even where the backups alone are one: what it
+        # has not stored it may lose, and then nobody may have seen it.
         return min(self._metalog.stored, lengths[self._majority - 2])
 
     def _replicate(self, node: NodeId, backup: BackupProgress, now: Instant) -> Iterator[Effect]:
-        """Send a backup its next page, or a probe; within the window, and never what is not
-        durable here.
-        """
+        """Send a backup its next page, or a probe; within the window."""
         if backup.resend_at is not None and now >= backup.resend_at:
             backup.go_back()
-        stored = self._metalog.stored
-        start = end = stored
+        metalog, length = self._metalog, len(self._metalog)
+        start = end = length
         if not backup.probed:
-            start, end = backup.sent, min(stored, backup.stored + self._page_entries)
+            start, end = backup.sent, min(length, backup.stored + self._page_entries)
         if start < end or (backup.probed and backup.resend_at is None):
-            entries = self._metalog.page(start, end)
-            yield Send(node, MetalogAppend(start, entries, self.committed))
+            previous, entries = metalog.epoch_before(start), metalog.page(start, end)
+            yield Send(node, MetalogAppend(self._epoch, start, previous, entries, self.committed))
             backup.sent = end
-        if backup.resend_at is None and (backup.probed or backup.stored < stored):
+        if backup.resend_at is None and (backup.probed or backup.stored < length):
             backup.resend_at = Instant(now + self._resend_s)
 
     def _propose(self) -> list[Effect]:

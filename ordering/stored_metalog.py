@@ -1,8 +1,15 @@
-"""The metalog as one sequencer holds it: all entries, and how many of them are durable here."""
+"""The metalog as one sequencer holds it: all entries, and how many of them are durable here.
+
+The primary's only grows. A backup's may be cut off (decision 0006): on disk that is done by the
+next frame, whose position lies below the end and which replaces everything from there on.
+"""
 
 from __future__ import annotations
 
-from indilog.ids import MetalogPosition
+from bisect import bisect_right
+from collections import deque
+
+from indilog.ids import Epoch, MetalogPosition
 from indilog.metalog import Entry, entry_decoded, entry_encoded
 from indilog.roles import FrameKind, Persist
 
@@ -10,14 +17,17 @@ from indilog.roles import FrameKind, Persist
 class StoredMetalog:
     """Entries at dense positions from 0; `stored` of them are on this node's disk.
 
-    Entries are persisted in order, so what is stored is always a prefix. A frame's token is its
-    entry's position.
+    Entries are persisted in order, so what is stored is always a prefix.
     """
 
-    __slots__ = ("_entries", "stored")
+    __slots__ = ("_entries", "_frames", "_unstored", "stored")
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
+        self._frames = 0
+        """Frames recovered and written; the next one's token."""
+        self._unstored: deque[MetalogPosition | None] = deque()
+        """The entries of the frames that are not durable yet, oldest first; None: cut off."""
         self.stored: MetalogPosition = 0
 
     def __len__(self) -> int:
@@ -30,6 +40,21 @@ class StoredMetalog:
         """Return the entries from `start` on, below `end`."""
         return tuple(self._entries[start:end])
 
+    def epoch_before(self, end: MetalogPosition) -> Epoch:
+        """Return which incarnation of the primary proposed the last entry below `end`; 0: none."""
+        return self._entries[end - 1].epoch if end else Epoch(0)
+
+    def agreement(self, epoch: Epoch, length: MetalogPosition) -> MetalogPosition:
+        """Return how far a copy of `length` entries, the last by incarnation `epoch`, equals this.
+
+        The copy is a prefix of what `epoch` had (see `ordering.backup`). What survived of that are
+        the entries here up to the last one that is not newer.
+        """
+        if epoch < self.epoch_before(len(self._entries)):
+            survived = bisect_right(self._entries, epoch, key=lambda entry: entry.epoch)
+            return min(length, survived)
+        return min(length, len(self._entries))
+
     def recover(self, payload: bytes) -> None:
         """Take in the next entry that was persisted before a restart.
 
@@ -37,18 +62,39 @@ class StoredMetalog:
             MalformedFrameError: it is none that this version knows.
         """
         entry = entry_decoded(payload)
-        assert entry.position == len(self._entries), "entries are persisted in order, without gaps"
+        assert entry.position <= len(self._entries), "entries are persisted without gaps"
+        del self._entries[entry.position :]
         self._entries.append(entry)
-        self.stored += 1
+        self._frames += 1
+        self.stored = len(self._entries)
 
     def append(self, entry: Entry) -> Persist:
         """Add the next entry; return what makes it durable."""
         assert entry.position == len(self._entries), "entries are appended in order, without gaps"
         self._entries.append(entry)
-        return Persist(FrameKind.METALOG, entry_encoded(entry), entry.position)
+        self._unstored.append(entry.position)
+        self._frames += 1
+        return Persist(FrameKind.METALOG, entry_encoded(entry), self._frames - 1)
+
+    def cut_off(self, end: MetalogPosition) -> None:
+        """Forget the entries from `end` on.
+
+        After a restart they are here again, unless another entry has been stored in their place.
+        """
+        assert 0 <= end <= len(self._entries), "only what is here can be cut off"
+        del self._entries[end:]
+        self.stored = min(self.stored, end)
+        self._unstored = deque(
+            position if position is not None and position < end else None
+            for position in self._unstored
+        )
 
     def on_persisted(self, token: int) -> None:
-        """Note that the entry at `token` is durable."""
-        assert token == self.stored, "frames are made durable in the order they were written"
-        assert token < len(self._entries), "only an entry that was appended is made durable"
-        self.stored += 1
+        """Note that the frame with this token is durable."""
+        assert self._unstored, "only an entry that was appended is made durable"
+        first = self._frames - len(self._unstored)
+        assert token == first, "frames are made durable in the order they were written"
+        position = self._unstored.popleft()
+        if position is not None:
+            assert position == self.stored, "what is stored is a prefix"
+            self.stored = position + 1

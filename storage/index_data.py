@@ -87,12 +87,32 @@ def unasked(view: View, blocks: Sequence[IndexBlock]) -> list[Effect]:
     effects: list[Effect] = []
     for index_shard, replicas in enumerate(view.index_shards):
         own = tuple(b for b in blocks if view.index_shard_at(b.position) == index_shard)
-        if own:
-            data = IndexData(own)
-            effects += [Send(replica, data) for replica in replicas]
-    everything = IndexData(tuple(blocks))
-    effects += [Send(engine, everything) for engine in view.engines]
+        messages = _messages(own)
+        effects += [Send(replica, data) for data in messages for replica in replicas]
+    messages = _messages(blocks)
+    effects += [Send(engine, data) for data in messages for engine in view.engines]
     return effects
+
+
+def _messages(blocks: Sequence[IndexBlock]) -> list[IndexData]:
+    """Put blocks into messages of bounded size; receivers put the parts of a position together."""
+    if sum(_columns_bytes(block.parts) for block in blocks) <= _COLUMNS_BYTES_MAX:
+        return [IndexData(tuple(blocks))] if blocks else []
+    messages: list[IndexData] = []
+    for block in blocks:
+        if _columns_bytes(block.parts) <= _COLUMNS_BYTES_MAX:
+            messages.append(IndexData((block,)))
+        else:
+            apart = (
+                IndexBlock(block.position, block.tail, block.productive, (part,))
+                for part in block.parts
+            )
+            messages += [IndexData((one,)) for one in apart]
+    return messages
+
+
+def _columns_bytes(parts: Sequence[ShardTags]) -> int:
+    return sum(len(part.tag_counts) + len(part.tags) for part in parts)
 
 
 class IndexPage(BatchTask):

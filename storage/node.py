@@ -228,9 +228,13 @@ class StorageNode:
                 for read in self._waiting.expired(now)
             ]
         effects += self._reads.advance()
-        if self._catch_up.due(self.position, now, waiting=len(self._waiting) > 0):
+        if self._catch_up.due(self.position, now, waiting=self._awaits_entries()):
             effects.append(Send(primary, MetalogWanted(self.position)))
         return effects
+
+    def _awaits_entries(self) -> bool:
+        """Whether an entry that is not here may exist: somebody reads ahead, or it would order."""
+        return bool(self._waiting) or any(s.stored > s.ordered for s in self._shards.values())
 
     # --- order
 

@@ -29,7 +29,7 @@ from indilog.runtime.cluster_state import VIEW_KEY, claim_arrangement
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import EmbeddedMetadataStore, MetadataStore
 from indilog.runtime.node import NodeShell
-from indilog.telemetry import Gauge, registry_of
+from indilog.telemetry import FiguresCollector, registry_of
 from indilog.view import View, Views, view_of
 from ordering.sequencer import Sequencer
 from storage.node import StorageNode
@@ -201,9 +201,9 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
     host = FunctionHost(config, logs)
     try:
         await host.start()
-        gateway = create_gateway(
-            host, logs, status, config, registry_of([shell.metrics], gauges_of(logs.engine))
-        )
+        registry = registry_of([shell.metrics])
+        registry.register(FiguresCollector(logs.engine.status))
+        gateway = create_gateway(host, logs, status, config, registry)
         limit = config.cluster.message_bytes_max
         server = GatewayServer(gateway, config.node.host, config.node.port, message_bytes_max=limit)
         try:
@@ -213,19 +213,6 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
             await server.stop()
     finally:
         await host.stop()
-
-
-def gauges_of(engine: Engine) -> list[Gauge]:
-    """Return the engine's figures for Prometheus: hits, misses, entries and bytes of each part."""
-
-    def gauge(part: str, figure: str) -> Gauge:
-        return Gauge(
-            f"indilog_{part}_{figure}",
-            f"{part.replace('_', ' ').capitalize()} of the engine: {figure.replace('_', ' ')}",
-            lambda: engine.status()[part][figure],
-        )
-
-    return [gauge(part, figure) for part, figures in engine.status().items() for figure in figures]
 
 
 def status_of(shell: NodeShell, logs: LocalLogs) -> dict[str, Any]:

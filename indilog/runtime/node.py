@@ -4,7 +4,8 @@ A turn drains what arrived, calls each role once for its whole batch of events, 
 effects, and goes on until no role has anything left. Then comes at most one sync for everything
 that was written, and only then leaves what the turn produced: answers to callers and messages to
 other processes. So a process is the unit of failure: its roles may run ahead of its disk, the world
-never sees it (ARCHITECTURE 2). A sync or role that fails ends the shell, never retried.
+never sees it (ARCHITECTURE 2). Only messages that promise nothing (`Message.promises`) leave before
+the sync, or beside one that runs. A sync or role that fails ends the shell, never retried.
 
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), else in a
 thread: then the loop goes on, and what it produces meanwhile leaves after the sync that covers it.
@@ -105,12 +106,15 @@ class NodeShell:
         self._streams = {node: stream_of(node) for node in self.roles}
         self._inbox: dict[NodeId, list[Event]] = {}
         self._outgoing: dict[tuple[NodeId, NodeId], list[Message]] = {}
+        self._early: dict[tuple[NodeId, NodeId], list[Message]] = {}
+        """Messages that promise nothing; empty between turns."""
         self._held: list[Appended | Answer] = []
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = Instant(0.0)
         self._scheduled = False
-        self._syncing = False
+        self._sync: asyncio.Future[None] | None = None
+        """The sync that runs in the thread."""
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
@@ -141,11 +145,16 @@ class NodeShell:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        while self._syncing:
-            await self.settled()
-        if self.failed is None and self._journal.dirty:
-            await self._loop.run_in_executor(self._thread, self._journal.sync)
-            self._release()
+        if self._sync is not None:
+            await asyncio.wait([self._sync])
+        if self.failed is None:
+            try:
+                if self._journal.dirty:
+                    await self._loop.run_in_executor(self._thread, self._journal.sync)
+                self._release()
+            except OSError as error:
+                self._fail(error)
+        self._inbox.clear()
         self._abandon_callers()
         if self._transport is not None:
             self._transport.close()
@@ -161,7 +170,7 @@ class NodeShell:
             NotReadyError: the shell has failed or is closed; no turn will come.
         """
         if node not in self._inbox:
-            if self._closed or self.failed is not None:
+            if self.ended:
                 raise NotReadyError("The platform has stopped; open it again.")
             self._inbox[node] = []
         if not self._scheduled:
@@ -180,16 +189,23 @@ class NodeShell:
     @property
     def holding(self) -> bool:
         """Whether something is written that is not synced yet."""
-        return self._syncing
+        return self._sync is not None or self._journal.dirty
+
+    @property
+    def ended(self) -> bool:
+        """Whether the shell has failed or is closed: nothing happens any more."""
+        return self._closed or self.failed is not None
 
     async def settled(self) -> None:
-        """Wait until what is written now is synced."""
-        if self._syncing:
+        """Wait until what is written now is synced, or the shell has ended."""
+        if self.holding and not self.ended:
             waiter = self._loop.create_future()
             self._settled.append(waiter)
             await waiter
 
     def _on_frames(self, frames: Sequence[bytes]) -> None:
+        if self.ended:
+            return
         for frame in frames:
             try:
                 envelope = envelope_decoded(frame)
@@ -218,7 +234,7 @@ class NodeShell:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self.failed is not None or self._closed:
+        if self.ended:
             return
         try:
             self._drain()
@@ -265,7 +281,8 @@ class NodeShell:
         match effect:
             case Send(to, message):
                 assert to not in self.roles, "messages within the process take the short way"
-                self._outgoing.setdefault((node, to), []).append(message)
+                outgoing = self._outgoing if message.promises else self._early
+                outgoing.setdefault((node, to), []).append(message)
             case Appended() | Answer():
                 self._held.append(effect)
             case Persist(kind, payload, token):
@@ -280,8 +297,11 @@ class NodeShell:
                 assert_never(unreachable)
 
     def _finish(self) -> None:
-        """Sync what the turn wrote, then let out what it produced."""
-        if self._syncing:
+        """Let out what promises nothing, sync what the turn wrote, let out the rest."""
+        if self._early:
+            early, self._early = self._early, {}
+            self._send_all(early)
+        if self._sync is not None:
             return
         if not self._journal.dirty:
             self._release()
@@ -297,31 +317,33 @@ class NodeShell:
         self._journal.flush()
         held, self._held = self._held, []
         outgoing, self._outgoing = self._outgoing, {}
-        self._syncing = True
+        covered, self._settled = self._settled, []
         started = time.perf_counter()
 
         def done(future: asyncio.Future[None]) -> None:
-            self._syncing = False
+            self._sync = None
             if (error := future.exception()) is not None:
+                self._held = held + self._held
+                self._settled = covered + self._settled
                 self._fail(error)
                 return
             self._synced_in(time.perf_counter() - started)
             self._release_answers(held)
             self._send_all(outgoing)
-            waiting, self._settled = self._settled, []
-            for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
-            if self._held or self._outgoing or self._journal.dirty:
+            _resolve_all(covered)
+            if self._held or self._outgoing or self._journal.dirty or self._settled:
                 self._schedule()
 
-        self._loop.run_in_executor(self._thread, self._journal.sync_flushed).add_done_callback(done)
+        self._sync = self._loop.run_in_executor(self._thread, self._journal.sync_flushed)
+        self._sync.add_done_callback(done)
 
     def _synced_in(self, seconds: float) -> None:
         self.metrics.syncs.observe(seconds)
         self.sync_average_s += (seconds - self.sync_average_s) * _AVERAGE_WEIGHT
 
     def _release(self) -> None:
+        settled, self._settled = self._settled, []
+        _resolve_all(settled)
         if self._held:
             held, self._held = self._held, []
             self._release_answers(held)
@@ -397,7 +419,9 @@ class NodeShell:
         log.debug("ignored", reason=reason, **details)
 
     def _fail(self, error: BaseException) -> None:
-        """End for good: nothing that was not synced leaves any more."""
+        """End for good, once: nothing that was not synced leaves any more."""
+        if self.failed is not None:
+            return
         self.failed = error
         log.error("node failed", error=str(error), exc_info=error)
         reason = NotReadyError(f"The platform stopped: {error}")
@@ -407,8 +431,11 @@ class NodeShell:
                 if isinstance(waiter, asyncio.Future) and not waiter.done():
                     waiter.set_exception(reason)
         self._held.clear()
+        self._early.clear()
         self._outgoing.clear()
         self._inbox.clear()
+        settled, self._settled = self._settled, []
+        _resolve_all(settled)
         self._abandon_callers()
         self._on_fatal(error)
 
@@ -419,6 +446,12 @@ class NodeShell:
                 for effect in role.abandon():
                     assert isinstance(effect, Answer), "a role that ends only answers"
                     _resolve(effect.waiter, effect.outcome)
+
+
+def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 def _resolve(waiter: object, outcome: object) -> None:

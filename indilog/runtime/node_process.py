@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, NamedTuple
 
@@ -32,11 +32,18 @@ from indilog.runtime.cluster_state import NodeStart, node_start
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
-from indilog.runtime.transport import ZmqTransport
+from indilog.runtime.stream_transport import StreamTransport
+from indilog.runtime.transport import Transport
+from indilog.runtime.zmq_transport import ZmqTransport
 from indilog.telemetry import configure_logging
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
 """Size of the journal of a node whose role persists nothing: files are written in advance."""
+
+_TRANSPORTS: Final[Mapping[str, type[StreamTransport | ZmqTransport]]] = {
+    "stream": StreamTransport,
+    "zmq": ZmqTransport,
+}
 
 _log = structlog.get_logger(__name__)
 
@@ -46,7 +53,7 @@ class RunningNode(NamedTuple):
 
     shell: NodeShell
     start: NodeStart
-    transport: ZmqTransport
+    transport: Transport
 
 
 @asynccontextmanager
@@ -75,7 +82,9 @@ async def node_running(
     with contextlib.ExitStack() as undo:
         undo.callback(journal.close)
         loop = asyncio.get_running_loop()
-        transport = ZmqTransport(start.addresses[name], start.addresses, loop, config)
+        transport = _TRANSPORTS[config.node.transport](
+            start.addresses[name], start.addresses, loop, config
+        )
         undo.callback(transport.close)
         shell = NodeShell(
             {name: role},

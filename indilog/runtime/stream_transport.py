@@ -16,51 +16,38 @@ bytes, and a large one is received in place.
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
-import struct
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final, NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import Final, cast
 
 import structlog
 
 from indilog.config import KIB, MIB, Config
-from indilog.errors import ConfigError
 from indilog.ids import NodeId
+from indilog.runtime.stream_address import StreamAddress, parsed, tune
+from indilog.runtime.stream_incoming import LENGTH, Incoming
 from indilog.runtime.transport import (
     MALFORMED,
     QUEUE_FULL,
     TOO_LARGE,
-    TOO_MANY_CONNECTIONS,
     TOO_OLD,
     UNKNOWN_PEER,
     OnFrames,
     TransportCounts,
 )
 
-RECEIVE_BYTES: Final = 256 * KIB
-"""Read at once from one peer, at most: more than the kernel holds for a Unix socket."""
 WRITE_BYTES: Final = 1 * MIB
 """Written at once: what the event loop then holds cannot be dropped any more."""
 JOINED_BYTES_MAX: Final = 32 * KIB
 """Up to this frames are copied into one piece: cheaper than to tell the kernel of each."""
-CONNECTIONS_MAX: Final = 1024
-"""Incoming connections at once."""
 CONNECT_S_MAX: Final = 2.0
 RECONNECT_S: Final = 0.05
 """Between two tries to connect; doubled with each, ..."""
 RECONNECT_S_MAX: Final = 0.5
 """... up to this. A connection that lasted longer begins anew."""
-SILENCE_S: Final = 2
-"""The kernel asks a silent TCP peer for a sign of life after this, three times: a host that
-vanished says nothing."""
 
-_LENGTH: Final = struct.Struct("<I")
-_packed: Final = _LENGTH.pack
-_unpacked_from: Final = _LENGTH.unpack_from
+_packed: Final = LENGTH.pack
 _log = structlog.get_logger(__name__)
 
 
@@ -91,23 +78,25 @@ class StreamTransport:
         self.counts = TransportCounts()
         self._loop = loop
         self._frame_bytes_max = config.cluster.message_bytes_max
-        self._incoming: set[_Incoming] = set()
+        self._incoming: set[Incoming] = set()
         self._server: asyncio.Task[asyncio.Server] | None = None
         self._closed = False
         remote = {node: to for node, to in addresses.items() if to != address}
         self._processes = {
-            to: _Peer(_parsed(to), loop, config, self.counts)
+            to: _Peer(parsed(to), loop, config, self.counts)
             for to in dict.fromkeys(remote.values())
         }
         self._peers = {node: self._processes[to] for node, to in remote.items()}
-        self._listener = _listener(_parsed(address))
+        self._spoken_to: dict[_Peer, None] = {}
+        """Since the last flush, in the order of first words: a role says the most urgent first."""
+        self._listener = parsed(address).listener()
 
     def start(self, on_frames: OnFrames) -> None:
         """See `Transport.start`."""
         assert self._server is None, "a transport is started once"
 
-        def accepted() -> _Incoming:
-            return _Incoming(self._incoming, on_frames, self._frame_bytes_max, self.counts)
+        def accepted() -> Incoming:
+            return Incoming(self._incoming, on_frames, self._frame_bytes_max, self.counts)
 
         serve = (
             self._loop.create_unix_server(accepted, sock=self._listener)
@@ -123,12 +112,14 @@ class StreamTransport:
             self._refuse(receiver, frame)
         elif not self._closed:
             peer.take(frame)
+            self._spoken_to[peer] = None
 
     def flush(self) -> None:
         """See `Transport.flush`."""
-        for peer in self._processes.values():
-            if peer.queue and peer.writable:
+        if self._spoken_to:
+            for peer in self._spoken_to:
                 peer.drain()
+            self._spoken_to.clear()
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -167,13 +158,17 @@ class _Peer(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_attempt", "_backoff_s", "_connected_at", "_connection", "_counts", "_loop", "_next_at",
+        "_attempt", "_backoff_s", "_closed", "_connected_at", "_connection", "_counts", "_loop", "_next_at",
         "_queue_bytes_max", "_queue_s_max", "_to", "_untaken_bytes", "_write_bytes", "queue",
         "queued_bytes", "waiting_since", "writable",
     )  # fmt: skip
 
     def __init__(
-        self, to: _Address, loop: asyncio.AbstractEventLoop, config: Config, counts: TransportCounts
+        self,
+        to: StreamAddress,
+        loop: asyncio.AbstractEventLoop,
+        config: Config,
+        counts: TransportCounts,
     ) -> None:
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
@@ -191,6 +186,7 @@ class _Peer(asyncio.Protocol):
         self._write_bytes = min(WRITE_BYTES, self._queue_bytes_max)
         self._connection: asyncio.Transport | None = None
         self._attempt: asyncio.Task[None] | None = None
+        self._closed = False
         self._backoff_s = RECONNECT_S
         self._connected_at = 0.0
         self._next_at = 0.0
@@ -213,10 +209,11 @@ class _Peer(asyncio.Protocol):
 
     def drain(self) -> None:
         """Write what waits, until the peer takes no more."""
-        while self.queue and self.writable:
-            if self.queued_bytes <= self._write_bytes:
-                frames, size = list(self.queue), self.queued_bytes
-                self.queue.clear()
+        queue = self.queue
+        while queue and self.writable:
+            if len(queue) == 1 or self.queued_bytes <= self._write_bytes:
+                frames, size = list(queue), self.queued_bytes
+                queue.clear()
             else:
                 frames, size = self._first_frames()
             self.queued_bytes -= size
@@ -240,7 +237,7 @@ class _Peer(asyncio.Protocol):
             self._connection.write(b"".join(pieces))
         else:
             self._connection.writelines(pieces)
-        if self._connection is not None and self._connection.is_closing():
+        if self._connection.is_closing():
             self.writable = False  # the write failed; we are told soon
 
     def _wait(self) -> None:
@@ -288,8 +285,11 @@ class _Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Pass on what waits."""
         self._connection = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        if self._closed:
+            self._abort()
+            return
         self._connection.set_write_buffer_limits(high=0)
-        _tune(self._connection)
+        tune(self._connection)
         self._connected_at = self._loop.time()
         self.resume_writing()
 
@@ -310,13 +310,18 @@ class _Peer(asyncio.Protocol):
         _log.warning("peer speaks where it should listen", address=self._to.name, size=len(data))
         self._abort()
 
+    def eof_received(self) -> None:
+        """Write no more: the peer is gone, what comes now waits for the next connection."""
+        self.writable = False
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep what waits, and connect anew if anything does."""
-        if self._connection is None:
-            return  # we closed it
-        _log.info("peer lost", address=self._to.name, reason=str(exc or "end of stream"))
         self._connection = None
         self.writable = False
+        self._untaken_bytes = 0
+        if self._closed:
+            return
+        _log.debug("peer lost", address=self._to.name, reason=str(exc or "end of stream"))
         if self._loop.time() - self._connected_at > RECONNECT_S_MAX:
             self._backoff_s, self._next_at = RECONNECT_S, 0.0
         if self.queue:
@@ -324,107 +329,14 @@ class _Peer(asyncio.Protocol):
 
     def close(self) -> None:
         """Stop at once."""
+        self._closed = True
         self.queue.clear()
         self.queued_bytes = 0
-        self.writable = False
         if self._attempt is not None:
             self._attempt.cancel()
         self._abort()
-        self._connection = None
 
     def _abort(self) -> None:
         self.writable = False
         if self._connection is not None:
             self._connection.abort()
-
-
-# --- receiving
-
-
-class _Incoming(asyncio.BufferedProtocol):
-    """The receiving side of one connection: cuts what comes into frames.
-
-    Bytes are read into one buffer. What is complete is copied out as frames; the beginning of an
-    incomplete frame moves to the front, once. For a frame that is larger the buffer is exchanged
-    for one of its size until it is complete. So no byte is copied more than twice.
-    """
-
-    __slots__ = (
-        "_all", "_buffer", "_connection", "_counts", "_end", "_frame_bytes_max", "_on_frames",
-        "_view",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        all_connections: set[_Incoming],
-        on_frames: OnFrames,
-        frame_bytes_max: int,
-        counts: TransportCounts,
-    ) -> None:
-        self._all = all_connections
-        self._on_frames = on_frames
-        self._frame_bytes_max = frame_bytes_max
-        self._counts = counts
-        self._connection: asyncio.Transport | None = None
-        self._view = memoryview(bytearray(RECEIVE_BYTES))
-        self._end = 0
-        """So many bytes of the buffer are filled: the beginning of one frame."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in, unless there are too many."""
-        self._connection = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
-        if len(self._all) >= CONNECTIONS_MAX:
-            self._refuse(TOO_MANY_CONNECTIONS)
-            return
-        _tune(self._connection)
-        self._all.add(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Return where to write what comes."""
-        return self._view[self._end :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Hand over the frames that are complete now."""
-        view, end, offset = self._view, self._end + nbytes, 0
-        frames: list[bytes] = []
-        needed = _LENGTH.size
-        while end - offset >= _LENGTH.size:
-            start = offset + _LENGTH.size
-            (size,) = _unpacked_from(view, offset)
-            if size > self._frame_bytes_max:
-                self._refuse(MALFORMED, size=size, limit=self._frame_bytes_max)
-                return
-            if start + size > end:
-                needed += size
-                break
-            offset = start + size
-            frames.append(bytes(view[start:offset]))
-        self._keep(offset, end, needed)
-        if frames:
-            self._counts.frames_received += len(frames)
-            self._counts.bytes_received += sum(map(len, frames))
-            self._on_frames(frames)
-
-    def _keep(self, start: int, end: int, needed: int) -> None:
-        """Keep the bytes `start,end`, the beginning of something of `needed` bytes."""
-        rest = self._view[start:end]
-        self._end = end - start
-        if needed > len(self._view) or len(self._view) > RECEIVE_BYTES >= needed:
-            self._view = memoryview(bytearray(max(needed, RECEIVE_BYTES)))
-        elif start == 0:
-            return
-        self._view[: self._end] = rest
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Forget the connection; the beginning of a frame that it brought is lost."""
-        self._all.discard(self)
-
-    def close(self) -> None:
-        """Stop at once."""
-        if self._connection is not None:
-            self._connection.abort()
-
-    def _refuse(self, reason: str, **details: object) -> None:
-        self._counts.dropped[reason] += 1
-        _log.warning("connection closed", reason=reason, **details)
-        self.close()

@@ -40,6 +40,8 @@ PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
 """What a cluster of processes has unless told otherwise: any one of its disks may be lost."""
 _DIRECTORY_PREFIX: Final = "indilog-run-"
 _SOCKET_PATH_BYTES_MAX: Final = 100
+_SCHEMES: Final[Mapping[str, str]] = {"stream": "unix", "zmq": "ipc"}
+"""Of the nodes' addresses, by `transport`. The metadata store is always served by pyzmq."""
 
 _log = structlog.get_logger(__name__)
 
@@ -88,11 +90,12 @@ class Supervisor:
         await claim_arrangement(self._store, "processes")
         self.view = await view_in(self._store, self._config)
         self._directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
-        addresses = {node: self._address(node) for node in self.view.nodes}
+        scheme = _SCHEMES[self._config.node.transport]
+        addresses = {node: self._address(scheme, node) for node in self.view.nodes}
         before = await publish_run(self._store, self._config, addresses, self._directory)
         if before is not None:
             _remove_run_directory(Path(before.directory))
-        self.metadata_address = self._address("metadata")
+        self.metadata_address = self._address("ipc", "metadata")
         self._server = MetadataServer(self._store, self.metadata_address, self._config.node)
         self._start_processes(self.view)
         await self.ready()
@@ -144,13 +147,13 @@ class Supervisor:
         for process in self.processes.values():
             process.start()
 
-    def _address(self, name: str) -> str:
+    def _address(self, scheme: str, name: str) -> str:
         path = f"{self._directory}/{name}"
         if len(path.encode()) > _SOCKET_PATH_BYTES_MAX:
             raise ConfigError(
                 f"The path {path} is too long for a Unix socket; set TMPDIR to a shorter one."
             )
-        return f"ipc://{path}"
+        return f"{scheme}://{path}"
 
 
 @asynccontextmanager

@@ -4,20 +4,33 @@ The model is made of evidence that the sequencers do not share: what the replica
 what is on each disk, and what left the primary. Storage takes over writers as ARCHITECTURE 8 and
 the messages `ShardClaim` and `ShardOpen` say, so prefixes may shrink to the smallest of all
 replicas.
+
+A process crashes between any two steps, so also when `MetalogAppend` has left and its entries are
+not synced; of what was written and not synced any prefix survives. It tells its role `Persisted` in
+one of two ways, both of which `indilog.roles` allows: at the sync, and then messages leave at once;
+or when the frame is written, and then only what promises nothing leaves before the sync.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.config import Config, NodeConfig
 from indilog.ids import Epoch, Instant, NodeId, ShardId
-from indilog.messages import Message, MetalogEntries, ShardProgress, TailIs, TailWanted
+from indilog.messages import (
+    Message,
+    MetalogAppend,
+    MetalogEntries,
+    MetalogStored,
+    ShardProgress,
+    TailIs,
+    TailWanted,
+)
 from indilog.metalog import NewRecords, entry_decoded
 from indilog.roles import (
     Effect,
@@ -48,29 +61,61 @@ class Replica:
         self.stored = 0
 
 
-class Process:
-    """One sequencer: a role, its disk, and what is written but not synced."""
+class Held(NamedTuple):
+    """A message that leaves when so many frames are on disk."""
 
-    def __init__(self, name: NodeId) -> None:
+    frames: int
+    to: NodeId
+    message: Message
+
+
+class Process:
+    """One sequencer: a role, its disk, and what is written but not synced.
+
+    Args:
+        told_early: the role is told `Persisted` before the sync.
+    """
+
+    def __init__(self, name: NodeId, *, told_early: bool) -> None:
         self.name = name
+        self.told_early = told_early
         self.starts = 0
         self.disk: list[bytes] = []
         self.unsynced: list[Persist] = []
+        self.held: list[Held] = []
 
     def start(self) -> Event:
         """Begin anew from what is on disk."""
         self.starts += 1
         self.unsynced.clear()
+        self.held.clear()
         self.role = Sequencer(self.name, [VIEW], CONFIG)
         for payload in self.disk:
             self.role.recover(FrameKind.METALOG, payload, NOWHERE)
         return Started(Epoch(self.starts))
 
+    def metalog(self) -> list[NewRecords]:
+        """What a restart would find: a frame stands for its entry, and ends what was there."""
+        entries: list[NewRecords] = []
+        for payload in self.disk:
+            entry = entry_decoded(payload)
+            assert entry.position <= len(entries), "no gap on a disk"
+            entries[entry.position :] = [entry]
+        return entries
+
+
+def shared(one: Sequence[NewRecords], other: Sequence[NewRecords]) -> int:
+    """How many entries two metalogs have in common, from the first on."""
+    for position, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return position
+    return min(len(one), len(other))
+
 
 class OrderingTier:
     """Three sequencers, three shards with two replicas each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, told_early: bool) -> None:
         self.now = 0.0
         self.replicas = {
             (shard, node): Replica() for shard, p in VIEW.shards.items() for node in p.replicas
@@ -78,8 +123,11 @@ class OrderingTier:
         self.writers = dict.fromkeys(VIEW.shards, (1, 0))
         """The newest writer of each shard and where it began."""
         self.network: list[tuple[NodeId, NodeId, Message]] = []
+        self.late: list[tuple[NodeId, NodeId, Message]] = []
         self.published: dict[int, NewRecords] = {}
-        self.processes = {name: Process(name) for name in VIEW.sequencers}
+        self.shared = dict.fromkeys(VIEW.backups, 0)
+        """How much of the primary's disk each backup's disk had, at most."""
+        self.processes = {name: Process(name, told_early=told_early) for name in VIEW.sequencers}
         for name, process in self.processes.items():
             self.give(name, process.start())
 
@@ -87,40 +135,69 @@ class OrderingTier:
 
     def give(self, name: NodeId, *events: Event) -> None:
         process = self.processes[name]
+        written = len(process.unsynced)
         for effect in process.role.handle(events, Instant(self.now)):
-            self.perform(name, effect)
+            self.perform(process, effect)
         process.role.check_invariants()
+        if process.told_early and (fresh := process.unsynced[written:]):
+            self.give(name, *(Persisted(persist.token, NOWHERE) for persist in fresh))
 
-    def perform(self, name: NodeId, effect: Effect) -> None:
+    def perform(self, process: Process, effect: Effect) -> None:
         match effect:
             case Persist():
-                self.processes[name].unsynced.append(effect)
-            case Send(to=to, message=MetalogEntries(entries=entries)):
+                process.unsynced.append(effect)
+            case Send(to=to, message=MetalogAppend() as message):
+                self.network.append((process.name, to, message))
+            case Send(to=to, message=message) if process.told_early:
+                frames = len(process.disk) + len(process.unsynced)
+                process.held.append(Held(frames, to, message))
+                self.release(process)
+            case Send(to=to, message=message):
+                self.leave(process, to, message)
+            case Ignore(reason=reason):
+                allowed = "it is not known yet", "metalog entries from an older incarnation"
+                assert reason.startswith(allowed), reason
+            case other:
+                raise AssertionError(f"a sequencer has no reason for {other}")
+
+    def release(self, process: Process) -> None:
+        """Let out what waited for frames that are on disk now."""
+        while process.held and process.held[0].frames <= len(process.disk):
+            _, to, message = process.held.pop(0)
+            self.leave(process, to, message)
+
+    def leave(self, process: Process, to: NodeId, message: Message) -> None:
+        match message:
+            case MetalogEntries(entries=entries):
                 assert to in VIEW.engines + VIEW.storage_nodes
                 for entry in entries:
-                    self.check_published(entry)
-            case Send(to=to, message=TailIs() as told):
+                    assert self.published.setdefault(entry.position, entry) == entry
+                self.check_published()
+            case TailIs() as told:
                 ordered = self.ordered()
                 assert told.tail >= sum(ordered.values()), "a published record is below the tail"
                 assert all(told.cut.get(s, 0) >= length for s, length in ordered.items())
                 assert told.tail == sum(told.cut.values())
-            case Send(to=to, message=message):
-                self.network.append((name, to, message))
-            case Ignore(reason=reason):
-                assert reason.startswith("it is not known yet"), reason
+            case MetalogStored(epoch=epoch, length=length):
+                assert [entry.epoch for entry in process.metalog()[:length]][-1:] == (
+                    [epoch] if length else []
+                ), "what is answered for is on disk"
+                self.network.append((process.name, to, message))
             case other:
                 raise AssertionError(f"a sequencer has no reason for {other}")
 
-    def check_published(self, entry: NewRecords) -> None:
-        """A published entry is on two disks, follows on, and never changes."""
-        assert self.published.setdefault(entry.position, entry) == entry
-        holding = [
-            process
-            for process in self.processes.values()
-            if len(process.disk) > entry.position
-            and entry_decoded(process.disk[entry.position]) == entry
-        ]
-        assert len(holding) >= 2, "a published entry survives the loss of any one disk"
+    def check_published(self) -> None:
+        """What was published never changes, and is on the primary's disk and on another one: at
+        that moment and ever after.
+        """
+        published = [self.published[position] for position in range(len(self.published))]
+        kept = {
+            name: process.metalog()[: len(published)] for name, process in self.processes.items()
+        }
+        assert kept[VIEW.primary] == published, "what the primary published it never loses"
+        for position, entry in enumerate(published):
+            holding = [name for name, metalog in kept.items() if metalog[position:][:1] == [entry]]
+            assert len(holding) >= 2, "a published entry survives the loss of any one disk"
 
     def ordered(self) -> dict[ShardId, int]:
         """How far each shard is ordered by what was published."""
@@ -189,18 +266,47 @@ class OrderingTier:
         if self.network:
             del self.network[which % len(self.network)]
 
+    def put_off(self, which: int) -> None:
+        """Let a message be late: it arrives after any number of others, and crashes."""
+        if self.network:
+            self.late.append(self.network.pop(which % len(self.network)))
+
+    def put_off_entries(self, which: int) -> None:
+        """Let a message to a backup be late."""
+        places = [i for i, (_, to, _) in enumerate(self.network) if to in VIEW.backups]
+        if places:
+            self.put_off(places[which % len(places)])
+
+    def deliver_late(self, which: int) -> None:
+        if self.late:
+            sender, receiver, message = self.late.pop(which % len(self.late))
+            self.give(receiver, Received(sender, message))
+
+    def lag(self) -> None:
+        """The backups do their part, and the primary's disk does not."""
+        for _ in range(3):
+            self.deliver_in_order(6)
+            for name in VIEW.backups:
+                self.sync(name, 3)
+
     def sync(self, name: NodeId, count: int) -> None:
         process = self.processes[name]
         synced, process.unsynced = process.unsynced[:count], process.unsynced[count:]
-        process.disk += [persist.payload for persist in synced]
-        self.give(name, *(Persisted(persist.token, NOWHERE) for persist in synced))
+        for persist in synced:
+            process.disk.append(persist.payload)
+            self.release(process)
+        if not process.told_early:
+            self.give(name, *(Persisted(persist.token, NOWHERE) for persist in synced))
 
     def sync_everywhere(self) -> None:
         for name in VIEW.sequencers:
             self.sync(name, 3)
 
-    def crash(self, name: NodeId) -> None:
-        self.give(name, self.processes[name].start())
+    def crash(self, name: NodeId, kept: int) -> None:
+        """End a process and start it again; so much of what was not synced is on its disk."""
+        process = self.processes[name]
+        process.disk += [persist.payload for persist in process.unsynced[:kept]]
+        self.give(name, process.start())
 
     def wait(self, duration_s: float) -> None:
         self.now += duration_s
@@ -215,22 +321,27 @@ class OrderingTier:
     # --- claims
 
     def check(self) -> None:
-        """Published entries have no gap, all that they order is on all replicas, and a backup is a
-        prefix of the primary.
+        """Published entries have no gap, all that they order is on all replicas, and no backup
+        drops what is on the primary's disk.
         """
         assert sorted(self.published) == list(range(len(self.published)))
+        self.check_published()
         for shard, length in self.ordered().items():
             assert length <= self.common(shard)
-        disk = self.processes[VIEW.primary].disk
-        for backup in VIEW.backups:
-            stored = self.processes[backup].disk
-            assert stored == disk[: len(stored)]
+        metalog = self.processes[VIEW.primary].metalog()
+        for backup, before in self.shared.items():
+            self.shared[backup] = shared(self.processes[backup].metalog(), metalog)
+            assert self.shared[backup] >= before
 
     def heal(self) -> None:
-        """From now on nothing is lost: everything that all replicas have becomes ordered."""
+        """From now on nothing is lost: everything that all replicas have becomes ordered, and the
+        sequencers' disks become equal.
+        """
+        # A new entry replaces what a backup still has of a lost one.
         for shard in VIEW.shards:
             for which in range(2):
                 self.open_shard(shard, which)
+        self.store_everywhere(min(VIEW.shards), 1)
         for _ in range(200):
             self.network += [(node, VIEW.primary, message) for node, message in self.reports()]
             self.settle()
@@ -240,7 +351,8 @@ class OrderingTier:
         assert self.ordered() == {shard: self.common(shard) for shard in VIEW.shards}
         self.wait(1.0)
         self.settle()
-        assert len({process.role.length for process in self.processes.values()}) == 1
+        entries = [self.published[position] for position in range(len(self.published))]
+        assert all(process.metalog() == entries for process in self.processes.values())
         self.ask_tail()
 
     def settle(self) -> None:
@@ -267,8 +379,10 @@ def faults(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.lose(any_message()),
         lambda: tier.deliver(any_message(), repeat=False),
         lambda: tier.deliver(any_message(), repeat=True),
-        lambda: tier.crash(VIEW.primary),
-        lambda: tier.crash(chance.choice(VIEW.backups)),
+        lambda: tier.put_off(any_message()),
+        tier.lag,
+        lambda: tier.crash(VIEW.primary, chance.randrange(3)),
+        lambda: tier.crash(chance.choice(VIEW.backups), chance.randrange(3)),
         lambda: tier.take_over(shard()),
         lambda: tier.open_shard(shard(), chance.randrange(2)),
         lambda: tier.store(shard(), chance.randrange(2), chance.randint(1, 4)),
@@ -283,6 +397,7 @@ def work(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.deliver_in_order(chance.randint(1, 12)),
         lambda: tier.sync(chance.choice(VIEW.sequencers), chance.randint(1, 3)),
         tier.sync_everywhere,
+        lambda: tier.deliver_late(chance.randrange(64)),
         lambda: tier.wait(chance.choice([0.4, 1.0])),
         tier.ask_tail,
     ]
@@ -292,7 +407,7 @@ def work(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
 def test_whatever_is_lost_repeated_or_restarted_the_order_is_one(seed: int) -> None:
     """Each seed has some of the faults, so that each also occurs without the others."""
     chance = Random(seed)
-    tier = OrderingTier()
+    tier = OrderingTier(told_early=chance.random() < 0.5)
     goes_wrong = faults(tier, chance)
     goes_wrong = chance.sample(goes_wrong, chance.randint(0, len(goes_wrong)))
     goes_on = work(tier, chance)
@@ -300,6 +415,35 @@ def test_whatever_is_lost_repeated_or_restarted_the_order_is_one(seed: int) -> N
     for _ in range(300):
         wrong = goes_wrong and chance.random() < often
         chance.choice(goes_wrong if wrong else goes_on)()
+        tier.check()
+    tier.heal()
+    tier.check()
+
+
+def restarts(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
+    """What makes a primary lose entries that backups have, and its old messages come late."""
+    return [
+        lambda: tier.store_everywhere(chance.choice(sorted(VIEW.shards)), 1),
+        lambda: tier.deliver(chance.randrange(8), repeat=False),
+        lambda: tier.deliver_in_order(chance.randint(1, 12)),
+        lambda: tier.put_off_entries(chance.randrange(8)),
+        lambda: tier.deliver_late(chance.randrange(8)),
+        lambda: tier.sync(chance.choice(VIEW.backups), chance.randint(1, 3)),
+        tier.lag,
+        tier.sync_everywhere,
+        lambda: tier.crash(VIEW.primary, chance.randrange(2)),
+        lambda: tier.crash(chance.choice(VIEW.backups), chance.randrange(2)),
+    ]
+
+
+@given(seed=st.integers(0, 2**32))
+def test_what_a_crashed_primary_lost_never_gets_between_what_it_proposes_anew(seed: int) -> None:
+    chance = Random(seed)
+    tier = OrderingTier(told_early=chance.random() < 0.5)
+    actions = restarts(tier, chance)
+    often = [chance.choice([1, 2, 4]) for _ in actions]
+    for _ in range(150):
+        chance.choices(actions, often)[0]()
         tier.check()
     tier.heal()
     tier.check()

@@ -48,6 +48,8 @@ from indilog.view import view_of
 ENGINE, PRIMARY = NodeId("engine-0"), NodeId("sequencer-0")
 A, B = NodeId("storage-0"), NodeId("storage-1")
 SHARD = ShardId(0)
+JOIN = 1 << 32
+"""The first request number of epoch 1."""
 TAG, LOG = 77, 11
 NAMES = tag_columns("orders", ("x",))[1]
 
@@ -65,7 +67,7 @@ class Driver:
 
     def join(self) -> None:
         cut = {SHARD: self.tail}
-        self.hear(PRIMARY, TailIs(0, self.position, self.tail, cut))
+        self.hear(PRIMARY, TailIs(JOIN, self.position, self.tail, cut))
         for replica in (A, B):
             self.hear(replica, ShardClaimed(SHARD, Epoch(1), self.tail))
         for replica in (A, B):
@@ -142,7 +144,7 @@ def test_a_node_without_a_shard_refuses_appends() -> None:
 def test_joining_is_asked_for_again_until_the_primary_answers() -> None:
     driver = Driver()
     driver.now = 1.0
-    assert sends(driver.turn(), TailWanted) == [(PRIMARY, TailWanted(0))]
+    assert sends(driver.turn(), TailWanted) == [(PRIMARY, TailWanted(JOIN))]
 
 
 def test_a_read_waits_until_index_data_of_its_session_is_applied() -> None:
@@ -347,3 +349,63 @@ def test_a_node_that_stops_tells_everyone_who_waits_what_it_knows() -> None:
         "reader": NotReadyError,
     }
     assert driver.engine.abandon() == []
+
+
+def test_answers_to_an_earlier_life_find_nothing() -> None:
+    driver = joined(join_at=(4, 40))
+    driver.read(7)
+    driver.turn()
+    for request in range(8):
+        late = RecordsRead(request, SHARD, (stored(9),), ())
+        assert answers(driver.hear(A, late)) == []
+
+
+def test_a_read_through_the_suffix_takes_the_session_to_the_metalogs_position() -> None:
+    driver = joined(record_cache_bytes_max=0)
+    driver.order(1, index_data=False)
+    assert driver.read(0, tag=EMPTY_TAG) is PENDING
+    ((replica, request),) = sends(driver.turn(), ReadRecords)
+    assert isinstance(request, ReadRecords)
+    read = RecordsRead(request.request, SHARD, (stored(0),), ())
+    (answer,) = answers(driver.hear(replica, read))
+    assert isinstance(answer, Answered)
+    assert answer.position == 1
+
+
+def test_a_lost_last_entry_is_asked_for_while_a_watch_waits() -> None:
+    driver = joined(resend_s=1)
+    driver.engine.watch(TAG, 0, "watcher")
+    driver.turn()
+    deadline = driver.engine.deadline()
+    assert deadline is not None
+    driver.now = deadline
+    assert sends(driver.turn(), MetalogWanted) == [(PRIMARY, MetalogWanted(0))]
+
+
+def test_the_metalog_is_asked_for_once_a_gap_and_again_when_a_page_was_not_all() -> None:
+    driver = joined()
+    entries = [NewRecords(p, ViewNumber(1), Epoch(1), {SHARD: 1}) for p in range(5)]
+    first = driver.hear(PRIMARY, MetalogEntries((entries[4],)))
+    assert len(sends(first, MetalogWanted)) == 1
+    assert sends(driver.hear(PRIMARY, MetalogEntries((entries[4],))), MetalogWanted) == []
+    more = driver.hear(PRIMARY, MetalogEntries(tuple(entries[:2])))
+    assert sends(more, MetalogWanted) == [(PRIMARY, MetalogWanted(2))]
+
+
+def test_messages_that_make_no_sense_are_ignored() -> None:
+    driver = joined(join_at=(4, 40))
+    driver.read(7)
+    ((_, lookup), _) = sends(driver.turn(), IndexLookup)
+    assert isinstance(lookup, IndexLookup)
+    senseless: list[tuple[NodeId, Message]] = [
+        (A, LookupResult(lookup.request, (1, 2), (SHARD,))),
+        (A, RecordsRead(lookup.request, SHARD, (), ())),
+        (A, MetalogEntries((NewRecords(4, ViewNumber(1), Epoch(1), {SHARD: 1}),))),
+        (PRIMARY, MetalogEntries((NewRecords(4, ViewNumber(1), Epoch(1), {ShardId(70_000): 1}),))),
+        (PRIMARY, MetalogEntries((NewRecords(4, ViewNumber(1), Epoch(1), {SHARD: -1}),))),
+        (A, ShardOpened(SHARD, Epoch(1), 7)),
+    ]
+    for sender, message in senseless:
+        effects = driver.hear(sender, message)
+        assert answers(effects) == []
+    assert driver.engine.position == 4

@@ -137,7 +137,7 @@ def test_a_replica_that_lacks_batches_gets_them_again_from_there() -> None:
     shard = opened(frame_records_max=1)
     append(shard, b"a", b"b", b"c")
     shard.flush(at(0))
-    again = shard.on_stored(A, ShardStored(SHARD, EPOCH, 1))
+    again = shard.on_stored(A, ShardStored(SHARD, EPOCH, 1), at(0))
     assert [batch.header.first for batch in batches(again)] == [1, 2]
 
 
@@ -161,7 +161,7 @@ def test_a_newer_writer_ends_this_one_and_tells_who_knows_what() -> None:
     append(shard, b"sent")
     shard.flush(at(0))
     append(shard, b"kept")
-    effects = shard.on_stored(A, ShardStored(SHARD, Epoch(8), 0))
+    effects = shard.on_stored(A, ShardStored(SHARD, Epoch(8), 0), at(0))
     outcomes = {e.waiter: type(e.outcome) for e in effects if isinstance(e, Answer)}
     assert outcomes == {b"sent": AppendOutcomeUnknownError, b"kept": SealedError}
     with pytest.raises(SealedError, match="Another writer"):
@@ -221,3 +221,38 @@ def test_a_span_with_a_newer_writers_records_fences_this_one() -> None:
     (answer,) = shard.give_up()
     assert isinstance(answer, Answer)
     assert isinstance(answer.outcome, AppendOutcomeUnknownError)
+
+
+def test_a_replica_that_refuses_a_batch_for_good_gets_it_once_in_a_while() -> None:
+    shard = opened(resend_s=1)
+    append(shard, b"a")
+    shard.flush(at(0))
+    assert len(batches(shard.on_stored(A, ShardStored(SHARD, EPOCH, 0), at(0)))) == 1
+    assert shard.on_stored(A, ShardStored(SHARD, EPOCH, 0), at(0.5)) == []
+    assert len(batches(shard.on_stored(A, ShardStored(SHARD, EPOCH, 0), at(2)))) == 1
+
+
+def test_no_frame_exceeds_what_storage_takes_whatever_the_tags() -> None:
+    limit = Config().cluster.batch_bytes_max
+    shard = opened(frame_bytes=limit, frame_records_max=10_000, frames_in_flight_max=100)
+    many = tuple(f"{n:0>250}" for n in range(64))
+    hashes, names = tag_columns("orders", many)
+    append(shard, b"x" * 350_000)
+    shard.add_batch([(b"", hashes, names)] * 240, "caller")
+    for _ in range(8):
+        shard.add(b"y" * 1_000_000, hashes, names, "big")
+    sent: list[RecordBatch] = []
+    while shard.pending:
+        sent += batches(shard.flush(at(0)))
+        shard.ordered(Span(SHARD, 0, 0, sent[-1].header.end))
+    assert max(len(batch.buffer) for batch in sent) <= limit
+
+
+def test_appends_behind_a_window_that_does_not_move_are_told() -> None:
+    shard = opened(frames_in_flight_max=1, append_timeout_s=5, resend_s=1)
+    append(shard, b"sent")
+    shard.flush(at(0))
+    append(shard, b"kept")
+    shard.on_time(at(1))
+    answers = {e.waiter: type(e.outcome) for e in shard.on_time(at(7)) if isinstance(e, Answer)}
+    assert answers == {b"sent": AppendOutcomeUnknownError, b"kept": NotReadyError}

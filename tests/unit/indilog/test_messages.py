@@ -15,6 +15,7 @@ from indilog.messages import (
     IndexBlock,
     IndexData,
     Message,
+    MetalogAppend,
     MetalogEntries,
     RecordsRead,
     ShardProgress,
@@ -51,6 +52,10 @@ def test_an_envelope_keeps_kinds_order_and_contents() -> None:
 def test_every_message_travels_under_a_name_of_its_own() -> None:
     tags = [kind.__struct_config__.tag for kind in KINDS]
     assert len(set(tags)) == len(tags) == len(KINDS)
+
+
+def test_only_metalog_entries_on_their_way_to_a_backup_promise_nothing() -> None:
+    assert [kind for kind in KINDS if not kind.promises] == [MetalogAppend]
 
 
 def test_messages_cannot_be_changed_by_who_gets_them() -> None:

@@ -12,7 +12,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from indilog.errors import ConfigError
-from indilog.telemetry import Gauge, Metrics, configure_logging, exposition, registry_of
+from indilog.telemetry import FiguresCollector, Metrics, configure_logging, exposition, registry_of
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +112,9 @@ def test_syncs_fall_into_cumulative_buckets() -> None:
     assert seen["indilog_sync_seconds_sum", "storage-0"] == pytest.approx(7.00045)
 
 
-def test_a_gauge_is_asked_at_scrape_time() -> None:
-    tail = 3.0
-    registry = registry_of([], [Gauge("indilog_log_tail", "First free seqnum", lambda: tail)])
-    tail = 9.0
-    assert samples(exposition(registry))["indilog_log_tail",] == 9.0
+def test_figures_are_asked_for_at_scrape_time() -> None:
+    hits = 3
+    registry = registry_of([])
+    registry.register(FiguresCollector(lambda: {"suffix": {"hits": hits}}))
+    hits = 9
+    assert 9.0 in samples(exposition(registry)).values()

@@ -27,29 +27,46 @@ NOWHERE = Location(0, 0, 0)
 T0 = Instant(1000.0)
 
 
-def entry(position: int, *, count: int = 1) -> NewRecords:
-    return NewRecords(position, ViewNumber(1), Epoch(1), {ShardId(0): count})
+def entry(position: int, *, count: int = 1, epoch: int = 1) -> NewRecords:
+    return NewRecords(position, ViewNumber(1), Epoch(epoch), {ShardId(0): count})
 
 
 def frame(position: int) -> Persist:
     return Persist(FrameKind.METALOG, entry_encoded(entry(position)), position)
 
 
-def backup(*, recovered: int = 0) -> Sequencer:
+def restarted(*epochs: int) -> Sequencer:
+    """A backup that has recovered entries which these incarnations proposed."""
     node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
-    for position in range(recovered):
-        node.recover(FrameKind.METALOG, entry_encoded(entry(position)), NOWHERE)
-    node.handle([Started(Epoch(1))], T0)
+    for position, epoch in enumerate(epochs):
+        payload = entry_encoded(entry(position, epoch=epoch))
+        node.recover(FrameKind.METALOG, payload, NOWHERE)
+    node.handle([Started(Epoch(9))], T0)
     return node
 
 
+def backup(*, recovered: int = 0) -> Sequencer:
+    return restarted(*[1] * recovered)
+
+
+def message(
+    start: int, *entries: NewRecords, epoch: int = 1, previous: int = 1, committed: int = 0
+) -> Received:
+    """What incarnation `epoch` sends."""
+    before = Epoch(previous if start > 0 else 0)
+    return Received(PRIMARY, MetalogAppend(Epoch(epoch), start, before, entries, committed))
+
+
 def append(start: int, end: int, *, committed: int = 0) -> Received:
-    entries = tuple(entry(position) for position in range(start, end))
-    return Received(PRIMARY, MetalogAppend(start, entries, committed))
+    return message(start, *map(entry, range(start, end)), committed=committed)
 
 
-def answer(length: int) -> list[Effect]:
-    return [Send(PRIMARY, MetalogStored(length))]
+def answer(length: int, *, epoch: int = 1) -> list[Effect]:
+    return [Send(PRIMARY, MetalogStored(Epoch(epoch if length else 0), length))]
+
+
+def ignored(effects: list[Effect]) -> list[str]:
+    return [effect.reason for effect in effects if isinstance(effect, Ignore)]
 
 
 def test_entries_are_answered_for_when_they_are_durable() -> None:
@@ -79,8 +96,7 @@ def test_several_messages_are_answered_once() -> None:
 def test_a_probe_is_answered() -> None:
     node = backup(recovered=2)
     for start in (0, 2, 7):
-        probe = Received(PRIMARY, MetalogAppend(start, (), 0))
-        assert node.handle([probe], T0) == answer(2)
+        assert node.handle([message(start)], T0) == answer(2)
 
 
 def test_a_restarted_backup_says_what_it_has() -> None:
@@ -100,19 +116,21 @@ def test_committed_is_never_more_than_is_here() -> None:
 
 def test_entries_that_contradict_those_here_get_no_answer() -> None:
     node = backup(recovered=2)
-    other = MetalogAppend(1, (entry(1, count=7), entry(2)), 0)
-    effects = node.handle([Received(PRIMARY, other)], T0)
-    assert [type(effect) for effect in effects] == [Ignore]
-    assert node.length == 2
+    effects = node.handle([message(1, entry(1, count=7), entry(2))], T0)
+    assert ignored(effects) == ["the entries contradict those stored here"]
+    assert (len(effects), node.length) == (1, 2)
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        Received(NodeId("sequencer-2"), MetalogAppend(0, (entry(0),), 0)),
-        Received(PRIMARY, MetalogAppend(0, (entry(1),), 0)),
-        Received(PRIMARY, MetalogAppend(0, (entry(0), entry(2)), 0)),
-        Received(PRIMARY, MetalogAppend(-1, (), 0)),
+        Received(NodeId("sequencer-2"), message(0, entry(0)).message),
+        message(0, entry(1)),
+        message(0, entry(0), entry(2)),
+        message(0, entry(0, epoch=2)),
+        message(0, entry(0, epoch=2), entry(1), epoch=2),
+        message(1, entry(1), epoch=2, previous=2),
+        message(-1),
         Received(PRIMARY, MetalogWanted(0)),
     ],
 )
@@ -121,6 +139,86 @@ def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) 
     effects = node.handle([event], T0)
     assert [type(effect) for effect in effects] == [Ignore]
     assert node.length == 0
+
+
+# --- the primary was restarted
+
+
+def test_an_entry_that_the_primary_lost_is_replaced_by_that_of_its_next_incarnation() -> None:
+    node = restarted(1, 1, 1)
+    news = entry(1, count=7, epoch=2)
+    effects = node.handle([message(1, news, epoch=2)], T0)
+    persist = Persist(FrameKind.METALOG, entry_encoded(news), 3)
+    assert effects == [persist, *answer(1)]
+    assert node.length == 2
+    assert node.handle([Persisted(3, NOWHERE)], T0) == answer(2, epoch=2)
+
+
+def test_an_entry_that_was_under_way_to_the_disk_is_not_taken_for_its_successor() -> None:
+    node = backup()
+    node.handle([append(0, 2)], T0)
+    node.handle([message(1, entry(1, epoch=2), epoch=2)], T0)
+    assert node.handle([Persisted(0, NOWHERE), Persisted(1, NOWHERE)], T0) == answer(1)
+    assert node.handle([Persisted(2, NOWHERE)], T0) == answer(2, epoch=2)
+
+
+def test_entries_do_not_follow_on_behind_one_that_the_primary_lost() -> None:
+    node = restarted(1, 1)
+    effects = node.handle([message(2, entry(2, epoch=2), epoch=2, previous=2)], T0)
+    assert effects == answer(2)
+    assert node.length == 2
+
+
+def test_an_entry_that_the_primary_kept_stays_when_its_incarnation_is_over() -> None:
+    node = restarted(1, 1)
+    effects = node.handle([message(1, entry(1), entry(2, epoch=2), epoch=2)], T0)
+    assert [type(effect) for effect in effects] == [Persist]
+    assert node.length == 3
+
+
+def test_what_an_older_incarnation_sent_is_ignored_once_a_newer_one_was_heard() -> None:
+    node = restarted(1)
+    node.handle([message(1, epoch=2)], T0)
+    effects = node.handle([append(1, 3)], T0)
+    assert ignored(effects) == ["metalog entries from an older incarnation of the primary"]
+    assert (len(effects), node.length) == (1, 1)
+
+
+def test_a_restarted_backup_knows_the_incarnation_of_its_last_entry() -> None:
+    node = restarted(1, 2)
+    assert len(ignored(node.handle([append(1, 3)], T0))) == 1
+    assert node.length == 2
+
+
+def test_an_incarnation_that_lost_entries_is_replaced_even_if_one_between_was_never_heard() -> None:
+    """2 proposed another entry at position 1 and lost nothing; only 3 is heard."""
+    node = restarted(1, 1, 1)
+    entries = entry(1, epoch=2), entry(2, epoch=3)
+    effects = node.handle([message(1, *entries, epoch=3)], T0)
+    assert [type(effect) for effect in effects] == [Persist, Persist, Send]
+    assert node.length == 3
+
+
+def test_what_the_primary_lost_does_not_stay_committed() -> None:
+    """It may have said so before its own sync."""
+    node = restarted(1)
+    node.handle([append(1, 3, committed=3)], T0)
+    node.handle([message(1, entry(1, epoch=2), epoch=2, committed=1)], T0)
+    assert node.committed == 1
+    node.check_invariants()
+
+
+def test_committed_says_nothing_of_entries_that_the_primary_may_have_lost() -> None:
+    node = restarted(1, 1, 1)
+    node.handle([message(1, epoch=2, committed=3)], T0)
+    assert node.committed == 1
+
+
+def test_a_primary_that_lost_what_earlier_incarnations_kept_is_not_followed() -> None:
+    node = restarted(1, 2)
+    effects = node.handle([message(0, entry(0, epoch=3), epoch=3)], T0)
+    assert ignored(effects) == ["the primary has lost more than one incarnation can lose"]
+    assert (len(effects), node.length) == (1, 2)
 
 
 def test_a_backup_has_no_deadline_and_no_tail() -> None:

@@ -64,11 +64,27 @@ def persisted(token: int) -> Persisted:
     return Persisted(token, NOWHERE)
 
 
-def entry(position: int, counts: dict[int, int], *, writer: int = 1) -> NewRecords:
+def entry(position: int, counts: dict[int, int], *, writer: int = 1, epoch: int = 5) -> NewRecords:
     by_shard = {ShardId(shard): count for shard, count in counts.items()}
     return NewRecords(
-        position, ViewNumber(1), Epoch(5), by_shard, dict.fromkeys(by_shard, Epoch(writer))
+        position, ViewNumber(1), Epoch(epoch), by_shard, dict.fromkeys(by_shard, Epoch(writer))
     )
+
+
+def earlier(count: int, *, records: int = 1) -> list[NewRecords]:
+    """What the incarnation before proposed and this one recovers."""
+    return [entry(position, {0: records}, epoch=4) for position in range(count)]
+
+
+def append(
+    start: int, *entries: NewRecords, committed: int = 0, previous: int = 5
+) -> MetalogAppend:
+    return MetalogAppend(Epoch(5), start, Epoch(previous if start else 0), entries, committed)
+
+
+def stored(length: int, *, epoch: int = 5, sender: NodeId = FIRST) -> Received:
+    """What a backup answers whose last entry `epoch` proposed."""
+    return Received(sender, MetalogStored(Epoch(epoch if length else 0), length))
 
 
 def sent(effects: Sequence[Effect], kind: type[MessageT]) -> list[tuple[NodeId, MessageT]]:
@@ -164,45 +180,59 @@ def three() -> Sequencer:
     """A primary whose two backups have said that they have nothing."""
     node = started(view_of(sequencers=3))
     start(node)
-    node.handle([Received(FIRST, MetalogStored(0)), Received(SECOND, MetalogStored(0))], T0)
+    node.handle([stored(0), stored(0, sender=SECOND)], T0)
     return node
 
 
-def test_backups_get_an_entry_only_when_it_is_durable_here() -> None:
+def test_backups_get_an_entry_when_it_is_proposed_before_it_is_durable_here() -> None:
     node = three()
-    assert sent(node.handle([progress(1)], T0), MetalogAppend) == []
-    effects = node.handle([persisted(0)], T0)
-    append = MetalogAppend(0, (entry(0, {0: 1}),), 0)
-    assert sent(effects, MetalogAppend) == [(FIRST, append), (SECOND, append)]
+    effects = node.handle([progress(1)], T0)
+    message = append(0, entry(0, {0: 1}))
+    assert sent(effects, MetalogAppend) == [(FIRST, message), (SECOND, message)]
+    assert sent(node.handle([persisted(0)], T0), MetalogAppend) == []
+
+
+def test_an_entry_is_written_here_before_it_is_sent() -> None:
+    """One journal holds both copies where a process has two sequencers: in this order."""
+    effects = three().handle([progress(1)], T0)
+    assert [type(effect) for effect in effects] == [Persist, Send, Send]
+
+
+def test_an_entry_that_the_backups_have_is_published_only_when_it_is_durable_here() -> None:
+    node = three()
+    node.handle([progress(1)], T0)
+    effects = node.handle([stored(1), stored(1, sender=SECOND)], T0)
+    assert (sent(effects, MetalogEntries), node.committed) == ([], 0)
+    assert sent(node.handle([persisted(0)], T0), MetalogEntries) != []
+    assert node.committed == 1
 
 
 def test_an_entry_is_published_when_a_majority_has_it() -> None:
     node = three()
     node.handle([progress(1)], T0)
     assert sent(node.handle([persisted(0)], T0), MetalogEntries) == []
-    effects = node.handle([Received(SECOND, MetalogStored(1))], T0)
+    effects = node.handle([stored(1, sender=SECOND)], T0)
     assert {to for to, _ in sent(effects, MetalogEntries)} == {ENGINE, STORAGE}
-    assert sent(node.handle([Received(FIRST, MetalogStored(1))], T0), MetalogEntries) == []
+    assert sent(node.handle([stored(1)], T0), MetalogEntries) == []
     assert node.committed == 1
 
 
 def test_two_sequencers_are_a_majority_only_together() -> None:
     node = started(view_of(sequencers=2))
     start(node)
-    node.handle([Received(FIRST, MetalogStored(0)), progress(1)], T0)
+    node.handle([stored(0), progress(1)], T0)
     node.handle([persisted(0)], T0)
     assert node.committed == 0
-    node.handle([Received(FIRST, MetalogStored(1))], T0)
+    node.handle([stored(1)], T0)
     assert node.committed == 1
 
 
 def test_entries_are_pipelined_to_backups() -> None:
     node = three()
     node.handle([progress(1)], T0)
-    node.handle([persisted(0), progress(2)], T0)
-    effects = node.handle([persisted(1)], T0)
-    append = MetalogAppend(1, (entry(1, {0: 1}),), 0)
-    assert sent(effects, MetalogAppend) == [(FIRST, append), (SECOND, append)]
+    effects = node.handle([progress(2)], T0)
+    message = append(1, entry(1, {0: 1}))
+    assert sent(effects, MetalogAppend) == [(FIRST, message), (SECOND, message)]
 
 
 def test_several_entries_that_are_committed_at_once_are_published_in_order() -> None:
@@ -210,7 +240,7 @@ def test_several_entries_that_are_committed_at_once_are_published_in_order() -> 
     node.handle([progress(1)], T0)
     node.handle([persisted(0), progress(2)], T0)
     node.handle([persisted(1)], T0)
-    effects = node.handle([Received(FIRST, MetalogStored(2))], T0)
+    effects = node.handle([stored(2)], T0)
     entries = (entry(0, {0: 1}), entry(1, {0: 1}))
     assert sent(effects, MetalogEntries)[0] == (STORAGE, MetalogEntries(entries))
 
@@ -218,12 +248,12 @@ def test_several_entries_that_are_committed_at_once_are_published_in_order() -> 
 def test_a_silent_backup_is_sent_everything_again_after_a_while() -> None:
     node = three()
     node.handle([progress(1)], T0)
-    node.handle([persisted(0), Received(SECOND, MetalogStored(0))], T0)
+    node.handle([persisted(0), stored(0, sender=SECOND)], T0)
     assert node.deadline() == T0 + 1.0
     assert node.handle([], Instant(T0 + 0.9)) == []
     effects = node.handle([], Instant(T0 + 1.0))
-    append = MetalogAppend(0, (entry(0, {0: 1}),), 0)
-    assert sent(effects, MetalogAppend) == [(FIRST, append), (SECOND, append)]
+    message = append(0, entry(0, {0: 1}))
+    assert sent(effects, MetalogAppend) == [(FIRST, message), (SECOND, message)]
     assert node.deadline() == T0 + 2.0
 
 
@@ -231,7 +261,7 @@ def test_a_backup_that_has_everything_is_left_alone() -> None:
     node = three()
     node.handle([progress(1)], T0)
     node.handle([persisted(0)], T0)
-    node.handle([Received(FIRST, MetalogStored(1)), Received(SECOND, MetalogStored(1))], T0)
+    node.handle([stored(1), stored(1, sender=SECOND)], T0)
     assert node.deadline() is None
 
 
@@ -240,44 +270,65 @@ def test_an_answer_that_shows_a_gap_is_followed_by_what_is_missing() -> None:
     node.handle([progress(1)], T0)
     node.handle([persisted(0), progress(2)], T0)
     node.handle([persisted(1)], T0)
-    effects = node.handle([Received(FIRST, MetalogStored(0))], T0)
-    both = (entry(0, {0: 1}), entry(1, {0: 1}))
-    assert sent(effects, MetalogAppend) == [(FIRST, MetalogAppend(0, both, 0))]
+    effects = node.handle([stored(0)], T0)
+    both = entry(0, {0: 1}), entry(1, {0: 1})
+    assert sent(effects, MetalogAppend) == [(FIRST, append(0, *both))]
 
 
 def test_a_backup_far_behind_is_sent_one_page_an_answer() -> None:
-    entries = [entry(position, {0: 1}) for position in range(5)]
+    entries = earlier(5)
     node = started(view_of(sequencers=3), recovered=entries, in_flight_max=2)
     start(node)
-    effects = node.handle([Received(FIRST, MetalogStored(0))], T0)
-    assert sent(effects, MetalogAppend) == [(FIRST, MetalogAppend(0, tuple(entries[:2]), 0))]
-    effects = node.handle([Received(FIRST, MetalogStored(2))], T0)
-    assert sent(effects, MetalogAppend) == [(FIRST, MetalogAppend(2, tuple(entries[2:4]), 2))]
+    effects = node.handle([stored(0)], T0)
+    assert sent(effects, MetalogAppend) == [(FIRST, append(0, *entries[:2]))]
+    effects = node.handle([stored(2, epoch=4)], T0)
+    message = append(2, *entries[2:4], committed=2, previous=4)
+    assert sent(effects, MetalogAppend) == [(FIRST, message)]
 
 
 # --- restarting
 
 
 def test_a_restarted_primary_asks_its_backups_what_they_have() -> None:
-    entries = [entry(position, {0: 1}) for position in range(2)]
-    node = started(view_of(sequencers=3), recovered=entries)
+    node = started(view_of(sequencers=3), recovered=earlier(2))
     effects = start(node)
-    probe = MetalogAppend(2, (), 0)
+    probe = append(2, previous=4)
     assert effects == [Send(FIRST, probe), Send(SECOND, probe)]
     assert node.handle([], Instant(T0 + 1.0)) == [Send(FIRST, probe), Send(SECOND, probe)]
 
 
 def test_a_restarted_primary_commits_what_it_recovered_with_a_majority() -> None:
-    entries = [entry(position, {0: 1}) for position in range(2)]
+    entries = earlier(2)
     node = started(view_of(sequencers=3), recovered=entries)
     start(node)
-    effects = node.handle([Received(FIRST, MetalogStored(1))], T0)
+    effects = node.handle([stored(1, epoch=4)], T0)
     assert sent(effects, MetalogEntries)[0] == (STORAGE, MetalogEntries((entries[0],)))
-    assert sent(effects, MetalogAppend) == [(FIRST, MetalogAppend(1, (entries[1],), 1))]
+    message = append(1, entries[1], committed=1, previous=4)
+    assert sent(effects, MetalogAppend) == [(FIRST, message)]
+
+
+def test_entries_that_a_backup_has_and_this_primary_lost_are_not_counted() -> None:
+    """The backup has four of incarnation 4, of which two are on this disk."""
+    node = started(view_of(sequencers=3), recovered=earlier(2))
+    start(node)
+    effects = node.handle([stored(4, epoch=4), progress(9)], T0)
+    assert node.committed == 2
+    message = append(2, entry(2, {0: 7}), committed=2, previous=4)
+    assert sent(effects, MetalogAppend) == [(FIRST, message)]
+    node.handle([persisted(2), stored(4, epoch=4)], T0)
+    assert node.committed == 2
+    node.handle([stored(3)], T0)
+    assert node.committed == 3
+
+
+def test_an_epoch_that_was_there_before_is_our_own_mistake() -> None:
+    node = started(recovered=[entry(0, {0: 1})])
+    with pytest.raises(AssertionError):
+        start(node)
 
 
 def test_a_lone_primary_commits_what_it_recovered_at_once() -> None:
-    entries = [entry(position, {0: 2}) for position in range(3)]
+    entries = earlier(3, records=2)
     node = started(recovered=entries, in_flight_max=2)
     effects = start(node)
     assert (node.committed, node.tail) == (3, 6)
@@ -285,7 +336,7 @@ def test_a_lone_primary_commits_what_it_recovered_at_once() -> None:
 
 
 def test_a_restarted_primary_goes_on_where_its_entries_end() -> None:
-    node = started(recovered=[entry(0, {0: 2})])
+    node = started(recovered=earlier(1, records=2))
     start(node)
     assert node.handle([progress(2)], T0) == []
     effects = node.handle([progress(3)], T0)
@@ -296,7 +347,7 @@ def test_a_restarted_primary_goes_on_where_its_entries_end() -> None:
 
 
 def test_a_reader_that_missed_entries_is_sent_the_committed_ones_page_by_page() -> None:
-    entries = [entry(position, {0: 1}) for position in range(3)]
+    entries = earlier(3)
     node = started(recovered=entries, in_flight_max=2)
     start(node)
     wanted = [Received(STORAGE, MetalogWanted(position)) for position in (0, 2, 3, 9)]
@@ -322,7 +373,7 @@ def test_the_tail_is_that_of_committed_entries() -> None:
     node.handle([persisted(0)], T0)
     wanted = Received(ENGINE, TailWanted(7))
     assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 0, 0, {}))]
-    node.handle([Received(FIRST, MetalogStored(1))], T0)
+    node.handle([stored(1)], T0)
     assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 1, 4, {ShardId(0): 4}))]
 
 
@@ -336,12 +387,12 @@ def test_the_cut_in_an_answer_does_not_change_afterwards() -> None:
 
 
 def test_a_restarted_primary_tells_no_tail_that_goes_back_in_time() -> None:
-    node = started(view_of(sequencers=3), recovered=[entry(0, {0: 4})])
+    node = started(view_of(sequencers=3), recovered=earlier(1, records=4))
     start(node)
     wanted = Received(ENGINE, TailWanted(7))
     effects = node.handle([wanted], T0)
     assert reasons(effects) == ["it is not known yet which recovered entries are committed"]
-    effects = node.handle([Received(FIRST, MetalogStored(1)), wanted], T0)
+    effects = node.handle([stored(1, epoch=4), wanted], T0)
     assert sent(effects, TailIs) == []
     assert sent(node.handle([wanted], T0), TailIs)[0][1].tail == 4
 
@@ -356,14 +407,15 @@ def test_a_restarted_primary_tells_no_tail_that_goes_back_in_time() -> None:
         progress(1, sender=ENGINE),
         progress(1, shard=9),
         progress(-1),
-        Received(NodeId("sequencer-9"), MetalogStored(0)),
-        Received(PRIMARY, MetalogStored(0)),
-        Received(FIRST, MetalogStored(1)),
-        Received(FIRST, MetalogStored(-1)),
+        stored(0, sender=NodeId("sequencer-9")),
+        stored(0, sender=PRIMARY),
+        stored(1),
+        stored(-1),
+        stored(1, epoch=6),
         Received(NodeId("index-0-0"), MetalogWanted(0)),
         Received(STORAGE, MetalogWanted(-1)),
         Received(NodeId("nobody"), TailWanted(1)),
-        Received(FIRST, MetalogAppend(0, (), 0)),
+        Received(FIRST, append(0)),
         Received(STORAGE, ShardOpened(ShardId(0), Epoch(1), 0)),
     ],
 )

@@ -27,7 +27,7 @@ def test_the_first_sequencer_of_the_view_is_the_primary() -> None:
 def test_every_other_sequencer_is_a_backup() -> None:
     role: Role = sequencer("sequencer-1")
     effects = role.handle([Started(Epoch(1))], T0)
-    assert effects == [Send(NodeId("sequencer-0"), MetalogStored(0))]
+    assert effects == [Send(NodeId("sequencer-0"), MetalogStored(Epoch(0), 0))]
 
 
 def test_a_node_that_is_no_sequencer_is_refused() -> None:

@@ -11,8 +11,16 @@ from indilog.roles import FrameKind
 from ordering.stored_metalog import StoredMetalog
 
 
-def entry(position: int) -> NewRecords:
-    return NewRecords(position, ViewNumber(1), Epoch(1), {ShardId(0): position + 1})
+def entry(position: int, *, epoch: int = 1) -> NewRecords:
+    return NewRecords(position, ViewNumber(1), Epoch(epoch), {ShardId(0): position + 1})
+
+
+def metalog_of(*epochs: int) -> StoredMetalog:
+    """A metalog that was recovered, its entries proposed by these incarnations."""
+    metalog = StoredMetalog()
+    for position, epoch in enumerate(epochs):
+        metalog.recover(entry_encoded(entry(position, epoch=epoch)))
+    return metalog
 
 
 def test_an_appended_entry_is_stored_only_when_persisted() -> None:
@@ -51,3 +59,79 @@ def test_persisting_out_of_order_is_our_own_mistake() -> None:
 def test_a_frame_that_holds_no_entry_is_malformed() -> None:
     with pytest.raises(MalformedFrameError):
         StoredMetalog().recover(b"\x00")
+
+
+# --- cutting off
+
+
+def test_what_is_cut_off_is_gone_and_not_stored() -> None:
+    metalog = metalog_of(1, 1, 1)
+    metalog.cut_off(1)
+    assert (len(metalog), metalog.stored) == (1, 1)
+    assert metalog.page(0, 9) == (entry(0),)
+
+
+def test_a_frame_of_an_entry_that_was_cut_off_makes_nothing_stored() -> None:
+    metalog = metalog_of(1)
+    old = [metalog.append(entry(position)) for position in (1, 2)]
+    metalog.cut_off(2)
+    new = metalog.append(entry(2, epoch=2))
+    for persist, stored in zip([*old, new], (2, 2, 3), strict=True):
+        metalog.on_persisted(persist.token)
+        assert metalog.stored == stored
+
+
+def test_a_frame_below_the_end_replaces_everything_from_there_on_when_recovered() -> None:
+    metalog = metalog_of(1, 1, 1)
+    metalog.recover(entry_encoded(entry(1, epoch=2)))
+    assert metalog.page(0, 9) == (entry(0), entry(1, epoch=2))
+    assert metalog.stored == 2
+    assert metalog.append(entry(2, epoch=2)).token == 4
+
+
+def test_what_is_cut_off_comes_back_until_something_was_stored_in_its_place() -> None:
+    before = StoredMetalog()
+    frames = [before.append(entry(position)).payload for position in range(3)]
+    before.cut_off(1)
+    after = StoredMetalog()
+    for payload in frames:
+        after.recover(payload)
+    assert len(after) == 3
+    after.recover(before.append(entry(1, epoch=2)).payload)
+    assert after.page(0, 9) == before.page(0, 9)
+
+
+@pytest.mark.parametrize("end", [-1, 3])
+def test_cutting_off_what_is_not_here_is_our_own_mistake(end: int) -> None:
+    with pytest.raises(AssertionError):
+        metalog_of(1, 1).cut_off(end)
+
+
+# --- comparing
+
+
+def test_an_entry_tells_the_incarnation_that_proposed_it() -> None:
+    metalog = metalog_of(1, 1, 3)
+    assert [metalog.epoch_before(end) for end in range(4)] == [0, 1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "length", "agreed"),
+    [
+        (0, 0, 0),
+        (1, 1, 1),
+        (1, 2, 2),
+        (1, 9, 2),
+        (2, 3, 2),
+        (3, 3, 3),
+        (3, 9, 4),
+        (4, 5, 4),
+        (5, 5, 5),
+        (5, 9, 5),
+        (7, 9, 5),
+    ],
+)
+def test_a_copy_agrees_as_far_as_what_its_incarnation_had_survived(
+    epoch: int, length: int, agreed: int
+) -> None:
+    assert metalog_of(1, 1, 3, 3, 5).agreement(Epoch(epoch), length) == agreed

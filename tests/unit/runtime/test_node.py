@@ -11,7 +11,13 @@ import pytest
 from indilog.config import Config, NodeConfig
 from indilog.errors import NotReadyError
 from indilog.ids import Epoch, Instant, NodeId, ViewNumber
-from indilog.messages import Envelope, MetalogWanted, envelope_decoded, envelope_encoded
+from indilog.messages import (
+    Envelope,
+    MetalogAppend,
+    MetalogWanted,
+    envelope_decoded,
+    envelope_encoded,
+)
 from indilog.roles import (
     Answer,
     Appended,
@@ -30,6 +36,8 @@ from indilog.runtime.transport import TransportCounts
 from indilog.view import view_of
 
 A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
+BACKUP = NodeId("sequencer-1")
+PROMISES_NOTHING = MetalogAppend(Epoch(1), 0, Epoch(0), (), 0)
 
 
 class Story:
@@ -182,6 +190,51 @@ async def test_answers_and_messages_leave_after_the_sync_of_what_was_written_bef
 
 
 @pytest.mark.asyncio
+async def test_a_message_that_promises_nothing_leaves_before_the_sync() -> None:
+    script: list[Effect] = [
+        Persist(FrameKind.METALOG, b"entry", 1),
+        Send(AWAY, MetalogWanted(0)),
+        Send(BACKUP, PROMISES_NOTHING),
+    ]
+    house = House({A: Scripted(lambda event: script if isinstance(event, Started) else [])})
+    await turns()
+    assert house.story.events == [
+        "write b'entry'",
+        "send 1 to sequencer-1",
+        "sync",
+        "send 1 to engine-0",
+    ]
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_promises_nothing_leaves_beside_a_slow_sync() -> None:
+    def script(event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return [Persist(FrameKind.METALOG, b"entry", 1), Send(BACKUP, PROMISES_NOTHING)]
+            case Received():
+                return [Send(BACKUP, PROMISES_NOTHING), Send(AWAY, MetalogWanted(0))]
+            case _:
+                return []
+
+    house = House({A: Scripted(script)}, sync_inline_s_max=0.0)
+    house.shell.sync_average_s = 1.0
+    house.journal.gate.clear()
+    await turns()
+    frame = envelope_encoded(Envelope(1, ViewNumber(1), Epoch(1), AWAY, A, (MetalogWanted(0),)))
+    house.transport.on_frames([frame])
+    await turns()
+    early = ["write b'entry'", "send 1 to sequencer-1", "send 1 to sequencer-1"]
+    assert (house.shell.holding, house.story.events) == (True, early)
+    house.journal.gate.set()
+    await asyncio.wait_for(house.shell.settled(), 5)
+    await turns()
+    assert house.story.events == [*early, "sync", "send 1 to engine-0"]
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
 async def test_messages_between_roles_of_the_process_arrive_in_the_same_turn_by_reference() -> None:
     message = MetalogWanted(7)
     sender = Scripted(lambda event: [Send(B, message)] if isinstance(event, Started) else [])
@@ -303,3 +356,66 @@ async def test_closing_syncs_what_is_written() -> None:
     await turns()
     await house.shell.close()
     assert house.story.events == ["write b'e'", "sync"]
+
+
+def _persist_and_answer(told: dict[str, asyncio.Future[object]]) -> Scripted:
+    def script(event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return [Persist(FrameKind.METALOG, b"first", 1)]
+            case Persisted(token, _):
+                return [Answer(told["first" if token == 1 else "second"], None)]
+            case Received():
+                return [Persist(FrameKind.METALOG, b"second", 2)]
+            case _:
+                return []
+
+    return Scripted(script)
+
+
+def _nudge(house: House) -> None:
+    message = (MetalogWanted(0),)
+    house.transport.on_frames(
+        [envelope_encoded(Envelope(1, ViewNumber(1), Epoch(1), AWAY, A, message))]
+    )
+
+
+@pytest.mark.asyncio
+async def test_who_settles_during_a_sync_waits_for_what_was_written_meanwhile() -> None:
+    told: dict[str, asyncio.Future[object]] = {}
+    house = House({A: _persist_and_answer(told)}, sync_inline_s_max=0.0)
+    house.shell.sync_average_s = 1.0
+    told |= {name: waiter(house.story, name) for name in ("first", "second")}
+    house.journal.gate.clear()
+    await turns()
+    _nudge(house)
+    await turns()
+    settled = asyncio.ensure_future(house.shell.settled())
+    settled.add_done_callback(lambda _: house.story.events.append("settled"))
+    house.journal.gate.set()
+    await asyncio.wait_for(settled, 5)
+    await turns()
+    events = house.story.events
+    assert events.index("settled") > events.index("write b'second'")
+    assert events[: events.index("settled")].count("sync") == 2
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
+async def test_a_failed_sync_in_the_thread_tells_everyone_and_lets_the_shell_close() -> None:
+    told: dict[str, asyncio.Future[object]] = {}
+    house = House({A: _persist_and_answer(told)}, sync_inline_s_max=0.0)
+    house.shell.sync_average_s = 1.0
+    told |= {name: waiter(house.story, name) for name in ("first", "second")}
+    house.journal.gate.clear()
+    house.journal.error = OSError(5, "EIO")
+    await turns()
+    settled = asyncio.ensure_future(house.shell.settled())
+    house.journal.gate.set()
+    with pytest.raises(NotReadyError, match="EIO"):
+        await asyncio.wait_for(told["first"], 5)
+    await asyncio.wait_for(settled, 5)
+    await asyncio.wait_for(house.shell.close(), 5)
+    assert len(house.fatal) == 1
+    with pytest.raises(NotReadyError, match="stopped"):
+        house.shell.wake(A)

@@ -1,0 +1,111 @@
+"""Transports of one test on one event loop, and what waits for frames there."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+import uvloop
+
+from indilog.config import ClusterConfig, Config
+from indilog.ids import NodeId
+from indilog.runtime.stream_transport import StreamTransport
+from indilog.runtime.zmq_transport import ZmqTransport
+
+CONFIG: Final = Config()
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+
+_SCHEMES: Final = {"StreamTransport": ("stream", "unix"), "ZmqTransport": ("tcp", "ipc")}
+"""Of a TCP port, and of a Unix socket."""
+
+TransportT = TypeVar("TransportT", StreamTransport, ZmqTransport)
+
+
+def on_uvloop(
+    test: Callable[..., Coroutine[object, object, None]],
+) -> Callable[..., None]:
+    """Run a test on the platform's event loop, and close its transports while that still runs."""
+
+    @functools.wraps(test)
+    def run(**fixtures: object) -> None:
+        async def whole() -> None:
+            try:
+                async with asyncio.timeout(30):
+                    await test(**fixtures)
+            finally:
+                if isinstance(network := fixtures.get("network"), Network):
+                    network.close()
+
+        uvloop.run(whole())
+
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop go on until `condition` holds."""
+    while not condition():  # noqa: ASYNC110 - only the sockets know
+        await asyncio.sleep(0)
+
+
+class Inbox:
+    """Collects frames, and lets a test wait for them."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.lists = 0
+        """In how many lists they came."""
+        self._came = asyncio.Event()
+
+    def take(self, frames: list[bytes]) -> None:
+        assert frames, "nothing is not handed over"
+        self.frames += frames
+        self.lists += 1
+        self._came.set()
+
+    async def until(self, count: int) -> list[bytes]:
+        while len(self.frames) < count:
+            self._came.clear()
+            await self._came.wait()
+        return self.frames
+
+
+class Network(Generic[TransportT]):
+    """Transports of one kind, closed at the end of their test; `b` and `c` share an address."""
+
+    def __init__(self, kind: type[TransportT], directory: Path) -> None:
+        self._kind: type[TransportT] = kind
+        self._port_scheme, scheme = _SCHEMES[kind.__name__]
+        self.addresses = {node: f"{scheme}://{directory}/{node}" for node in (A, B)}
+        self.addresses[C] = self.addresses[B]
+        self._open: list[TransportT] = []
+
+    def transport(self, node: NodeId, config: Config = CONFIG) -> TransportT:
+        loop = asyncio.get_running_loop()
+        made: TransportT = self._kind(self.addresses[node], self.addresses, loop, config)
+        self._open.append(made)
+        return made
+
+    def receiving(self, node: NodeId, config: Config = CONFIG) -> tuple[TransportT, Inbox]:
+        transport, inbox = self.transport(node, config), Inbox()
+        transport.start(inbox.take)
+        return transport, inbox
+
+    def at_port(self, port: int) -> str:
+        """Have `b` and `c` receive at a TCP port; return its address."""
+        self.addresses[B] = self.addresses[C] = f"{self._port_scheme}://127.0.0.1:{port}"
+        return self.addresses[B]
+
+    def close(self) -> None:
+        for made in self._open:
+            made.close()
+
+
+def limited(message_bytes_max: int) -> Config:
+    """Give a configuration with a small limit that its cross-checks would not allow."""
+    cluster = ClusterConfig()
+    object.__setattr__(cluster, "message_bytes_max", message_bytes_max)
+    return dataclasses.replace(CONFIG, cluster=cluster)
