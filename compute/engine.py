@@ -14,14 +14,14 @@ primary's committed position: it knows nothing of the log below, and needs not.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from typing import Final, assert_never
+from typing import Final, NoReturn, assert_never
 
 from compute.local_index import Empty, Found, LocalIndex
-from compute.reads import Operation, Reads, Stage
+from compute.reads import PENDING, Operation, Pending, Reads, Stage
 from compute.record_cache import RecordCache
 from compute.shard_writer import ShardWriter, Takeover, acknowledgements
+from compute.watches import Watches
 from indilog.config import Config
 from indilog.errors import NotReadyError
 from indilog.ids import (
@@ -33,7 +33,7 @@ from indilog.ids import (
     SeqNum,
     TagHash,
 )
-from indilog.index_feed import IndexFeed, ReadyBlock
+from indilog.index_feed import IndexFeed
 from indilog.log import Record
 from indilog.messages import (
     AuxSet,
@@ -50,7 +50,7 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import Entry, MetalogReplay, Span
+from indilog.metalog import Entry, MetalogReplay, Span, is_possible
 from indilog.roles import (
     Answer,
     Effect,
@@ -66,20 +66,10 @@ from indilog.roles import (
 )
 from indilog.view import Views, placement_of
 
-
-class Pending:
-    """The type of `PENDING`."""
-
-
-PENDING: Final = Pending()
-"""The answer to a direct read comes later, to its waiter."""
-
 _REQUESTS_PER_EPOCH: Final = 1 << 32
 """Requests are numbered from `epoch` times this: answers to an earlier life find nothing."""
 _IDLE_CHECKS: Final = 8
 """While only watches wait, the primary is asked this many times less often than when behind."""
-_SHARDS_MAX: Final = 1 << 16
-_POSITIONS_AHEAD_MAX: Final = 65_536
 
 
 class Engine:
@@ -96,16 +86,14 @@ class Engine:
         self._writer: ShardWriter | None = None
         self._replay = MetalogReplay()
         self._local: LocalIndex | None = None
-        self._feed = _feed_from(0)
-        self._watches: dict[TagHash, dict[object, SeqNum]] = {}
+        self._feed = self._feed_from(0)
+        self._watches = Watches(config.node.lookups_pending_max)
         self._outbox: list[Effect] = []
         self._ready_waiters: list[object] = []
         self._asked_to_join = Instant(0.0)
         self._join_request = 0
-        self._known_end: MetalogPosition = 0
-        """Entries below this exist, as far as anybody has told."""
-        self._asked_from: MetalogPosition = -1
-        """Where the metalog was last asked for; -1: not, or long ago."""
+        self._known_end: MetalogPosition = 0  # entries below this exist, as far as was told
+        self._asked_from: MetalogPosition = -1  # where the metalog was last asked for
         self._fetching_index_data = False
         self._behind_since: Instant | None = None
         self._behind_at = (0, 0)
@@ -141,9 +129,7 @@ class Engine:
             OverloadedError, SealedError: as `ShardWriter.add`.
             NotReadyError: this node has no shard.
         """
-        if self._writer is None:
-            raise NotReadyError("This compute node has no shard to append to (yet).")
-        self._writer.add(data, tags, names, waiter)
+        (self._writer or self._without_shard()).add(data, tags, names, waiter)
 
     def append_batch(
         self, records: Sequence[tuple[bytes, Sequence[TagHash], bytes]], waiter: object
@@ -152,9 +138,10 @@ class Engine:
 
         Raises: as `append`.
         """
-        if self._writer is None:
-            raise NotReadyError("This compute node has no shard to append to (yet).")
-        self._writer.add_batch(records, waiter)
+        (self._writer or self._without_shard()).add_batch(records, waiter)
+
+    def _without_shard(self) -> NoReturn:
+        raise NotReadyError("This compute node has no shard to append to (yet).")
 
     def read(
         self,
@@ -216,15 +203,16 @@ class Engine:
         self._reads.start(operation)
 
     def watch(self, tag: TagHash, bound: SeqNum, waiter: object) -> None:
-        """Answer the waiter once index data with `tag` may have brought a record >= `bound`."""
-        self._watches.setdefault(tag, {})[waiter] = bound
+        """Answer the waiter once index data with `tag` may have brought a record >= `bound`.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        self._watches.add(tag, bound, waiter)
 
     def unwatch(self, tag: TagHash, waiter: object) -> None:
         """Forget a watch; harmless if it has fired."""
-        if (watches := self._watches.get(tag)) is not None:
-            watches.pop(waiter, None)
-            if not watches:
-                del self._watches[tag]
+        self._watches.remove(tag, waiter)
 
     def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep aux data beside a record, here and with the replicas, as far as there is room."""
@@ -248,9 +236,8 @@ class Engine:
         effects = self._writer.abandon() if self._writer is not None else []
         error = NotReadyError("The platform was closed while the call waited.")
         effects += self._reads.abandon(error)
-        waiters = [*self._ready_waiters, *(w for ws in self._watches.values() for w in ws)]
+        waiters = [*self._ready_waiters, *self._watches.clear()]
         self._ready_waiters.clear()
-        self._watches.clear()
         return effects + [Answer(waiter, error) for waiter in waiters]
 
     def status(self) -> dict[str, dict[str, int]]:
@@ -263,7 +250,7 @@ class Engine:
             "tail": self.tail,
             "appends_pending": self._writer.pending if self._writer is not None else 0,
             "reads_pending": self._reads.pending,
-            "watches": sum(map(len, self._watches.values())),
+            "watches": len(self._watches),
         }
         return parts
 
@@ -359,7 +346,7 @@ class Engine:
             return []
         self._replay = MetalogReplay(message.position, message.tail, message.cut)
         self._local = LocalIndex(self._config.node, position=message.position, tail=message.tail)
-        self._feed = _feed_from(message.position)
+        self._feed = self._feed_from(message.position)
         self._reads.joined(self._local, self._replay)
         return self._reads.advanced(now)
 
@@ -370,7 +357,7 @@ class Engine:
             return []
         effects: list[Effect] = []
         for entry in message.entries:
-            if not _sensible(entry):
+            if not is_possible(entry):
                 return [*effects, Ignore(message, "an entry with impossible shards or counts")]
             if entry.position == self._replay.position:
                 effects += self._apply_entry(entry, self._local)
@@ -405,6 +392,9 @@ class Engine:
         self._asked_from = self._replay.position
         return [Send(self._views[-1].primary, MetalogWanted(self._replay.position))]
 
+    def _feed_from(self, position: MetalogPosition) -> IndexFeed:
+        return IndexFeed(position, positions_max=self._config.node.index_positions_ahead_max)
+
     def _on_index_data(self, event: Received, message: IndexData, now: Instant) -> list[Effect]:
         local = self._local
         if local is None:
@@ -425,22 +415,11 @@ class Engine:
         for block in self._feed.take(self._replay.position):
             if (reason := local.apply_block(block.position, block.parts)) is not None:
                 effects.append(Ignore(block.position, reason))
-                self._feed = _feed_from(local.tag_position)
+                self._feed = self._feed_from(local.tag_position)
                 break
             if self._watches:
-                effects += self._fire_watches(block)
+                effects += [Answer(w, None) for w in self._watches.fired_by(block)]
         return effects + self._reads.advanced(now)
-
-    def _fire_watches(self, block: ReadyBlock) -> list[Effect]:
-        effects: list[Effect] = []
-        for part in block.parts:
-            for tag in self._watches.keys() & set(array("Q", part.tags)):
-                watches = self._watches[tag]
-                fired = [waiter for waiter, bound in watches.items() if bound < block.tail]
-                for waiter in fired:
-                    self.unwatch(tag, waiter)
-                    effects.append(Answer(waiter, None))
-        return effects
 
     # --- time
 
@@ -517,12 +496,3 @@ class Engine:
         assert self.tag_position <= self.position
         if self._writer is not None:
             self._writer.check_invariants()
-
-
-def _sensible(entry: Entry) -> bool:
-    """Whether an entry orders what can be: the Suffix has two bytes for a shard."""
-    return all(0 <= shard < _SHARDS_MAX and count > 0 for shard, count in entry.counts.items())
-
-
-def _feed_from(position: MetalogPosition) -> IndexFeed:
-    return IndexFeed(position, positions_max=_POSITIONS_AHEAD_MAX)

@@ -12,8 +12,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from compute.engine import PENDING, Engine
-from compute.reads import Answered
+from compute.engine import Engine
+from compute.reads import PENDING, Answered
 from indilog.config import ClusterConfig
 from indilog.errors import NotReadyError, TooLargeError
 from indilog.ids import (

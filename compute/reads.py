@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
 from compute.record_cache import RecordCache
@@ -47,6 +47,14 @@ from indilog.messages import (
 from indilog.metalog import MetalogReplay
 from indilog.roles import Answer, Effect, Ignore, Send
 from indilog.view import Views, placement_of
+
+
+class Pending:
+    """The type of `PENDING`."""
+
+
+PENDING: Final = Pending()
+"""The answer to a direct read comes later, to its waiter."""
 
 
 class Answered(NamedTuple):

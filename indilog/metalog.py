@@ -37,6 +37,14 @@ Entry: TypeAlias = NewRecords
 features.
 """
 
+_SHARDS_MAX = 1 << 16
+
+
+def is_possible(entry: Entry) -> bool:
+    """Whether an entry orders what can be: shards of two bytes (thesis 5.1.1), some records."""
+    return all(0 <= shard < _SHARDS_MAX and count > 0 for shard, count in entry.counts.items())
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 _page_decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from compute.engine import PENDING, Engine
-from compute.reads import Answered
+from compute.engine import Engine
+from compute.reads import PENDING, Answered
 from indilog.config import Config, NodeConfig
 from indilog.errors import (
     AppendOutcomeUnknownError,
