@@ -119,8 +119,8 @@ class LocalLog(Log):
         hashes, names = tag_columns(self.name, tags)
         waiter = self._future()
         engine = self._engine
-        engine.append(data, hashes, names, waiter)
         self._wake()
+        engine.append(data, hashes, names, waiter)
         seqnum: SeqNum = await waiter
         if (position := engine.position) > self._session.position:
             self._session.position = position
@@ -143,8 +143,8 @@ class LocalLog(Log):
                 "The batch's size in bytes", size=size, limit=limits.batch_bytes_max
             )
         waiter = self._logs.future()
+        self._wake()
         self._engine.append_batch(records, waiter)
-        self._logs.wake()
         first = await waiter
         assert isinstance(first, int)
         self._session.saw(self._engine.position)

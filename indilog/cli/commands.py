@@ -41,7 +41,7 @@ def up(
     data: Annotated[Path | None, typer.Option(help="Where records are kept.")] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes a free one.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file: [cluster] and [node].")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML: cluster and node.")] = None,
     processes: Annotated[
         bool, typer.Option("--processes", help="A process per node instead of one in all.")
     ] = False,

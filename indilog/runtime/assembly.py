@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from compute.local_log import LocalLogs
 from index_tier.aggregator import Aggregator
 from index_tier.index_node import IndexNode
 from indilog.config import Config
-from indilog.errors import ConfigError, NotReadyError
+from indilog.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.ids import Epoch, NodeId
 from indilog.roles import ReportsStatus, Role
 from indilog.runtime.cluster_state import VIEW_KEY, claim_arrangement
@@ -116,6 +117,23 @@ def _layout(view: View) -> str:
     )
 
 
+@contextmanager
+def _directory_usable(directory: Path) -> Iterator[None]:
+    """Say in one sentence that the system does not let us keep data there.
+
+    Raises:
+        DataDirectoryError: instead of an `OSError` inside the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataDirectoryError(
+            f"The data directory {directory} cannot be used: {reason}; choose another, or make "
+            "room there."
+        ) from error
+
+
 @asynccontextmanager
 async def embedded(
     config: Config, on_fatal: Callable[[BaseException], None] | None = None
@@ -130,11 +148,12 @@ async def embedded(
         ConfigError: it was created with another layout.
         NotReadyError: the roles did not find together in time.
     """
-    journal = Journal.open(
-        config.node.data_dir / "journal",
-        segment_bytes=config.node.segment_bytes,
-        durability=config.cluster.durability,
-    )
+    with _directory_usable(config.node.data_dir):
+        journal = Journal.open(
+            config.node.data_dir / "journal",
+            segment_bytes=config.node.segment_bytes,
+            durability=config.cluster.durability,
+        )
     shell: NodeShell | None = None
     try:
         file = config.node.data_dir / "metadata"
@@ -151,7 +170,8 @@ async def embedded(
             epoch=epoch,
             on_fatal=on_fatal or (lambda _: None),
         )
-        shell.start()
+        with _directory_usable(config.node.data_dir):
+            shell.start()
         engines = {
             node: LocalLogs(shell, node, role, config.cluster)
             for node, role in roles.items()

@@ -54,3 +54,11 @@ async def test_a_failed_sync_ends_the_platform_and_every_waiting_call(
             await asyncio.wait_for(log.append(b"z"), 5)
         monkeypatch.undo()
     assert [str(fault) for fault in faults] == ["[Errno 5] Input/output error"]
+
+
+@pytest.mark.asyncio
+async def test_a_directory_that_cannot_be_used_gives_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(indilog.DataDirectoryError, match="file cannot be used: Not a directory"):
+        async with indilog.open(tmp_path / "file"):
+            raise AssertionError("it opened")
