@@ -32,7 +32,7 @@ class Run(msgspec.Struct, frozen=True):
     """What holds while the first process lives.
 
     Attributes:
-        addresses: where each node receives, e.g. `ipc:///tmp/indilog-x/storage-0`.
+        addresses: where each node receives, e.g. `unix:///tmp/indilog-x/storage-0`.
         directory: where the sockets are; removed at the end of the run.
         settings: the configuration, as `config_from` takes it.
     """

@@ -158,7 +158,8 @@ class _Peer(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_attempt", "_backoff_s", "_closed", "_connected_at", "_connection", "_counts", "_loop", "_next_at",
+        "_attempt", "_backoff_s", "_closed", "_connected_at", "_connection", "_counts", "_loop",
+        "_next_at",
         "_queue_bytes_max", "_queue_s_max", "_to", "_untaken_bytes", "_write_bytes", "queue",
         "queued_bytes", "waiting_since", "writable",
     )  # fmt: skip
@@ -279,6 +280,7 @@ class _Peer(asyncio.Protocol):
                 async with asyncio.timeout(CONNECT_S_MAX):
                     await self._to.connect(self._loop, self)
             except (OSError, TimeoutError):
+                self._forget()  # a connection made in the last moment is closed without a word
                 self._drop_old()
         self._attempt = None
 
@@ -316,9 +318,7 @@ class _Peer(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep what waits, and connect anew if anything does."""
-        self._connection = None
-        self.writable = False
-        self._untaken_bytes = 0
+        self._forget()
         if self._closed:
             return
         _log.debug("peer lost", address=self._to.name, reason=str(exc or "end of stream"))
@@ -335,6 +335,11 @@ class _Peer(asyncio.Protocol):
         if self._attempt is not None:
             self._attempt.cancel()
         self._abort()
+
+    def _forget(self) -> None:
+        self._connection = None
+        self.writable = False
+        self._untaken_bytes = 0
 
     def _abort(self) -> None:
         self.writable = False

@@ -12,6 +12,7 @@ from indilog.config import Config, NodeConfig
 from indilog.errors import ConfigError
 from indilog.ids import NodeId
 from indilog.runtime import stream_transport
+from indilog.runtime.stream_address import StreamAddress
 from indilog.runtime.stream_transport import StreamTransport
 from indilog.runtime.transport import MALFORMED, QUEUE_FULL, TOO_OLD
 from tests.unit.runtime.network import CONFIG, A, B, C, Inbox, Network, on_uvloop, until
@@ -212,21 +213,50 @@ async def test_what_is_said_after_a_peer_has_hung_up_waits_for_it(network: Strea
         assert list(process.queue) == [b"y"]
 
 
+class LateConnection:
+    """Stands for a connection that is made in the moment in which nobody wants it any more."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
 @on_uvloop
 async def test_a_connection_that_comes_after_the_end_of_this_side_is_closed(
     network: Streams,
 ) -> None:
-    a, listener = stuck(network)
-    with listener:
-        a.send(B, b"x")
-        (process,) = a._processes.values()
-        await until(lambda: process._connection is not None)
-        made = process._connection
-        a.close()
-        assert made is not None
-        process.connection_made(made)
-        await until(lambda: process._connection is None)
-        assert not process.writable
+    a = network.transport(A)
+    (process,) = a._processes.values()
+    a.close()
+    late = LateConnection()
+    process.connection_made(late)  # type: ignore[arg-type]
+    assert late.aborted
+    assert not process.writable
+
+
+@on_uvloop
+async def test_a_connection_that_comes_with_its_time_limit_is_not_written_to(
+    network: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop closes it then, and does not say so."""
+    tries: list[asyncio.Protocol] = []
+
+    async def connect(
+        to: object, loop: asyncio.AbstractEventLoop, protocol: stream_transport._Peer
+    ) -> None:
+        tries.append(protocol)
+        protocol.writable = True
+        raise TimeoutError
+
+    monkeypatch.setattr(StreamAddress, "connect", connect)
+    a = network.transport(A)
+    a.send(B, b"x")
+    await until(lambda: bool(tries))
+    a.flush()
+    (process,) = a._processes.values()
+    assert list(process.queue) == [b"x"]
 
 
 @on_uvloop
