@@ -14,7 +14,7 @@ class IndilogError(Exception):
     """Base of all errors of the platform."""
 
     retryable: ClassVar[bool] = False
-    """Whether the same call may succeed later without anything being changed by the caller."""
+    """Whether the same call may simply be repeated: it changed nothing, and may succeed later."""
 
 
 class NotReadyError(IndilogError):
@@ -41,7 +41,15 @@ class QuorumUnavailableError(IndilogError):
     retryable: ClassVar[bool] = True
 
 
-class AppendOutcomeUnknownError(IndilogError):
+class OutcomeUnknownError(IndilogError):
+    """It may have happened, or not; so it is not `retryable`: repeating may do it twice.
+
+    Whoever made the call decides: look first whether it happened, or repeat it if doing it twice is
+    harmless.
+    """
+
+
+class AppendOutcomeUnknownError(OutcomeUnknownError):
     """The record may or may not be in the log.
 
     Retry with a tag that makes a second copy harmless, or read that tag first.
@@ -127,11 +135,11 @@ class FunctionFailedError(IndilogError):
         self.kind = kind
 
 
-class WorkerCrashedError(IndilogError):
+class WorkerCrashedError(OutcomeUnknownError):
     """The worker process died while it ran the call; the call may have had effects."""
 
 
-class CallOutcomeUnknownError(IndilogError):
+class CallOutcomeUnknownError(OutcomeUnknownError):
     """No answer came in time, or the connection was lost; the call may have run and had effects."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -12,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from compute.gateway.apps import apps_router
 from compute.gateway.client_link import client_router
@@ -20,11 +21,23 @@ from compute.gateway.invoke import PREFIX, InvokeEndpoint
 from compute.gateway.openapi import described
 from compute.gateway.operation import HostCollector, operation_router
 from compute.gateway.page import PAGE
-from compute.gateway.problems import MEDIA_TYPE, Problem, problem, problem_of, problem_text
+from compute.gateway.problems import (
+    MEDIA_TYPE,
+    Problem,
+    problem,
+    problem_of,
+    problem_of_stop,
+    problem_text,
+)
 from compute.gateway.records import records_router
 from compute.workers.host import FunctionHost
 from indilog.config import Config
-from indilog.errors import IndilogError, InvalidArgumentsError
+from indilog.errors import (
+    IndilogError,
+    InvalidArgumentsError,
+    NotReadyError,
+    OutcomeUnknownError,
+)
 from indilog.log import LogSource
 
 
@@ -44,11 +57,38 @@ class Gateway(FastAPI):
         self._base: dict[str, Any] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+        """Answer one request.
+
+        Being cancelled means that the platform stops, and is answered as well.
+        """
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+        elif scope["path"].startswith(PREFIX):
             await self._invoke(scope, receive, send)
         else:
-            await super().__call__(scope, receive, send)
+            await self._routed(scope, receive, send)
+
+    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by one of the framework's routes, whatever happens."""
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, noting)
+        except asyncio.CancelledError:
+            if begun:  # a stream of records: it ends here
+                await send({"type": "http.response.body"})
+            else:
+                told = problem_of_stop(_error_of_stop(scope["method"]))
+                await _answer(told)(scope, receive, send)
+        except Exception:
+            if not begun:
+                raise
+            # Answered and logged by `broken`; Starlette raises it on for a server to log again.
 
     def openapi(self) -> dict[str, Any]:
         """Return the description, with the functions that are deployed now."""
@@ -95,6 +135,12 @@ def _add_pages(app: Gateway) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(PAGE)
+
+
+def _error_of_stop(method: str) -> IndilogError:
+    if method in ("GET", "HEAD"):
+        return NotReadyError("The platform stopped before it answered; ask again when it is back.")
+    return OutcomeUnknownError("The platform stopped before it answered; it may have been done.")
 
 
 def _add_errors(app: Gateway) -> None:

@@ -6,6 +6,7 @@ back as the worker wrote it. (A FastAPI route costs three times a bare ASGI answ
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
@@ -13,10 +14,11 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from compute.gateway.problems import Problem, problem, problem_of, problem_text
+from compute.gateway.problems import Problem, problem, problem_of, problem_of_stop, problem_text
+from compute.workers.call import Call
 from compute.workers.host import FunctionHost
 from indilog.calls import Failed, error_from
-from indilog.errors import IndilogError, TooLargeError
+from indilog.errors import CallOutcomeUnknownError, IndilogError, NotReadyError, TooLargeError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -39,11 +41,17 @@ class InvokeEndpoint:
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the function that the path names, and answer with its result."""
+        """Run the function that the path names, and answer with its result.
+
+        Being cancelled means that the platform stops: the caller is told that, and whether the
+        function had begun.
+        """
         try:
             await self._invoke(scope, receive, send)
         except (IndilogError, ValueError) as error:
             await _send_problem(send, problem_of(error))
+        except asyncio.CancelledError:  # before there was a call
+            await _send_problem(send, problem_of_stop(_nothing_done("the call")))
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -61,7 +69,11 @@ class InvokeEndpoint:
             await self._send_async(send, name, arguments, query)
             return
         call = self._host.call(name, arguments, position=_position(scope))
-        outcome = await call.outcome
+        try:
+            outcome = await call.outcome
+        except asyncio.CancelledError:
+            await _send_problem(send, self._cut_off(call))
+            return
         headers = (
             (INVOCATION_HEADER, call.invocation.encode()),
             (POSITION_HEADER, b"%d" % outcome.position),
@@ -70,6 +82,18 @@ class InvokeEndpoint:
             await _send_problem(send, problem_of(error_from(outcome)), headers)
         else:
             await _send(send, HTTPStatus.OK, (_JSON, *headers), outcome.result)
+
+    def _cut_off(self, call: Call) -> Problem:
+        """Stop `call`, and return what its caller is told."""
+        began = call.worker is not None
+        self._host.cancel(call)
+        if not began:
+            return problem_of_stop(_nothing_done(call.name))
+        return problem_of_stop(
+            CallOutcomeUnknownError(
+                f"The platform stopped while {call.name} ran; it may have had effects."
+            )
+        )
 
     async def _send_async(
         self, send: Send, name: str, arguments: bytes, query: dict[str, str]
@@ -81,6 +105,10 @@ class InvokeEndpoint:
         body = msgspec.json.encode({"invocation": invocation})
         location = (b"location", f"/invocations/{invocation}".encode())
         await _send(send, HTTPStatus.ACCEPTED, (_JSON, location), body)
+
+
+def _nothing_done(what: str) -> NotReadyError:
+    return NotReadyError(f"The platform stopped before {what} began; repeat it when it is back.")
 
 
 async def _body(receive: Receive, bytes_max: int) -> bytes:

@@ -9,9 +9,7 @@ import msgspec
 
 from indilog.calls import LinkLostError
 from indilog.errors import (
-    AppendOutcomeUnknownError,
     AppNameTakenError,
-    CallOutcomeUnknownError,
     ConflictError,
     DeployError,
     FunctionFailedError,
@@ -19,11 +17,13 @@ from indilog.errors import (
     InvalidArgumentsError,
     InvalidTagError,
     NotReadyError,
+    OutcomeUnknownError,
     QuorumUnavailableError,
     SealedError,
     TooLargeError,
     TrimmedError,
     UnknownFunctionError,
+    WorkerCrashedError,
 )
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -43,8 +43,8 @@ _STATUS: Final[dict[type[Exception], HTTPStatus]] = {
     LinkLostError: HTTPStatus.SERVICE_UNAVAILABLE,
     QuorumUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     SealedError: HTTPStatus.SERVICE_UNAVAILABLE,
-    AppendOutcomeUnknownError: HTTPStatus.GATEWAY_TIMEOUT,
-    CallOutcomeUnknownError: HTTPStatus.GATEWAY_TIMEOUT,
+    OutcomeUnknownError: HTTPStatus.GATEWAY_TIMEOUT,
+    WorkerCrashedError: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 
 
@@ -80,6 +80,15 @@ def problem_of(error: Exception) -> Problem:
         kind=error.kind if isinstance(error, FunctionFailedError) else "",
         errors=error.errors if isinstance(error, InvalidArgumentsError) else [],
     )
+
+
+def problem_of_stop(error: IndilogError) -> Problem:
+    """Return what a caller is told whose request the platform's stop cut off.
+
+    The status says that the service is away and comes back, `retryable` whether the same request
+    may simply be repeated then.
+    """
+    return msgspec.structs.replace(problem_of(error), status=int(HTTPStatus.SERVICE_UNAVAILABLE))
 
 
 def problem(status: HTTPStatus, detail: str) -> Problem:

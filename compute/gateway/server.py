@@ -15,6 +15,8 @@ from indilog.errors import ConfigError, NotReadyError
 
 _GRACE_S = 3
 """Requests that run get this long to end when the gateway stops."""
+_TELL_S = 1
+"""Requests that were cut off then get this long to be answered."""
 _BACKLOG = 2048
 
 
@@ -75,6 +77,9 @@ class GatewayServer:
             return
         self._server.should_exit = True
         await self._serving
+        # What still ran was cancelled; its callers are told so before the program goes on.
+        if cancelled := set(self._server.server_state.tasks):
+            await asyncio.wait(cancelled, timeout=_TELL_S)
 
 
 async def serve_gateway(

@@ -25,7 +25,12 @@ from typing import Final, assert_never
 import structlog
 
 from indilog.config import Config
-from indilog.errors import IndilogError, MalformedFrameError, NotReadyError
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    IndilogError,
+    MalformedFrameError,
+    NotReadyError,
+)
 from indilog.ids import Epoch, Instant, NodeId
 from indilog.messages import (
     WIRE_VERSION,
@@ -424,13 +429,7 @@ class NodeShell:
             return
         self.failed = error
         log.error("node failed", error=str(error), exc_info=error)
-        reason = NotReadyError(f"The platform stopped: {error}")
-        for effect in self._held:
-            waiters = effect.waiters if isinstance(effect, Appended) else (effect.waiter,)
-            for waiter in waiters:
-                if isinstance(waiter, asyncio.Future) and not waiter.done():
-                    waiter.set_exception(reason)
-        self._held.clear()
+        self._abandon_held(str(error))
         self._early.clear()
         self._outgoing.clear()
         self._inbox.clear()
@@ -438,6 +437,22 @@ class NodeShell:
         _resolve_all(settled)
         self._abandon_callers()
         self._on_fatal(error)
+
+    def _abandon_held(self, reason: str) -> None:
+        """Tell the callers whose answers will not leave. An append may be on the disk all the same:
+        only recovery knows.
+        """
+        stopped = NotReadyError(f"The platform stopped: {reason}")
+        unknown = AppendOutcomeUnknownError(
+            f"The platform stopped before the append was durable; the record may or may not be in "
+            f"the log: {reason}"
+        )
+        for effect in self._held:
+            if isinstance(effect, Appended):
+                _resolve_each(effect.waiters, unknown)
+            else:
+                _resolve_each((effect.waiter,), stopped)
+        self._held.clear()
 
     def _abandon_callers(self) -> None:
         """Tell everyone who still waits for a role of this process that it ends."""
@@ -452,6 +467,12 @@ def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
+
+
+def _resolve_each(waiters: Iterable[object | None], outcome: object) -> None:
+    for waiter in waiters:
+        if waiter is not None:
+            _resolve(waiter, outcome)
 
 
 def _resolve(waiter: object, outcome: object) -> None:

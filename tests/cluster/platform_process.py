@@ -28,6 +28,13 @@ class PlatformProcess:
         self._process = process
         self.url = url
 
+    def interrupted(self) -> str:
+        """Let Ctrl-C stop the platform, and return what it logged."""
+        self._process.send_signal(signal.SIGINT)
+        _, logged = self._process.communicate(timeout=30)
+        assert self._process.returncode == 0, logged
+        return logged
+
     def kill_everything(self) -> None:
         """End the platform and all processes that it started with SIGKILL, all at once."""
         pids = [self._process.pid, *_descendants(self._process.pid)]
@@ -64,7 +71,8 @@ def platform(directory: Path, *options: str) -> Iterator[PlatformProcess]:
     finally:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=30)
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate(timeout=30)
 
 
 def _descendants(pid: int) -> list[int]:

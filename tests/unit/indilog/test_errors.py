@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from indilog import errors
-from indilog.errors import FunctionFailedError, IndilogError, TooLargeError, TrimmedError
+from indilog.errors import (
+    FunctionFailedError,
+    IndilogError,
+    OutcomeUnknownError,
+    TooLargeError,
+    TrimmedError,
+)
 
 ALL: list[Any] = [
     kind
@@ -30,6 +36,15 @@ def test_only_what_changed_nothing_may_be_retried_as_it_is() -> None:
         "SealedError",
         "QuorumUnavailableError",
         "ConflictError",
+    }
+
+
+def test_what_may_have_happened_is_one_kind_of_error() -> None:
+    assert {kind.__name__ for kind in ALL if issubclass(kind, OutcomeUnknownError)} == {
+        "OutcomeUnknownError",
+        "AppendOutcomeUnknownError",
+        "CallOutcomeUnknownError",
+        "WorkerCrashedError",
     }
 
 

@@ -1,0 +1,54 @@
+"""Ctrl-C on a platform with calls under way, from the outside (ARCHITECTURE 11)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+import indilog
+from tests.cluster.platform_process import PlatformProcess, platform
+
+pytestmark = pytest.mark.cluster
+APP = '''
+import asyncio
+import indilog
+
+app = indilog.App("slow")
+
+@app.function
+async def nap(ctx: indilog.Context) -> None:
+    """Say that it runs, then sleep for long."""
+    await ctx.log("naps").append(b"begun", tags=["begun"])
+    await asyncio.sleep(60)
+'''
+
+
+async def interrupted(running: PlatformProcess) -> tuple[httpx.Response, httpx.Response, str]:
+    """Stop the platform amid a call and a read; return both answers and what it logged."""
+    async with httpx.AsyncClient(base_url=running.url, timeout=60) as http:
+        deployed = await http.post("/apps", json={"sources": {"slow.py": APP}})
+        assert deployed.status_code == httpx.codes.OK, deployed.text
+        call = asyncio.create_task(http.post("/functions/slow/nap", json={}))
+        async with indilog.connect(running.url) as client:
+            assert await client.log("naps").read_next("begun", wait=30) is not None
+        read = asyncio.create_task(http.get("/logs/naps/records?tag=never&wait=60"))
+        await http.get("/healthz")  # behind the read: that one has arrived
+        logged = await asyncio.to_thread(running.interrupted)
+        return await call, await read, logged
+
+
+def test_ctrl_c_tells_every_caller_in_problem_details_and_logs_no_traceback(
+    tmp_path: Path,
+) -> None:
+    with platform(tmp_path) as running:
+        call, read, logged = asyncio.run(interrupted(running))
+    for answer, retryable in ((call, False), (read, True)):
+        assert answer.status_code == 503
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["retryable"] is retryable
+    assert "Traceback" not in logged
+    assert "ASGI" not in logged
