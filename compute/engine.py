@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NoReturn, assert_never
 
+from compute.catch_up import CatchUp
 from compute.local_index import Empty, Found, LocalIndex
-from compute.reads import PENDING, Operation, Pending, Reads, Stage
+from compute.operation import PENDING, Operation, Pending, Stage
+from compute.reads import Reads
 from compute.record_cache import RecordCache
 from compute.shard_writer import ShardWriter, Takeover, acknowledgements
 from compute.watches import Watches
 from indilog.config import Config
-from indilog.errors import NotReadyError
+from indilog.errors import NotReadyError, OverloadedError
 from indilog.ids import (
     EMPTY_TAG,
     Epoch,
@@ -39,10 +41,8 @@ from indilog.messages import (
     AuxSet,
     Direction,
     IndexData,
-    IndexDataWanted,
     LookupResult,
     MetalogEntries,
-    MetalogWanted,
     RecordsRead,
     ShardClaimed,
     ShardOpened,
@@ -68,8 +68,6 @@ from indilog.view import Views, placement_of
 
 _REQUESTS_PER_EPOCH: Final = 1 << 32
 """Requests are numbered from `epoch` times this: answers to an earlier life find nothing."""
-_IDLE_CHECKS: Final = 8
-"""While only watches wait, the primary is asked this many times less often than when behind."""
 
 
 class Engine:
@@ -92,11 +90,7 @@ class Engine:
         self._ready_waiters: list[object] = []
         self._asked_to_join = Instant(0.0)
         self._join_request = 0
-        self._known_end: MetalogPosition = 0  # entries below this exist, as far as was told
-        self._asked_from: MetalogPosition = -1  # where the metalog was last asked for
-        self._fetching_index_data = False
-        self._behind_since: Instant | None = None
-        self._behind_at = (0, 0)
+        self._catch_up = CatchUp(views, config.node.resend_s)
 
     # --- what callers in this process use
 
@@ -225,7 +219,13 @@ class Engine:
             self._outbox += [Send(replica, message) for replica in replicas]
 
     def when_ready(self, waiter: object) -> None:
-        """Answer the waiter once this node has joined."""
+        """Answer the waiter once this node has joined.
+
+        Raises:
+            OverloadedError: too many wait for it already.
+        """
+        if len(self._ready_waiters) >= self._config.node.lookups_pending_max:
+            raise OverloadedError(f"{len(self._ready_waiters):,} callers wait for this node.")
         self._ready_waiters.append(waiter)
 
     def abandon(self) -> list[Effect]:
@@ -361,9 +361,8 @@ class Engine:
                 return [*effects, Ignore(message, "an entry with impossible shards or counts")]
             if entry.position == self._replay.position:
                 effects += self._apply_entry(entry, self._local)
-            self._known_end = max(self._known_end, entry.position + 1)
-        if self._replay.position < self._known_end and self._asked_from != self._replay.position:
-            effects += self._want_metalog()
+            self._catch_up.heard_of(entry.position)
+        effects += self._catch_up.gap(self._replay.position)
         return effects + self._apply_index_data(self._local, now)
 
     def _apply_entry(self, entry: Entry, local: LocalIndex) -> list[Effect]:
@@ -388,10 +387,6 @@ class Engine:
             self._cache.add_span(batch.first_seqnum, data, names, batch.time, batch.size_bytes)
         return acknowledgements(batches, self._replay.position)
 
-    def _want_metalog(self) -> list[Effect]:
-        self._asked_from = self._replay.position
-        return [Send(self._views[-1].primary, MetalogWanted(self._replay.position))]
-
     def _feed_from(self, position: MetalogPosition) -> IndexFeed:
         return IndexFeed(position, positions_max=self._config.node.index_positions_ahead_max)
 
@@ -402,11 +397,8 @@ class Engine:
         before = self.tag_position
         self._feed.put(message.blocks)
         effects = self._apply_index_data(local, now)
-        if self._fetching_index_data and event.sender in self._views[-1].storage_nodes:
-            if self.tag_position == self._replay.position:
-                self._fetching_index_data = False
-            elif self.tag_position > before:
-                effects += self._want_index_data()
+        if event.sender in self._views[-1].storage_nodes:
+            effects += self._catch_up.on_index_data(before, self.tag_position, self.position)
         return effects
 
     def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
@@ -427,17 +419,10 @@ class Engine:
         """Whether something is missing here: index data, entries, or what a session has seen."""
         return (
             self.tag_position < self._replay.position
-            or self._replay.position < self._known_end
+            or self._replay.position < self._catch_up.known_end
             or self._feed.behind
             or self._reads.parked
         )
-
-    def _check_due(self) -> Instant | None:
-        """When to ask whether something was missed; with nothing but watches waiting, seldom."""
-        if self._behind_since is None:
-            return None
-        resend_s = self._config.node.resend_s
-        return Instant(self._behind_since + resend_s * (1 if self._behind() else _IDLE_CHECKS))
 
     def deadline(self) -> Instant | None:
         """The earliest of all parts."""
@@ -447,7 +432,7 @@ class Engine:
             times.append(self._writer.deadline())
         if self._local is None:
             times.append(Instant(self._asked_to_join + resend_s))
-        times.append(self._check_due())
+        times.append(self._catch_up.due(behind=self._behind()))
         return min((t for t in times if t is not None), default=None)
 
     def _on_time(self, now: Instant) -> list[Effect]:
@@ -458,38 +443,18 @@ class Engine:
             overdue = writer.deadline()
             if overdue is not None and now >= overdue:
                 effects += writer.on_time(now)
-                effects += self._want_metalog()
+                effects += self._catch_up.want_metalog(self._replay.position)
         if self._local is None:
             if now >= self._asked_to_join + resend_s:
                 effects += self._ask_to_join(now)
             return effects
-        return effects + self._check_behind(now)
-
-    def _check_behind(self, now: Instant) -> list[Effect]:
-        """Ask for what may have been lost, after a while without anything new."""
-        if not (self._behind() or self._watches):
-            self._behind_since = None
-            return []
-        at = (self._replay.position, self.tag_position)
-        if self._behind_since is None or self._behind_at != at:
-            self._behind_since, self._behind_at = now, at
-        due = self._check_due()
-        if due is None or now < due:
-            return []
-        self._behind_since = now
-        return self._catch_up()
-
-    def _catch_up(self) -> list[Effect]:
-        """Ask for metalog entries and index data that should have come long ago."""
-        effects = self._want_metalog()
-        if self.tag_position < self._replay.position:
-            effects += self._want_index_data()
-        return effects
-
-    def _want_index_data(self) -> list[Effect]:
-        self._fetching_index_data = True
-        wanted = IndexDataWanted(self.tag_position, self._replay.position, 1)
-        return [Send(node, wanted) for node in self._views[-1].storage_nodes]
+        return effects + self._catch_up.check(
+            now,
+            self.position,
+            self.tag_position,
+            behind=self._behind(),
+            watched=bool(self._watches),
+        )
 
     def check_invariants(self) -> None:
         """Index data never runs ahead of the metalog; the writer's queues add up."""

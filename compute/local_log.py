@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from compute.engine import Engine
-from compute.reads import PENDING, Answered
+from compute.operation import PENDING, Answered
 from indilog.config import ClusterConfig
 from indilog.errors import NotReadyError, TooLargeError
 from indilog.ids import (
@@ -39,6 +39,7 @@ from indilog.log import (
 )
 from indilog.messages import Direction
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+from indilog.roles import Ordered
 from indilog.runtime.node import NodeShell
 
 _READS_PER_TURN: Final = 128
@@ -121,9 +122,9 @@ class LocalLog(Log):
         engine = self._engine
         self._wake()
         engine.append(data, hashes, names, waiter)
-        seqnum: SeqNum = await waiter
-        if (position := engine.position) > self._session.position:
-            self._session.position = position
+        ordered: Ordered = await waiter
+        seqnum, position = ordered
+        self._session.position = max(self._session.position, position)
         return seqnum
 
     async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
@@ -145,9 +146,9 @@ class LocalLog(Log):
         waiter = self._logs.future()
         self._wake()
         self._engine.append_batch(records, waiter)
-        first = await waiter
-        assert isinstance(first, int)
-        self._session.saw(self._engine.position)
+        ordered: Ordered = await waiter
+        first, position = ordered
+        self._session.saw(position)
         return list(range(first, first + len(records)))
 
     async def read(self, seqnum: SeqNum) -> Record | None:

@@ -18,12 +18,12 @@ next replica is asked, and when all say it, the record is lost.
 
 from __future__ import annotations
 
-import enum
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, assert_never
+from typing import assert_never
 
 from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
+from compute.operation import Answered, Operation, Stage
 from compute.record_cache import RecordCache
 from indilog.config import NodeConfig
 from indilog.errors import (
@@ -32,7 +32,7 @@ from indilog.errors import (
     OverloadedError,
     QuorumUnavailableError,
 )
-from indilog.ids import EMPTY_TAG, Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
+from indilog.ids import EMPTY_TAG, Instant, NodeId, SeqNum, ShardId
 from indilog.log import Record
 from indilog.messages import (
     Direction,
@@ -47,84 +47,6 @@ from indilog.messages import (
 from indilog.metalog import MetalogReplay
 from indilog.roles import Answer, Effect, Ignore, Send
 from indilog.view import Views, placement_of
-
-
-class Pending:
-    """The type of `PENDING`."""
-
-
-PENDING: Final = Pending()
-"""The answer to a direct read comes later, to its waiter."""
-
-
-class Answered(NamedTuple):
-    """The value of a read, and the metalog position that it reflects."""
-
-    value: object
-    position: MetalogPosition
-
-
-class Stage(enum.Enum):
-    """What an operation waits for."""
-
-    POSITION = enum.auto()
-    """That the metalog and the index data are applied up to the session's position."""
-    LOOKUP = enum.auto()
-    """The index tier, or storage on its behalf."""
-    PROBE = enum.auto()
-    """The record at the bound itself, which may or may not be of the log asked for."""
-    RECORDS = enum.auto()
-    """Records at known seqnums."""
-    TAIL = enum.auto()
-    """The primary's word where the log ends."""
-
-
-class Operation:
-    """One read by one caller, over all its tries.
-
-    Attributes:
-        page: whether a list of up to `count` records is wanted; else one record (`count` 1).
-        log_names: for a read of every record of a log (`tag=None`), how the names of its records
-            begin. seqnums, shards: the records to fetch, in the order of the answer, once they are
-            known. denied: replicas that said "unknown" about something wanted.
-    """
-
-    __slots__ = (
-        "attempt", "awaited", "bound", "count", "created", "denied", "direction", "log_names",
-        "page", "position", "probed", "records", "reflects", "seqnums", "shards", "stage",
-        "started", "tag", "waiter",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        direction: Direction,
-        tag: TagHash,
-        bound: SeqNum,
-        position: MetalogPosition,
-        waiter: object,
-        *,
-        count: int = 1,
-        page: bool = False,
-        log_names: bytes | None = None,
-    ) -> None:
-        self.direction = direction
-        self.tag = tag
-        self.bound = bound
-        self.position = position
-        self.waiter = waiter
-        self.count = count
-        self.page = page
-        self.log_names = log_names
-        self.created = self.started = Instant(0.0)
-        self.attempt = 0
-        self.stage = Stage.POSITION
-        self.probed = False
-        self.reflects: MetalogPosition = 0
-        self.seqnums: Sequence[SeqNum] = ()
-        self.shards: Sequence[ShardId] = ()
-        self.records: dict[SeqNum, Record] = {}
-        self.awaited: set[ShardId] = set()
-        self.denied: set[tuple[NodeId, ShardId]] = set()
 
 
 class Reads:
@@ -261,13 +183,14 @@ class Reads:
         view = self._views[-1]
         operation.stage = Stage.LOOKUP
         operation.reflects = self._replay.position
+        operation.limit = self._replay.tail
         request = self._request(operation)
         lookup = IndexLookup(
             request=request,
             direction=operation.direction,
             tag=operation.tag,
             bound=operation.bound,
-            limit=self._replay.tail,
+            limit=operation.limit,
             position=self._replay.position,
             count=operation.count,
             aggregator=view.aggregators[request % len(view.aggregators)],
@@ -305,7 +228,7 @@ class Reads:
                 lost = f"No replica of shard {shard} holds seqnum {seqnums[0]}."
                 return [self._fail(operation, DataLossError(lost))]
             asked.append((replicas[turn % len(replicas)], shard))
-        operation.awaited = set(missing)
+        operation.asked = dict(missing)
         request = self._request(operation)
         return [
             Send(replica, ReadRecords(request, self._node, shard, tuple(missing[shard])))
@@ -330,6 +253,8 @@ class Reads:
         operation = self._requests.get(message.request)
         if operation is None:
             return []
+        if (reason := self._refusal(sender, operation, message)) is not None:
+            return [Ignore(message, reason)]
         records = [self._taken(stored) for stored in message.records]
         if message.unknown:
             operation.denied.add((sender, message.shard))
@@ -342,9 +267,16 @@ class Reads:
             case Stage.RECORDS:
                 return self._on_fetched(operation, message, records)
             case Stage.POSITION | Stage.TAIL:
-                return [Ignore(message, "records that nobody asked for")]
+                raise AssertionError("such an operation is not waiting for records")
             case unreachable:
                 assert_never(unreachable)
+
+    def _refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:
+        """Return why an answer is not taken, or None."""
+        placement = placement_of(self._views, message.shard)
+        if placement is None or sender not in placement.replicas:
+            return "records from a node that does not keep their shard"
+        return operation.contradicted_by(message)
 
     def _taken(self, stored: StoredRecord) -> Record:
         """Return a record from storage as people see it; aux data set here is newer."""
@@ -367,8 +299,6 @@ class Reads:
         self, operation: Operation, message: RecordsRead, records: list[Record]
     ) -> list[Effect]:
         seqnums = tuple(r.seqnum for r in records) or message.unknown
-        if not seqnums:
-            return [Ignore(message, "an answer to a lookup that names no record")]
         del self._requests[message.request]
         operation.records.update({r.seqnum: r for r in records})
         if self._local is not None:
@@ -380,8 +310,8 @@ class Reads:
         self, operation: Operation, message: RecordsRead, records: list[Record]
     ) -> list[Effect]:
         operation.records.update({r.seqnum: r for r in records})
-        operation.awaited.discard(message.shard)
-        if operation.awaited:
+        del operation.asked[message.shard]
+        if operation.asked:
             return []
         del self._requests[message.request]
         first_missing = next((s for s in operation.seqnums if s not in operation.records), None)
@@ -396,8 +326,8 @@ class Reads:
             return []
         if operation.stage is not Stage.LOOKUP:
             return [Ignore(message, "a lookup's result while no lookup is under way")]
-        if len(message.seqnums) != len(message.shards):
-            return [Ignore(message, "a lookup's result whose columns differ in length")]
+        if operation.lookup_contradicted_by(message.seqnums, message.shards):
+            return [Ignore(message, "a result of another lookup than was asked for")]
         del self._requests[message.request]
         if not message.seqnums:
             return [_answer(operation, [] if operation.page else None)]

@@ -74,7 +74,8 @@ class OrderedBatch:
         self.first_seqnum = first_seqnum
         self.columns = batch.builder.columns
         self.size_bytes = batch.builder.bytes
-        self.time = batch.accepted
+        self.time = int(batch.accepted * 1e6) / 1e6
+        """As readers of the stored batch see it, which counts in microseconds."""
         self.waiters = batch.waiters
 
 

@@ -113,15 +113,77 @@ def tag_hash(log: str, tag: UserTag) -> TagHash:
     return _folded(log, _spelled(tag))
 
 
-@lru_cache(maxsize=16384)
-def tag_columns(log: str, tags: tuple[UserTag, ...]) -> tuple[tuple[TagHash, ...], bytes]:
+TagColumns: TypeAlias = tuple[tuple[TagHash, ...], bytes]
+"""What a record carries: its hashes, the log's first, and its names."""
+
+_COLUMNS_BYTES_MAX: Final = 8 * 1024 * 1024
+_COLUMNS_OVERHEAD_BYTES: Final = 512
+_HASH_BYTES: Final = 128
+"""A hash and its tag: an integer, a text's header, their places in tuples."""
+_CHAR_BYTES_MAX: Final = 4
+
+
+class _ColumnsCache:
+    """The columns of the tags in use, bounded in bytes.
+
+    In two generations, because a hit is on the way of every append and must cost no more than a
+    lookup in a dictionary: what is used again moves from the old one to the young one; when that
+    has half of the bytes, the old one is forgotten whole.
+    """
+
+    __slots__ = ("_bytes", "_bytes_max", "_old", "_young")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._young: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
+        self._old: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
+
+    def get(self, log: str, tags: tuple[UserTag, ...]) -> TagColumns | None:
+        key = log, tags
+        if (columns := self._young.get(key)) is not None:
+            return columns
+        if (columns := self._old.get(key)) is not None:
+            self.put(log, tags, columns)
+        return columns
+
+    def put(self, log: str, tags: tuple[UserTag, ...], columns: TagColumns) -> None:
+        hashes, names = columns
+        # The key has the names once more, as text of up to four bytes a character.
+        size_bytes = _COLUMNS_OVERHEAD_BYTES + (1 + _CHAR_BYTES_MAX) * len(names)
+        size_bytes += _HASH_BYTES * len(hashes)
+        if 2 * (self._bytes + size_bytes) > self._bytes_max:
+            self._old, self._young = self._young, {}
+            self._bytes = 0
+        self._young[log, tags] = columns
+        self._bytes += size_bytes
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+
+_columns = _ColumnsCache(_COLUMNS_BYTES_MAX)
+
+
+def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
     """Return what a record of `log` with `tags` carries: its hashes, the log's first, and its
     names.
 
     Raises:
         InvalidTagError: a tag is empty, zero, too long or of a wrong type.
     """
-    spelled = [_spelled(tag) for tag in dict.fromkeys(tags)]
+    for tag in tags:
+        # Only of exact types equal means the same: True and 7.0 equal the integers 1 and 7.
+        if type(tag) is not str and type(tag) is not int:
+            return _columns_of(log, tags)
+    if (columns := _columns.get(log, tags)) is None:
+        columns = _columns_of(log, tags)
+        _columns.put(log, tags, columns)
+    return columns
+
+
+def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
+    spelled = dict.fromkeys(map(_spelled, tags))
     hashes = (log_tag(log), *(_folded(log, name) for name in spelled))
     return hashes, "\x1f".join([log, *spelled]).encode()
 

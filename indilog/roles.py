@@ -100,8 +100,13 @@ class ReadFrame(NamedTuple):
     token: int
 
 
+Ordered: TypeAlias = tuple[SeqNum, MetalogPosition]
+"""What the caller of an append is told: where its record is, and the position that ordered it."""
+
+
 class Appended(NamedTuple):
     """Tell the callers in `waiters` that their records got the seqnums `first`, `first + 1`, ...
+    (each is told its `Ordered`); the entry before `position` ordered them.
 
     None stands for a record of an atomic batch after its first, whose waiter speaks for all.
     """

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from compute.engine import Engine
-from compute.reads import PENDING, Answered
+from compute.operation import PENDING, Answered
 from indilog.config import Config
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, tag_columns
 from indilog.log import Record

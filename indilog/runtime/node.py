@@ -360,10 +360,10 @@ class NodeShell:
         for effect in held:
             if isinstance(effect, Appended):
                 self.metrics.appended += len(effect.waiters)
-                seqnum = effect.first
+                seqnum, position = effect.first, effect.position
                 for waiter in effect.waiters:
                     if waiter is not None and not waiter.done():  # type: ignore[attr-defined]
-                        waiter.set_result(seqnum)  # type: ignore[attr-defined]
+                        waiter.set_result((seqnum, position))  # type: ignore[attr-defined]
                     seqnum += 1
             else:
                 _resolve(effect.waiter, effect.outcome)

@@ -213,6 +213,29 @@ async def test_aux_data_of_no_record_is_harmless(log: Log) -> None:
     assert await log.append(b"x") == tail
 
 
+async def test_aux_data_is_not_set_through_another_log(logs: LogSource, name: str) -> None:
+    session = Session()
+    log, other = logs.log(name, session), logs.log(name + "/other", session)
+    seqnum = await log.append(b"x")
+    await other.set_aux(seqnum, b"foreign")
+    record = await log.read(seqnum)
+    assert record is not None
+    assert record.aux is None
+
+
+async def test_a_record_has_one_time_however_it_is_read(session_of: Callable[[], Log]) -> None:
+    log, other = session_of(), session_of()
+    seqnum = await log.append(b"x", tags=["t"])
+    found = [
+        await log.read(seqnum),
+        await log.read_next("t"),
+        *await log.read_range("t"),
+        await other.read_next("t", wait=60),
+    ]
+    assert len({record.time for record in found if record is not None}) == 1
+    assert None not in found
+
+
 async def test_the_tail_is_the_first_seqnum_not_yet_written(
     session_of: Callable[[], Log],
 ) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import pytest
 
 from compute.engine import Engine
-from compute.reads import PENDING, Answered
+from compute.operation import PENDING, Answered
 from indilog.config import Config, NodeConfig
 from indilog.errors import (
     AppendOutcomeUnknownError,
     DataLossError,
     NotReadyError,
+    OverloadedError,
     QuorumUnavailableError,
 )
 from indilog.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId, ViewNumber, tag_columns
@@ -42,7 +43,8 @@ from indilog.messages import (
     TailWanted,
 )
 from indilog.metalog import NewRecords
-from indilog.roles import Answer, Appended, Effect, Received, Send, Started
+from indilog.records import RecordBatch
+from indilog.roles import Answer, Appended, Effect, Ignore, Received, Send, Started
 from indilog.view import view_of
 
 ENGINE, PRIMARY = NodeId("engine-0"), NodeId("sequencer-0")
@@ -372,6 +374,18 @@ def test_a_read_through_the_suffix_takes_the_session_to_the_metalogs_position() 
     assert answer.position == 1
 
 
+def test_a_record_has_one_time_from_memory_and_from_storage() -> None:
+    driver = joined()
+    driver.now = 1_700_000_000.123_456_789
+    driver.engine.append(b"one", (LOG, TAG), NAMES, "waiter")
+    ((_, sent), _) = sends(driver.turn(), AppendBatch)
+    driver.order(1)
+    record = driver.read(0)
+    assert isinstance(record, Record)
+    assert isinstance(sent, AppendBatch)
+    assert record.time == RecordBatch(sent.batch).record(0).time_us / 1e6
+
+
 def test_a_lost_last_entry_is_asked_for_while_a_watch_waits() -> None:
     driver = joined(resend_s=1)
     driver.engine.watch(TAG, 0, "watcher")
@@ -390,6 +404,53 @@ def test_the_metalog_is_asked_for_once_a_gap_and_again_when_a_page_was_not_all()
     assert sends(driver.hear(PRIMARY, MetalogEntries((entries[4],))), MetalogWanted) == []
     more = driver.hear(PRIMARY, MetalogEntries(tuple(entries[:2])))
     assert sends(more, MetalogWanted) == [(PRIMARY, MetalogWanted(2))]
+
+
+@pytest.mark.parametrize(
+    ("sender", "message"),
+    [
+        (NodeId("storage-9"), ((), (0,), SHARD)),
+        (A, ((stored(1),), (), SHARD)),
+        (A, ((stored(0), stored(0)), (), SHARD)),
+        (A, ((stored(0),), (0,), SHARD)),
+        (A, ((), (), SHARD)),
+        (A, ((stored(0),), (), ShardId(1))),
+    ],
+)
+def test_records_other_than_those_asked_for_are_ignored_and_the_read_goes_on(
+    sender: NodeId, message: tuple[tuple[StoredRecord, ...], tuple[int, ...], ShardId]
+) -> None:
+    driver = joined(record_cache_bytes_max=0)
+    driver.order(2)
+    driver.read(0)
+    ((replica, request),) = sends(driver.turn(), ReadRecords)
+    assert isinstance(request, ReadRecords)
+    records, unknown, shard = message
+    effects = driver.hear(sender, RecordsRead(request.request, shard, records, unknown))
+    assert [type(e) for e in effects] == [Ignore]
+    asked = RecordsRead(request.request, SHARD, (stored(0),), ())
+    assert len(answers(driver.hear(replica, asked))) == 1
+
+
+@pytest.mark.parametrize(("direction", "foreign"), [(0, 6), (0, 40), (1, 8), (1, -1)])
+def test_a_match_outside_of_what_was_looked_for_is_ignored(direction: int, foreign: int) -> None:
+    driver = joined(join_at=(4, 40))
+    driver.engine.read(Direction(direction), TAG, 7, 0, "reader")
+    ((_, lookup), _) = sends(driver.turn(), IndexLookup)
+    assert isinstance(lookup, IndexLookup)
+    read = RecordsRead(lookup.request, SHARD, (stored(foreign),), ())
+    for message in (read, LookupResult(lookup.request, (foreign,), (SHARD,))):
+        assert [type(e) for e in driver.hear(A, message)] == [Ignore]
+    right = RecordsRead(lookup.request, SHARD, (stored(7),), ())
+    assert len(answers(driver.hear(A, right))) == 1
+
+
+def test_too_many_callers_that_wait_for_a_node_are_refused() -> None:
+    driver = Driver(lookups_pending_max=2)
+    driver.engine.when_ready("one")
+    driver.engine.when_ready("two")
+    with pytest.raises(OverloadedError):
+        driver.engine.when_ready("three")
 
 
 def test_messages_that_make_no_sense_are_ignored() -> None:

@@ -10,6 +10,7 @@ from indilog.ids import (
     LOG_NAME_BYTES_MAX,
     TAG_BYTES_MAX,
     UserTag,
+    _ColumnsCache,
     log_tag,
     majority,
     names_decoded,
@@ -80,6 +81,32 @@ def test_a_records_first_tag_is_the_tag_of_its_log() -> None:
 
 def test_a_tag_given_twice_counts_once() -> None:
     assert tag_columns("orders", ("a", "b", "a")) == tag_columns("orders", ("a", "b"))
+
+
+@pytest.mark.parametrize("tag", [True, 1.0, 1 + 0j])
+def test_what_equals_a_tag_is_refused_also_after_that_tag_was_used(tag: UserTag) -> None:
+    assert tag_columns("orders", (1, "t"))
+    for tags in ((tag, "t"), (1, tag)):
+        with pytest.raises(InvalidTagError):
+            tag_columns("orders", tags)
+
+
+def test_the_columns_kept_are_bounded_in_bytes() -> None:
+    kept = _ColumnsCache(100_000)
+    for n in range(10_000):
+        tags = (f"{n}-" + "x" * 200,)
+        kept.put("orders", tags, tag_columns("orders", tags))
+        assert kept.get("orders", tags) is not None
+    assert 10 < len(kept) < 100_000 / 1_000
+
+
+def test_columns_in_use_are_kept_while_others_come_and_go() -> None:
+    kept = _ColumnsCache(100_000)
+    columns = tag_columns("orders", ("hot",))
+    kept.put("orders", ("hot",), columns)
+    for n in range(1_000):
+        kept.put("orders", (f"cold {n}",), columns)
+        assert kept.get("orders", ("hot",)) is columns
 
 
 def test_the_names_column_spells_log_and_tags() -> None:

@@ -1,0 +1,126 @@
+"""One read of one caller, as the read side of a compute node keeps it while it is under way
+(ARCHITECTURE 9).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
+from indilog.log import Record
+from indilog.messages import Direction, RecordsRead
+
+
+class Pending:
+    """The type of `PENDING`."""
+
+
+PENDING: Final = Pending()
+"""The answer to a direct read comes later, to its waiter."""
+
+
+class Answered(NamedTuple):
+    """The value of a read, and the metalog position that it reflects."""
+
+    value: object
+    position: MetalogPosition
+
+
+class Stage(enum.Enum):
+    """What an operation waits for."""
+
+    POSITION = enum.auto()
+    """That the metalog and the index data are applied up to the session's position."""
+    LOOKUP = enum.auto()
+    """The index tier, or storage on its behalf."""
+    PROBE = enum.auto()
+    """The record at the bound itself, which may or may not be of the log asked for."""
+    RECORDS = enum.auto()
+    """Records at known seqnums."""
+    TAIL = enum.auto()
+    """The primary's word where the log ends."""
+
+
+class Operation:
+    """One read by one caller, over all its tries.
+
+    Attributes:
+        page: whether a list of up to `count` records is wanted; else one record (`count` 1).
+        log_names: for a read of every record of a log (`tag=None`), how the names of its records
+            begin.
+        limit: of a lookup under way, the seqnum below which it looks.
+        seqnums, shards: the records to fetch, in the order of the answer, once they are known.
+        asked: what each shard was asked for in this try, while it has not answered.
+        denied: replicas that said "unknown" about something wanted.
+    """
+
+    __slots__ = (
+        "asked", "attempt", "bound", "count", "created", "denied", "direction", "limit",
+        "log_names", "page", "position", "probed", "records", "reflects", "seqnums", "shards",
+        "stage", "started", "tag", "waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        direction: Direction,
+        tag: TagHash,
+        bound: SeqNum,
+        position: MetalogPosition,
+        waiter: object,
+        *,
+        count: int = 1,
+        page: bool = False,
+        log_names: bytes | None = None,
+    ) -> None:
+        self.direction = direction
+        self.tag = tag
+        self.bound = bound
+        self.position = position
+        self.waiter = waiter
+        self.count = count
+        self.page = page
+        self.log_names = log_names
+        self.created = self.started = Instant(0.0)
+        self.attempt = 0
+        self.stage = Stage.POSITION
+        self.probed = False
+        self.reflects: MetalogPosition = 0
+        self.seqnums: Sequence[SeqNum] = ()
+        self.shards: Sequence[ShardId] = ()
+        self.records: dict[SeqNum, Record] = {}
+        self.limit: SeqNum = 0
+        self.asked: dict[ShardId, Sequence[SeqNum]] = {}
+        self.denied: set[tuple[NodeId, ShardId]] = set()
+
+    def contradicted_by(self, message: RecordsRead) -> str | None:
+        """Say why an answer from storage cannot be one to what was asked; None: it can."""
+        seqnums = [record.seqnum for record in message.records]
+        seqnums += message.unknown
+        if not seqnums:
+            return "an answer about no record"
+        if self.stage is Stage.LOOKUP:
+            if self.page or len(seqnums) > 1:
+                return "records of a page that nobody asked storage for"
+            return None if self._may_match(seqnums[0]) else "a match beyond what was looked for"
+        asked = self.asked.get(message.shard)
+        if asked is None:
+            return "records of a shard that was not asked"
+        if len(set(seqnums)) < len(seqnums) or not set(seqnums).issubset(asked):
+            return "records that nobody asked for"
+        return None
+
+    def lookup_contradicted_by(self, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]) -> bool:
+        """Tell whether this cannot be the result of the lookup that was asked for."""
+        if len(seqnums) != len(shards) or len(seqnums) > self.count:
+            return True
+        return not all(map(self._may_match, seqnums)) or any(
+            before >= after for before, after in pairwise(seqnums)
+        )
+
+    def _may_match(self, seqnum: SeqNum) -> bool:
+        if self.direction is Direction.NEXT:
+            return self.bound <= seqnum < self.limit
+        return 0 <= seqnum <= self.bound and seqnum < self.limit
