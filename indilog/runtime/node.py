@@ -28,7 +28,6 @@ from indilog.config import Config
 from indilog.errors import (
     AppendOutcomeUnknownError,
     IndilogError,
-    MalformedFrameError,
     NotReadyError,
 )
 from indilog.ids import Epoch, Instant, NodeId
@@ -36,7 +35,6 @@ from indilog.messages import (
     WIRE_VERSION,
     Envelope,
     Message,
-    envelope_decoded,
     envelope_encoded,
 )
 from indilog.roles import (
@@ -55,6 +53,7 @@ from indilog.roles import (
     ServesCallers,
     Started,
 )
+from indilog.runtime.fence import Fence, Refused
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.transport import Transport
 from indilog.telemetry import Metrics
@@ -109,6 +108,7 @@ class NodeShell:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._streams = {node: stream_of(node) for node in self.roles}
+        self._fence = Fence(self.roles, views)
         self._inbox: dict[NodeId, list[Event]] = {}
         self._outgoing: dict[tuple[NodeId, NodeId], list[Message]] = {}
         self._early: dict[tuple[NodeId, NodeId], list[Message]] = {}
@@ -212,16 +212,9 @@ class NodeShell:
         if self.ended:
             return
         for frame in frames:
-            try:
-                envelope = envelope_decoded(frame)
-            except MalformedFrameError as error:
-                self._count_ignored("malformed frame", error=str(error))
-                continue
-            if envelope.receiver not in self.roles:
-                self._count_ignored("frame for another node", receiver=envelope.receiver)
-                continue
-            if envelope.view != self._views[-1].number:
-                self._count_ignored("frame of another view", view=envelope.view)
+            envelope = self._fence.admitted(frame)
+            if isinstance(envelope, Refused):
+                self._count_ignored(envelope.reason, what=str(envelope.detail)[:200])
                 continue
             for message in envelope.messages:
                 self.metrics.received[type(message).__name__] += 1

@@ -343,11 +343,13 @@ async def test_frames_that_are_not_for_us_are_counted_and_dropped() -> None:
         b"junk",
         envelope_encoded(Envelope(1, ViewNumber(1), Epoch(1), AWAY, B, message)),
         envelope_encoded(Envelope(1, ViewNumber(9), Epoch(1), AWAY, A, message)),
+        envelope_encoded(Envelope(1, ViewNumber(1), Epoch(2), AWAY, A, message)),
         envelope_encoded(Envelope(1, ViewNumber(1), Epoch(1), AWAY, A, message)),
     ])  # fmt: skip
     await turns()
     assert [e for e in role.heard if isinstance(e, Received)] == [Received(AWAY, message[0])]
-    assert sum(house.shell.metrics.ignored.values()) == 3
+    assert sum(house.shell.metrics.ignored.values()) == 4
+    assert house.shell.metrics.ignored["frame of an old incarnation"] == 1
     assert house.shell.metrics.received == {"MetalogWanted": 1}
     await house.shell.close()
 
