@@ -122,6 +122,8 @@ class NodeConfig:
     calls_pending_max: int = 10_000
     """Invocations waiting or running on a compute node before a further one is refused."""
     call_timeout_s: float = 60.0
+    import_timeout_s: float = 30.0
+    """Importing deployed code may take this long; then the process that imports it is ended."""
     result_bytes_max: int = 4 * MIB
     results_kept_max: int = 10_000
     """Results of asynchronous invocations kept for asking."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from compute.workers.last_words import LastWords
 from compute.workers.runner import Runner
 from indilog.calls import LINK_VERSION, Ready
 from indilog.link import Link, SocketLink
@@ -23,9 +24,10 @@ from indilog.telemetry import configure_logging
 
 
 async def _serve(fd: int, directory: Path, threads: int, message_bytes_max: int) -> None:
+    last_words = LastWords(directory)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    runner = Runner(directory, threads_max=threads)
+    runner = Runner(directory, threads_max=threads, around_import=last_words.exits_told)
     link = Link(runner.serve, message_bytes_max=message_bytes_max, on_lost=lambda _: ended.set())
     stream = socket.socket(fileno=fd)
     stream.setblocking(False)  # noqa: FBT003 - its only form

@@ -22,9 +22,12 @@ class Deployed:
         running: its calls that wait or run.
         retired: a newer version took its place; it is unloaded when `running` is 0.
         problem: why it could not be loaded, if it could not.
+        workers_lost: workers that importing it has ended, since it was last imported.
     """
 
-    __slots__ = ("functions", "number", "problem", "record", "retired", "running")
+    __slots__ = (
+        "functions", "number", "problem", "record", "retired", "running", "workers_lost",
+    )  # fmt: skip
 
     def __init__(self, number: int, record: Deployment) -> None:
         self.number = number
@@ -33,6 +36,7 @@ class Deployed:
         self.running = 0
         self.retired = False
         self.problem: str | None = None
+        self.workers_lost = 0
 
     @property
     def info(self) -> AppInfo:

@@ -2,10 +2,10 @@
 the compute node's side).
 
 It keeps worker processes up (`WorkerPool`), has every deployed application loaded in each of them,
-and gives calls to them (`CallRouter`). A deployment is loaded everywhere and recorded in the log
-before calls go to it; calls that run then finish on the version that they started with. A worker
-that dies is replaced, and its calls fail: they may have had effects, so nobody runs them again
-unasked.
+and gives calls to them (`CallRouter`). New code is imported in a process of its own first; then it
+is loaded everywhere and recorded in the log before calls go to it. Calls that run then finish on
+the version that they started with. A worker that dies is replaced, and its calls fail: they may
+have had effects, so nobody runs them again unasked.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ import structlog
 from compute.deployments import Deployment, DeploymentLog
 from compute.workers.call import Call, Deployed
 from compute.workers.invocations import Invocation, Invocations, State
+from compute.workers.loading import Trials, load_into
 from compute.workers.pool import WorkerPool
 from compute.workers.process import WorkerProcess
 from compute.workers.router import CallRouter
 from compute.workers.serving import LinkServer
 from indilog.app import check_app_name
 from indilog.calls import (
-    Answer,
     AppInfo,
     Failed,
     Greeting,
     Limits,
-    LinkLostError,
     Load,
     Loaded,
     Question,
     Returned,
     Unload,
-    error_from,
     failed,
 )
 from indilog.config import Config
@@ -58,8 +56,8 @@ from indilog.log import LogSource
 
 CALL_DEPTH_MAX: Final = 64
 """Calls that may stand above a call."""
-_LOAD_S: Final = 30.0
-"""Importing an application may take this long."""
+_WORKERS_LOST_MAX: Final = 2
+"""An application whose import has ended this many workers is not imported any more."""
 
 
 def limits_of(config: Config) -> Limits:
@@ -101,9 +99,11 @@ class FunctionHost:
             call_timeout_s=node.call_timeout_s,
             on_idle=self._unload,
         )
+        directory = node.data_dir / "workers"
+        self._trials = Trials(self.limits, directory, import_timeout_s=node.import_timeout_s)
         self._pool = WorkerPool(
             node.workers,
-            directory=node.data_dir / "workers",
+            directory=directory,
             limits=self.limits,
             threads_max=2 * node.worker_calls_max,
             serve=self._serve_worker,
@@ -146,14 +146,16 @@ class FunctionHost:
             AppNameTakenError: another owner has deployed an application of that name.
             NotReadyError: no worker is up.
         """
+        if name is not None:
+            self._check_owner(_checked_name(name), owner)
+        if not self._pool.workers:
+            raise NotReadyError("No function worker is up to take the application; try again.")
+        number = next(self._numbers)
+        load = Load(number, name, dict(sources))
+        self._check_owner((await self._trials.imported(load)).name, owner)
         async with self._deploying:
-            if name is not None:
-                self._check_owner(_checked_name(name), owner)
-            if not self._pool.workers:
-                raise NotReadyError("No function worker is up to take the application; try again.")
-            number = next(self._numbers)
             try:
-                loaded = await self._load_everywhere(Load(number, name, dict(sources)))
+                loaded = await self._load_everywhere(load)
                 self._check_owner(loaded.name, owner)
                 record = Deployment(
                     name=loaded.name,
@@ -308,30 +310,23 @@ class FunctionHost:
                 self._unload(before)
 
     async def _load_everywhere(self, load: Load) -> Loaded:
+        """Load into every worker; one that dies meanwhile is replaced by one that loads it too."""
+        workers = self._pool.workers
         answers = await asyncio.gather(
-            *(self._load(worker, load) for worker in self._pool.workers), return_exceptions=True
+            *(self._load(worker, load) for worker in workers), return_exceptions=True
         )
-        for answer in answers:
-            if isinstance(answer, BaseException):
+        loaded = None
+        for worker, answer in zip(workers, answers, strict=True):
+            if isinstance(answer, Loaded):
+                loaded = answer
+            elif not worker.link.is_lost:
                 raise answer
-        loaded = answers[0]
-        assert isinstance(loaded, Loaded), "whatever is not was raised"
+        if loaded is None:
+            raise NotReadyError("No function worker is up to take the application; try again.")
         return loaded
 
     async def _load(self, worker: WorkerProcess, load: Load) -> Loaded:
-        try:
-            answer: Answer = await asyncio.wait_for(worker.link.ask(load), _LOAD_S)
-        except TimeoutError:
-            worker.kill()  # its loading thread is stuck
-            raise DeployError(
-                f"The code did not import within {_LOAD_S:g} s; move work out of module level."
-            ) from None
-        if isinstance(answer, Loaded):
-            worker.deployments.add(load.deployment)
-            return answer
-        if isinstance(answer, Failed) and answer.kind != LinkLostError.__name__:
-            raise error_from(answer)
-        raise DeployError("The worker process died while it imported the code.")
+        return await load_into(worker, load, timeout_s=self._node.import_timeout_s)
 
     def _unload(self, deployed: Deployed) -> None:
         self._unload_number(deployed.number)
@@ -388,17 +383,24 @@ class FunctionHost:
         """Load every application into a new worker, then let it take calls."""
         async with self._deploying:
             for deployed in self._apps.values():
-                record = deployed.record
-                try:
-                    await self._load(worker, Load(deployed.number, record.name, record.sources))
-                    deployed.problem = None
-                except IndilogError as error:
-                    deployed.problem = f"App {record.name} does not load: {error}"
-                    structlog.get_logger().error(
-                        "app not loaded", app=record.name, version=record.version, reason=str(error)
-                    )
-            if not worker.link.is_lost:
-                self._router.add(worker)
+                if deployed.workers_lost < _WORKERS_LOST_MAX:
+                    await self._load_again(worker, deployed)
+                if worker.link.is_lost:
+                    return
+            self._router.add(worker)
+
+    async def _load_again(self, worker: WorkerProcess, deployed: Deployed) -> None:
+        """Load into a new worker, which runs no calls yet, what may not import any more."""
+        record = deployed.record
+        try:
+            await self._load(worker, Load(deployed.number, record.name, record.sources))
+            deployed.problem, deployed.workers_lost = None, 0
+        except IndilogError as error:
+            deployed.workers_lost += worker.link.is_lost
+            deployed.problem = f"App {record.name} does not load: {error}"
+            structlog.get_logger().error(
+                "app not loaded", app=record.name, version=record.version, reason=str(error)
+            )
 
     def _worker_lost(self, worker: WorkerProcess) -> None:
         self._router.remove(worker)

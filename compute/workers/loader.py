@@ -14,6 +14,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import shutil
 import sys
 import traceback
@@ -26,7 +27,8 @@ from indilog.app import App, Function, check_app_name
 from indilog.calls import FunctionSpec
 from indilog.errors import DeployError
 
-_PACKAGE: Final = "indilog_deployed_"
+PACKAGE: Final = "indilog_deployed_"
+"""Names of deployments' packages begin so."""
 _ENTRIES: Final = ("__init__", "app", "main")
 _NOT_IMPORTED: Final = ("__main__", "conftest", "setup")
 
@@ -63,7 +65,7 @@ def load(deployment: int, name: str | None, sources: Mapping[str, str], director
         DeployError: a path leads elsewhere, the code does not import (with file and line), it
             defines no application or several, or a function's type hints cannot be used.
     """
-    package = f"{_PACKAGE}{deployment}"
+    package = f"{PACKAGE}{deployment}"
     home = directory / package
     _write(home, sources)
     finder = _Finder(package, home, _own_names(sources))
@@ -112,6 +114,10 @@ def _imported(package: str, sources: Mapping[str, str]) -> App:
         _import(package, module)
         if found := _apps(package):
             return _only(found)
+    if empty := [app.name for app in _found(package) if not app.functions]:
+        raise DeployError(
+            f"App {empty[0]} has no functions; decorate at least one with @app.function."
+        )
     raise DeployError(
         "The code defines no application; write app = indilog.App(...) and decorate functions "
         "with @app.function."
@@ -140,16 +146,14 @@ def _import(package: str, module: str) -> None:
     try:
         importlib.import_module(package)
         importlib.import_module(full)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except BaseException as error:  # a person's code may raise anything, KeyboardInterrupt too
         raise DeployError(_sentence(error, package)) from error
 
 
 def _sentence(error: BaseException, package: str) -> str:
     """Say where in the deployed files an import went wrong, and how."""
-    told = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
-    told = told.replace(f"{package}.", "")
+    told = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
+    told = without_home(told, package)
     if isinstance(error, SyntaxError) and error.filename:
         place = _place(error.filename, package)
         return f"{place}, line {error.lineno}: {type(error).__name__}: {error.msg}."
@@ -164,12 +168,21 @@ def _place(filename: str, package: str) -> str:
     return filename.partition(f"/{package}/")[2] or filename
 
 
-def _apps(package: str) -> list[App]:
+def without_home(text: str, package: str) -> str:
+    """Return `text` with the deployment's files and modules named as their author names them."""
+    return re.sub(rf"[^\s'\"(]*/{package}/", "", text).replace(f"{package}.", "")
+
+
+def _found(package: str) -> list[App]:
     modules = [m for name, m in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]
     found = {id(v): v for m in modules for v in vars(m).values() if isinstance(v, App)}
+    return list(found.values())
+
+
+def _apps(package: str) -> list[App]:
     return [
         app
-        for app in found.values()
+        for app in _found(package)
         if any(_is_own(function, package) for function in app.functions.values())
     ]
 

@@ -57,6 +57,8 @@ class WorkerPool:
         self._on_lost = on_lost
         self._up: dict[int, WorkerProcess] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._ready: set[int] = set()
+        self._all_ready = asyncio.Event()
         self._all_up = asyncio.Event()
         self._stopping = False
         self.restarts = 0
@@ -76,7 +78,8 @@ class WorkerPool:
         self._tasks = [asyncio.ensure_future(self._keep(index)) for index in range(self._size)]
         try:
             if self._size > 0:
-                await asyncio.wait_for(self._all_up.wait(), _START_S)
+                await asyncio.wait_for(self._all_ready.wait(), _START_S)
+                await self._all_up.wait()  # `on_up` has limits of its own
         except TimeoutError:
             await self.stop()
             raise NotReadyError("The function workers do not start; the log says why.") from None
@@ -120,13 +123,18 @@ class WorkerPool:
             return
         try:
             if await worker.until_ready():
+                self._ready.add(index)
+                if len(self._ready) == self._size:
+                    self._all_ready.set()
                 await self._on_up(worker)
                 self._is_up(worker)
             await worker.until_lost()
         finally:
             code = await asyncio.shield(asyncio.ensure_future(worker.stopped()))
             if not self._stopping:
-                structlog.get_logger().warning("worker died", worker=index, exit_code=code)
+                structlog.get_logger().warning(
+                    "worker died", worker=index, exit_code=code, place=worker.last_place
+                )
 
     def _is_up(self, worker: WorkerProcess) -> None:
         if worker.link.is_lost:

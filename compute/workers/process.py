@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from compute.workers.last_words import place_left
 from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Ready, Welcome
 from indilog.link import Link, SocketLink
 
@@ -35,14 +37,22 @@ class WorkerProcess:
         index: which of the node's workers it is; its replacement has the same.
         link: to it.
         deployments: what is loaded there, by number.
+        last_place: valid when it has ended: where in deployed code it was, if that is known.
     """
 
     def __init__(
-        self, index: int, process: asyncio.subprocess.Process, link: Link, ready: asyncio.Event
+        self,
+        index: int,
+        process: asyncio.subprocess.Process,
+        link: Link,
+        ready: asyncio.Event,
+        directory: Path,
     ) -> None:
         self.index = index
         self.link = link
         self.deployments: set[int] = set()
+        self.last_place: str | None = None
+        self._directory = directory
         self._process = process
         self._ready = ready
         self._lost = asyncio.Event()
@@ -74,6 +84,11 @@ class WorkerProcess:
         if self._process.returncode is None:
             self._process.kill()
 
+    def abort(self) -> None:
+        """End it, having it say where it is stuck; `stopped` kills it if it does not obey."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGABRT)
+
     def let_go(self) -> None:
         """Close its standard input, which tells it that its parent is gone."""
         assert self._process.stdin is not None, "it was started with a pipe"
@@ -91,6 +106,7 @@ class WorkerProcess:
             self.kill()
             await self._process.wait()
         await self._output
+        self.last_place = self.last_place or place_left(self._directory)
         assert self._process.returncode is not None, "it was waited for"
         return self._process.returncode
 
@@ -174,10 +190,15 @@ async def start(
         on_lost(worker)
 
     link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lost)
-    worker = WorkerProcess(index, process, link, ready)
+    worker = WorkerProcess(index, process, link, ready, directory)
     ours.setblocking(False)  # noqa: FBT003 - its only form
     loop = asyncio.get_running_loop()
-    await loop.create_unix_connection(lambda: SocketLink(link), sock=ours)
+    try:
+        await loop.create_unix_connection(lambda: SocketLink(link), sock=ours)
+    except BaseException:  # also when the node stops at this moment: no process stays behind
+        worker.kill()
+        await asyncio.shield(asyncio.ensure_future(worker.stopped()))
+        raise
     link.tell(Welcome(LINK_VERSION, limits))
     return worker
 

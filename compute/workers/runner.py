@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -72,12 +73,20 @@ class Runner:
     Args:
         directory: where deployed sources are written; private to this process.
         threads_max: sync functions that run at once; a further one is refused.
+        around_import: a context that deployed code is imported in.
 
     Attributes:
         threads_used: by sync functions, also by those that were cancelled and do not end.
     """
 
-    def __init__(self, directory: Path, *, threads_max: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        threads_max: int,
+        around_import: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._around_import = around_import
         self._directory = directory
         self._threads_max = threads_max
         self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="function")
@@ -127,15 +136,16 @@ class Runner:
 
     async def _load(self, message: Load) -> Answer:
         loop = asyncio.get_running_loop()
-        importing = partial(
-            load, message.deployment, message.name, message.sources, self._directory
-        )
         try:
-            loaded = await loop.run_in_executor(self._loading, importing)
+            loaded = await loop.run_in_executor(self._loading, self._imported, message)
         except ValueError as error:  # a name that no application may have
             raise DeployError(str(error)) from error
         self._deployments[message.deployment] = loaded
         return calls.Loaded(loaded.app.name, loaded.specs())
+
+    def _imported(self, message: Load) -> Loaded:
+        with self._around_import():
+            return load(message.deployment, message.name, message.sources, self._directory)
 
     async def _run(self, invoke: Invoke) -> Answer:
         function = self._function(invoke)

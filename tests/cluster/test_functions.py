@@ -117,7 +117,7 @@ class Platform:
 
 @asynccontextmanager
 async def running(
-    directory: Path, *, workers: int, worker_calls_max: int = 256
+    directory: Path, *, workers: int, worker_calls_max: int = 256, import_timeout_s: float = 30.0
 ) -> AsyncIterator[Platform]:
     config = Config(
         cluster=ClusterConfig(durability="memory"),
@@ -127,6 +127,7 @@ async def running(
             segment_bytes=8 * MIB,
             workers=workers,
             worker_calls_max=worker_calls_max,
+            import_timeout_s=import_timeout_s,
         ),
     )
     async with embedded(config) as there:
@@ -207,6 +208,69 @@ async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Pl
     assert not crashed.json()["retryable"]
     answers = await asyncio.gather(*(platform.call("demo.count", name="a") for _ in range(20)))
     assert [a.status_code for a in answers] == [200] * 20
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            "import os\nos._exit(7)\n",
+            "bad.py, line 2: importing the code ends the Python process (exit status 7).",
+        ),
+        (
+            "import ctypes\n\nctypes.string_at(0)\n",
+            "bad.py, line 3: importing the code ends the Python process (SIGSEGV).",
+        ),
+        (
+            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+            "At module level importing the code ends the Python process (SIGKILL).",
+        ),
+        (
+            "n = 0\nwhile True:\n    n += 1\n",
+            "bad.py, line 3: the code did not import within 2 s; move work out of module level.",
+        ),
+        ("raise KeyboardInterrupt\n", "bad.py, line 1: KeyboardInterrupt."),
+    ],
+)
+async def test_code_whose_import_harms_its_process_harms_no_running_call(
+    tmp_path: Path, source: str, sentence: str
+) -> None:
+    async with running(tmp_path, workers=1, import_timeout_s=2.0) as platform:
+        await platform.deploy("demo", DEMO)
+        async with indilog.connect(platform.url) as client:
+            waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
+            assert await client.log("gate").read_next("here", wait=30) is not None
+            refused = await platform.deploy("bad", source)
+            assert (refused.status_code, refused.json()["title"]) == (422, "DeployError")
+            assert refused.json()["detail"].startswith(sentence[:12])
+            assert refused.json()["detail"] == sentence
+            await client.log("gate").append(b"released", tags=["release"])
+            assert (await waiting).json() == "released by version 1"
+        assert platform.host.status()["worker_restarts"] == 0
+        assert sorted(p.name for p in (tmp_path / "workers").iterdir()) == ["0"]
+
+
+async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
+    tmp_path: Path,
+) -> None:
+    """Its import ends workers, a bounded number of them; then it is left out and its calls say
+    why.
+    """
+    mark = tmp_path / "mark"
+    deadly = f"import os\nif os.path.exists({str(mark)!r}): os._exit(5)\n"
+    async with running(tmp_path, workers=2) as first:
+        await first.deploy("demo", DEMO)
+        assert (await first.deploy("deadly", deadly + DEMO)).status_code == 200
+    mark.touch()
+    async with running(tmp_path, workers=2) as second:
+        assert (await second.call("demo.count", name="a")).json() == 1
+        answer = await second.call("deadly.count", name="a")
+        assert answer.status_code == 503
+        assert answer.json()["detail"] == (
+            "App deadly does not load: deadly.py, line 2: importing the code ends the Python "
+            "process (exit status 5)."
+        )
+        assert second.host.status()["worker_restarts"] <= 2
 
 
 async def test_a_killed_worker_fails_its_calls_at_once(platform: Platform) -> None:

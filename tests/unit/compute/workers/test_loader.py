@@ -113,7 +113,16 @@ def test_a_name_given_at_deployment_replaces_the_one_in_the_code(
         ({"a.py": "import b\n", "b.py": "import missing"}, r"b\.py, line 1: .*'missing'"),
         ({"a.py": "raise SystemExit(3)"}, r"a\.py, line 1: SystemExit: 3"),
         ({"a.py": "x = 1"}, "defines no application"),
-        ({"a.py": HEAD}, "defines no application"),
+        ({"a.py": HEAD}, r"App demo has no functions; decorate at least one with @app\.function"),
+        ({"a.py": "raise KeyboardInterrupt"}, r"a\.py, line 1: KeyboardInterrupt\."),
+        (
+            {"a.py": "from b import g\n", "b.py": ""},
+            r"a\.py, line 1: ImportError: cannot import name 'g' from 'b' \(b\.py\)\.",
+        ),
+        (
+            {"a.py": "from pathlib import Path\n(Path(__file__).parent / 'data').read_text()\n"},
+            r"a\.py, line 2: FileNotFoundError: .* No such file or directory: 'data'\.",
+        ),
         ({"notes.txt": "x"}, "no Python file"),
         ({}, "no Python file"),
         ({"../a.py": "x"}, "not a path inside"),

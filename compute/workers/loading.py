@@ -1,0 +1,127 @@
+"""Having code imported in a worker process, and first in one that runs nobody's calls.
+
+Importing code runs it, and it may do anything: end the process, crash the interpreter, never
+return. So new code goes through a trial first: a process of its own, ended afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import signal
+from pathlib import Path
+from typing import Final
+
+from compute.workers import process
+from compute.workers.process import WorkerProcess
+from indilog.calls import (
+    Answer,
+    Failed,
+    Greeting,
+    Limits,
+    LinkLostError,
+    Load,
+    Loaded,
+    Question,
+    error_from,
+)
+from indilog.errors import DeployError, NotReadyError
+
+_TRIALS_MAX: Final = 2
+"""Processes that try new code at once; further deployments wait."""
+_TRIAL: Final = -1
+"""Index of a process that is none of the node's workers."""
+
+
+async def load_into(worker: WorkerProcess, load: Load, *, timeout_s: float) -> Loaded:
+    """Have `worker` import what `load` says.
+
+    A worker that does not come back from it within `timeout_s` is ended.
+
+    Raises:
+        DeployError: it does not import; or the worker did not survive it (then its link is lost).
+        NotReadyError: the worker is gone already.
+    """
+    try:
+        answer: Answer = await asyncio.wait_for(worker.link.ask(load), timeout_s)
+    except TimeoutError:
+        worker.abort()
+        await worker.stopped()
+        raise DeployError(
+            f"{_where(worker)}the code did not import within {timeout_s:g} s; move work out of "
+            "module level."
+        ) from None
+    if isinstance(answer, Loaded):
+        worker.deployments.add(load.deployment)
+        return answer
+    if isinstance(answer, Failed) and answer.kind != LinkLostError.__name__:
+        raise error_from(answer)
+    ended = _ended(await worker.stopped())
+    raise DeployError(f"{_where(worker)}importing the code ends the Python process ({ended}).")
+
+
+def _where(worker: WorkerProcess) -> str:
+    return f"{worker.last_place}: " if worker.last_place else "At module level "
+
+
+def _ended(code: int) -> str:
+    try:
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+class Trials:
+    """Imports code in processes that exist for that only.
+
+    Args:
+        directory: below which each has its private directory.
+        import_timeout_s: importing may take this long.
+    """
+
+    def __init__(self, limits: Limits, directory: Path, *, import_timeout_s: float) -> None:
+        self._limits = limits
+        self._directory = directory
+        self._import_timeout_s = import_timeout_s
+        self._numbers = itertools.count(1)
+        self._slots = asyncio.Semaphore(_TRIALS_MAX)
+
+    async def imported(self, load: Load) -> Loaded:
+        """Return what the sources define, having imported them where they can harm nobody.
+
+        Raises:
+            DeployError: they do not import, in one sentence with the place.
+            NotReadyError: no process could be started.
+        """
+        async with self._slots:
+            directory = self._directory / f"trial-{next(self._numbers)}"
+            try:
+                return await self._tried(load, directory)
+            except OSError as error:
+                raise NotReadyError(
+                    f"No process could be started to try the code: {error}."
+                ) from error
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    async def _tried(self, load: Load, directory: Path) -> Loaded:
+        worker = await process.start(
+            _TRIAL,
+            self._limits,
+            directory=directory,
+            threads_max=1,
+            serve=_refused,
+            on_lost=lambda _: None,
+        )
+        try:
+            if not await worker.until_ready():
+                raise NotReadyError("The process that tries new code does not start; try again.")
+            return await load_into(worker, load, timeout_s=self._import_timeout_s)
+        finally:
+            worker.kill()
+            await asyncio.shield(asyncio.ensure_future(worker.stopped()))
+
+
+def _refused(_worker: WorkerProcess, _call: int, _message: Question | Greeting) -> None:
+    raise NotReadyError("Code that is being imported cannot use the platform yet.")
