@@ -80,7 +80,7 @@ class Engine:
         self._cache = RecordCache(
             config.node.record_cache_bytes_max, aux_bytes_max=config.node.aux_cache_bytes_max
         )
-        self._reads = Reads(node, views, config.node, self._cache)
+        self._reads = Reads(node, views, config, self._cache)
         self._writer: ShardWriter | None = None
         self._replay = MetalogReplay()
         self._local: LocalIndex | None = None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from compute.lookup_routes import Route
 from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
 from indilog.log import Record
 from indilog.messages import Direction, RecordsRead
@@ -52,6 +53,7 @@ class Operation:
         log_names: for a read of every record of a log (`tag=None`), how the names of its records
             begin.
         limit: of a lookup under way, the seqnum below which it looks.
+        route: of a lookup under way, whom it asks.
         seqnums, shards: the records to fetch, in the order of the answer, once they are known.
         asked: what each shard was asked for in this try, while it has not answered.
         denied: replicas that said "unknown" about something wanted.
@@ -59,8 +61,8 @@ class Operation:
 
     __slots__ = (
         "asked", "attempt", "bound", "count", "created", "denied", "direction", "limit",
-        "log_names", "page", "position", "probed", "records", "reflects", "seqnums", "shards",
-        "stage", "started", "tag", "waiter",
+        "log_names", "page", "position", "probed", "records", "reflects", "route", "seqnums",
+        "shards", "stage", "started", "tag", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +94,7 @@ class Operation:
         self.shards: Sequence[ShardId] = ()
         self.records: dict[SeqNum, Record] = {}
         self.limit: SeqNum = 0
+        self.route: Route | None = None
         self.asked: dict[ShardId, Sequence[SeqNum]] = {}
         self.denied: set[tuple[NodeId, ShardId]] = set()
 

@@ -23,9 +23,10 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
+from compute.lookup_routes import LookupRoutes
 from compute.operation import Answered, Operation, Stage
 from compute.record_cache import RecordCache
-from indilog.config import NodeConfig
+from indilog.config import Config
 from indilog.errors import (
     DataLossError,
     IndilogError,
@@ -56,10 +57,13 @@ class Reads:
     belong to the engine, which applies metalog and index data to them.
     """
 
-    def __init__(self, node: NodeId, views: Views, config: NodeConfig, cache: RecordCache) -> None:
+    def __init__(self, node: NodeId, views: Views, config: Config, cache: RecordCache) -> None:
         self._node = node
         self._views = views
-        self._config = config
+        self._config = config.node
+        self._routes = LookupRoutes(
+            views[-1], config.cluster.aggregation, pause_s=config.node.lookup_timeout_s
+        )
         self._cache = cache
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
@@ -180,11 +184,11 @@ class Reads:
 
     def _look_up(self, operation: Operation) -> list[Effect]:
         """Ask one replica of every index shard about the log below our metalog position."""
-        view = self._views[-1]
         operation.stage = Stage.LOOKUP
         operation.reflects = self._replay.position
         operation.limit = self._replay.tail
         request = self._request(operation)
+        route = operation.route = self._routes.choose(request, operation.started)
         lookup = IndexLookup(
             request=request,
             direction=operation.direction,
@@ -193,10 +197,9 @@ class Reads:
             limit=operation.limit,
             position=self._replay.position,
             count=operation.count,
-            aggregator=view.aggregators[request % len(view.aggregators)],
+            aggregator=route.aggregator,
         )
-        turn = request + operation.attempt
-        return [Send(nodes[turn % len(nodes)], lookup) for nodes in view.index_shards]
+        return [Send(node, lookup) for node in route.replicas]
 
     def _collect(
         self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
@@ -300,6 +303,8 @@ class Reads:
     ) -> list[Effect]:
         seqnums = tuple(r.seqnum for r in records) or message.unknown
         del self._requests[message.request]
+        if seqnums[0] != operation.bound and operation.route is not None:
+            self._routes.answered(operation.route)  # at the bound, one index shard did alone
         operation.records.update({r.seqnum: r for r in records})
         if self._local is not None:
             for seqnum in seqnums:
@@ -329,6 +334,8 @@ class Reads:
         if operation.lookup_contradicted_by(message.seqnums, message.shards):
             return [Ignore(message, "a result of another lookup than was asked for")]
         del self._requests[message.request]
+        if operation.route is not None:
+            self._routes.answered(operation.route)
         if not message.seqnums:
             return [_answer(operation, [] if operation.page else None)]
         if self._local is not None:
@@ -383,6 +390,8 @@ class Reads:
                 break
             del self._requests[request]
             operation.attempt += 1
+            if operation.stage is Stage.LOOKUP and operation.route is not None:
+                self._routes.timed_out(operation.route, now)
             effects += (
                 [self._fail(operation, self._unavailable())]
                 if now >= operation.created + self._config.read_timeout_s

@@ -5,6 +5,9 @@ in order, each when the parts of all productive shards are there. It answers a l
 applied all its positions below the lookup's, and looks only below the lookup's `limit`: so all
 index shards answer about the same prefix of the log (ARCHITECTURE 9.2).
 
+As the master of a lookup (thesis 5.2, "master-slave-mode") it merges the answers of all index
+shards, like an aggregator.
+
 It has no disk. What it misses, after a restart everything, it fetches from storage.
 """
 
@@ -14,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from index_tier.fetch import Fetch, sources_of
+from index_tier.merging import Merging
 from index_tier.tag_index import TagIndex
 from index_tier.waiting import WaitingLookups
 from indilog.config import Config
@@ -59,12 +63,13 @@ class IndexNode:
         view = views[-1]
         mine = [i for i, replicas in enumerate(view.index_shards) if node in replicas]
         assert len(mine) == 1, f"{node} is an index node of the newest view"
+        self._node = node
         self._views = views
         self._view = view
         self._resend_s = config.node.resend_s
         self._storage_nodes = frozenset(n for v in views for n in v.storage_nodes)
         self._engines = frozenset(n for v in views for n in v.engines)
-        self._aggregators = frozenset(n for v in views for n in v.aggregators)
+        self._merging_nodes = frozenset((*view.aggregators, *view.index_nodes))
         self._known_shards = frozenset(shard for v in views for shard in v.shards)
         self.index_shard = mine[0]
         self._step = len(view.index_shards)
@@ -75,6 +80,8 @@ class IndexNode:
         self._waiting = WaitingLookups(
             lookups_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
         )
+        self._merging = Merging(views, config.node)
+        """The lookups whose master this node is."""
         self._fetch: Fetch | None = None
         self._attempts = 0
         self._stalled_at: Instant | None = None
@@ -101,6 +108,7 @@ class IndexNode:
             "spans": index.spans,
             "bytes": index.memory_bytes,
             "waiting": len(self._waiting),
+            "merging": len(self._merging),
         }
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
@@ -110,13 +118,13 @@ class IndexNode:
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
         """Apply index data, answer the lookups that may be answered, ask for what is missed."""
         position = self._feed.position
-        effects: list[Effect] = []
+        effects = self._merging.expire(now)
         for event in events:
             effects += self._on_event(event, now)
         advanced = self._feed.position > position
         if advanced:
             for origin, lookup, _ in self._waiting.take_ready(self._feed.position):
-                effects += self._answer(origin, lookup)
+                effects += self._answer(origin, lookup, now)
             if self._fetch is not None:
                 effects += self._fetch.go_on(self._feed.position)
         for waiting in self._waiting.take_expired(now):
@@ -125,7 +133,7 @@ class IndexNode:
 
     def deadline(self) -> Instant | None:
         """When the first lookup expires, or what is missed is asked for again."""
-        instants = (self._stalled_at, self._waiting.deadline)
+        instants = (self._stalled_at, self._waiting.deadline, self._merging.deadline())
         return min((instant for instant in instants if instant is not None), default=None)
 
     def check_invariants(self) -> None:
@@ -134,6 +142,7 @@ class IndexNode:
         first = self._waiting.first_position
         assert first is None or first > self._feed.position, "what can be answered is answered"
         assert (self._stalled_at is None) == (not self._missing)
+        self._merging.check_invariants()
 
     # --- events
 
@@ -152,6 +161,8 @@ class IndexNode:
         match event.message:
             case IndexLookup() as lookup:
                 return self._on_lookup(event, lookup, now)
+            case IndexAnswer() as answer:
+                return self._merging.add(event.sender, answer, now)
             case IndexData(blocks=blocks):
                 return self._on_index_data(event, blocks)
             case message:
@@ -212,17 +223,17 @@ class IndexNode:
     def _on_lookup(self, event: Received, lookup: IndexLookup, now: Instant) -> list[Effect]:
         if event.sender not in self._engines:
             return [Ignore(event, "a lookup from a node that is no engine")]
-        if lookup.aggregator not in self._aggregators:
-            return [Ignore(event, "a lookup that names no aggregator")]
+        if lookup.aggregator not in self._merging_nodes:
+            return [Ignore(event, "a lookup that names nobody who merges")]
         if not 1 <= lookup.count <= READ_RANGE_LIMIT_MAX:
             return [Ignore(event, "a lookup for too many records, or for none")]
         if lookup.position <= self._feed.position:
-            return self._answer(event.sender, lookup)
+            return self._answer(event.sender, lookup, now)
         if not self._waiting.put(event.sender, lookup, now):
             return [Ignore(event, "too many lookups wait for index data")]
         return []
 
-    def _answer(self, origin: NodeId, lookup: IndexLookup) -> list[Effect]:
+    def _answer(self, origin: NodeId, lookup: IndexLookup, now: Instant) -> list[Effect]:
         find = self._index.next if lookup.direction is Direction.NEXT else self._index.prev
         seqnums, shards = find(lookup.tag, lookup.bound, lookup.limit, lookup.count)
         exact = lookup.count == 1 and bool(seqnums) and seqnums[0] == lookup.bound
@@ -230,7 +241,10 @@ class IndexNode:
             lookup.request, origin, lookup.direction, self.index_shard,
             lookup.count, exact, seqnums, shards,
         )  # fmt: skip
-        effects: list[Effect] = [Send(lookup.aggregator, answer)]
+        if lookup.aggregator == self._node:
+            effects = self._merging.add(self._node, answer, now)
+        else:
+            effects = [Send(lookup.aggregator, answer)]
         if exact:
             placement = placement_of(self._views, shards[0])
             assert placement is not None, "only records of known shards are indexed"

@@ -32,6 +32,11 @@ class ClusterConfig:
     index_shards: int = 2
     index_replicas: int = 1
     aggregators: int = 1
+    """Nodes that merge the answers of the index shards; none are needed with `master-slave`."""
+    aggregation: Literal["aggregator", "master-slave", "both"] = "aggregator"
+    """Who merges the answers of the index shards to one lookup: an aggregator, one of the index
+    nodes asked (the master), or both kinds in turn. Chosen per lookup, round robin.
+    """
     engines: int = 1
     durability: Literal["fsync", "memory"] = "fsync"
     """`memory` acknowledges before the sync: for benchmarks that compare with papers, and for
@@ -51,6 +56,11 @@ class ClusterConfig:
             raise ConfigError(
                 f"replicas is {self.replicas} but storage_nodes is {self.storage_nodes}; "
                 "give at least as many storage nodes as replicas."
+            )
+        if self.aggregators == 0 and self.aggregation != "master-slave":
+            raise ConfigError(
+                f"aggregation is {self.aggregation!r} but aggregators is 0; give at least one, or "
+                'set aggregation to "master-slave".'
             )
         if self.record_tags_max > 254:
             raise ConfigError(f"record_tags_max is at most 254, not {self.record_tags_max}.")
@@ -165,6 +175,7 @@ class NodeConfig:
 
 _ZERO_IS_FINE: Final = frozenset(
     {
+        "aggregators",
         "port",
         "workers",
         "suffix_cuts_max",

@@ -297,8 +297,9 @@ class IndexLookup(_Message, frozen=True):
 
 
 class IndexAnswer(_Message, frozen=True):
-    """index → aggregator: the matches of one index shard, best first, at most `count`.
+    """index → aggregator, index: the matches of one index shard, best first, at most `count`.
 
+    It goes to the node that the lookup names: an aggregator, or the index node that is its master.
     `exact`: the only match asked for is the bound itself, and the node has already told storage to
     answer.
     Lost: the lookup is started again.
@@ -316,7 +317,7 @@ class IndexAnswer(_Message, frozen=True):
 
 
 class LookupResult(_Message, frozen=True):
-    """aggregator → engine: the merged matches, best first; empty: proven that there is none.
+    """aggregator, index → engine: the merged matches, best first; empty: proven that there is none.
 
     Sent for `count` > 1 and for no match; a single match goes to storage as `ReadRecords` instead.
     Lost: the lookup is started again.

@@ -93,10 +93,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: naming what contradicts.
         """
-        if not (self.sequencers and self.shards and self.index_shards and self.aggregators):
-            raise ConfigError(
-                "A view needs a sequencer, a shard, an index shard and an aggregator."
-            )
+        if not (self.sequencers and self.shards and self.index_shards):
+            raise ConfigError("A view needs a sequencer, a shard and an index shard.")
         if not all(self.index_shards) or not all(p.replicas for p in self.shards.values()):
             raise ConfigError("Every shard and every index shard needs a replica.")
         if len(set(self.nodes)) != len(self.nodes):

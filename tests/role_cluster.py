@@ -102,6 +102,8 @@ class RoleCluster:
         self.oracle = Oracle()
         self.ignored: list[str] = []
         self.healed = False
+        self.down: set[NodeId] = set()
+        """Nodes that hear nothing."""
         self._lose, self._repeat, self._delay = lose, repeat, delay
         self._slow = slow
         self._epoch: dict[NodeId, int] = {}
@@ -277,7 +279,7 @@ class RoleCluster:
     def _deliver(self, to: NodeId, event: Event, message: Message) -> None:
         assert to in self.roles, f"{message} to {to}"
         chance = self.random.random
-        if not self.healed and chance() < self._lose:
+        if to in self.down or (not self.healed and chance() < self._lose):
             return
         copies = 2 if chance() < self._repeat else 1
         for _ in range(copies):

@@ -92,7 +92,7 @@ async def view_in(store: MetadataStore, config: Config) -> View:
         replicas=cluster.replicas,
         index_shards=cluster.index_shards,
         index_replicas=cluster.index_replicas,
-        aggregators=cluster.aggregators,
+        aggregators=0 if cluster.aggregation == "master-slave" else cluster.aggregators,
         engines=cluster.engines,
     )
     await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)

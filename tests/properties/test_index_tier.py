@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import cycle, product
 from random import Random
 from typing import Final, NamedTuple
 
@@ -36,7 +36,6 @@ from indilog.messages import (
 from indilog.roles import Effect, Event, Ignore, Received, Send, Started
 from indilog.view import View, view_of
 
-AGGREGATOR: Final = NodeId("aggregator-0")
 ENGINE: Final = NodeId("engine-0")
 LOG_TAGS: Final = (100, 200)
 TAGS: Final = (1, 2, 3)
@@ -107,7 +106,7 @@ def part_of(shard: int, records: list[Ordered]) -> ShardTags:
 
 
 class IndexTier:
-    """Index nodes, an aggregator, storage stand-ins, and a network that may do anything."""
+    """Index nodes, aggregators, storage stand-ins, and a network that may do anything."""
 
     def __init__(self, history: History, config: Config) -> None:
         self.history = history
@@ -121,11 +120,16 @@ class IndexTier:
         self.answered: set[int] = set()
         self.ignored: list[str] = []
         self.roles: dict[NodeId, IndexNode | Aggregator] = {}
-        for node in (*self.view.index_nodes, AGGREGATOR):
+        for node in (*self.view.index_nodes, *self.view.aggregators):
             self.restart(node)
 
+    @property
+    def merging(self) -> tuple[NodeId, ...]:
+        """Who may merge the answers to a lookup."""
+        return (*self.view.aggregators, *self.view.index_nodes)
+
     def restart(self, node: NodeId) -> None:
-        kind = Aggregator if node == AGGREGATOR else IndexNode
+        kind = Aggregator if node in self.view.aggregators else IndexNode
         self.roles[node] = kind(node, [self.view], self.config)
         self.give(node, Started(Epoch(1)))
 
@@ -181,7 +185,7 @@ class IndexTier:
                 tail,
                 position,
                 chance.choice([1, 1, 3, 1000]),
-                AGGREGATOR,
+                chance.choice(self.merging),
             )
         )
 
@@ -264,6 +268,7 @@ def view_from(chance: Random) -> View:
         replicas=replicas,
         index_shards=chance.randint(1, 6),
         index_replicas=chance.randint(1, 2),
+        aggregators=chance.randint(0, 2),
         engines=chance.randint(1, 4),
     )
 
@@ -274,7 +279,7 @@ def faults(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.lose(chance.randrange(64)),
         lambda: tier.deliver(chance.randrange(64)),
         lambda: tier.deliver(chance.randrange(64), repeat=True),
-        lambda: tier.restart(chance.choice([*tier.view.index_nodes, AGGREGATOR])),
+        lambda: tier.restart(chance.choice(tier.merging)),
     ]
 
 
@@ -312,14 +317,17 @@ def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: 
 
 
 def every_lookup(history: History) -> Iterator[IndexLookup]:
-    """All tags, bounds, directions and prefixes of a log."""
+    """All tags, bounds, directions and prefixes of a log; everybody who may merges in turn."""
+    merging = cycle((*history.view.aggregators, *history.view.index_nodes))
     tags = (EMPTY_TAG, LOG_TAGS[0], *TAGS, 4)
     request = 0
     for position in range(0, len(history.tails), 3):
         tail = history.tails[position]
         for direction, tag, count in product(Direction, tags, (1, 3)):
             for bound in (*range(tail + 2), 2**63 - 1):
-                yield IndexLookup(request, direction, tag, bound, tail, position, count, AGGREGATOR)
+                yield IndexLookup(
+                    request, direction, tag, bound, tail, position, count, next(merging)
+                )
                 request += 1
 
 

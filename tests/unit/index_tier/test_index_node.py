@@ -250,6 +250,45 @@ def test_no_more_lookups_wait_than_configured() -> None:
     assert len(answers(node.handle([data(one(1, 4), one(3, 7))], T0))) == 1
 
 
+# --- as the master of a lookup
+
+
+def others(*seqnums: int, request: int = 1) -> Received:
+    """What the other index shard answers to a lookup whose master index-1-0 is."""
+    shards = (ShardId(0),) * len(seqnums)
+    answer = IndexAnswer(request, ENGINE, Direction.NEXT, 0, 1, False, seqnums, shards)
+    return Received(NodeId("index-0-0"), answer)
+
+
+@pytest.mark.parametrize("first", ["the master's own", "the other's"])
+def test_a_master_merges_its_own_match_with_those_of_the_others(first: str) -> None:
+    """Thesis 5.2: the other nodes "forward their best matches to the master. The master aggregates
+    the matches".
+    """
+    node = index_node()
+    node.handle([data(one(1, 4))], T0)
+    events = [lookup(2, position=3, aggregator=NodeId("index-1-0")), others(7)]
+    if first == "the other's":
+        events.reverse()
+    assert node.handle(events[:1], T0) == []
+    assert node.handle(events[1:], T0) == [Send(A, ReadRecords(1, ENGINE, ShardId(0), (4,)))]
+    assert node.status()["merging"] == 0
+
+
+def test_a_master_whose_others_stay_silent_drops_the_lookup() -> None:
+    node = index_node()
+    node.handle([lookup(2, position=1, aggregator=NodeId("index-1-0"))], T0)
+    assert node.deadline() == T0 + 5.0
+    assert reasons(node.handle([], Instant(T0 + 5))) == ["an index shard did not answer in time"]
+    assert node.deadline() is None
+
+
+def test_a_slave_answers_to_the_master() -> None:
+    node = index_node()
+    effects = node.handle([lookup(2, position=1, aggregator=NodeId("index-0-0"))], T0)
+    assert [e.to for e in effects if isinstance(e, Send)] == ["index-0-0"]
+
+
 # --- what is missed
 
 

@@ -56,7 +56,7 @@ def test_more_replicas_than_storage_nodes_are_refused() -> None:
         view_of(storage_nodes=2, replicas=3)
 
 
-@pytest.mark.parametrize("part", ["sequencers", "index_shards", "aggregators", "engines"])
+@pytest.mark.parametrize("part", ["sequencers", "index_shards", "engines"])
 def test_a_view_without_one_of_its_parts_is_refused(part: str) -> None:
     with pytest.raises(ConfigError):
         view_of(**{part: 0})  # type: ignore[arg-type]
