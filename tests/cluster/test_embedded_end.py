@@ -46,7 +46,7 @@ async def test_a_failed_sync_ends_the_platform_and_every_waiting_call(
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr("os.fdatasync", fail)
-        with pytest.raises(indilog.NotReadyError, match="Input/output"):
+        with pytest.raises(indilog.AppendOutcomeUnknownError, match="Input/output"):
             await asyncio.wait_for(log.append(b"y"), 5)
         with pytest.raises(indilog.NotReadyError):
             await asyncio.wait_for(waiting, 5)
