@@ -79,10 +79,15 @@ Event: TypeAlias = Started | Received | Persisted | FrameRead
 
 
 class Send(NamedTuple):
-    """Send `message` to `to`. It may be lost, repeated or late; never changed."""
+    """Send `message` to `to`. It may be lost, repeated or late; never changed.
+
+    Not `urgent`: no caller waits for it, so within a process it may wait a moment for others to
+    come together with it.
+    """
 
     to: NodeId
     message: Message
+    urgent: bool = True
 
 
 class Persist(NamedTuple):

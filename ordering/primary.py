@@ -56,6 +56,7 @@ class Primary:
         self._reports = Reports(view)
         self._backups = {node: BackupProgress() for node in view.backups}
         self._majority = majority(view.sequencers)
+        self._engines = frozenset(view.engines)
         self._readers = view.storage_nodes + view.engines
         """Storage first: in one process its index data then reaches an engine in the same turn."""
         self._reader_set = frozenset(self._readers)
@@ -170,7 +171,8 @@ class Primary:
         for position in range(start, end):
             self._committed.apply(self._metalog[position])
         message = MetalogEntries(self._metalog.page(max(start, end - self._page_entries), end))
-        return [Send(reader, message) for reader in self._readers]
+        # An engine has callers that wait for it; storage has what it takes to answer them.
+        return [Send(reader, message, reader in self._engines) for reader in self._readers]
 
     def _majority_length(self) -> MetalogPosition:
         """How many entries are on a majority of disks."""

@@ -88,9 +88,9 @@ def unasked(view: View, blocks: Sequence[IndexBlock]) -> list[Effect]:
     for index_shard, replicas in enumerate(view.index_shards):
         own = tuple(b for b in blocks if view.index_shard_at(b.position) == index_shard)
         messages = _messages(own)
-        effects += [Send(replica, data) for data in messages for replica in replicas]
+        effects += [Send(replica, data, urgent=False) for data in messages for replica in replicas]
     messages = _messages(blocks)
-    effects += [Send(engine, data) for data in messages for engine in view.engines]
+    effects += [Send(engine, data, urgent=False) for data in messages for engine in view.engines]
     return effects
 
 

@@ -63,6 +63,8 @@ _ROUNDS_MAX: Final = 10_000
 """Calls of roles in one turn before the loop gets its turn again."""
 _MESSAGES_PER_ENVELOPE_MAX: Final = 64
 _AVERAGE_WEIGHT: Final = 0.05
+_LATER_S: Final = 0.001
+"""How long what is not urgent may wait for more of its kind while callers are served."""
 
 log = structlog.get_logger(__name__)
 
@@ -110,6 +112,9 @@ class NodeShell:
         self._streams = {node: stream_of(node) for node in self.roles}
         self._fence = Fence(self.roles, views)
         self._inbox: dict[NodeId, list[Event]] = {}
+        self._later: dict[NodeId, list[Event]] = {}
+        """What is not urgent, until nothing else is to be done or `_LATER_S` have passed."""
+        self._later_since: Instant | None = None
         self._outgoing: dict[tuple[NodeId, NodeId], list[Message]] = {}
         self._early: dict[tuple[NodeId, NodeId], list[Message]] = {}
         """Messages that promise nothing; empty between turns."""
@@ -240,6 +245,9 @@ class NodeShell:
         except Exception as error:  # noqa: BLE001 the outermost loop: our bug, or the disk
             self._fail(error)
             return
+        if self._inbox or self._later:
+            # Behind the callers that were answered: what they do next comes into the same turn.
+            self._schedule()
         self._set_timer()
 
     def _drain(self) -> None:
@@ -251,22 +259,38 @@ class NodeShell:
                 inbox.setdefault(node, [])
         touched: set[NodeId] = set()
         for _ in range(_ROUNDS_MAX):
-            if not inbox:
+            if not inbox and not self._take_later(now):
                 break
             node = next(iter(inbox))
             touched.add(node)
             for effect in roles[node].handle(inbox.pop(node), now):
                 # The commonest effect, here and not in `_perform`: a call saved for each message.
                 if type(effect) is Send and (to := effect.to) in roles:
-                    if to in inbox:
-                        inbox[to].append(Received(node, effect.message))
+                    box = inbox if effect.urgent else self._later
+                    if to in box:
+                        box[to].append(Received(node, effect.message))
                     else:
-                        inbox[to] = [Received(node, effect.message)]
+                        box[to] = [Received(node, effect.message)]
                 else:
                     self._perform(node, effect)
-        else:
-            self._schedule()
         self._note_deadlines(touched)
+
+    def _take_later(self, now: Instant) -> bool:
+        """Begin with what is not urgent; False: there is nothing, or callers wait for a sync first.
+
+        So a lone append is answered before indexes hear of it, and of many they hear at once.
+        """
+        if not self._later:
+            return False
+        if self._later_since is None:
+            self._later_since = now
+        if self._held and now < self._later_since + _LATER_S:
+            return False
+        self._later_since = None
+        for node, events in self._later.items():
+            self._inbox.setdefault(node, []).extend(events)
+        self._later.clear()
+        return True
 
     def _note_deadlines(self, touched: Iterable[NodeId]) -> None:
         for node in touched:
@@ -426,6 +450,7 @@ class NodeShell:
         self._early.clear()
         self._outgoing.clear()
         self._inbox.clear()
+        self._later.clear()
         settled, self._settled = self._settled, []
         _resolve_all(settled)
         self._abandon_callers()
