@@ -31,12 +31,6 @@ from indilog.errors import (
     NotReadyError,
 )
 from indilog.ids import Epoch, Instant, NodeId
-from indilog.messages import (
-    WIRE_VERSION,
-    Envelope,
-    Message,
-    envelope_encoded,
-)
 from indilog.roles import (
     Answer,
     Appended,
@@ -55,13 +49,13 @@ from indilog.roles import (
 )
 from indilog.runtime.fence import Fence, Refused
 from indilog.runtime.journal import Journal, stream_of
+from indilog.runtime.outbox import Outbox
 from indilog.runtime.transport import Transport
 from indilog.telemetry import Metrics
 from indilog.view import View, Views
 
 _ROUNDS_MAX: Final = 10_000
 """Calls of roles in one turn before the loop gets its turn again."""
-_MESSAGES_PER_ENVELOPE_MAX: Final = 64
 _AVERAGE_WEIGHT: Final = 0.05
 _LATER_S: Final = 0.001
 """How long what is not urgent may wait for more of its kind while callers are served."""
@@ -115,9 +109,7 @@ class NodeShell:
         self._later: dict[NodeId, list[Event]] = {}
         """What is not urgent, until nothing else is to be done or `_LATER_S` have passed."""
         self._later_since: Instant | None = None
-        self._outgoing: dict[tuple[NodeId, NodeId], list[Message]] = {}
-        self._early: dict[tuple[NodeId, NodeId], list[Message]] = {}
-        """Messages that promise nothing; empty between turns."""
+        self._outbox = Outbox(transport, views, epoch, config, self.metrics)
         self._held: list[Appended | Answer] = []
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -303,8 +295,7 @@ class NodeShell:
         match effect:
             case Send(to, message):
                 assert to not in self.roles, "messages within the process take the short way"
-                outgoing = self._outgoing if message.promises else self._early
-                outgoing.setdefault((node, to), []).append(message)
+                self._outbox.put(node, to, message)
             case Appended() | Answer():
                 self._held.append(effect)
             case Persist(kind, payload, token):
@@ -320,9 +311,7 @@ class NodeShell:
 
     def _finish(self) -> None:
         """Let out what promises nothing, sync what the turn wrote, let out the rest."""
-        if self._early:
-            early, self._early = self._early, {}
-            self._send_all(early)
+        self._outbox.send_early()
         if self._sync is not None:
             return
         if not self._journal.dirty:
@@ -338,7 +327,7 @@ class NodeShell:
     def _sync_in_thread(self) -> None:
         self._journal.flush()
         held, self._held = self._held, []
-        outgoing, self._outgoing = self._outgoing, {}
+        outgoing = self._outbox.take()
         covered, self._settled = self._settled, []
         started = time.perf_counter()
 
@@ -351,9 +340,9 @@ class NodeShell:
                 return
             self._synced_in(time.perf_counter() - started)
             self._release_answers(held)
-            self._send_all(outgoing)
+            self._outbox.send(outgoing)
             _resolve_all(covered)
-            if self._held or self._outgoing or self._journal.dirty or self._settled:
+            if self._held or self._outbox or self._journal.dirty or self._settled:
                 self._schedule()
 
         self._sync = self._loop.run_in_executor(self._thread, self._journal.sync_flushed)
@@ -369,8 +358,7 @@ class NodeShell:
         if self._held:
             held, self._held = self._held, []
             self._release_answers(held)
-        outgoing, self._outgoing = self._outgoing, {}
-        self._send_all(outgoing)
+        self._outbox.send(self._outbox.take())
 
     def _release_answers(self, held: list[Appended | Answer]) -> None:
         """Resolve futures; one that its caller gave up is passed over."""
@@ -384,39 +372,6 @@ class NodeShell:
                     seqnum += 1
             else:
                 _resolve(effect.waiter, effect.outcome)
-
-    def _send_all(self, outgoing: dict[tuple[NodeId, NodeId], list[Message]]) -> None:
-        if not outgoing:
-            return
-        assert self._transport is not None, "a process without transport has all roles itself"
-        for (sender, receiver), messages in outgoing.items():
-            for start in range(0, len(messages), _MESSAGES_PER_ENVELOPE_MAX):
-                self._send_envelope(
-                    sender, receiver, messages[start : start + _MESSAGES_PER_ENVELOPE_MAX]
-                )
-        self._transport.flush()
-
-    def _send_envelope(self, sender: NodeId, receiver: NodeId, messages: list[Message]) -> None:
-        assert self._transport is not None
-        frame = envelope_encoded(
-            Envelope(
-                WIRE_VERSION,
-                self._views[-1].number,
-                self._epoch,
-                sender,
-                receiver,
-                tuple(messages),
-            )
-        )
-        if len(frame) > self._config.cluster.message_bytes_max and len(messages) > 1:
-            middle = len(messages) // 2
-            self._send_envelope(sender, receiver, messages[:middle])
-            self._send_envelope(sender, receiver, messages[middle:])
-            return
-        for message in messages:
-            self.metrics.sent[type(message).__name__] += 1
-        self.metrics.sent_bytes += len(frame)
-        self._transport.send(receiver, frame)
 
     # --- time and failure
 
@@ -447,8 +402,7 @@ class NodeShell:
         self.failed = error
         log.error("node failed", error=str(error), exc_info=error)
         self._abandon_held(str(error))
-        self._early.clear()
-        self._outgoing.clear()
+        self._outbox.clear()
         self._inbox.clear()
         self._later.clear()
         settled, self._settled = self._settled, []
