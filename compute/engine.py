@@ -145,17 +145,19 @@ class Engine:
         position: MetalogPosition,
         waiter: object,
         log_names: bytes | None = None,
+        *,
+        fresh: bool = False,
     ) -> Record | Pending | None:
         """Read the next or previous record with `tag`; the hot path of every read.
 
         Returns the record or None (proven) as of `tag_position`, or `PENDING`: then the waiter gets
-        an `Answered`.
+        an `Answered`. A `fresh` read reflects all that was committed when it came.
 
         Raises:
             OverloadedError: too many reads wait already.
         """
         local = self._local
-        if local is not None and position <= local.tag_position:
+        if local is not None and position <= local.tag_position and not fresh:
             if direction is Direction.NEXT:
                 answer = local.find_next(tag, bound)
             else:
@@ -166,7 +168,9 @@ class Engine:
                     return record
             elif isinstance(answer, Empty):
                 return None
-        self._reads.start(Operation(direction, tag, bound, position, waiter, log_names=log_names))
+        self._reads.start(
+            Operation(direction, tag, bound, position, waiter, log_names=log_names, fresh=fresh)
+        )
         return PENDING
 
     def read_page(
@@ -176,6 +180,8 @@ class Engine:
         position: MetalogPosition,
         limit: int,
         waiter: object,
+        *,
+        fresh: bool = False,
     ) -> None:
         """Read the first records with `tag` from `bound` on; the waiter gets `Answered(list)`.
 
@@ -183,7 +189,9 @@ class Engine:
             OverloadedError: too many reads wait already.
         """
         self._reads.start(
-            Operation(Direction.NEXT, tag, bound, position, waiter, count=limit, page=True)
+            Operation(
+                Direction.NEXT, tag, bound, position, waiter, count=limit, page=True, fresh=fresh
+            )
         )
 
     def read_tail(self, waiter: object) -> None:
@@ -301,7 +309,7 @@ class Engine:
             case TailIs(request=request) if request == self._join_request:
                 return self._on_joined(message, now)
             case TailIs():
-                return self._reads.on_tail(message)
+                return self._reads.on_tail(message, now)
             case ShardClaimed() | ShardOpened() | ShardStored():
                 return self._on_writer_message(event.sender, message, now)
             case _:

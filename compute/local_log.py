@@ -151,29 +151,39 @@ class LocalLog(Log):
         self._session.saw(position)
         return list(range(first, first + len(records)))
 
-    async def read(self, seqnum: SeqNum) -> Record | None:
+    async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
         """Return the record at `seqnum`; see `Log.read`."""
-        record = await self._read(Direction.NEXT, EMPTY_TAG, check_bound(seqnum))
+        record = await self._read(Direction.NEXT, EMPTY_TAG, check_bound(seqnum), fresh=fresh)
         if record is None or record.seqnum != seqnum:
             return None
         return record if names_match(record.names, self.name, None) else None
 
     async def read_next(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, wait: float | None = None
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,
     ) -> Record | None:
         """Return the first record with `tag` from `bound` on; see `Log.read_next`."""
         if wait is not None and wait > 0:
-            return await self._read_waiting(tag, check_bound(bound), wait)
-        return await self._read_matching(Direction.NEXT, tag, check_bound(bound))
+            return await self._read_waiting(tag, check_bound(bound), wait, fresh=fresh)
+        return await self._read_matching(Direction.NEXT, tag, check_bound(bound), fresh=fresh)
 
     async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
     ) -> Record | None:
         """Return the last record with `tag` up to `bound`; see `Log.read_prev`."""
-        return await self._read_matching(Direction.PREV, tag, check_bound(bound))
+        return await self._read_matching(Direction.PREV, tag, check_bound(bound), fresh=fresh)
 
     async def read_range(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        fresh: bool = False,
     ) -> list[Record]:
         """Return a page of records; see `Log.read_range`."""
         tag_wanted = self._hash(tag)
@@ -181,10 +191,12 @@ class LocalLog(Log):
         limit = check_limit(limit)
         while True:
             waiter = self._logs.future()
-            self._engine.read_page(tag_wanted, bound, self._session.position, limit, waiter)
+            position = self._session.position
+            self._engine.read_page(tag_wanted, bound, position, limit, waiter, fresh=fresh)
             self._logs.wake()
             page = self._seen(await waiter)
             assert isinstance(page, list)
+            fresh = False
             matching = [r for r in page if names_match(r.names, self.name, tag)]
             if matching or not page:
                 return matching
@@ -222,12 +234,20 @@ class LocalLog(Log):
         return answer.value
 
     async def _read(
-        self, direction: Direction, tag: int, bound: SeqNum, log_names: bytes | None = None
+        self,
+        direction: Direction,
+        tag: int,
+        bound: SeqNum,
+        log_names: bytes | None = None,
+        *,
+        fresh: bool = False,
     ) -> Record | None:
         """Read by the tag's hash; the record may carry another text with the same hash."""
         engine, session = self._engine, self._session
         waiter = self._logs.future()
-        answer = engine.read(direction, tag, bound, session.position, waiter, log_names)
+        answer = engine.read(
+            direction, tag, bound, session.position, waiter, log_names, fresh=fresh
+        )
         if answer is PENDING:
             self._logs.wake()
             value = self._seen(await waiter)
@@ -238,19 +258,22 @@ class LocalLog(Log):
         return answer  # type: ignore[return-value]
 
     async def _read_matching(
-        self, direction: Direction, tag: UserTag | None, bound: SeqNum
+        self, direction: Direction, tag: UserTag | None, bound: SeqNum, *, fresh: bool = False
     ) -> Record | None:
         hashed = self._hash(tag)
         log_names = self._names if tag is None else None
         while True:
-            record = await self._read(direction, hashed, bound, log_names)
+            record = await self._read(direction, hashed, bound, log_names, fresh=fresh)
+            fresh = False
             if record is None or names_match(record.names, self.name, tag):
                 return record
             bound = record.seqnum + (1 if direction is Direction.NEXT else -1)
             if bound < 0:
                 return None
 
-    async def _read_waiting(self, tag: UserTag | None, bound: SeqNum, wait: float) -> Record | None:
+    async def _read_waiting(
+        self, tag: UserTag | None, bound: SeqNum, wait: float, *, fresh: bool
+    ) -> Record | None:
         """Watch first, then read: what arrives in between fires the watch."""
         hashed = self._hash(tag)
         loop = asyncio.get_running_loop()
@@ -260,7 +283,8 @@ class LocalLog(Log):
             self._engine.watch(hashed, bound, watch)
             timer: asyncio.TimerHandle | None = None
             try:
-                record = await self._read_matching(Direction.NEXT, tag, bound)
+                record = await self._read_matching(Direction.NEXT, tag, bound, fresh=fresh)
+                fresh = False
                 if record is not None or loop.time() >= end:
                     return record
                 timer = loop.call_at(end, _resolve_none(watch))

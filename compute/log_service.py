@@ -108,14 +108,19 @@ async def _answer(  # noqa: PLR0911 - one answer per question
             entries = [Entry(data, tags) for data, tags in question.entries]
             return Appended(session.position, tuple(await log.append_batch(entries)))
         case LogRead():
-            return _found(session, await log.read(question.seqnum))
+            return _found(session, await log.read(question.seqnum, fresh=question.fresh))
         case LogReadNext():
-            record = await log.read_next(question.tag, question.bound, wait=question.wait_s)
+            record = await log.read_next(
+                question.tag, question.bound, wait=question.wait_s, fresh=question.fresh
+            )
             return _found(session, record)
         case LogReadPrev():
-            return _found(session, await log.read_prev(question.tag, question.bound))
+            last = await log.read_prev(question.tag, question.bound, fresh=question.fresh)
+            return _found(session, last)
         case LogReadRange():
-            page = await log.read_range(question.tag, question.bound, limit=question.limit)
+            page = await log.read_range(
+                question.tag, question.bound, limit=question.limit, fresh=question.fresh
+            )
             return RecordsFound(session.position, tuple(map(_value, page)))
         case LogTail():
             seqnum = await log.tail()

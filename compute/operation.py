@@ -49,6 +49,8 @@ class Operation:
     """One read by one caller, over all its tries.
 
     Attributes:
+        fresh: whether the read is to see all that is committed when it comes: it begins with the
+            primary's word.
         page: whether a list of up to `count` records is wanted; else one record (`count` 1).
         log_names: for a read of every record of a log (`tag=None`), how the names of its records
             begin.
@@ -60,7 +62,7 @@ class Operation:
     """
 
     __slots__ = (
-        "asked", "attempt", "bound", "count", "created", "denied", "direction", "limit",
+        "asked", "attempt", "bound", "count", "created", "denied", "direction", "fresh", "limit",
         "log_names", "page", "position", "probed", "records", "reflects", "route", "seqnums",
         "shards", "stage", "started", "tag", "waiter",
     )  # fmt: skip
@@ -75,6 +77,7 @@ class Operation:
         *,
         count: int = 1,
         page: bool = False,
+        fresh: bool = False,
         log_names: bytes | None = None,
     ) -> None:
         self.direction = direction
@@ -87,7 +90,8 @@ class Operation:
         self.log_names = log_names
         self.created = self.started = Instant(0.0)
         self.attempt = 0
-        self.stage = Stage.POSITION
+        self.fresh = fresh
+        self.stage = Stage.TAIL if fresh else Stage.POSITION
         self.probed = False
         self.reflects: MetalogPosition = 0
         self.seqnums: Sequence[SeqNum] = ()

@@ -8,7 +8,8 @@ of these ways:
 - a miss: ask one replica of every index shard, all about the log below one `limit`; storage answers
 directly for a
   single match (read types 2 and 3), the aggregator for none or for a page;
-- the reader's session is ahead of what is applied here: wait for it, then decide.
+- the reader's session is ahead of what is applied here: wait for it, then decide;
+- a fresh read: ask the primary what is committed, raise the session to it, then decide.
 
 Every try has a request number of its own, so late answers of earlier tries find nothing. A try that
 takes longer than `lookup_timeout_s` is started again with other replicas, a read that takes longer
@@ -26,6 +27,7 @@ from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
 from compute.lookup_routes import LookupRoutes
 from compute.operation import Answered, Operation, Stage
 from compute.record_cache import RecordCache
+from compute.tail_questions import TailQuestions
 from indilog.config import Config
 from indilog.errors import (
     DataLossError,
@@ -71,6 +73,7 @@ class Reads:
         self._parked: dict[Operation, None] = {}
         self._requests: OrderedDict[int, Operation] = OrderedDict()
         self._next_request = 0
+        self._tails = TailQuestions(config.node.resend_s)
 
     def number_from(self, request: int) -> None:
         """Number tries above `request`, so that answers meant for an earlier life find nothing."""
@@ -84,7 +87,8 @@ class Reads:
     @property
     def pending(self) -> int:
         """Reads that wait for something."""
-        return len(self._starting) + len(self._parked) + len(self._requests)
+        waiting = len(self._starting) + len(self._parked) + len(self._tails)
+        return waiting + len(self._requests)
 
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
         """Take the engine's index and replay into use; reads waited until now."""
@@ -108,7 +112,7 @@ class Reads:
             operation.created = now
             effects += self._decide(operation, now)
             del self._starting[0]
-        return effects
+        return effects + self._ask_for_tail(now)
 
     def advanced(self, now: Instant) -> list[Effect]:
         """Decide the operations whose position is applied now."""
@@ -122,7 +126,7 @@ class Reads:
 
     def abandon(self, error: IndilogError) -> list[Effect]:
         """Fail every read."""
-        waiting = (*self._starting, *self._parked, *self._requests.values())
+        waiting = (*self._starting, *self._parked, *self._requests.values(), *self._tails.clear())
         operations = list(dict.fromkeys(waiting))
         self._starting.clear()
         self._parked.clear()
@@ -134,7 +138,8 @@ class Reads:
     def _decide(self, operation: Operation, now: Instant) -> list[Effect]:
         operation.started = now
         if operation.stage is Stage.TAIL:
-            return [Send(self._views[-1].primary, TailWanted(self._request(operation)))]
+            self._tails.add(operation)
+            return []
         local = self._local
         if local is None or operation.position > local.tag_position:
             operation.stage = Stage.POSITION
@@ -244,6 +249,13 @@ class Reads:
             return []
         return [r for r in placement.replicas if (r, shard) not in operation.denied]
 
+    def _ask_for_tail(self, now: Instant) -> list[Effect]:
+        if not self._tails.is_due(now):
+            return []
+        self._next_request += 1
+        self._tails.asked(self._next_request, now)
+        return [Send(self._views[-1].primary, TailWanted(self._next_request))]
+
     def _request(self, operation: Operation) -> int:
         self._next_request += 1
         self._requests[self._next_request] = operation
@@ -343,13 +355,18 @@ class Reads:
                 self._local.learn(seqnum, shard)
         return self._collect(operation, message.seqnums, message.shards)
 
-    def on_tail(self, message: TailIs) -> list[Effect]:
-        """Take in the primary's word where the log ends."""
-        operation = self._requests.pop(message.request, None)
-        if operation is None or operation.stage is not Stage.TAIL:
-            return []
-        operation.reflects = message.position
-        return [_answer(operation, message.tail)]
+    def on_tail(self, message: TailIs, now: Instant) -> list[Effect]:
+        """Take in the primary's word where the log ends; fresh reads go on from there."""
+        effects: list[Effect] = []
+        for operation in self._tails.answered(message.request):
+            if operation.fresh:
+                operation.stage = Stage.POSITION
+                operation.position = max(operation.position, message.position)
+                effects += self._decide(operation, now)
+            else:
+                operation.reflects = message.position
+                effects.append(_answer(operation, message.tail))
+        return effects + self._ask_for_tail(now)
 
     def _answer_records(self, operation: Operation) -> Effect:
         """Answer with the records up to the first gap: a page is bounded in bytes."""
@@ -378,6 +395,8 @@ class Reads:
             times.append(oldest.started + self._config.lookup_timeout_s)
         if self._parked:
             times.append(next(iter(self._parked)).created + self._config.read_timeout_s)
+        if (asking := self._tails.deadline(self._config.read_timeout_s)) is not None:
+            times.append(asking)
         return Instant(min(times)) if times else None
 
     def on_time(self, now: Instant) -> list[Effect]:
@@ -403,7 +422,9 @@ class Reads:
                 break
             del self._parked[operation]
             effects.append(self._fail(operation, self._unavailable()))
-        return effects
+        expired = self._tails.expired(Instant(now - self._config.read_timeout_s))
+        effects += [self._fail(operation, self._unavailable()) for operation in expired]
+        return effects + self._ask_for_tail(now)
 
     def _unavailable(self) -> QuorumUnavailableError:
         return QuorumUnavailableError(

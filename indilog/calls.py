@@ -130,6 +130,7 @@ class LogRead(_Message, frozen=True):
     log: str
     position: MetalogPosition
     seqnum: SeqNum
+    fresh: bool = False
 
 
 class LogReadNext(_Message, frozen=True):
@@ -145,6 +146,7 @@ class LogReadNext(_Message, frozen=True):
     tag: UserTag | None
     bound: SeqNum
     wait_s: float | None
+    fresh: bool = False
 
 
 class LogReadPrev(_Message, frozen=True):
@@ -158,6 +160,7 @@ class LogReadPrev(_Message, frozen=True):
     position: MetalogPosition
     tag: UserTag | None
     bound: SeqNum
+    fresh: bool = False
 
 
 class LogReadRange(_Message, frozen=True):
@@ -172,6 +175,7 @@ class LogReadRange(_Message, frozen=True):
     tag: UserTag | None
     bound: SeqNum
     limit: int
+    fresh: bool = False
 
 
 class LogTail(_Message, frozen=True):

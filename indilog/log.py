@@ -106,6 +106,9 @@ class Log(abc.ABC):
     their own writes, and never go back in time: a read reflects at least every record that an
     earlier call of the session returned.
 
+    A read with `fresh=True` is linearizable over all sessions: it sees every record whose append
+    returned, to anybody, before the read was called. It costs a question to the primary sequencer.
+
     **Bounds** are inclusive. `tag=None` means every record of this log. `None` as an answer is
     proven: there is no such record below the position that the read was answered at.
 
@@ -148,14 +151,19 @@ class Log(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def read(self, seqnum: SeqNum) -> Record | None:
+    async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
         """Return the record at `seqnum`, or None if it is not (yet) there or belongs to another
         log.
         """
 
     @abc.abstractmethod
     async def read_next(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, wait: float | None = None
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,
     ) -> Record | None:
         """Return the first record with `tag` and seqnum >= `bound`.
 
@@ -164,13 +172,18 @@ class Log(abc.ABC):
 
     @abc.abstractmethod
     async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
     ) -> Record | None:
         """Return the last record with `tag` and seqnum <= `bound`."""
 
     @abc.abstractmethod
     async def read_range(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        fresh: bool = False,
     ) -> list[Record]:
         """Return the first records with `tag` from `bound` on, ascending, at most `limit` (1 to
         10,000).

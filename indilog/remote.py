@@ -98,36 +98,46 @@ class RemoteLog(Log):
         question = LogAppendBatch(self.name, self._session.position, checked)
         return list((await self._append(question)).seqnums)
 
-    async def read(self, seqnum: SeqNum) -> Record | None:
+    async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
         """Return the record at `seqnum`, or None (`Log.read`)."""
         check_bound(seqnum)
         if seqnum > MAX_SEQNUM:
             return None
-        return await self._one(LogRead(self.name, self._session.position, seqnum))
+        return await self._one(LogRead(self.name, self._session.position, seqnum, fresh))
 
     async def read_next(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, wait: float | None = None
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,
     ) -> Record | None:
         """Return the first record with `tag` and seqnum >= `bound` (`Log.read_next`)."""
         bound = check_bound(bound)
         position = self._session.position
-        return await self._one(LogReadNext(self.name, position, self._tag(tag), bound, wait))
+        return await self._one(LogReadNext(self.name, position, self._tag(tag), bound, wait, fresh))
 
     async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
     ) -> Record | None:
         """Return the last record with `tag` and seqnum <= `bound` (`Log.read_prev`)."""
         bound = check_bound(bound)
         position = self._session.position
-        return await self._one(LogReadPrev(self.name, position, self._tag(tag), bound))
+        return await self._one(LogReadPrev(self.name, position, self._tag(tag), bound, fresh))
 
     async def read_range(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        fresh: bool = False,
     ) -> list[Record]:
         """Return the first records with `tag` from `bound` on, ascending (`Log.read_range`)."""
         bound, limit = check_bound(bound), check_limit(limit)
         position = self._session.position
-        question = LogReadRange(self.name, position, self._tag(tag), bound, limit)
+        question = LogReadRange(self.name, position, self._tag(tag), bound, limit, fresh)
         found = _expected(RecordsFound, await self._read(question))
         return [_record(value) for value in found.records]
 

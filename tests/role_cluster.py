@@ -149,11 +149,12 @@ class RoleCluster:
         *,
         position: MetalogPosition = 0,
         engine: int = 0,
+        fresh: bool = False,
     ) -> tuple[Record | None, MetalogPosition]:
         """Read to the end; return the record and the position that the answer reflects."""
         waiter = Waiter()
         role = self.engine(engine)
-        answer = role.read(direction, tag, bound, position, waiter)
+        answer = role.read(direction, tag, bound, position, waiter, fresh=fresh)
         if answer is not PENDING:
             return answer, role.tag_position  # type: ignore[return-value]
         self.run_until(lambda: waiter.outcome is not PENDING)

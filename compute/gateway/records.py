@@ -28,6 +28,7 @@ _OCTETS: Final = "application/octet-stream"
 Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
 Tag = Annotated[str | None, Query(description="A text tag; without: every record.")]
 TagInt = Annotated[int | None, Query(description="An integer tag, instead of `tag`.")]
+Fresh = Annotated[bool, Query(description="See all that was appended before, by anybody.")]
 Bound = Annotated[int | None, Query(ge=0, description="Inclusive.")]
 
 
@@ -96,6 +97,7 @@ class LogRoutes:
         direction: Literal["next", "prev"] = "next",
         limit: Annotated[int, Query(ge=1, le=READ_RANGE_LIMIT_MAX)] = 100,
         wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+        fresh: Fresh = False,
         position: Position = 0,
     ) -> Response:
         """Read records with a tag from `bound` on, ascending (`next`) or descending (`prev`).
@@ -107,18 +109,20 @@ class LogRoutes:
         wanted = tag_of(tag, tag_int)
         if direction == "prev":
             bound = MAX_SEQNUM if bound is None else bound
-            records = await _backwards(opened, wanted, bound, limit)
+            records = await _backwards(opened, wanted, bound, limit, fresh=fresh)
             below = records[-1]["seqnum"] - 1 if records else -1
             next_bound = below if below >= 0 else None
         else:
-            records = await _forwards(opened, wanted, bound or 0, limit, wait)
+            records = await _forwards(opened, wanted, bound or 0, limit, wait, fresh=fresh)
             next_bound = records[-1]["seqnum"] + 1 if records else bound or 0
         return _json({"records": records, "next_bound": next_bound}, session)
 
-    async def read_one(self, log: str, seqnum: int, position: Position = 0) -> Response:
+    async def read_one(
+        self, log: str, seqnum: int, *, fresh: Fresh = False, position: Position = 0
+    ) -> Response:
         """Read the record at a seqnum."""
         opened, session = self._opened(log, position)
-        record = await opened.read(seqnum)
+        record = await opened.read(seqnum, fresh=fresh)
         if record is None:
             told = problem(HTTPStatus.NOT_FOUND, f"Log {log} has no record at seqnum {seqnum}.")
             return Response(problem_text(told), status_code=told.status, media_type=MEDIA_TYPE)
@@ -177,19 +181,22 @@ def _entries(body: bytes) -> tuple[list[Entry], bool]:
 
 
 async def _forwards(
-    log: Log, tag: UserTag | None, bound: int, limit: int, wait_s: float
+    log: Log, tag: UserTag | None, bound: int, limit: int, wait_s: float, *, fresh: bool
 ) -> list[dict[str, Any]]:
-    found = await log.read_range(tag, bound, limit=limit)
+    found = await log.read_range(tag, bound, limit=limit, fresh=fresh)
     if not found and wait_s > 0:
         first = await log.read_next(tag, bound, wait=wait_s)
         found = [first] if first is not None else []
     return [record_out(record) for record in found]
 
 
-async def _backwards(log: Log, tag: UserTag | None, bound: int, limit: int) -> list[dict[str, Any]]:
+async def _backwards(
+    log: Log, tag: UserTag | None, bound: int, limit: int, *, fresh: bool
+) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     while len(records) < limit and bound >= 0:
-        record = await log.read_prev(tag, bound)
+        record = await log.read_prev(tag, bound, fresh=fresh)
+        fresh = False
         if record is None:
             break
         records.append(record_out(record))

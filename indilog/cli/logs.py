@@ -25,6 +25,9 @@ FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")
 ]
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many records.")]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="See all that was appended before, by anybody.")
+]
 _SSE_DATA = "data: "
 
 
@@ -74,6 +77,7 @@ def read(
         bool, typer.Option("--last", help="The last ones up to --bound, newest first.")
     ] = False,
     follow: FollowOption = False,
+    fresh: FreshOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     url: Url = DEFAULT,
 ) -> None:
@@ -89,6 +93,7 @@ def read(
         bound=bound,
         limit=limit,
         direction="prev" if last else "next",
+        fresh=fresh,
     )
     show.records(answer["records"], as_json=as_json)
 

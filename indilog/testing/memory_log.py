@@ -158,8 +158,8 @@ class MemoryLog(Log):
         self._saw()
         return seqnums
 
-    async def read(self, seqnum: SeqNum) -> Record | None:
-        """See `Log.read`."""
+    async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:  # noqa: ARG002
+        """See `Log.read`; every read is fresh here."""
         record = self.logs.record(check_bound(seqnum))
         self._saw()
         if record is None or record.names.split(_SEPARATOR, 1)[0] != self.name.encode():
@@ -167,7 +167,12 @@ class MemoryLog(Log):
         return record
 
     async def read_next(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, wait: float | None = None
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,  # noqa: ARG002
     ) -> Record | None:
         """See `Log.read_next`."""
         stream, bound = self._stream(tag), check_bound(bound)
@@ -187,7 +192,11 @@ class MemoryLog(Log):
         return self.logs.record(seqnums[place]) if place < len(seqnums) else None
 
     async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = MAX_SEQNUM,
+        *,
+        fresh: bool = False,  # noqa: ARG002
     ) -> Record | None:
         """See `Log.read_prev`."""
         self._saw()
@@ -196,7 +205,12 @@ class MemoryLog(Log):
         return self.logs.record(seqnums[place - 1]) if place else None
 
     async def read_range(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        fresh: bool = False,  # noqa: ARG002
     ) -> list[Record]:
         """See `Log.read_range`."""
         self._saw()

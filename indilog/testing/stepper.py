@@ -58,10 +58,10 @@ class SteppedLog(Log):
         self.appended += seqnums
         return seqnums
 
-    async def read(self, seqnum: SeqNum) -> Record | None:
+    async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
         """See `Log.read`."""
         await _Pause()
-        return await self._log.read(seqnum)
+        return await self._log.read(seqnum, fresh=fresh)
 
     async def read_next(
         self,
@@ -69,24 +69,30 @@ class SteppedLog(Log):
         bound: SeqNum = 0,
         *,
         wait: float | None = None,  # noqa: ARG002
+        fresh: bool = False,
     ) -> Record | None:
         """See `Log.read_next`."""
         await _Pause()
-        return await self._log.read_next(tag, bound)
+        return await self._log.read_next(tag, bound, fresh=fresh)
 
     async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
     ) -> Record | None:
         """See `Log.read_prev`."""
         await _Pause()
-        return await self._log.read_prev(tag, bound)
+        return await self._log.read_prev(tag, bound, fresh=fresh)
 
     async def read_range(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        fresh: bool = False,
     ) -> list[Record]:
         """See `Log.read_range`."""
         await _Pause()
-        return await self._log.read_range(tag, bound, limit=limit)
+        return await self._log.read_range(tag, bound, limit=limit, fresh=fresh)
 
     async def tail(self) -> SeqNum:
         """See `Log.tail`."""

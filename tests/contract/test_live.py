@@ -48,6 +48,22 @@ async def test_what_one_session_returned_another_sees_after_taking_its_position(
     assert child.position >= parent.position
 
 
+async def test_a_fresh_read_sees_what_another_session_was_told_is_there(
+    session_of: Callable[[], Log],
+) -> None:
+    writer = session_of()
+    for n in range(10):
+        seqnum = await writer.append(b"%d" % n, tags=["f"])
+        found = [
+            await session_of().read(seqnum, fresh=True),
+            await session_of().read_next("f", seqnum, fresh=True),
+            await session_of().read_prev("f", fresh=True),
+            await session_of().read_next(bound=seqnum, wait=60, fresh=True),
+            (await session_of().read_range("f", fresh=True))[-1],
+        ]
+        assert [record and record.seqnum for record in found] == [seqnum] * 5
+
+
 async def test_concurrent_appends_are_all_distinct_and_all_there(
     session_of: Callable[[], Log],
 ) -> None:

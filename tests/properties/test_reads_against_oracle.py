@@ -240,6 +240,27 @@ def wrong_reads(cluster: RoleCluster, appends: int) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.parametrize("slow", ["engine-1", "index-1-0", "storage-0"])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("sizes", ["none", "default"])
+def test_a20_a_fresh_read_sees_whatever_anybody_was_told_is_there(
+    sizes: str, seed: int, slow: str
+) -> None:
+    """The reader's session has seen nothing; its engine may lag far behind the writer's."""
+    cluster = cluster_with(
+        sizes, 3, seed=seed, delay=0.1, repeat=0.1, slow=frozenset({NodeId(slow)})
+    )
+    for n in range(25):
+        waiter = cluster.append(b"%d" % n, "a", engine=0)
+        cluster.run_until(lambda waiter=waiter: waiter.seqnum is not None)
+        told = dict(cluster.oracle.records)
+        record, _ = cluster.read(
+            Direction.PREV, tag_hash(LOG, "a"), MAX_SEQNUM, engine=1, fresh=True
+        )
+        assert record is not None
+        assert record.seqnum >= max(told)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a17_equal_localids_on_two_shards_are_acknowledged_each_to_its_own_caller(
     seed: int,

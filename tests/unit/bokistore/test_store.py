@@ -42,16 +42,21 @@ class CountedLog(MemoryLog):
         self.reads = 0
 
     async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
     ) -> Record | None:
         self.reads += 1
-        return await super().read_prev(tag, bound)
+        return await super().read_prev(tag, bound, fresh=fresh)
 
     async def read_range(
-        self, tag: UserTag | None = None, bound: SeqNum = 0, *, limit: int = 1000
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        fresh: bool = False,
     ) -> list[Record]:
         self.reads += 1
-        return await super().read_range(tag, bound, limit=limit)
+        return await super().read_range(tag, bound, limit=limit, fresh=fresh)
 
 
 async def test_each_operation_returns_what_was_there_before(store: Store) -> None:

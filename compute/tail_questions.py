@@ -1,0 +1,73 @@
+"""Where the log ends, asked of the primary: for `tail()`, and for reads that must see what anybody
+was told is there (`fresh`, ARCHITECTURE 9.4).
+
+An answer serves an operation only if it was asked for after the operation came. So one question is
+under way at a time, and who comes meanwhile shares the next one: a loaded node asks no more often
+than the primary answers, an idle one at once.
+"""
+
+from __future__ import annotations
+
+from compute.operation import Operation
+from indilog.ids import Instant
+
+
+class TailQuestions:
+    """The operations that wait for the primary's word; a lost question is asked again."""
+
+    __slots__ = ("_asked", "_asked_at", "_request", "_resend_s", "_waiting")
+
+    def __init__(self, resend_s: float) -> None:
+        self._resend_s = resend_s
+        self._waiting: list[Operation] = []
+        """Those that came after the question under way was asked."""
+        self._asked: list[Operation] = []
+        self._asked_at = Instant(0.0)
+        self._request = -1
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._asked)
+
+    def add(self, operation: Operation) -> None:
+        """Let an operation wait for the answer to a question that is still to be asked."""
+        self._waiting.append(operation)
+
+    def is_due(self, now: Instant) -> bool:
+        """Tell whether to ask now, for the first time or again."""
+        if self._asked:
+            return now >= self._asked_at + self._resend_s
+        return bool(self._waiting)
+
+    def asked(self, request: int, now: Instant) -> None:
+        """Take note that the question is under way as `request`; the one before is forgotten."""
+        self._asked += self._waiting
+        self._waiting.clear()
+        self._request, self._asked_at = request, now
+
+    def answered(self, request: int) -> list[Operation]:
+        """Take out the operations that the answer serves; none: it is late, or repeated."""
+        if request != self._request:
+            return []
+        served, self._asked = self._asked, []
+        return served
+
+    def expired(self, created_before: Instant) -> list[Operation]:
+        """Take out the operations that came at `created_before` or earlier."""
+        waiting = self._asked + self._waiting
+        if not waiting or waiting[0].created > created_before:
+            return []
+        self._asked = [o for o in self._asked if o.created > created_before]
+        self._waiting = [o for o in self._waiting if o.created > created_before]
+        return [o for o in waiting if o.created <= created_before]
+
+    def clear(self) -> list[Operation]:
+        """Take out all operations."""
+        waiting = self._asked + self._waiting
+        self._asked, self._waiting = [], []
+        return waiting
+
+    def deadline(self, timeout_s: float) -> Instant | None:
+        """When to ask again, or when an operation has waited for `timeout_s`."""
+        if not self._asked:
+            return None
+        return Instant(min(self._asked_at + self._resend_s, self._asked[0].created + timeout_s))

@@ -1,0 +1,106 @@
+"""One engine, spoken with by calls: the other ends of its messages are the test."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Sequence
+
+from compute.engine import Engine
+from indilog.config import Config, NodeConfig
+from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber, tag_columns
+from indilog.messages import (
+    Direction,
+    IndexBlock,
+    IndexData,
+    Message,
+    MetalogEntries,
+    ShardClaimed,
+    ShardOpened,
+    ShardTags,
+    StoredRecord,
+    TailIs,
+)
+from indilog.metalog import NewRecords
+from indilog.roles import Answer, Effect, Received, Send, Started
+from indilog.view import view_of
+
+ENGINE, PRIMARY = NodeId("engine-0"), NodeId("sequencer-0")
+A, B = NodeId("storage-0"), NodeId("storage-1")
+SHARD = ShardId(0)
+JOIN = 1 << 32
+"""The first request number of epoch 1."""
+TAG, LOG = 77, 11
+NAMES = tag_columns("orders", ("x",))[1]
+
+
+class Driver:
+    """Speaks with one engine; keeps what it said."""
+
+    def __init__(self, *, join_at: tuple[int, int] = (0, 0), **settings: float) -> None:
+        node = dataclasses.replace(NodeConfig(), **settings)  # type: ignore[arg-type]
+        view = view_of(storage_nodes=2, replicas=2, index_shards=2)
+        self.engine = Engine(ENGINE, [view], Config(node=node))
+        self.now = 0.0
+        self.position, self.tail = join_at
+        self.turn(Started(Epoch(1)))
+
+    def join(self) -> None:
+        cut = {SHARD: self.tail}
+        self.hear(PRIMARY, TailIs(JOIN, self.position, self.tail, cut))
+        for replica in (A, B):
+            self.hear(replica, ShardClaimed(SHARD, Epoch(1), self.tail))
+        for replica in (A, B):
+            self.hear(replica, ShardOpened(SHARD, Epoch(1), self.tail))
+        assert self.engine.ready
+
+    def turn(self, *events: Started | Received) -> list[Effect]:
+        effects = self.engine.handle(events, Instant(self.now))
+        self.engine.check_invariants()
+        return effects
+
+    def hear(self, sender: NodeId, *messages: Message) -> list[Effect]:
+        return self.turn(*(Received(sender, message) for message in messages))
+
+    def order(self, count: int, *, index_data: bool = True) -> list[Effect]:
+        """One metalog entry over `count` records of our shard; all carry TAG."""
+        position, first = self.position, self.tail
+        self.position += 1
+        self.tail += count
+        entry = NewRecords(position, ViewNumber(1), Epoch(1), {SHARD: count})
+        effects = self.hear(PRIMARY, MetalogEntries((entry,)))
+        if index_data:
+            effects += self.hear(A, IndexData((self.block(position, first, count),)))
+        return effects
+
+    @staticmethod
+    def block(position: int, first: int, count: int) -> IndexBlock:
+        tags = array("Q", [LOG, TAG] * count).tobytes()
+        part = ShardTags(SHARD, first, count, b"\x02" * count, tags)
+        return IndexBlock(position, first + count, (SHARD,), (part,))
+
+    def read(self, bound: int, *, position: int = 0, tag: int = TAG) -> object:
+        return self.engine.read(Direction.NEXT, tag, bound, position, "reader")
+
+
+def joined(*, join_at: tuple[int, int] = (0, 0), **settings: float) -> Driver:
+    driver = Driver(join_at=join_at, **settings)
+    driver.join()
+    return driver
+
+
+def sends(effects: Sequence[Effect], kind: type[Message]) -> list[tuple[NodeId, Message]]:
+    return [(e.to, e.message) for e in effects if isinstance(e, Send) and type(e.message) is kind]
+
+
+def answers(effects: Sequence[Effect]) -> list[object]:
+    return [e.outcome for e in effects if isinstance(e, Answer)]
+
+
+def stored(seqnum: int, data: bytes = b"d") -> StoredRecord:
+    return StoredRecord(seqnum, 5_000_000, NAMES, data, None)
+
+
+def answered(effects: Sequence[Effect]) -> dict[object, object]:
+    """Return the outcome of each waiter that was answered."""
+    return {e.waiter: e.outcome for e in effects if isinstance(e, Answer)}
