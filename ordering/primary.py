@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from indilog.config import Config
+from indilog.errors import DataDirectoryError
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId, majority
 from indilog.messages import (
     MetalogAppend,
@@ -52,7 +53,7 @@ class Primary:
         self._resend_s = config.node.resend_s
         self._metalog = metalog
         self._recovered = len(metalog)
-        assert metalog.epoch_before(len(metalog)) < epoch, "an incarnation's epoch is a new one"
+        _check_new(epoch, metalog.epoch_before(len(metalog)))
         self._reports = Reports(view)
         self._backups = {node: BackupProgress() for node in view.backups}
         self._majority = majority(view.sequencers)
@@ -216,3 +217,16 @@ class Primary:
         position = len(self._metalog)
         entry = NewRecords(position, self._view.number, self._epoch, counts, writers)
         return [self._metalog.append(entry)]
+
+
+def _check_new(epoch: Epoch, before: Epoch) -> None:
+    """Refuse an incarnation that is not newer than the one that wrote the metalog.
+
+    Raises:
+        DataDirectoryError: it is not; so the metadata file, which gives out epochs, is an old one.
+    """
+    if epoch <= before:
+        raise DataDirectoryError(
+            f"The metadata file is older than the journals: it gave epoch {epoch}, the metalog was "
+            f"written under {before}; put back the newest one, or choose another directory."
+        )

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -23,12 +22,13 @@ from compute.local_log import LocalLogs
 from index_tier.aggregator import Aggregator
 from index_tier.index_node import IndexNode
 from indilog.config import Config
-from indilog.errors import ConfigError, DataDirectoryError, NotReadyError
+from indilog.errors import ConfigError, IndilogError, NotReadyError
 from indilog.ids import Epoch, NodeId
 from indilog.roles import ReportsStatus, Role
 from indilog.runtime.cluster_state import VIEW_KEY, claim_arrangement
+from indilog.runtime.data_directory import directory_usable, opened_metadata
 from indilog.runtime.journal import Journal
-from indilog.runtime.metadata import EmbeddedMetadataStore, MetadataStore
+from indilog.runtime.metadata import MetadataStore
 from indilog.runtime.node import NodeShell
 from indilog.telemetry import FiguresCollector, registry_of
 from indilog.view import View, Views, view_of
@@ -117,23 +117,6 @@ def _layout(view: View) -> str:
     )
 
 
-@contextmanager
-def _directory_usable(directory: Path) -> Iterator[None]:
-    """Say in one sentence that the system does not let us keep data there.
-
-    Raises:
-        DataDirectoryError: instead of an `OSError` inside the block.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataDirectoryError(
-            f"The data directory {directory} cannot be used: {reason}; choose another, or make "
-            "room there."
-        ) from error
-
-
 @asynccontextmanager
 async def embedded(
     config: Config, on_fatal: Callable[[BaseException], None] | None = None
@@ -148,7 +131,7 @@ async def embedded(
         ConfigError: it was created with another layout.
         NotReadyError: the roles did not find together in time.
     """
-    with _directory_usable(config.node.data_dir):
+    with directory_usable(config.node.data_dir):
         journal = Journal.open(
             config.node.data_dir / "journal",
             segment_bytes=config.node.segment_bytes,
@@ -156,8 +139,7 @@ async def embedded(
         )
     shell: NodeShell | None = None
     try:
-        file = config.node.data_dir / "metadata"
-        with EmbeddedMetadataStore(file, config.node) as store:
+        with opened_metadata(config.node) as store:
             await claim_arrangement(store, "embedded")
             view = await view_in(store, config)
             epoch = Epoch(await store.next_sequence("epoch"))
@@ -170,7 +152,7 @@ async def embedded(
             epoch=epoch,
             on_fatal=on_fatal or (lambda _: None),
         )
-        with _directory_usable(config.node.data_dir):
+        with directory_usable(config.node.data_dir):
             shell.start()
         engines = {
             node: LocalLogs(shell, node, role, config.cluster)
@@ -178,13 +160,23 @@ async def embedded(
             if isinstance(role, Engine)
         }
         for logs in engines.values():
-            await joined(logs)
+            await _joined_in(shell, logs)
         yield Platform(shell, view, config, engines)
     finally:
         if shell is not None:
             await shell.close()
         else:
             journal.close()
+
+
+async def _joined_in(shell: NodeShell, logs: LocalLogs) -> None:
+    """Wait until the engine has joined; if a role finds a reason not to start, raise that."""
+    try:
+        await joined(logs)
+    except NotReadyError:
+        if isinstance(shell.failed, IndilogError):
+            raise shell.failed from None
+        raise
 
 
 async def joined(logs: LocalLogs) -> None:

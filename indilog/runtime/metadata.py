@@ -33,6 +33,7 @@ MAGIC: Final = b"ILMD"
 VERSION: Final = 1
 _HEADER: Final = Struct("<4sBI")
 KEY_BYTES_MAX: Final = 256
+_REMEDY: Final = "put it back from a copy of the whole directory, or choose another directory."
 
 
 class Versioned(NamedTuple):
@@ -239,7 +240,8 @@ def _read(file: Path) -> _Contents:
     except FileNotFoundError:
         return _Contents({}, {})
     if len(data) < _HEADER.size or data[:4] != MAGIC:
-        raise DataDirectoryError(f"{file} is not a metadata file.")
+        what = "is no metadata file" if data else "is empty"
+        raise DataDirectoryError(f"{file} {what}; {_REMEDY}")
     _, version, crc = _HEADER.unpack_from(data)
     if version != VERSION:
         raise DataDirectoryError(
@@ -247,8 +249,11 @@ def _read(file: Path) -> _Contents:
         )
     body = memoryview(data)[_HEADER.size :]
     if crc32c(body) != crc:
-        raise DataDirectoryError(f"{file} is damaged (its checksum does not fit); restore it.")
-    return msgspec.msgpack.decode(body, type=_Contents)
+        raise DataDirectoryError(f"{file} is damaged (its checksum does not fit); {_REMEDY}")
+    try:
+        return msgspec.msgpack.decode(body, type=_Contents)
+    except msgspec.DecodeError as error:
+        raise DataDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error
 
 
 def _replace(file: Path, data: bytes) -> None:

@@ -400,7 +400,12 @@ class NodeShell:
         if self.failed is not None:
             return
         self.failed = error
-        log.error("node failed", error=str(error), exc_info=error)
+        # What has a sentence of its own needs no traceback.
+        log.error(
+            "node failed",
+            error=str(error),
+            exc_info=None if isinstance(error, IndilogError) else error,
+        )
         self._abandon_held(str(error))
         self._outbox.clear()
         self._inbox.clear()

@@ -187,9 +187,10 @@ async def _run(name: NodeId, metadata: str, supervisor_fd: int | None) -> int:
         faulthandler.dump_traceback_later(NodeConfig().stop_timeout_s, exit=True)
         if not line.was_ready:
             serving.cancel()  # told to stop before it was up
-        await serving
-    except asyncio.CancelledError:
-        return os.EX_OK
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        if failures:
+            line.failed(str(failures[0]))
     except (IndilogError, OSError) as error:
         _log.error("node cannot start", error=str(error))
         line.failed(str(error))

@@ -29,6 +29,7 @@ from indilog.errors import ConfigError
 from indilog.ids import NodeId
 from indilog.runtime.assembly import view_in
 from indilog.runtime.cluster_state import claim_arrangement, publish_run
+from indilog.runtime.data_directory import opened_metadata
 from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.metadata_service import MetadataServer
 from indilog.runtime.supervised_process import SupervisedProcess
@@ -81,12 +82,12 @@ class Supervisor:
         """Start every process; returns when all are ready.
 
         Raises:
-            DataDirectoryError: the data directory is in use, or of a newer format.
+            DataDirectoryError: the data directory cannot be used, is in use, of a newer format, or
+                damaged.
             ConfigError: it was made with another layout; or sockets cannot be made.
             NotReadyError: a process does not start; its sentence is in the message.
         """
-        data_dir = self._config.node.data_dir
-        self._store = EmbeddedMetadataStore(data_dir / "metadata", self._config.node)
+        self._store = opened_metadata(self._config.node)
         await claim_arrangement(self._store, "processes")
         self.view = await view_in(self._store, self._config)
         self._directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))

@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from indilog.config import Config, NodeConfig
+from indilog.errors import DataDirectoryError
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.messages import (
     MetalogAppend,
@@ -321,9 +322,9 @@ def test_entries_that_a_backup_has_and_this_primary_lost_are_not_counted() -> No
     assert node.committed == 3
 
 
-def test_an_epoch_that_was_there_before_is_our_own_mistake() -> None:
+def test_an_epoch_that_was_there_before_is_refused() -> None:
     node = started(recovered=[entry(0, {0: 1})])
-    with pytest.raises(AssertionError):
+    with pytest.raises(DataDirectoryError, match="older than the journals"):
         start(node)
 
 

@@ -44,7 +44,7 @@ def test_a_flipped_bit_is_detected_and_the_file_left_alone(tmp_path: Path, offse
 
 def test_a_cut_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_bytes(b"ILMD")
-    with pytest.raises(DataDirectoryError, match="not a metadata file"):
+    with pytest.raises(DataDirectoryError, match="no metadata file"):
         opened(tmp_path)
 
 
@@ -61,7 +61,7 @@ def test_a_newer_format_is_refused_with_its_number(tmp_path: Path) -> None:
 def test_opening_that_failed_leaves_the_lock_free(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_bytes(b"rubbish")
     for _ in range(2):
-        with pytest.raises(DataDirectoryError, match="not a metadata file"):
+        with pytest.raises(DataDirectoryError, match="no metadata file"):
             opened(tmp_path)
 
 

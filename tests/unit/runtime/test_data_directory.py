@@ -1,0 +1,97 @@
+"""The data directory: a metadata file that is gone, damaged or old is one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import indilog
+from indilog.config import MIB, Config, NodeConfig
+from indilog.errors import DataDirectoryError
+from indilog.runtime.assembly import embedded
+from indilog.runtime.data_directory import opened_metadata
+from indilog.runtime.segment import segment_path
+
+
+def config_in(directory: Path) -> Config:
+    return Config(node=NodeConfig(data_dir=directory, segment_bytes=8 * MIB))
+
+
+def started_in(directory: Path) -> None:
+    """Start a platform and append; what is refused is raised."""
+
+    async def started() -> None:
+        async with embedded(config_in(directory)) as platform:
+            await platform.logs.log("orders").append(b"x")
+
+    asyncio.run(started())
+
+
+def removed(metadata: Path) -> None:
+    metadata.unlink()
+
+
+def emptied(metadata: Path) -> None:
+    metadata.write_bytes(b"")
+
+
+def garbage(metadata: Path) -> None:
+    metadata.write_bytes(bytes(range(256)))
+
+
+def cut(metadata: Path) -> None:
+    metadata.write_bytes(metadata.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (removed, "is missing, although"),
+        (emptied, "is empty"),
+        (garbage, "is no metadata file"),
+        (cut, "is damaged"),
+    ],
+)
+def test_a_metadata_file_that_is_lost_or_damaged_is_one_sentence_and_nothing_changes(
+    tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    started_in(tmp_path)
+    damage(tmp_path / "metadata")
+    for _ in range(2):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        with pytest.raises(DataDirectoryError, match=words) as caught:
+            started_in(tmp_path)
+        assert str(tmp_path / "metadata") in str(caught.value)
+        assert "a copy of the whole directory, or choose another directory." in str(caught.value)
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_a_metadata_file_older_than_the_journal_is_one_sentence(tmp_path: Path) -> None:
+    started_in(tmp_path)
+    old = (tmp_path / "metadata").read_bytes()
+    started_in(tmp_path)
+    (tmp_path / "metadata").write_bytes(old)
+    with pytest.raises(DataDirectoryError, match="older than the journals: it gave epoch 2"):
+        started_in(tmp_path)
+
+
+def test_the_journals_of_processes_count_too(tmp_path: Path) -> None:
+    segment_path(tmp_path / "storage-0", 1).parent.mkdir()
+    segment_path(tmp_path / "storage-0", 1).touch()
+    with pytest.raises(DataDirectoryError, match="such as storage-0"):
+        opened_metadata(NodeConfig(data_dir=tmp_path))
+
+
+def test_a_start_that_died_before_it_had_metadata_is_a_new_directory(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "metadata.lock").touch()
+    opened_metadata(NodeConfig(data_dir=tmp_path)).close()
+
+
+def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(indilog.DataDirectoryError, match="file cannot be used"):
+        opened_metadata(NodeConfig(data_dir=tmp_path / "file"))
