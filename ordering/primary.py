@@ -58,7 +58,8 @@ class Primary:
         self._backups = {node: BackupProgress() for node in view.backups}
         self._majority = majority(view.sequencers)
         self._engines = frozenset(view.engines)
-        self._readers = view.storage_nodes + view.engines
+        # Engines first: callers wait for them.
+        self._readers = view.engines + view.storage_nodes
         """Storage first: in one process its index data then reaches an engine in the same turn."""
         self._reader_set = frozenset(self._readers)
         self._committed = MetalogReplay()

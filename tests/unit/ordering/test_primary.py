@@ -108,8 +108,8 @@ def test_growth_is_persisted_before_it_is_published() -> None:
     assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(0, {0: 3})), 0)]
     effects = node.handle([persisted(0)], T0)
     assert sent(effects, MetalogEntries) == [
-        (STORAGE, MetalogEntries((entry(0, {0: 3}),))),
         (ENGINE, MetalogEntries((entry(0, {0: 3}),))),
+        (STORAGE, MetalogEntries((entry(0, {0: 3}),))),
     ]
 
 
@@ -243,7 +243,7 @@ def test_several_entries_that_are_committed_at_once_are_published_in_order() -> 
     node.handle([persisted(1)], T0)
     effects = node.handle([stored(2)], T0)
     entries = (entry(0, {0: 1}), entry(1, {0: 1}))
-    assert sent(effects, MetalogEntries)[0] == (STORAGE, MetalogEntries(entries))
+    assert sent(effects, MetalogEntries)[0] == (ENGINE, MetalogEntries(entries))
 
 
 def test_a_silent_backup_is_sent_everything_again_after_a_while() -> None:
@@ -303,7 +303,7 @@ def test_a_restarted_primary_commits_what_it_recovered_with_a_majority() -> None
     node = started(view_of(sequencers=3), recovered=entries)
     start(node)
     effects = node.handle([stored(1, epoch=4)], T0)
-    assert sent(effects, MetalogEntries)[0] == (STORAGE, MetalogEntries((entries[0],)))
+    assert sent(effects, MetalogEntries)[0] == (ENGINE, MetalogEntries((entries[0],)))
     message = append(1, entries[1], committed=1, previous=4)
     assert sent(effects, MetalogAppend) == [(FIRST, message)]
 
@@ -333,7 +333,7 @@ def test_a_lone_primary_commits_what_it_recovered_at_once() -> None:
     node = started(recovered=entries, in_flight_max=2)
     effects = start(node)
     assert (node.committed, node.tail) == (3, 6)
-    assert sent(effects, MetalogEntries)[0] == (STORAGE, MetalogEntries(tuple(entries[1:])))
+    assert sent(effects, MetalogEntries)[0] == (ENGINE, MetalogEntries(tuple(entries[1:])))
 
 
 def test_a_restarted_primary_goes_on_where_its_entries_end() -> None:
