@@ -111,10 +111,20 @@ class NodeConfig:
     index_positions_ahead_max: int = 65_536
     """Metalog positions of which an index node holds data while it misses an earlier one."""
 
+    local_index: Literal["none", "default", "extended"] = "default"
+    """`none`: every lookup goes to the index tier. `extended`: the index tier is also asked whether
+    a tag that is appended here is new, so that all its records are known (thesis 5.7).
+    """
     suffix_cuts_max: int = 100_000
+    suffix_bytes_max: int = 8 * MIB
     popularity_entries_max: int = 10_000
+    popularity_bytes_max: int = 4 * MIB
     tag_cache_seqnums_max: int = 1_000_000
     tag_cache_seqnums_per_tag_max: int = 10_000
+    tag_cache_bytes_max: int = 64 * MIB
+    answer_cache_entries_max: int = 10_000
+    """Answers of the index tier that can never change, such as the first record of a tag."""
+    answer_cache_bytes_max: int = 8 * MIB
     record_cache_bytes_max: int = 64 * MIB
     aux_cache_bytes_max: int = 16 * MIB
 
@@ -179,7 +189,12 @@ _ZERO_IS_FINE: Final = frozenset(
         "port",
         "workers",
         "suffix_cuts_max",
+        "suffix_bytes_max",
         "popularity_entries_max",
+        "popularity_bytes_max",
+        "tag_cache_bytes_max",
+        "answer_cache_entries_max",
+        "answer_cache_bytes_max",
         "tag_cache_seqnums_max",
         "tag_cache_seqnums_per_tag_max",
         "record_cache_bytes_max",

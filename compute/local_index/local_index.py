@@ -1,23 +1,41 @@
-"""The local index: Suffix, Popularity Cache and Tag Cache behind one interface (thesis 5.1, 5.4).
+"""The local index: its parts behind one interface (thesis 5.1, 5.4).
 
 The empty tag covers the whole log and is looked up in the Suffix, below its head in the Popularity
-Cache; every other tag in the Tag Cache (algorithm 6). The Suffix follows the metalog itself
-(type-O), the Tag Cache the index data (type-S), which comes later: so the two have positions of
-their own, and a caller that must not read the past compares its session with them first.
+Cache; every other tag in the Tag Cache (algorithm 6), then in the Answer Cache. The Suffix follows
+the metalog itself (type-O), the Tag Cache the index data (type-S), which comes later: so the two
+have positions of their own, and a caller that must not read the past compares its session with them
+first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compute.local_index.answers import Answer, RangeAnswer
+from compute.local_index.answer_cache import AnswerCache
+from compute.local_index.answers import MISS, Answer, RangeAnswer
 from compute.local_index.popularity_cache import PopularityCache
 from compute.local_index.suffix import Suffix
-from compute.local_index.tag_cache import TagCache, malformed
+from compute.local_index.tag_cache import TagCache
+from compute.local_index.tag_rows import SHARD_MASK, First
 from indilog.config import NodeConfig
-from indilog.ids import EMPTY_TAG, MetalogPosition, SeqNum, ShardId, TagHash
-from indilog.messages import ShardTags
+from indilog.ids import EMPTY_TAG, MAX_SEQNUM, MetalogPosition, SeqNum, ShardId, TagHash
+from indilog.messages import Direction, ShardTags
 from indilog.metalog import Span
+
+
+def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
+    """Say why `parts` cannot be the index data that follows on `tail`; None: they can."""
+    for part in parts:
+        if not part.count == len(part.tag_counts) > 0:
+            return "a part has another number of records than of tag counts"
+        if sum(part.tag_counts) * 8 != len(part.tags):
+            return "a part has another number of tags than its counts add up to"
+        if part.first_seqnum < tail or not 0 <= part.shard <= SHARD_MASK:
+            return "the parts do not ascend from the tail of what is applied"
+        tail = part.first_seqnum + part.count
+        if tail > MAX_SEQNUM:
+            return "the parts go beyond the last seqnum that can exist"
+    return None
 
 
 class LocalIndex:
@@ -32,14 +50,39 @@ class LocalIndex:
         tag_position: how many metalog positions the Tag Cache has applied.
     """
 
-    __slots__ = ("_popularity", "_suffix", "_tag_tail", "_tags", "tag_position")
+    __slots__ = (
+        "_answers",
+        "_parts",
+        "_popularity",
+        "_suffix",
+        "_tag_tail",
+        "_tags",
+        "tag_position",
+    )
 
     def __init__(self, config: NodeConfig, position: MetalogPosition = 0, tail: SeqNum = 0) -> None:
-        self._suffix = Suffix(config.suffix_cuts_max, tail)
-        self._popularity = PopularityCache(config.popularity_entries_max)
-        self._tags = TagCache(
-            config.tag_cache_seqnums_max, config.tag_cache_seqnums_per_tag_max, position
+        scale = 0 if config.local_index == "none" else 1
+        self._suffix = Suffix(
+            config.suffix_cuts_max * scale, tail, bytes_max=config.suffix_bytes_max
+        )  # fmt: skip
+        self._popularity = PopularityCache(
+            config.popularity_entries_max * scale, bytes_max=config.popularity_bytes_max
         )
+        self._tags = TagCache(
+            config.tag_cache_seqnums_max * scale,
+            config.tag_cache_seqnums_per_tag_max,
+            position,
+            bytes_max=config.tag_cache_bytes_max,
+        )
+        self._answers = AnswerCache(
+            config.answer_cache_entries_max * scale, bytes_max=config.answer_cache_bytes_max
+        )
+        self._parts: dict[str, Suffix | PopularityCache | TagCache | AnswerCache] = {
+            "suffix": self._suffix,
+            "popularity_cache": self._popularity,
+            "tag_cache": self._tags,
+            "answer_cache": self._answers,
+        }
         self._tag_tail = tail
         """No seqnum of the index data to come is below this."""
         self.tag_position = position
@@ -68,7 +111,8 @@ class LocalIndex:
     def find_next(self, tag: TagHash, bound: SeqNum) -> Answer:
         """Look up the first record with `tag` and seqnum >= `bound`."""
         if tag != EMPTY_TAG:
-            return self._tags.find_next(tag, bound)
+            answer = self._tags.find_next(tag, bound)
+            return self._answers.find_next(tag, bound, self._tag_tail) if answer is MISS else answer
         if bound >= self._suffix.head:
             return self._suffix.find_next(bound)
         return self._popularity.find(bound)
@@ -76,7 +120,8 @@ class LocalIndex:
     def find_prev(self, tag: TagHash, bound: SeqNum) -> Answer:
         """Look up the last record with `tag` and seqnum <= `bound`."""
         if tag != EMPTY_TAG:
-            return self._tags.find_prev(tag, bound)
+            answer = self._tags.find_prev(tag, bound)
+            return self._answers.find_prev(tag, bound, self._tag_tail) if answer is MISS else answer
         if bound >= self._suffix.head:
             return self._suffix.find_prev(bound)
         return self._popularity.find(bound)
@@ -84,7 +129,7 @@ class LocalIndex:
     def find_range(self, tag: TagHash, bound: SeqNum, limit: int) -> RangeAnswer:
         """Look up the first `limit` records with `tag` from `bound` on.
 
-        The Popularity Cache has only point hits, so it has no part in this.
+        The Popularity Cache and the Answer Cache know single records, so they have no part in this.
         """
         if tag != EMPTY_TAG:
             return self._tags.find_range(tag, bound, limit)
@@ -104,26 +149,96 @@ class LocalIndex:
         if seqnum < self._suffix.head:
             self._popularity.learn(seqnum, shard)
 
+    # --- what the index tier told
+
+    def learn_answer(
+        self,
+        direction: Direction,
+        tag: TagHash,
+        bound: SeqNum,
+        found: tuple[SeqNum, ShardId],
+        tail: SeqNum,
+    ) -> None:
+        """Remember the answer to a lookup that was about the log below `tail`, if it is for ever.
+
+        Only while nothing of the tag is trimmed from `bound` on.
+        """
+        if tag == EMPTY_TAG:
+            return
+        if direction is Direction.NEXT:
+            self._answers.learn_next(tag, bound, *found)
+        else:
+            self._answers.learn_prev(tag, bound, *found, tail)
+
+    def forget_below(self, tag: TagHash, until: SeqNum) -> None:
+        """Forget what is known of the records of `tag` below `until`: they were trimmed.
+
+        Bounds below the first record kept miss from now on, so that the index tier tells what was
+        trimmed. Afterwards nothing may be learned that was asked before the trim.
+        """
+        self._tags.forget_below(tag, until)
+        self._answers.forget(tag)
+
+    @property
+    def tag_tail(self) -> SeqNum:
+        """The tail of the log at `tag_position`."""
+        return self._tag_tail
+
+    def knows_tag(self, tag: TagHash) -> bool:
+        """Whether there is no reason to ask the index tier if `tag` is new."""
+        return self._tags.knows(tag)
+
+    def has_recent(self, tag: TagHash, seqnums: int) -> bool:
+        """Whether the newest `seqnums` records of `tag`, or all that there are, are held."""
+        return self._tags.has_recent(tag, seqnums)
+
+    def expect(self, tag: TagHash) -> None:
+        """The index tier is asked about the records of `tag` below `tag_tail`, at `tag_position`.
+
+        The answer is told with that tail as its limit, or `give_up` is.
+        """
+        self._tags.expect(tag, self._tag_tail)
+
+    def give_up(self, tag: TagHash, limit: SeqNum) -> None:
+        """No answer about `tag` below `limit` will come."""
+        self._tags.give_up(tag, limit)
+
+    def learn_first(self, tag: TagHash, limit: SeqNum, first: First | None) -> None:
+        """The first record of `tag` below `limit` is `first`; None: there is none."""
+        self._tags.learn_first(tag, limit, first)
+
+    def refill(
+        self,
+        tag: TagHash,
+        limit: SeqNum,
+        seqnums: Sequence[SeqNum],
+        shards: Sequence[ShardId],
+        *,
+        complete: bool,
+    ) -> None:
+        """These are the newest records of `tag` below `limit`, or all of them; see `TagCache`."""
+        self._tags.refill(tag, limit, seqnums, shards, complete=complete)
+
+    # --- figures
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.size_bytes for part in self._parts.values())
+
     def status(self) -> dict[str, dict[str, int]]:
         """Return entries, bytes, hits and misses of each part, for people and for metrics."""
-        suffix, popularity, tags = self._suffix, self._popularity, self._tags
-        return {
-            "suffix": {
-                "entries": len(suffix), "bytes": suffix.size_bytes,
-                "hits": suffix.hits, "misses": suffix.misses,
-            },
-            "popularity_cache": {
-                "entries": len(popularity), "bytes": popularity.size_bytes,
-                "hits": popularity.hits, "misses": popularity.misses,
-            },
-            "tag_cache": {
-                "entries": tags.held, "tags": len(tags), "bytes": tags.size_bytes,
-                "hits": tags.hits, "misses": tags.misses,
-            },
+        status = {
+            name: {
+                "entries": len(part), "bytes": part.size_bytes,
+                "hits": part.hits, "misses": part.misses,
+            }
+            for name, part in self._parts.items()
         }  # fmt: skip
+        status["tag_cache"] |= {"entries": self._tags.held, "tags": len(self._tags)}
+        return status
 
     def check_invariants(self) -> None:
         """Assert the invariants of the parts."""
-        self._suffix.check_invariants()
-        self._popularity.check_invariants()
-        self._tags.check_invariants()
+        for part in self._parts.values():
+            part.check_invariants()

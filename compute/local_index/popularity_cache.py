@@ -18,7 +18,8 @@ ENTRY_BYTES: Final = 200
 
 
 class PopularityCache:
-    """Remembers the shards of at most `entries_max` seqnums; forgets the least recently used.
+    """Remembers the shards of at most `entries_max` seqnums, in at most `bytes_max` bytes; forgets
+    the least recently used.
 
     Attributes:
         hits: lookups answered.
@@ -27,9 +28,9 @@ class PopularityCache:
 
     __slots__ = ("_entries_max", "_shards", "hits", "misses")
 
-    def __init__(self, entries_max: int) -> None:
-        self._entries_max = entries_max
-        self._shards: LRUCache[SeqNum, ShardId] = LRUCache(entries_max)
+    def __init__(self, entries_max: int, *, bytes_max: int = 1 << 40) -> None:
+        self._entries_max = min(entries_max, bytes_max // ENTRY_BYTES)
+        self._shards: LRUCache[SeqNum, ShardId] = LRUCache(self._entries_max)
         self.hits = self.misses = 0
 
     def __len__(self) -> int:

@@ -13,8 +13,9 @@ A cut whose upper bounds are further apart than 2 bytes can say becomes several 
 any run of consecutive upper bounds, so nothing else changes. A shard's own records may be as many
 as they like, because only upper bounds are stored.
 
-Bounded by the number of members. The oldest is evicted by moving `_start`; the arrays are moved
-down once an eighth of the limit is dead, which costs one short memmove per some thousand cuts.
+Bounded by the number of members and in bytes. The oldest member is evicted by moving `_start`; the
+arrays are moved down once an eighth of the limit is dead, which costs one short memmove per some
+thousand cuts. When the bytes are exceeded (cuts with very many shards), an eighth goes at once.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from indilog.metalog import Span
 
 DISTANCE_MAX: Final = 0xFFFF
 _DEAD_MIN: Final = 64
+_MEMBER_BYTES: Final = 16
+_BOUND_BYTES: Final = 4
+_ARRAYS_BYTES: Final = 1024
+"""What the four arrays have beside their contents, and keep ready beyond a sixteenth."""
 
 
 class Suffix:
@@ -44,12 +49,13 @@ class Suffix:
     """
 
     __slots__ = (
-        "_base", "_cuts_max", "_dead_max", "_distances", "_ends", "_keys", "_shards", "_start",
-        "head", "hits", "misses", "tail",
+        "_base", "_bytes_max", "_cuts_max", "_dead_max", "_distances", "_ends", "_keys", "_shards",
+        "_start", "head", "hits", "misses", "tail",
     )  # fmt: skip
 
-    def __init__(self, cuts_max: int, tail: SeqNum = 0) -> None:
-        self._cuts_max = cuts_max
+    def __init__(self, cuts_max: int, tail: SeqNum = 0, *, bytes_max: int = 1 << 40) -> None:
+        self._cuts_max = cuts_max if bytes_max else 0
+        self._bytes_max = bytes_max
         self._dead_max = max(_DEAD_MIN, cuts_max // 8)
         self._keys = array("Q")
         self._ends = array("Q")
@@ -99,12 +105,19 @@ class Suffix:
 
     def _evict(self) -> None:
         excess = len(self) - self._cuts_max
-        if excess <= 0:
+        if excess <= 0 and not self._too_large():
             return
-        self._start += excess
+        if self._too_large():
+            excess = max(excess, len(self) // 8 + 1)
+        self._start += min(excess, len(self))
         self.head = self._keys[self._start - 1] + 1
-        if self._start >= self._dead_max:
+        if self._start >= self._dead_max or self._too_large():
             self._move_down()
+
+    def _too_large(self) -> bool:
+        """Whether the arrays may take more than they should: they grow by a sixteenth at a time."""
+        contents = _MEMBER_BYTES * len(self._keys) + _BOUND_BYTES * len(self._shards)
+        return contents > (self._bytes_max - _ARRAYS_BYTES) // 17 * 16
 
     def _move_down(self) -> None:
         """Free what is evicted: amortised over `_dead_max` cuts, and no Python loop."""
@@ -194,5 +207,6 @@ class Suffix:
         assert len(self._keys) == len(self._ends), "a member has a key and a part"
         assert len(self._shards) == len(self._distances), "a distance has a shard"
         assert self.head <= self.tail, "the head never passes the tail"
+        assert not self._cuts_max or self.size_bytes <= max(self._bytes_max, _ARRAYS_BYTES)
         assert len(self) == 0 or self._keys[-1] == self.tail - 1, "the chain ends at the tail"
         assert len(self) > 0 or self.head == self.tail, "no members, nothing known"

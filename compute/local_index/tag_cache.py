@@ -1,12 +1,14 @@
-"""The Tag Cache: where the newest records of the tags in use are (thesis 5.1.3, algorithm 3).
+"""The Tag Cache: where the newest records of the tags in use are (thesis 5.1.3, 5.7).
 
-A map from tag to the highest seqnums with it, ascending, and their shards. Fed with type-S index
-data of every metalog position in order; so from a tag's head (the oldest seqnum kept) on, nothing
-with this tag is missing, and what lies below the head is unknown.
+A map from tag to a row (`tag_rows`): its highest seqnums and their shards. Fed with type-S index
+data of every metalog position in order; so from a tag's head on nothing with this tag is missing.
+What lies below the head is unknown, unless the row is complete or knows the tag's minimum.
 
 **Last access.** Each tag has the metalog position of its last event: insert, update, read hit
-(proven absence included). When the total exceeds its limit, the tags with the lowest are forgotten
-whole.
+(proven absence included). When a limit is exceeded, the tags with the lowest are forgotten whole.
+
+**What the index tier tells.** Completeness and minimum, and older records of a tag that is read
+often, come from the index tier; `expectations` says which of its answers still fit.
 
 **No long pauses.** A dictionary of 10^6 tags stops everything for 0.06 s whenever it is rebuilt, an
 ordered one for 0.3 s (measured). So the map is split by the low bits of the tag, which are as good
@@ -16,115 +18,94 @@ access is at or below a *horizon*; when all partitions are done, the horizon mov
 access left plus a 64th of its age. So a tag may be forgotten before one whose last access was
 earlier by less than that; with one partition (a small cache) the order is exact.
 
-**Memory.** Most tags of some workloads have one record and never a second one. Such a tag is one
-integer, `seqnum << 64 | last access << 16 | shard`; arrays are made when the second record comes. A
-tag that outgrows its limit may exceed it by an eighth before the oldest are cut off, so that
-cutting is amortised; what is really held is what counts toward the total.
+**Memory.** Bounded in seqnums and in bytes, by costs measured in CPython. A tag that outgrows its
+limit may exceed it by an eighth before the oldest are cut off, so that cutting is amortised; what
+is really held is what counts toward the total.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
-from compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
-from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum, ShardId, TagHash
+from compute.local_index.answers import EMPTY, MISS, Answer, Matches, RangeAnswer
+from compute.local_index.expectations import Expectations
+from compute.local_index.tag_rows import (
+    ACCESSED_SHIFT,
+    COMPLETE_BIT,
+    SEQNUM_SHIFT,
+    First,
+    Held,
+    TagRow,
+    accessed_of,
+    head_of,
+    next_in,
+    prev_in,
+    range_in,
+    single_of,
+    touched,
+)
+from indilog.ids import MetalogPosition, SeqNum, ShardId, TagHash
 from indilog.messages import ShardTags
 
 SEQNUM_BYTES: Final = 12
-TAG_BYTES: Final = 144
-"""What a tag with one record costs in CPython: two ints and a slot of a dictionary."""
-SUFFIX_BYTES: Final = 240
+TAG_BYTES: Final = 164
+"""What a tag costs in CPython beside its seqnum: two ints and a slot of a dictionary, which is two
+thirds full at most and a third at least.
+"""
+ROW_BYTES: Final = 288
 """What a tag's arrays cost beside their contents."""
 _TAGS_PER_PARTITION: Final = 16_384
 _PARTITIONS_MAX: Final = 1024
 _HORIZON_STEPS: Final = 64
 _EVICTED_AT_ONCE: Final = 512
-_SEQNUM_SHIFT: Final = 64
-_ACCESSED_SHIFT: Final = 16
-_ACCESSED_MASK: Final = 2**48 - 1
-_SHARD_MASK: Final = 0xFFFF
 
-
-class _TagSuffix:
-    """The highest seqnums of one tag, ascending, and the shard of each; at least one.
-
-    Attributes:
-        accessed: the metalog position of the tag's last event.
-    """
-
-    __slots__ = ("accessed", "seqnums", "shards")
-
-    def __init__(self, single: int) -> None:
-        self.seqnums = array("Q", (single >> _SEQNUM_SHIFT,))
-        self.shards = array("H", (single & _SHARD_MASK,))
-        self.accessed: MetalogPosition = _accessed(single)
-
-
-_Held: TypeAlias = int | _TagSuffix
-"""What is held of a tag: a single record as one integer, or arrays."""
-
-_Partition: TypeAlias = dict[TagHash, _Held]
+_Partition: TypeAlias = dict[TagHash, Held]
 """Tags in the order of their last events, the oldest first."""
 
 
-def _accessed(held: _Held) -> MetalogPosition:
-    if isinstance(held, int):
-        return held >> _ACCESSED_SHIFT & _ACCESSED_MASK
-    return held.accessed
-
-
-def _move_to_end(partition: _Partition, tag: TagHash, held: _Held) -> None:
+def _move_to_end(partition: _Partition, tag: TagHash, held: Held) -> None:
     """Make `tag` the last that had an event, and `held` what is held of it."""
     del partition[tag]
     partition[tag] = held
 
 
-def _head(held: _Held) -> SeqNum:
-    return held >> _SEQNUM_SHIFT if isinstance(held, int) else held.seqnums[0]
-
-
-def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
-    """Say why `parts` cannot be the index data that follows on `tail`; None: they can."""
-    for part in parts:
-        if not part.count == len(part.tag_counts) > 0:
-            return "a part has another number of records than of tag counts"
-        if sum(part.tag_counts) * 8 != len(part.tags):
-            return "a part has another number of tags than its counts add up to"
-        if part.first_seqnum < tail or not 0 <= part.shard <= _SHARD_MASK:
-            return "the parts do not ascend from the tail of what is applied"
-        tail = part.first_seqnum + part.count
-        if tail > MAX_SEQNUM:
-            return "the parts go beyond the last seqnum that can exist"
-    return None
-
-
 class TagCache:
-    """Knows, for the tags that it holds, every record from the tag's head on.
+    """Knows, for the tags that it holds, every record from the tag's head on, and sometimes all.
 
-    Holds at most `seqnums_max` seqnums in all and, but for the slack of an eighth,
-    `seqnums_per_tag_max` of one tag. With a limit of 0 it holds nothing and everything is a miss.
+    Holds at most `bytes_max` bytes, `seqnums_max` seqnums in all and, but for the slack of an
+    eighth, `seqnums_per_tag_max` of one tag. With a limit of 0 it holds nothing and everything is a
+    miss.
 
     Attributes:
         held: how many seqnums it holds.
         hits: lookups answered, proven absence included.
-        misses: lookups of an unknown tag, or below a tag's head.
+        misses: lookups of an unknown tag, or below the head of one that is not complete.
     """
 
     __slots__ = (
-        "_cursor", "_cut_above", "_horizon", "_mask", "_partitions", "_per_tag_max", "_position",
-        "_seqnums_max", "_suffixes", "held", "hits", "misses",
+        "_bytes_enough", "_bytes_max", "_cursor", "_cut_above", "_enough", "_expectations",
+        "_horizon", "_mask", "_partitions", "_per_tag_max", "_position", "_rows", "_seqnums_max",
+        "_tags", "held", "hits", "misses",
     )  # fmt: skip
 
     def __init__(
-        self, seqnums_max: int, seqnums_per_tag_max: int, position: MetalogPosition = 0
+        self,
+        seqnums_max: int,
+        seqnums_per_tag_max: int,
+        position: MetalogPosition = 0,
+        *,
+        bytes_max: int = 1 << 40,
     ) -> None:
-        self._seqnums_max = seqnums_max if seqnums_per_tag_max else 0
+        self._bytes_max = bytes_max
+        self._seqnums_max = seqnums_max if seqnums_per_tag_max and bytes_max else 0
+        self._enough = seqnums_max - min(_EVICTED_AT_ONCE, seqnums_max // 32)
+        self._bytes_enough = bytes_max - min(_EVICTED_AT_ONCE * TAG_BYTES, bytes_max // 32)
         self._per_tag_max = min(seqnums_per_tag_max, seqnums_max)
         self._cut_above = min(self._per_tag_max + self._per_tag_max // 8, seqnums_max)
-        partitions = 1 << (seqnums_max // _TAGS_PER_PARTITION).bit_length()
+        tags_max = min(seqnums_max, bytes_max // TAG_BYTES)
+        partitions = 1 << (tags_max // _TAGS_PER_PARTITION).bit_length()
         self._partitions: list[_Partition] = [{} for _ in range(min(partitions, _PARTITIONS_MAX))]
         self._mask = len(self._partitions) - 1
         self._position = position
@@ -133,30 +114,32 @@ class TagCache:
         """Eviction takes tags whose last access is at or below this,"""
         self._cursor = 0
         """from this partition on."""
-        self._suffixes = 0
+        self._expectations = Expectations(tags_max if self._seqnums_max else 0)
+        self._tags = 0
+        self._rows = 0
         """How many tags have arrays."""
         self.held = 0
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
         """How many tags it holds."""
-        return sum(map(len, self._partitions))
+        return self._tags
 
     @property
     def size_bytes(self) -> int:
         """Bytes held, by the measured cost of a tag, of its arrays and of a seqnum."""
-        return len(self) * TAG_BYTES + self._suffixes * SUFFIX_BYTES + self.held * SEQNUM_BYTES
+        tags = self._tags + len(self._expectations)
+        return tags * TAG_BYTES + self._rows * ROW_BYTES + self.held * SEQNUM_BYTES
 
     # --- index data
 
     def apply(self, parts: Sequence[ShardTags], position: MetalogPosition) -> None:
-        """Add the index data of one metalog position, ascending; `malformed` found nothing."""
+        """Add the index data of one metalog position, ascending and well-formed."""
         self._position = position
         if self._seqnums_max:
             for part in parts:
                 self._apply_part(part)
-                if self.held > self._seqnums_max:
-                    self._evict()
+                self._make_room()
         self._position += 1
 
     def _apply_part(self, part: ShardTags) -> None:
@@ -192,172 +175,322 @@ class TagCache:
     def _extend(self, tag: TagHash, seqnums: range, shard: ShardId) -> None:
         """Add a run of records with one tag."""
         partition = self._partitions[tag & self._mask]
-        suffix = partition.get(tag)
-        if suffix is None:
-            suffix = self._with_arrays(partition, tag, seqnums[0] << _SEQNUM_SHIFT | shard)
+        if tag not in partition:
+            partition[tag] = single_of(seqnums[0], shard, self._position)
+            self._tags += 1
             self.held += 1
             seqnums = seqnums[1:]
-        elif isinstance(suffix, int):
-            suffix = self._with_arrays(partition, tag, suffix)
-        suffix.seqnums.extend(seqnums)
-        suffix.shards.extend(array("H", (shard,)) * len(seqnums))
-        suffix.accessed = self._position
-        _move_to_end(partition, tag, suffix)
+            if tag in self._expectations.told:
+                self._begin(partition, tag)
+        row = self._with_arrays(partition, tag)
+        row.seqnums.extend(seqnums)
+        row.shards.extend(array("H", (shard,)) * len(seqnums))
+        row.accessed = self._position
+        _move_to_end(partition, tag, row)
         self.held += len(seqnums)
-        if len(suffix.seqnums) > self._cut_above:
-            self._cut(suffix)
+        if len(row.seqnums) > self._cut_above:
+            self._cut(tag, row)
 
     def _add(self, tags: Iterable[TagHash], seqnums: Iterable[SeqNum], shard: ShardId) -> None:
         """Add records one by one, `seqnums` as many as `tags`: the hot loop of the index."""
         partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
-        position = self._position
-        accessed_and_shard = position << _ACCESSED_SHIFT | shard
-        added = 0
+        position, told = self._position, self._expectations.told
+        accessed_and_shard = position << ACCESSED_SHIFT | shard
+        added = created = 0
         for tag, seqnum in zip(tags, seqnums, strict=True):
             partition = partitions[tag & mask]
-            suffix = partition.get(tag)
-            if suffix is None:
-                partition[tag] = seqnum << _SEQNUM_SHIFT | accessed_and_shard
-                added += 1
+            row = partition.get(tag)
+            if row is None:
+                partition[tag] = seqnum << SEQNUM_SHIFT | accessed_and_shard
+                created += 1
+                if told and tag in told:
+                    self._begin(partition, tag)
                 continue
-            if isinstance(suffix, int):
-                suffix = self._with_arrays(partition, tag, suffix)
-            of_tag = suffix.seqnums
+            if isinstance(row, int):
+                row = self._with_arrays(partition, tag)
+            of_tag = row.seqnums
             if of_tag[-1] == seqnum:
                 continue  # a record that has a tag twice is there once
             of_tag.append(seqnum)
-            suffix.shards.append(shard)
+            row.shards.append(shard)
             added += 1
-            if suffix.accessed != position:
-                suffix.accessed = position
-                _move_to_end(partition, tag, suffix)
+            if row.accessed != position:
+                row.accessed = position
+                _move_to_end(partition, tag, row)
             if len(of_tag) > cut_above:
-                self._cut(suffix)
-        self.held += added
+                self._cut(tag, row)
+        self._tags += created
+        self.held += added + created
 
-    def _with_arrays(self, partition: _Partition, tag: TagHash, single: int) -> _TagSuffix:
-        suffix = partition[tag] = _TagSuffix(single)
-        self._suffixes += 1
-        return suffix
+    def _with_arrays(self, partition: _Partition, tag: TagHash) -> TagRow:
+        """Return the row of a tag that is held, with arrays if it had none."""
+        held = partition[tag]
+        if isinstance(held, int):
+            held = partition[tag] = TagRow(held)
+            self._rows += 1
+        return held
 
-    def _cut(self, suffix: _TagSuffix) -> None:
+    def _begin(self, partition: _Partition, tag: TagHash) -> None:
+        """Let a new row begin with what the index tier has told of its tag."""
+        self._know_first(partition, tag, self._expectations.told.pop(tag))
+
+    def _know_first(self, partition: _Partition, tag: TagHash, first: First | None) -> None:
+        """Take in the first record below a row's head; None: there is none, the row is complete."""
+        held = partition[tag]
+        if first is not None:
+            row = self._with_arrays(partition, tag)
+            row.minimum = None if row.complete else first
+        elif isinstance(held, int):
+            partition[tag] = held | COMPLETE_BIT
+        else:
+            held.complete, held.minimum = True, None
+
+    def _cut(self, tag: TagHash, row: TagRow) -> None:
         """Forget the oldest of one tag: its head moves up."""
-        excess = len(suffix.seqnums) - self._per_tag_max
-        del suffix.seqnums[:excess], suffix.shards[:excess]
+        excess = len(row.seqnums) - self._per_tag_max
+        row.cut(excess)
         self.held -= excess
+        self._expectations.lose(tag)
 
-    def _evict(self) -> None:
-        """Forget whole tags, least recently accessed first, until the total fits.
+    # --- eviction
+
+    def _make_room(self) -> None:
+        """Forget whole tags, least recently accessed first, when a limit is exceeded.
 
         Some more than necessary go, because the way to the front of a dictionary leads past what
         was deleted there before.
         """
-        enough = self._seqnums_max - min(_EVICTED_AT_ONCE, self._seqnums_max // 32)
-        while self.held > enough:
-            self._evict_from(self._partitions[self._cursor], enough)
-            if self.held > enough:
+        if self.held <= self._seqnums_max and self.size_bytes <= self._bytes_max:
+            return
+        while self._excessive():
+            self._evict_from(self._partitions[self._cursor])
+            if self._excessive():
                 self._cursor += 1
                 if self._cursor == len(self._partitions):
                     self._cursor = 0
                     self._horizon = self._next_horizon()
 
-    def _evict_from(self, partition: _Partition, enough: int) -> None:
-        """Forget tags of one partition up to the horizon, until `enough` are left in all."""
+    def _excessive(self) -> bool:
+        """Whether more is held than eviction leaves."""
+        over = self.held > self._enough or self.size_bytes > self._bytes_enough
+        return over and self._tags > 0
+
+    def _evict_from(self, partition: _Partition) -> None:
+        """Forget tags of one partition up to the horizon, until it is enough."""
         evicted: list[TagHash] = []
-        horizon, left = self._horizon, self.held
+        horizon, left, bytes_left = self._horizon, self.held, self.size_bytes
+        enough, bytes_enough = self._enough, self._bytes_enough
         for tag, held in partition.items():
-            if left <= enough:
+            if left <= enough and bytes_left <= bytes_enough:
                 break
-            if isinstance(held, int):
-                if held >> _ACCESSED_SHIFT & _ACCESSED_MASK > horizon:
-                    break
-                left -= 1
-            else:
-                if held.accessed > horizon:
-                    break
-                left -= len(held.seqnums)
-                self._suffixes -= 1
+            if accessed_of(held) > horizon:
+                break
+            seqnums = 1
+            if not isinstance(held, int):
+                seqnums = len(held.seqnums)
+                bytes_left -= ROW_BYTES
+                self._rows -= 1
+            left -= seqnums
+            bytes_left -= TAG_BYTES + seqnums * SEQNUM_BYTES
             evicted.append(tag)
         for tag in evicted:
             del partition[tag]
+            self._expectations.lose(tag)
         self.held = left
+        self._tags -= len(evicted)
 
     def _next_horizon(self) -> MetalogPosition:
         """Return the oldest last access of all, and a little later: so sweeps are worth it."""
-        oldest = min(_accessed(next(iter(p.values()))) for p in self._partitions if p)
+        oldest = min(
+            (accessed_of(next(iter(p.values()))) for p in self._partitions if p), default=0
+        )
         return oldest + (self._position - oldest) // _HORIZON_STEPS
+
+    # --- what the index tier tells
+
+    def knows(self, tag: TagHash) -> bool:
+        """Whether there is no reason to ask the index tier if `tag` is new."""
+        return tag in self._partitions[tag & self._mask] or tag in self._expectations
+
+    def has_recent(self, tag: TagHash, seqnums: int) -> bool:
+        """Whether the newest `seqnums` records of `tag`, or all that there are, are held."""
+        held = self._partitions[tag & self._mask].get(tag)
+        if held is None:
+            return self._expectations.is_new(tag)
+        if isinstance(held, int):
+            return bool(held & COMPLETE_BIT) or seqnums <= 1
+        return held.complete or len(held.seqnums) >= seqnums
+
+    def expect(self, tag: TagHash, limit: SeqNum) -> None:
+        """The index tier is asked about the records of `tag` below `limit`, the tail applied here.
+
+        `learn_first`, `refill` or `give_up` is called with the same limit.
+        """
+        self._expectations.expect(tag, limit)
+        self._make_room()
+
+    def give_up(self, tag: TagHash, limit: SeqNum) -> None:
+        """No answer will come."""
+        self._expectations.fulfil(tag, limit)
+
+    def learn_first(self, tag: TagHash, limit: SeqNum, first: First | None) -> None:
+        """The index tier has answered: the first record of `tag` below `limit`; None: none has it.
+
+        Dropped if records of the tag were lost since it was asked.
+        """
+        if not self._expectations.fulfil(tag, limit):
+            return
+        partition = self._partitions[tag & self._mask]
+        held = partition.get(tag)
+        if held is None:
+            self._expectations.tell(tag, first)
+        elif first is None or first.seqnum < head_of(held):
+            self._know_first(partition, tag, first)
+        elif first.seqnum == head_of(held):
+            self._know_first(partition, tag, None)
+        self._make_room()
+
+    def refill(
+        self,
+        tag: TagHash,
+        limit: SeqNum,
+        seqnums: Sequence[SeqNum],
+        shards: Sequence[ShardId],
+        *,
+        complete: bool,
+    ) -> None:
+        """The index tier has answered: the newest records of `tag` below `limit`, ascending.
+
+        Dropped if records of the tag were lost since it was asked.
+
+        Args:
+            tag: a tag that was expected.
+            limit: what it was expected with.
+            seqnums: the newest below `limit`.
+            shards: the shard of each.
+            complete: whether these are all that there are below `limit`.
+        """
+        if not self._expectations.fulfil(tag, limit):
+            return
+        self._expectations.told.pop(tag, None)
+        partition = self._partitions[tag & self._mask]
+        if tag not in partition:
+            if not seqnums:
+                self._expectations.tell(tag, None)
+                return
+            partition[tag] = single_of(seqnums[-1], shards[-1], self._position)
+            self._tags += 1
+            self.held += 1
+        if seqnums:
+            self._put_older(partition, tag, seqnums, shards, limit)
+        if complete:
+            self._know_first(partition, tag, None)
+        row = partition[tag]
+        _move_to_end(partition, tag, touched(row, self._position))
+        if isinstance(row, TagRow) and len(row.seqnums) > self._cut_above:
+            self._cut(tag, row)
+        self._make_room()
+
+    def _put_older(
+        self,
+        partition: _Partition,
+        tag: TagHash,
+        seqnums: Sequence[SeqNum],
+        shards: Sequence[ShardId],
+        limit: SeqNum,
+    ) -> None:
+        """Put records below `limit` before what a row has from there on, unless it has more."""
+        held = partition[tag]
+        if head_of(held) <= seqnums[0]:
+            return
+        row = self._with_arrays(partition, tag)
+        before = len(row.seqnums)
+        row.put_before(seqnums, shards, limit)
+        self.held += len(row.seqnums) - before
+        if row.minimum is not None and row.minimum.seqnum >= row.head:
+            row.complete, row.minimum = True, None
+
+    def forget_below(self, tag: TagHash, until: SeqNum) -> None:
+        """Forget the records of `tag` below `until`, which were trimmed, and that there were any.
+
+        Bounds below the new head are misses, so that the index tier tells what was trimmed.
+        """
+        self._expectations.forget(tag)
+        partition = self._partitions[tag & self._mask]
+        held = partition.get(tag)
+        if held is None:
+            return
+        row = self._with_arrays(partition, tag)
+        row.complete, row.minimum = False, None
+        before = len(row.seqnums)
+        row.put_before((), (), until)
+        self.held -= before - len(row.seqnums)
+        if not row.seqnums:
+            del partition[tag]
+            self._tags -= 1
+            self._rows -= 1
 
     # --- lookups
 
     def find_next(self, tag: TagHash, bound: SeqNum) -> Answer:
-        """Return the first record with `tag` and seqnum >= `bound` (algorithm 3)."""
-        held = self._accessed_for(tag, bound)
+        """Return the first record with `tag` and seqnum >= `bound` (algorithms 3 and 4)."""
+        held = self._partitions[tag & self._mask].get(tag)
         if held is None:
-            return MISS
-        if isinstance(held, int):
-            if bound > held >> _SEQNUM_SHIFT:
-                return EMPTY
-            return Found(held >> _SEQNUM_SHIFT, ShardId(held & _SHARD_MASK))
-        index = bisect_left(held.seqnums, bound)
-        if index == len(held.seqnums):
-            return EMPTY
-        return Found(held.seqnums[index], ShardId(held.shards[index]))
+            return self._counted(self._expectations.next(tag, bound))
+        answer = next_in(held, bound)
+        return answer if self._hit(tag, held, hit=answer is not MISS) else MISS
 
     def find_prev(self, tag: TagHash, bound: SeqNum) -> Answer:
-        """Return the last record with `tag` and seqnum <= `bound`.
-
-        From the head on there always is one; below it there may be older ones that were evicted.
-        """
-        held = self._accessed_for(tag, bound)
+        """Return the last record with `tag` and seqnum <= `bound`."""
+        held = self._partitions[tag & self._mask].get(tag)
         if held is None:
-            return MISS
-        if isinstance(held, int):
-            return Found(held >> _SEQNUM_SHIFT, ShardId(held & _SHARD_MASK))
-        index = bisect_right(held.seqnums, bound) - 1
-        return Found(held.seqnums[index], ShardId(held.shards[index]))
+            return self._counted(self._expectations.prev(tag, bound))
+        answer = prev_in(held, bound)
+        return answer if self._hit(tag, held, hit=answer is not MISS) else MISS
 
     def find_range(self, tag: TagHash, bound: SeqNum, limit: int) -> RangeAnswer:
         """Return the first `limit` records with `tag` from `bound` on; fewer: there are no more."""
-        held = self._accessed_for(tag, bound)
+        held = self._partitions[tag & self._mask].get(tag)
         if held is None:
-            return MISS
-        suffix = _TagSuffix(held) if isinstance(held, int) else held
-        first = bisect_left(suffix.seqnums, bound)
-        seqnums = suffix.seqnums[first : first + limit]
-        shards = suffix.shards[first : first + limit]
-        return Matches(seqnums.tolist(), cast("list[ShardId]", shards.tolist()))
+            answer = self._counted(self._expectations.next(tag, bound))
+            return Matches((), ()) if answer is EMPTY else MISS
+        matches = range_in(held, bound, limit)
+        return matches if self._hit(tag, held, hit=matches is not MISS) else MISS
 
-    def _accessed_for(self, tag: TagHash, bound: SeqNum) -> _Held | None:
-        """Return what is held of `tag` if it can answer about `bound`: a read hit; else None.
-
-        The head itself is held, so a bound at the head is a hit. One below is a miss, even by one:
-        the bound itself may be what was evicted (PITFALLS 9).
-        """
-        partition = self._partitions[tag & self._mask]
-        held = partition.get(tag)
-        if held is None or bound < _head(held):
+    def _hit(self, tag: TagHash, held: Held, *, hit: bool) -> bool:
+        """Count a lookup of a held tag; a hit is an event of the tag."""
+        if not hit:
             self.misses += 1
-            return None
+            return False
         self.hits += 1
-        if _accessed(held) != self._position:
-            if isinstance(held, int):
-                seqnum, shard = held >> _SEQNUM_SHIFT, held & _SHARD_MASK
-                held = seqnum << _SEQNUM_SHIFT | self._position << _ACCESSED_SHIFT | shard
-            else:
-                held.accessed = self._position
-            _move_to_end(partition, tag, held)
-        return held
+        if accessed_of(held) != self._position:
+            partition = self._partitions[tag & self._mask]
+            _move_to_end(partition, tag, touched(held, self._position))
+        return True
+
+    def _counted(self, answer: Answer) -> Answer:
+        if answer is MISS:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return answer
 
     def check_invariants(self) -> None:
         """Assert the bounds, the order, and that the counters say what is really held."""
         tags = [held for partition in self._partitions for held in partition.values()]
-        suffixes = [held for held in tags if not isinstance(held, int)]
-        lengths = [len(suffix.seqnums) for suffix in suffixes]
-        assert self.held == len(tags) - len(suffixes) + sum(lengths), "seqnums are counted"
-        assert self._suffixes == len(suffixes), "arrays are counted"
+        rows = [held for held in tags if not isinstance(held, int)]
+        lengths = [len(row.seqnums) for row in rows]
+        assert self._tags == len(tags), "tags are counted"
+        assert self._rows == len(rows), "arrays are counted"
+        assert self.held == len(tags) - len(rows) + sum(lengths), "seqnums are counted"
         assert self.held <= self._seqnums_max, "more seqnums than allowed"
+        assert self.size_bytes <= self._bytes_max or not tags, "more bytes than allowed"
         assert max(lengths, default=0) <= self._cut_above, "more seqnums of a tag than allowed"
-        assert all(len(s.seqnums) == len(s.shards) for s in suffixes), "a seqnum has a shard"
+        for row in rows:
+            assert len(row.seqnums) == len(row.shards) > 0, "a seqnum has a shard"
+            assert row.minimum is None or (not row.complete and row.minimum.seqnum < row.head)
         for partition in self._partitions:
-            accesses = list(map(_accessed, partition.values()))
+            accesses = list(map(accessed_of, partition.values()))
             assert accesses == sorted(accesses), "a partition is in the order of events"
+            assert not partition.keys() & self._expectations.told.keys(), "a row knows by itself"
+        self._expectations.check_invariants()

@@ -382,4 +382,6 @@ def test_5_4_which_part_is_searched() -> None:
     log.index.find_next(EMPTY_TAG, 0)
     log.index.find_next(TAG_1, 0)
     counted = {name: (part["hits"], part["misses"]) for name, part in log.index.status().items()}
-    assert counted == {"suffix": (1, 0), "popularity_cache": (0, 1), "tag_cache": (1, 0)}
+    assert counted == {
+        "suffix": (1, 0), "popularity_cache": (0, 1), "tag_cache": (1, 0), "answer_cache": (0, 0),
+    }  # fmt: skip

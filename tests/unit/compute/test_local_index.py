@@ -9,7 +9,7 @@ import pytest
 from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
 from indilog.config import NodeConfig
 from indilog.ids import EMPTY_TAG, ShardId
-from indilog.messages import ShardTags
+from indilog.messages import Direction, ShardTags
 from indilog.metalog import Span
 
 TAG = 77
@@ -116,12 +116,55 @@ def test_status_shows_entries_bytes_hits_and_misses_of_each_part() -> None:
     index.find_next(EMPTY_TAG, 0)
     index.find_next(EMPTY_TAG, 1)
     index.find_next(TAG, 0)
-    index.find_next(TAG + 1, 0)
+    index.learn_answer(Direction.NEXT, TAG + 1, 0, (1, ShardId(0)), 2)
+    index.find_next(TAG + 1, 2)
     status = index.status()
     assert {part: (s["entries"], s["hits"], s["misses"]) for part, s in status.items()} == {
         "suffix": (2, 1, 0),
         "popularity_cache": (1, 1, 1),
         "tag_cache": (2, 1, 1),
+        "answer_cache": (1, 0, 1),
     }
     assert status["tag_cache"]["tags"] == 1
     assert all(part["bytes"] > 0 for part in status.values())
+
+
+def test_without_a_local_index_everything_is_a_miss_and_costs_nothing() -> None:
+    index = LocalIndex(NodeConfig(local_index="none"))
+    index.apply_spans([span_of(0, 2)])
+    index.apply_block(0, [part_of(0, 2)])
+    index.learn(0, ShardId(0))
+    index.learn_answer(Direction.NEXT, TAG, 0, (0, ShardId(0)), 2)
+    index.expect(TAG)
+    index.refill(TAG, 2, [0, 1], [ShardId(0)] * 2, complete=True)
+    for bound in (0, 1, 2):
+        assert index.find_next(EMPTY_TAG, bound) == index.find_prev(EMPTY_TAG, bound) == Miss()
+        assert index.find_next(TAG, bound) == index.find_prev(TAG, bound) == Miss()
+    assert index.tag_position == 1
+    status = index.status()
+    assert sum(status[part]["bytes"] for part in status if part != "suffix") == 0
+    assert status["suffix"]["entries"] == 0
+
+
+def test_an_answer_is_not_given_before_the_index_data_reaches_its_record() -> None:
+    """A session that saw it, and the position before it, would then go back."""
+    index = index_of(cuts=2)
+    index.apply_block(0, [part_of(0, 2, tag=1)])
+    index.learn_answer(Direction.NEXT, TAG, 0, (3, ShardId(1)), 4)
+    assert index.find_next(TAG, 0) == Miss()
+    index.apply_block(1, [part_of(2, 2, tag=1)])
+    assert index.find_next(TAG, 0) == Found(3, ShardId(1))
+
+
+def test_what_was_trimmed_is_forgotten_by_the_parts_that_know_tags() -> None:
+    index = index_of(cuts=2)
+    index.apply_block(0, [part_of(0, 2)])
+    index.apply_block(1, [part_of(2, 2)])
+    index.learn_answer(Direction.NEXT, TAG, 0, (0, ShardId(0)), 4)
+    index.forget_below(TAG, 2)
+    assert index.find_next(TAG, 0) == index.find_next(TAG, 1) == Miss()
+    assert index.find_prev(TAG, 1) == Miss()
+    assert index.find_next(TAG, 2) == Found(2, ShardId(0))
+    index.forget_below(TAG, 4)
+    assert index.find_next(TAG, 4) == Miss()
+    index.check_invariants()

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import pytest
 
 from compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
-from compute.local_index.tag_cache import TagCache, malformed
+from compute.local_index.local_index import malformed
+from compute.local_index.tag_cache import TagCache
 from indilog.ids import MAX_SEQNUM, ShardId
 from indilog.messages import ShardTags
 
@@ -264,22 +265,41 @@ def test_a_large_cache_forgets_nearly_in_the_order_of_last_access() -> None:
     assert not any(seqnum < never for seqnum in known)
 
 
-def test_size_bytes_is_what_the_memory_really_is() -> None:
-    for repeats in (1, 2, 10):
-        gc.collect()
-        tracemalloc.start()
-        before, _ = tracemalloc.get_traced_memory()
-        cache = TagCache(20_000, 1000)
-        chance, pool, first = random.Random(3), 20_000 // repeats, 0
-        tags = [chance.getrandbits(64) for _ in range(pool)] * repeats
-        for position in range(0, len(tags), 100):
-            of_position = [[tag] for tag in tags[position : position + 100]]
-            cache.apply([part_of(first, *of_position)], position)
-            first += 100
-        del tags
-        after, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert 0.8 < cache.size_bytes / (after - before) < 1.7, f"{repeats} records a tag"
+@pytest.mark.parametrize("repeats", [1, 2, 10])
+@pytest.mark.parametrize("seqnums_max", [8_000, 12_000, 40_000])
+def test_size_bytes_is_what_the_memory_really_is(repeats: int, seqnums_max: int) -> None:
+    """After three times as many records as it holds, in dictionaries that are more or less full."""
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    cache = TagCache(seqnums_max, 1000)
+    chance, tail = random.Random(3), 0
+    while tail < 3 * seqnums_max:
+        tags = [[chance.getrandbits(64)] for _ in range(100)]
+        for _ in range(repeats):
+            cache.apply([part_of(tail, *tags)], tail)
+            tail += 100
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    cache.check_invariants()
+    assert 0.95 < cache.size_bytes / (after - before) < 1.5, f"{repeats} records a tag"
+
+
+@pytest.mark.parametrize("bytes_max", [5_000, 100_000, 3_000_000])
+@pytest.mark.parametrize("repeats", [1, 3, 40])
+def test_bytes_are_bounded_whatever_the_seqnums_limit_allows(bytes_max: int, repeats: int) -> None:
+    cache = TagCache(1_000_000, 10_000, bytes_max=bytes_max)
+    chance, tail = random.Random(5), 0
+    sizes = []
+    while tail < max(20_000, 2 * bytes_max // 12):
+        tags = [[LOG, chance.getrandbits(64)] for _ in range(20)]
+        for _ in range(repeats):
+            cache.apply([part_of(tail, *tags)], tail)
+            tail += 20
+            sizes.append(cache.size_bytes)
+    cache.check_invariants()
+    assert max(sizes) <= bytes_max
+    assert sizes[-1] > bytes_max * 0.5 or bytes_max < 100_000, "the budget is used"
 
 
 def test_memory_stays_flat_over_new_tags() -> None:
