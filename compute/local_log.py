@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from compute.engine import Engine
 from compute.operation import PENDING, Answered
@@ -36,6 +37,7 @@ from indilog.log import (
     check_limit,
     check_record,
     check_tags,
+    check_wait,
 )
 from indilog.messages import Direction
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
@@ -43,6 +45,8 @@ from indilog.roles import Ordered
 from indilog.runtime.node import NodeShell
 
 _READS_PER_TURN: Final = 128
+
+_FoundT = TypeVar("_FoundT", Record, list[Record])
 
 
 class LocalLogs:
@@ -167,9 +171,11 @@ class LocalLog(Log):
         fresh: bool = False,
     ) -> Record | None:
         """Return the first record with `tag` from `bound` on; see `Log.read_next`."""
-        if wait is not None and wait > 0:
-            return await self._read_waiting(tag, check_bound(bound), wait, fresh=fresh)
-        return await self._read_matching(Direction.NEXT, tag, check_bound(bound), fresh=fresh)
+        bound = check_bound(bound)
+        if wait is None or not (wait_s := check_wait(wait)):
+            return await self._read_matching(Direction.NEXT, tag, bound, fresh=fresh)
+        read = functools.partial(self._read_matching, Direction.NEXT, tag, bound)
+        return await self._waited(read, tag, bound, wait_s, fresh=fresh)
 
     async def read_prev(
         self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
@@ -183,12 +189,20 @@ class LocalLog(Log):
         bound: SeqNum = 0,
         *,
         limit: int = 1000,
+        wait: float | None = None,
         fresh: bool = False,
     ) -> list[Record]:
         """Return a page of records; see `Log.read_range`."""
+        bound, limit = check_bound(bound), check_limit(limit)
+        read = functools.partial(self._read_page, tag, bound, limit)
+        if wait is None or not (wait_s := check_wait(wait)):
+            return await read(fresh=fresh)
+        return await self._waited(read, tag, bound, wait_s, fresh=fresh) or []
+
+    async def _read_page(
+        self, tag: UserTag | None, bound: SeqNum, limit: int, *, fresh: bool
+    ) -> list[Record]:
         tag_wanted = self._hash(tag)
-        bound = check_bound(bound)
-        limit = check_limit(limit)
         while True:
             waiter = self._logs.future()
             position = self._session.position
@@ -271,23 +285,33 @@ class LocalLog(Log):
             if bound < 0:
                 return None
 
-    async def _read_waiting(
-        self, tag: UserTag | None, bound: SeqNum, wait: float, *, fresh: bool
-    ) -> Record | None:
-        """Watch first, then read: what arrives in between fires the watch."""
+    async def _waited(
+        self,
+        read: Callable[..., Awaitable[_FoundT | None]],
+        tag: UserTag | None,
+        bound: SeqNum,
+        wait_s: float,
+        *,
+        fresh: bool,
+    ) -> _FoundT | None:
+        """Read until something is found or the time is over; no timer runs for a wait without end.
+
+        Watches first, then reads: what arrives in between fires the watch.
+        """
         hashed = self._hash(tag)
         loop = asyncio.get_running_loop()
-        end = loop.time() + wait
+        end = loop.time() + wait_s
         while True:
             watch = self._logs.future()
             self._engine.watch(hashed, bound, watch)
             timer: asyncio.TimerHandle | None = None
             try:
-                record = await self._read_matching(Direction.NEXT, tag, bound, fresh=fresh)
+                found = await read(fresh=fresh)
                 fresh = False
-                if record is not None or loop.time() >= end:
-                    return record
-                timer = loop.call_at(end, _resolve_none(watch))
+                if found or loop.time() >= end:
+                    return found
+                if end < math.inf:
+                    timer = loop.call_at(end, _resolve_none(watch))
                 await watch
             finally:
                 self._engine.unwatch(hashed, watch)

@@ -119,7 +119,11 @@ async def _answer(  # noqa: PLR0911 - one answer per question
             return _found(session, last)
         case LogReadRange():
             page = await log.read_range(
-                question.tag, question.bound, limit=question.limit, fresh=question.fresh
+                question.tag,
+                question.bound,
+                limit=question.limit,
+                wait=question.wait_s,
+                fresh=question.fresh,
             )
             return RecordsFound(session.position, tuple(map(_value, page)))
         case LogTail():

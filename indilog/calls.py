@@ -164,7 +164,8 @@ class LogReadPrev(_Message, frozen=True):
 
 
 class LogReadRange(_Message, frozen=True):
-    """worker, client → compute node: a page of records from `bound` on; answered by `RecordsFound`.
+    """worker, client → compute node: a page of records from `bound` on, waiting up to `wait_s` for
+    the first; answered by `RecordsFound`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -176,6 +177,7 @@ class LogReadRange(_Message, frozen=True):
     bound: SeqNum
     limit: int
     fresh: bool = False
+    wait_s: float | None = None
 
 
 class LogTail(_Message, frozen=True):

@@ -9,19 +9,20 @@ each guarantee stands here, once.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Final, Protocol
+from contextlib import aclosing
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 
 from indilog.errors import InvalidTagError, TooLargeError
 from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum, UserTag, names_decoded
+from indilog.subscription import pages
 
+_WAIT_S_MAX: Final = 366 * 86_400.0
 READ_RANGE_LIMIT_MAX: Final = 10_000
 """Records that one `read_range` may ask for."""
-SUBSCRIBE_PAGE: Final = 256
-"""Records that a subscription reads ahead at most."""
-_SUBSCRIBE_WAIT_S: Final = 30.0
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -117,6 +118,8 @@ class Log(abc.ABC):
     """
 
     name: str
+    _resume_s: ClassVar[float] = 0.0
+    """For how long a subscription rides out errors that a repetition may heal."""
 
     @property
     def scope(self) -> object:
@@ -167,7 +170,8 @@ class Log(abc.ABC):
     ) -> Record | None:
         """Return the first record with `tag` and seqnum >= `bound`.
 
-        With `wait`, the call waits up to that many seconds for one to appear.
+        With `wait`, the call waits up to that many seconds (`math.inf`: as long as it takes) for
+        one to appear.
         """
 
     @abc.abstractmethod
@@ -183,10 +187,11 @@ class Log(abc.ABC):
         bound: SeqNum = 0,
         *,
         limit: int = 1000,
+        wait: float | None = None,
         fresh: bool = False,
     ) -> list[Record]:
         """Return the first records with `tag` from `bound` on, ascending, at most `limit` (1 to
-        10,000).
+        10,000). With `wait`, the call waits up to that many seconds for the first of them.
 
         Fewer than `limit` may come back although there are more (a page is also bounded in bytes);
         an empty list is proven. Continue at the last seqnum + 1.
@@ -208,16 +213,14 @@ class Log(abc.ABC):
         """Yield every record with `tag` from `bound` on, in order: history first, then live,
         without end.
 
-        Reads ahead at most one page, so a slow consumer costs bounded memory.
+        Reads at most one page ahead, which is bounded in records and in bytes, so a slow consumer
+        costs bounded memory; an idle one costs nothing. Over a connection it goes on at the next
+        seqnum when the platform is back within a minute.
         """
-        while True:
-            page = await self.read_range(tag, bound, limit=SUBSCRIBE_PAGE)
-            if not page:
-                first = await self.read_next(tag, bound, wait=_SUBSCRIBE_WAIT_S)
-                page = [first] if first is not None else []
-            for record in page:
-                yield record
-                bound = record.seqnum + 1
+        async with aclosing(pages(self, tag, bound, resume_s=self._resume_s)) as found:
+            async for page in found:
+                for record in page:
+                    yield record
 
 
 def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_max: int) -> None:
@@ -267,3 +270,16 @@ def check_limit(limit: int) -> int:
     if type(limit) is not int or not 1 <= limit <= READ_RANGE_LIMIT_MAX:
         raise ValueError(f"limit is 1 to {READ_RANGE_LIMIT_MAX:,}, not {limit!r}.")
     return limit
+
+
+def check_wait(wait: float | None) -> float:
+    """Return how many seconds a read waits; 0: not at all; more than a year: without end.
+
+    Raises:
+        ValueError: it is negative, or no number.
+    """
+    if wait is None:
+        return 0.0
+    if type(wait) not in {int, float} or not wait >= 0:
+        raise ValueError(f"wait is a number of seconds, 0 or greater, not {wait!r}.")
+    return float(wait) if wait < _WAIT_S_MAX else math.inf

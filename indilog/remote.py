@@ -34,7 +34,16 @@ from indilog.calls import (
 )
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError, TooLargeError
 from indilog.ids import MAX_SEQNUM, SeqNum, UserTag, log_tag, tag_columns
-from indilog.log import Entry, Log, Record, Session, check_bound, check_limit, check_record
+from indilog.log import (
+    Entry,
+    Log,
+    Record,
+    Session,
+    check_bound,
+    check_limit,
+    check_record,
+    check_wait,
+)
 
 _AnswerT = TypeVar("_AnswerT")
 _BATCH_OVERHEAD_BYTES: Final = 4096
@@ -68,6 +77,8 @@ class RemoteLogs:
 
 class RemoteLog(Log):
     """One named log at the other end of a link."""
+
+    _resume_s = 60.0
 
     def __init__(self, asker: Asker, name: str, session: Session) -> None:
         log_tag(name)  # refuses what cannot be a name
@@ -115,8 +126,9 @@ class RemoteLog(Log):
     ) -> Record | None:
         """Return the first record with `tag` and seqnum >= `bound` (`Log.read_next`)."""
         bound = check_bound(bound)
-        position = self._session.position
-        return await self._one(LogReadNext(self.name, position, self._tag(tag), bound, wait, fresh))
+        position, wait_s = self._session.position, check_wait(wait) or None
+        question = LogReadNext(self.name, position, self._tag(tag), bound, wait_s, fresh)
+        return await self._one(question)
 
     async def read_prev(
         self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
@@ -132,12 +144,13 @@ class RemoteLog(Log):
         bound: SeqNum = 0,
         *,
         limit: int = 1000,
+        wait: float | None = None,
         fresh: bool = False,
     ) -> list[Record]:
         """Return the first records with `tag` from `bound` on, ascending (`Log.read_range`)."""
         bound, limit = check_bound(bound), check_limit(limit)
-        position = self._session.position
-        question = LogReadRange(self.name, position, self._tag(tag), bound, limit, fresh)
+        position, wait_s = self._session.position, check_wait(wait) or None
+        question = LogReadRange(self.name, position, self._tag(tag), bound, limit, fresh, wait_s)
         found = _expected(RecordsFound, await self._read(question))
         return [_record(value) for value in found.records]
 

@@ -102,6 +102,8 @@ class RoleCluster:
         self.oracle = Oracle()
         self.ignored: list[str] = []
         self.healed = False
+        self.sent: list[str] = []
+        """The kind of every message sent."""
         self.down: set[NodeId] = set()
         """Nodes that hear nothing."""
         self._lose, self._repeat, self._delay = lose, repeat, delay
@@ -253,6 +255,7 @@ class RoleCluster:
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:
             case Send(to, message):
+                self.sent.append(type(message).__name__)
                 if isinstance(message, MetalogEntries):
                     self.oracle.published(message)
                 self._deliver(to, Received(node, message), message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
@@ -17,10 +18,10 @@ from compute.gateway.values import AppendIn, record_out, tag_of
 from indilog.errors import InvalidArgumentsError, TooLargeError
 from indilog.ids import MAX_SEQNUM, UserTag
 from indilog.log import READ_RANGE_LIMIT_MAX, Entry, Log, LogSource, Session
+from indilog.subscription import pages
 
 WAIT_S_MAX: Final = 300.0
 """A read may wait this long; then the caller asks again."""
-_STREAM_PAGE: Final = 256
 _STREAM_ALIVE_S: Final = 15.0
 """An idle stream says that it is alive."""
 _OCTETS: Final = "application/octet-stream"
@@ -183,10 +184,7 @@ def _entries(body: bytes) -> tuple[list[Entry], bool]:
 async def _forwards(
     log: Log, tag: UserTag | None, bound: int, limit: int, wait_s: float, *, fresh: bool
 ) -> list[dict[str, Any]]:
-    found = await log.read_range(tag, bound, limit=limit, fresh=fresh)
-    if not found and wait_s > 0:
-        first = await log.read_next(tag, bound, wait=wait_s)
-        found = [first] if first is not None else []
+    found = await log.read_range(tag, bound, limit=limit, wait=wait_s, fresh=fresh)
     return [record_out(record) for record in found]
 
 
@@ -205,18 +203,13 @@ async def _backwards(
 
 
 async def _events(log: Log, tag: UserTag | None, bound: int) -> AsyncIterator[bytes]:
-    while True:
-        page = await log.read_range(tag, bound, limit=_STREAM_PAGE)
-        if not page:
-            first = await log.read_next(tag, bound, wait=_STREAM_ALIVE_S)
-            if first is None:
+    async with contextlib.aclosing(pages(log, tag, bound, idle_s=_STREAM_ALIVE_S)) as found:
+        async for page in found:
+            if not page:
                 yield b": alive\n\n"
-                continue
-            page = [first]
-        for record in page:
-            text = msgspec.json.encode(record_out(record))
-            yield b"id: %d\ndata: %s\n\n" % (record.seqnum, text)
-        bound = page[-1].seqnum + 1
+            for record in page:
+                text = msgspec.json.encode(record_out(record))
+                yield b"id: %d\ndata: %s\n\n" % (record.seqnum, text)
 
 
 _APPEND_BODY: Final[dict[str, Any]] = {

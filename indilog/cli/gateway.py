@@ -23,6 +23,8 @@ Url = Annotated[
 ]
 DEFAULT = DEFAULT_URL
 _TIMEOUT_S = 310.0
+_STREAM_TIMEOUT = httpx.Timeout(10.0, read=60.0)
+"""A stream says every 15 s that it is alive."""
 
 
 def stop(sentence: str, code: int = MISTAKE) -> NoReturn:
@@ -73,16 +75,18 @@ class Gateway:
 
     @contextmanager
     def lines(self, path: str, **query: object) -> Iterator[Iterator[str]]:
-        """Give the lines of an answer that has no end."""
+        """Give the lines of an answer that has no end.
+
+        Raises:
+            httpx.HTTPError: the platform is away or not ready, or the stream broke.
+        """
         given = _given(query)
-        try:
-            with self._client.stream("GET", path, params=given, timeout=None) as response:
-                if response.is_error:
-                    response.read()
-                    self._refused(response)
-                yield response.iter_lines()
-        except httpx.HTTPError as error:
-            self._unreachable(error)
+        with self._client.stream("GET", path, params=given, timeout=_STREAM_TIMEOUT) as response:
+            if response.is_client_error:
+                response.read()
+                self._refused(response)
+            response.raise_for_status()
+            yield response.iter_lines()
 
     def _value(
         self,
@@ -106,7 +110,7 @@ class Gateway:
                 headers=headers,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self._unreachable(error)
+            self.unreachable(error)
         if response.is_error:
             self._refused(response)
         try:
@@ -121,7 +125,11 @@ class Gateway:
             sentence = f"{self.url} answered {response.status_code} and no reason."
         stop(sentence, MISTAKE if response.is_client_error else FAILURE)
 
-    def _unreachable(self, error: Exception) -> NoReturn:
+    def unreachable(self, error: Exception) -> NoReturn:
+        """End the command: `error` says that the platform is away, silent or not ready."""
+        if isinstance(error, httpx.HTTPStatusError):
+            error.response.read()
+            self._refused(error.response)
         if isinstance(error, httpx.TimeoutException):
             stop(f"{self.url} did not answer in time; is the platform overloaded?", FAILURE)
         stop(

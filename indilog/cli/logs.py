@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from urllib.parse import quote
 import typer
 
 from indilog.cli import show
+from indilog.cli.follow import follow as follow_stream
 from indilog.cli.gateway import DEFAULT, Gateway, Url, stop
 
 logs = typer.Typer(help="Append to logs and read them.", no_args_is_help=True)
@@ -28,7 +28,6 @@ LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="At most so ma
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="See all that was appended before, by anybody.")
 ]
-_SSE_DATA = "data: "
 
 
 def _path(log: str, rest: str) -> str:
@@ -155,9 +154,7 @@ def _follow(
     *,
     as_json: bool,
 ) -> None:
-    path = _path(log, "stream")
-    with gateway.lines(path, tag=tag, tag_int=tag_int, bound=bound) as lines:
-        for line in lines:
-            if line.startswith(_SSE_DATA):
-                record: dict[str, Any] = json.loads(line.removeprefix(_SSE_DATA))
-                show.records([record], as_json=as_json)
+    def shown(record: dict[str, Any]) -> None:
+        show.records([record], as_json=as_json)
+
+    follow_stream(gateway, _path(log, "stream"), bound or 0, shown, tag=tag, tag_int=tag_int)

@@ -13,6 +13,7 @@ also checks the hashing.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -22,7 +23,16 @@ from typing import Final
 from indilog.config import MIB, ClusterConfig
 from indilog.errors import TooLargeError
 from indilog.ids import MAX_SEQNUM, SeqNum, UserTag, tag_columns
-from indilog.log import Entry, Log, Record, Session, check_bound, check_limit, check_record
+from indilog.log import (
+    Entry,
+    Log,
+    Record,
+    Session,
+    check_bound,
+    check_limit,
+    check_record,
+    check_wait,
+)
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
 
 _PAGE_BYTES_MAX: Final = 4 * MIB
@@ -176,14 +186,19 @@ class MemoryLog(Log):
     ) -> Record | None:
         """See `Log.read_next`."""
         stream, bound = self._stream(tag), check_bound(bound)
-        if wait is not None and self._first(stream, bound) is None:
-            try:
-                async with asyncio.timeout(wait):
-                    while self._first(stream, bound) is None:
-                        await self.logs.appended(stream)
-            except TimeoutError:
-                pass
+        await self._appeared(stream, bound, check_wait(wait))
         return self._first(stream, bound)
+
+    async def _appeared(self, stream: bytes, bound: SeqNum, wait_s: float) -> None:
+        """Return when there is a record at or beyond `bound`, or after `wait_s`."""
+        if wait_s == 0.0 or self._first(stream, bound) is not None:
+            return
+        try:
+            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
+                while self._first(stream, bound) is None:
+                    await self.logs.appended(stream)
+        except TimeoutError:
+            pass
 
     def _first(self, stream: bytes, bound: SeqNum) -> Record | None:
         self._saw()
@@ -210,15 +225,18 @@ class MemoryLog(Log):
         bound: SeqNum = 0,
         *,
         limit: int = 1000,
+        wait: float | None = None,
         fresh: bool = False,  # noqa: ARG002
     ) -> list[Record]:
         """See `Log.read_range`."""
+        stream, bound, limit = self._stream(tag), check_bound(bound), check_limit(limit)
+        await self._appeared(stream, bound, check_wait(wait))
         self._saw()
-        seqnums = self.logs.stream(self._stream(tag))
-        place = bisect_left(seqnums, check_bound(bound))
+        seqnums = self.logs.stream(stream)
+        place = bisect_left(seqnums, bound)
         page: list[Record] = []
         size = 0
-        for seqnum in seqnums[place : place + check_limit(limit)]:
+        for seqnum in seqnums[place : place + limit]:
             record = self.logs.record(seqnum)
             assert record is not None, "a stream names only records that exist"
             size += len(record.data)

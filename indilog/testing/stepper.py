@@ -88,6 +88,7 @@ class SteppedLog(Log):
         bound: SeqNum = 0,
         *,
         limit: int = 1000,
+        wait: float | None = None,  # noqa: ARG002
         fresh: bool = False,
     ) -> list[Record]:
         """See `Log.read_range`."""

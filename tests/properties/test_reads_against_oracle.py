@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -238,6 +239,23 @@ def wrong_reads(cluster: RoleCluster, appends: int) -> list[tuple[object, ...]]:
         for direction, tag, bound, position, seqnum in history
         if seqnum != look[direction](tag, bound, oracle.tails[position])
     ]
+
+
+@pytest.mark.parametrize("sizes", ["none", "default"])
+def test_a_page_costs_one_round_trip_to_the_index_and_one_read_a_shard(sizes: str) -> None:
+    cluster = cluster_with(sizes, 3, seed=1)
+    fill(cluster, 60)
+    cluster.settle()
+    for tag, text, limit in ((log_tag(LOG), None, 50), (tag_hash(LOG, "a"), "a", 20)):
+        bound = cluster.oracle.matching(text, 60)[0] + 1
+        before = Counter(cluster.sent)
+        page, _ = cluster.read_page(tag, bound, limit, engine=0)
+        assert len(page) == limit
+        sent = Counter(cluster.sent) - before
+        reads = sent.pop("ReadRecords", 0)
+        assert reads == sent.pop("RecordsRead", 0) <= 2, "one a shard at most"
+        asked = {"IndexLookup": 3, "IndexAnswer": 3, "LookupResult": 1} if sizes == "none" else {}
+        assert sent == asked
 
 
 @pytest.mark.parametrize("slow", ["engine-1", "index-1-0", "storage-0"])

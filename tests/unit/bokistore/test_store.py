@@ -53,10 +53,11 @@ class CountedLog(MemoryLog):
         bound: SeqNum = 0,
         *,
         limit: int = 1000,
+        wait: float | None = None,
         fresh: bool = False,
     ) -> list[Record]:
         self.reads += 1
-        return await super().read_range(tag, bound, limit=limit, fresh=fresh)
+        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
 
 
 async def test_each_operation_returns_what_was_there_before(store: Store) -> None:

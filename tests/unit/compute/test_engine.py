@@ -224,6 +224,28 @@ def test_a_watch_fires_when_index_data_with_its_tag_arrives_and_only_then() -> N
     assert [e.waiter for e in effects if isinstance(e, Answer)] == ["watcher"]
 
 
+def idle_cost(watches: int) -> tuple[int, int]:
+    """Return turns and messages in a minute in which nothing is appended."""
+    driver = joined()
+    for n in range(watches):
+        driver.engine.watch(1000 + n, 0, f"watcher {n}")
+    driver.turn()
+    turns = messages = 0
+    while (due := driver.engine.deadline()) is not None and due < 60:
+        driver.now = max(due, driver.now)
+        messages += len(driver.turn())
+        turns += 1
+    return turns, messages
+
+
+def test_a29_idle_watches_cost_no_more_than_one_does_and_none_costs_nothing() -> None:
+    assert idle_cost(0) == (0, 0)
+    assert idle_cost(1) == idle_cost(1000)
+    turns, messages = idle_cost(1)
+    assert turns <= 30
+    assert messages <= 30, "one question in 2 s whether an entry was lost"
+
+
 def test_a_gap_in_the_metalog_is_fetched() -> None:
     driver = joined()
     late = NewRecords(1, ViewNumber(1), Epoch(1), {SHARD: 1})

@@ -1,0 +1,96 @@
+"""Following a log from the command line: records as they come, over server-sent events.
+
+A platform that goes away is waited for: the stream goes on at the next seqnum, so no record is
+missed and none is shown twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import httpx
+
+from indilog.cli.gateway import Gateway
+
+RESUME_S: Final = 60.0
+"""How long a platform that went away is waited for."""
+_PAUSE_S_MIN: Final = 0.1
+_PAUSE_S_MAX: Final = 2.0
+_SSE_DATA: Final = "data: "
+
+
+def follow(
+    gateway: Gateway,
+    path: str,
+    bound: int,
+    show: Callable[[dict[str, Any]], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    **query: object,
+) -> None:
+    """Show records from `bound` on for ever; end with a sentence when the platform stays away."""
+    follower = _Follower(gateway, path, bound, show, query)
+    away_since: float | None = None
+    pause_s = _PAUSE_S_MIN
+    while True:
+        error = follower.stream()
+        if not follower.opened:
+            gateway.unreachable(error)
+        now = clock()
+        if follower.heard or away_since is None:
+            away_since, pause_s = now, _PAUSE_S_MIN
+            _tell(f"The platform went away; waiting up to {RESUME_S:g} s for it to come back.")
+        elif now > away_since + RESUME_S:
+            gateway.unreachable(error)
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+
+class _Follower:
+    """Shows records, over one stream after the other.
+
+    Attributes:
+        opened: whether any stream was opened.
+        heard: whether the last stream brought anything.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        path: str,
+        bound: int,
+        show: Callable[[dict[str, Any]], None],
+        query: dict[str, object],
+    ) -> None:
+        self.opened = False
+        self.heard = False
+        self._gateway = gateway
+        self._path = path
+        self._bound = bound
+        self._show = show
+        self._query = query
+
+    def stream(self) -> httpx.HTTPError:
+        """Show what one stream brings until it ends; return why it did, or was not opened."""
+        self.heard = False
+        try:
+            with self._gateway.lines(self._path, **self._query, bound=self._bound) as lines:
+                self.opened = True
+                for line in lines:
+                    self.heard = True
+                    if line.startswith(_SSE_DATA):
+                        record: dict[str, Any] = json.loads(line.removeprefix(_SSE_DATA))
+                        self._bound = record["seqnum"] + 1
+                        self._show(record)
+        except httpx.HTTPError as error:
+            return error
+        return httpx.RemoteProtocolError("the stream ended")
+
+
+def _tell(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")

@@ -1,0 +1,58 @@
+"""Following a log over a restart of the platform: nothing is missed, nothing comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from indilog.connect import connect
+from tests.cluster.platform_process import ROOT, platform
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+
+async def append(url: str, *datas: bytes) -> None:
+    async with connect(url) as client:
+        for data in datas:
+            await client.log("orders").append(data, tags=["t"])
+
+
+async def test_a_subscription_and_the_command_go_on_after_kill_9_and_a_restart(
+    tmp_path: Path,
+) -> None:
+    seen: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def subscribe(url: str) -> None:
+        async with connect(url) as client:
+            async for record in client.log("orders").subscribe("t"):
+                seen.put_nowait(record.data)
+
+    async with asyncio.timeout(100):
+        with platform(tmp_path) as first:
+            await append(first.url, b"0", b"1")
+            subscribing = asyncio.create_task(subscribe(first.url))
+            following = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "indilog", "log", "read", "orders", "--tag", "t",
+                "--follow", "--json", "--url", first.url,
+                cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            assert following.stdout is not None
+            assert [await seen.get() for _ in range(2)] == [b"0", b"1"]
+            lines = [await following.stdout.readline() for _ in range(2)]
+            first.kill_everything()
+        port = urlsplit(first.url).port
+        with platform(tmp_path, "--port", str(port)) as second:
+            assert second.url == first.url
+            await append(second.url, b"2", b"3")
+            assert [await seen.get() for _ in range(2)] == [b"2", b"3"]
+            lines += [await following.stdout.readline() for _ in range(2)]
+            assert [b'"data":"%d"' % n in line.replace(b" ", b"") for n, line in enumerate(lines)]
+            assert seen.empty()
+            subscribing.cancel()
+            following.kill()
+            _, said = await following.communicate()
+            assert said.count(b"went away") == 1

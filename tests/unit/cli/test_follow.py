@@ -1,0 +1,119 @@
+"""Claims about following a log from the command line, without a platform."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import typer
+
+from indilog.cli.follow import RESUME_S, follow
+from indilog.cli.gateway import Gateway
+
+LINES = tuple[str, ...]
+
+
+class Streams(httpx.SyncByteStream):
+    """A body that breaks after its lines."""
+
+    def __init__(self, lines: LINES) -> None:
+        self._lines = lines
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._lines:
+            yield line.encode() + b"\n\n"
+        raise httpx.ReadError("broken")
+
+
+class House:
+    """A gateway that answers by a script, a clock, and what was shown."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: LINES | int | Exception) -> None:
+        self.asked: list[str | None] = []
+        self.shown: list[int] = []
+        self.now = 0.0
+        self._script = list(script)
+        real = httpx.Client
+        monkeypatch.setattr(
+            httpx,
+            "Client",
+            lambda **given: real(
+                base_url=str(given["base_url"]), transport=httpx.MockTransport(self._answer)
+            ),
+        )
+        self.gateway = Gateway("http://127.0.0.1:1")
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.params.get("bound"))
+        answer = self._script.pop(0) if self._script else httpx.ConnectError("away")
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, int):
+            return httpx.Response(answer, json={"detail": "no"})
+        return httpx.Response(200, stream=Streams(answer))
+
+    def follow(self) -> None:
+        def sleep(seconds: float) -> None:
+            self.now += seconds
+
+        follow(
+            self.gateway,
+            "/logs/orders/stream",
+            5,
+            lambda record: self.shown.append(record["seqnum"]),
+            sleep=sleep,
+            clock=lambda: self.now,
+            tag="t",
+        )
+
+
+def record(seqnum: int) -> str:
+    return "data: " + json.dumps({"seqnum": seqnum})
+
+
+def test_a_broken_stream_goes_on_at_the_next_seqnum(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = httpx.ConnectError("away")
+    house = House(monkeypatch, (record(5), record(9)), away, 503, (": alive",), (record(10),))
+    with pytest.raises(typer.Exit):
+        house.follow()
+    assert house.shown == [5, 9, 10]
+    assert house.asked[:6] == ["5", "10", "10", "10", "10", "11"]
+    assert "went away; waiting up to 60 s" in capsys.readouterr().err
+
+
+def test_a_platform_that_stays_away_is_given_up_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    house = House(monkeypatch, (record(5),))
+    with pytest.raises(typer.Exit) as ended:
+        house.follow()
+    assert ended.value.exit_code == 2
+    assert RESUME_S <= house.now <= RESUME_S + 5
+    assert capsys.readouterr().err.splitlines()[-1].startswith("No platform answers at")
+
+
+def test_a_platform_that_was_never_there_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House(monkeypatch)
+    with pytest.raises(typer.Exit):
+        house.follow()
+    assert (house.now, len(house.asked)) == (0.0, 1)
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 2), (503, 1)])
+def test_a_refusal_at_first_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    code: int,
+) -> None:
+    house = House(monkeypatch, status)
+    with pytest.raises(typer.Exit) as ended:
+        house.follow()
+    assert ended.value.exit_code == code
+    assert capsys.readouterr().err == "no\n"
