@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from indilog.ids import MetalogPosition, NodeId
+from indilog.index_schedule import IndexPositions
 from indilog.messages import IndexBlock, IndexDataWanted
 from indilog.roles import Send
 from indilog.view import View
@@ -33,13 +34,13 @@ def sources_of(view: View, attempt: int) -> tuple[NodeId, ...]:
 
 
 class Fetch:
-    """Asks `sources` for the positions `start`, `start + step`, ... below `end`.
+    """Asks `sources` for those of `positions` that are not before `start` and below `end`.
 
     A source is asked for its next page as soon as it has answered, until it has nothing new. What
     is lost is not asked for again: its owner begins a new fetch when nothing happens any more.
     """
 
-    __slots__ = ("_cursors", "_end", "_held", "_step")
+    __slots__ = ("_cursors", "_end", "_held", "_positions")
 
     def __init__(
         self,
@@ -47,10 +48,10 @@ class Fetch:
         *,
         start: MetalogPosition,
         end: MetalogPosition,
-        step: int,
+        positions: IndexPositions,
     ) -> None:
         self._end = end
-        self._step = step
+        self._positions = positions
         self._cursors = dict.fromkeys(sources, start)
         """Of each source that has not told all, the position that it was asked for last."""
         self._held: set[NodeId] = set()
@@ -99,7 +100,8 @@ class Fetch:
         if not blocks or blocks[-1].position < applied:
             del self._cursors[source]
             return []
-        self._cursors[source] = cursor = min(blocks[-1].position + self._step, horizon)
+        following = self._positions.first_from(blocks[-1].position + 1)
+        self._cursors[source] = cursor = min(following, horizon)
         if cursor >= self._end:
             del self._cursors[source]
             return []
@@ -116,4 +118,6 @@ class Fetch:
         return [self._ask(source) for source in self._cursors if source in held]
 
     def _ask(self, source: NodeId) -> Send:
-        return Send(source, IndexDataWanted(self._cursors[source], self._end, self._step))
+        """Ask for a page; where the spacing of the positions changes, the next page goes on."""
+        first, end, step = self._positions.from_on(self._cursors[source])
+        return Send(source, IndexDataWanted(first, min(end, self._end), step))

@@ -1,9 +1,9 @@
 """The index node role: the index of one index shard, and lookups in it (thesis 5.3.1, 5.4, 5.6.1).
 
-An index shard has the metalog positions p with p % N == its number. The node applies them strictly
-in order, each when the parts of all productive shards are there. It answers a lookup when it has
-applied all its positions below the lookup's, and looks only below the lookup's `limit`: so all
-index shards answer about the same prefix of the log (ARCHITECTURE 9.2).
+An index shard has the metalog positions that the schedule gives it (`indilog.index_schedule`). The
+node applies them strictly in order, each when the parts of all productive shards are there. It
+answers a lookup when it has applied all its positions below the lookup's, and looks only below the
+lookup's `limit`: so all index shards answer about the same prefix of the log (ARCHITECTURE 9.2).
 
 As the master of a lookup (thesis 5.2, "master-slave-mode") it merges the answers of all index
 shards, like an aggregator.
@@ -14,7 +14,7 @@ It has no disk. What it misses, after a restart everything, it fetches from stor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, assert_never
+from typing import assert_never
 
 from index_tier.fetch import Fetch, sources_of
 from index_tier.merging import Merging
@@ -23,6 +23,7 @@ from index_tier.waiting import WaitingLookups
 from indilog.config import Config
 from indilog.ids import MAX_SEQNUM, Instant, MetalogPosition, NodeId, SeqNum
 from indilog.index_feed import IndexFeed, ReadyBlock
+from indilog.index_schedule import NO_POSITION, IndexPositions
 from indilog.log import READ_RANGE_LIMIT_MAX
 from indilog.messages import (
     Direction,
@@ -45,9 +46,6 @@ from indilog.roles import (
     Started,
 )
 from indilog.view import Views, placement_of
-
-_EVERYTHING: Final[MetalogPosition] = 2**62
-"""The end of a fetch that does not know where the metalog ends."""
 
 
 class IndexNode:
@@ -72,9 +70,9 @@ class IndexNode:
         self._merging_nodes = frozenset((*view.aggregators, *view.index_nodes))
         self._known_shards = frozenset(shard for v in views for shard in v.shards)
         self.index_shard = mine[0]
-        self._step = len(view.index_shards)
+        self._positions = IndexPositions.of(view.eras, self.index_shard)
         self._feed = IndexFeed(
-            self.index_shard, step=self._step, positions_max=config.node.index_positions_ahead_max
+            0, positions=self._positions, positions_max=config.node.index_positions_ahead_max
         )
         self._index = TagIndex()
         self._waiting = WaitingLookups(
@@ -89,8 +87,8 @@ class IndexNode:
 
     @property
     def position(self) -> MetalogPosition:
-        """The first position of this index shard that is not applied."""
-        return self._feed.position
+        """Of the positions of this index shard, all below are applied; its end if it is retired."""
+        return min(self._feed.position, self._positions.end)
 
     @property
     def tail(self) -> SeqNum:
@@ -138,7 +136,7 @@ class IndexNode:
 
     def check_invariants(self) -> None:
         """Assert that positions are this shard's and that nobody waits for what is here."""
-        assert self._feed.position % self._step == self.index_shard
+        assert self._feed.position in self._positions or self._feed.position == NO_POSITION
         first = self._waiting.first_position
         assert first is None or first > self._feed.position, "what can be answered is answered"
         assert (self._stalled_at is None) == (not self._missing)
@@ -151,7 +149,7 @@ class IndexNode:
             case Received():
                 return self._on_received(event, now)
             case Started():
-                return self._begin_fetch(_EVERYTHING)
+                return self._begin_fetch(NO_POSITION)
             case Persisted() | FrameRead():
                 raise AssertionError("an index node has no journal")
             case unreachable:
@@ -194,7 +192,7 @@ class IndexNode:
 
     def _plausible(self, block: IndexBlock) -> bool:
         """Tell whether a block is this index shard's and its columns fit each other."""
-        if block.position % self._step != self.index_shard or block.tail > MAX_SEQNUM:
+        if block.position not in self._positions or block.tail > MAX_SEQNUM:
             return False
         return all(
             part.shard in block.productive
@@ -281,7 +279,7 @@ class IndexNode:
             sources_of(self._view, self._attempts),
             start=self._feed.position,
             end=end,
-            step=self._step,
+            positions=self._positions,
         )
         self._attempts += 1
         return list(self._fetch.first_pages())

@@ -3,8 +3,8 @@ them.
 
 Parts of one metalog position may come from several storage nodes, early, late and repeated. A
 position is ready when the parts of all its productive shards are there and every earlier position
-(of this feed) was taken. The feed of an engine takes every position (`step` 1), that of an index
-shard every N-th (thesis 5.3.1).
+(of this feed) was taken. The feed of an engine takes every position, that of an index shard its own
+(`indilog.index_schedule`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from indilog.ids import MetalogPosition, SeqNum, ShardId
+from indilog.index_schedule import EVERY_POSITION, IndexPositions
 from indilog.messages import IndexBlock, ShardTags
 
 
@@ -47,15 +48,21 @@ class _Gathering:
 
 
 class IndexFeed:
-    """The positions `position`, `position + step`, ... in order.
+    """Those of `positions` that are not before `position`, in order.
 
     Holds at most `positions_max` positions that are not ready; farther ones are dropped, to be
     asked for again.
     """
 
-    def __init__(self, position: MetalogPosition, *, step: int = 1, positions_max: int) -> None:
-        self.position = position
-        self._step = step
+    def __init__(
+        self,
+        position: MetalogPosition,
+        *,
+        positions: IndexPositions = EVERY_POSITION,
+        positions_max: int,
+    ) -> None:
+        self.position = positions.first_from(position)
+        self._positions = positions
         self._positions_max = positions_max
         self._gathering: dict[MetalogPosition, _Gathering] = {}
 
@@ -72,7 +79,7 @@ class IndexFeed:
     @property
     def horizon(self) -> MetalogPosition:
         """The first position that is too far to be held now."""
-        return self.position + self._step * self._positions_max
+        return self._positions.after(self.position, self._positions_max)
 
     def put(self, blocks: Iterable[IndexBlock]) -> None:
         """Take in what arrived; what is known already, or not of this feed, is skipped."""
@@ -81,7 +88,7 @@ class IndexFeed:
             position = block.position
             if position < self.position or position >= horizon:
                 continue
-            if (position - self.position) % self._step:
+            if position not in self._positions:
                 continue
             gathering = self._gathering.get(position)
             if gathering is None:
@@ -99,7 +106,7 @@ class IndexFeed:
                 return
             del self._gathering[self.position]
             block = gathering.ready(self.position)
-            self.position += self._step
+            self.position = self._positions.first_from(self.position + 1)
             yield block
 
     def reject(self, block: ReadyBlock) -> None:

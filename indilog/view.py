@@ -14,6 +14,7 @@ import msgspec
 
 from indilog.errors import ConfigError
 from indilog.ids import MetalogPosition, NodeId, ShardId, ViewNumber
+from indilog.index_schedule import IndexEra, eras_below, index_shard_at
 
 
 class ShardPlacement(msgspec.Struct, frozen=True):
@@ -25,7 +26,7 @@ class ShardPlacement(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """Who does what. `sequencers[0]` is the primary; `index_shards[i]` are the replicas of index
-    shard i.
+    shard i, retired ones included: an index shard keeps its number for ever.
     """
 
     number: ViewNumber
@@ -35,6 +36,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     index_shards: tuple[tuple[NodeId, ...], ...]
     aggregators: tuple[NodeId, ...]
     engines: tuple[NodeId, ...]
+    index_eras: tuple[IndexEra, ...] = ()
+    """Which positions go to which index shard; none: all index shards from the beginning."""
     addresses: dict[NodeId, str] = {}
     """Transport endpoints, e.g. `tcp://127.0.0.1:7401`; empty in one process."""
 
@@ -83,9 +86,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """The shard that `engine` appends to, if it has one."""
         return next((s for s, placement in self.shards.items() if placement.writer == engine), None)
 
+    @property
+    def eras(self) -> tuple[IndexEra, ...]:
+        """Which positions go to which index shard (`indilog.index_schedule`)."""
+        return self.index_eras or (IndexEra(0, tuple(range(len(self.index_shards)))),)
+
     def index_shard_at(self, position: MetalogPosition) -> int:
-        """The index shard that gets the index data of `position` (thesis 5.3.1, round robin)."""
-        return position % len(self.index_shards)
+        """The index shard that gets the index data of `position`."""
+        return index_shard_at(self.eras, position)
 
     def check(self) -> None:
         """Refuse a view that no cluster can run.
@@ -97,6 +105,13 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("A view needs a sequencer, a shard and an index shard.")
         if not all(self.index_shards) or not all(p.replicas for p in self.shards.values()):
             raise ConfigError("Every shard and every index shard needs a replica.")
+        starts = [era.start for era in self.eras]
+        if starts[0] != 0 or starts != sorted(set(starts)):
+            raise ConfigError("The eras of the index schedule start at 0 and follow one another.")
+        known = range(len(self.index_shards))
+        for era in self.eras:
+            if not era.shards or len({*era.shards} & {*known}) != len(era.shards):
+                raise ConfigError("An era of the index schedule names index shards, each once.")
         if len(set(self.nodes)) != len(self.nodes):
             raise ConfigError("A node has one role; a name appears twice in the view.")
 
@@ -154,3 +169,26 @@ def view_of(
     )
     view.check()
     return view
+
+
+def with_index_tier_of(view: View, wanted: View, position: MetalogPosition) -> View:
+    """Return the view that follows `view`, with the index tier that `wanted` has.
+
+    Index shards that are new get metalog positions from `position` on. Those that `wanted` has no
+    more are retired: they keep what they have and stay where they are. Nothing that was said about
+    positions below `position` changes.
+    """
+    kept = view.index_shards[len(wanted.index_shards) :]
+    active = tuple(range(len(wanted.index_shards)))
+    eras = view.eras
+    if eras[-1].shards != active:
+        eras = (*eras_below(eras, position), IndexEra(position, active))
+    following = msgspec.structs.replace(
+        view,
+        number=ViewNumber(view.number + 1),
+        index_shards=wanted.index_shards + kept,
+        index_eras=eras,
+        aggregators=wanted.aggregators,
+    )
+    following.check()
+    return following

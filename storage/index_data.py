@@ -85,9 +85,12 @@ def index_block(
 def unasked(view: View, blocks: Sequence[IndexBlock]) -> list[Effect]:
     """Send blocks where they go unasked: each to one index shard, all to every engine."""
     effects: list[Effect] = []
-    for index_shard, replicas in enumerate(view.index_shards):
-        own = tuple(b for b in blocks if view.index_shard_at(b.position) == index_shard)
-        messages = _messages(own)
+    own: dict[int, list[IndexBlock]] = {}
+    for block in blocks:
+        own.setdefault(view.index_shard_at(block.position), []).append(block)
+    for index_shard, of_shard in own.items():
+        messages = _messages(of_shard)
+        replicas = view.index_shards[index_shard]
         effects += [Send(replica, data, urgent=False) for data in messages for replica in replicas]
     messages = _messages(blocks)
     effects += [Send(engine, data, urgent=False) for data in messages for engine in view.engines]

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import msgspec
 import uvloop
 
 from compute.engine import Engine
@@ -25,13 +24,13 @@ from indilog.config import Config
 from indilog.errors import ConfigError, IndilogError, NotReadyError
 from indilog.ids import Epoch, NodeId
 from indilog.roles import ReportsStatus, Role
-from indilog.runtime.cluster_state import VIEW_KEY, claim_arrangement
+from indilog.runtime.cluster_state import claim_arrangement
 from indilog.runtime.data_directory import directory_usable, opened_metadata
 from indilog.runtime.journal import Journal
-from indilog.runtime.metadata import MetadataStore
+from indilog.runtime.layout import view_in
 from indilog.runtime.node import NodeShell
 from indilog.telemetry import FiguresCollector, registry_of
-from indilog.view import View, Views, view_of
+from indilog.view import View, Views
 from ordering.sequencer import Sequencer
 from storage.node import StorageNode
 
@@ -79,44 +78,6 @@ class Platform:
         return self.engines[self.view.engines[0]]
 
 
-async def view_in(store: MetadataStore, config: Config) -> View:
-    """Return the newest view of the cluster; the first start lays it out and stores it.
-
-    Raises:
-        ConfigError: the data was created with another layout.
-    """
-    cluster = config.cluster
-    wanted = view_of(
-        sequencers=cluster.sequencers,
-        storage_nodes=cluster.storage_nodes,
-        replicas=cluster.replicas,
-        index_shards=cluster.index_shards,
-        index_replicas=cluster.index_replicas,
-        aggregators=0 if cluster.aggregation == "master-slave" else cluster.aggregators,
-        engines=cluster.engines,
-    )
-    await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)
-    stored = await store.get(VIEW_KEY)
-    assert stored is not None, "it was set just now, or before"
-    view = msgspec.json.decode(stored.value, type=View)
-    if view != wanted:
-        raise ConfigError(
-            "The data directory was created with another layout of the cluster "
-            f"({_layout(view)}) than the configuration asks for ({_layout(wanted)}); "
-            "use the same, or another directory."
-        )
-    return view
-
-
-def _layout(view: View) -> str:
-    replicas = len(next(iter(view.shards.values())).replicas)
-    return (
-        f"{len(view.sequencers)} sequencers, {len(view.storage_nodes)} storage nodes, "
-        f"{replicas} replicas, {len(view.index_nodes)} index nodes in {len(view.index_shards)} "
-        f"shards, {len(view.aggregators)} aggregators, {len(view.engines)} engines"
-    )
-
-
 @asynccontextmanager
 async def embedded(
     config: Config, on_fatal: Callable[[BaseException], None] | None = None
@@ -131,6 +92,10 @@ async def embedded(
         ConfigError: it was created with another layout.
         NotReadyError: the roles did not find together in time.
     """
+    with opened_metadata(config.node) as store:
+        await claim_arrangement(store, "embedded")
+        view = await view_in(store, config, "embedded")
+        epoch = Epoch(await store.next_sequence("epoch"))
     with directory_usable(config.node.data_dir):
         journal = Journal.open(
             config.node.data_dir / "journal",
@@ -139,10 +104,6 @@ async def embedded(
         )
     shell: NodeShell | None = None
     try:
-        with opened_metadata(config.node) as store:
-            await claim_arrangement(store, "embedded")
-            view = await view_in(store, config)
-            epoch = Epoch(await store.next_sequence("epoch"))
         roles = {node: role_of(node, [view], config) for node in view.nodes}
         shell = NodeShell(
             roles,

@@ -27,9 +27,9 @@ import uvloop
 from indilog.config import Config, config_from
 from indilog.errors import ConfigError
 from indilog.ids import NodeId
-from indilog.runtime.assembly import view_in
 from indilog.runtime.cluster_state import claim_arrangement, publish_run
 from indilog.runtime.data_directory import opened_metadata
+from indilog.runtime.layout import view_in
 from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.metadata_service import MetadataServer
 from indilog.runtime.supervised_process import SupervisedProcess
@@ -89,7 +89,7 @@ class Supervisor:
         """
         self._store = opened_metadata(self._config.node)
         await claim_arrangement(self._store, "processes")
-        self.view = await view_in(self._store, self._config)
+        self.view = await view_in(self._store, self._config, "processes")
         self._directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
         scheme = _SCHEMES[self._config.node.transport]
         addresses = {node: self._address(scheme, node) for node in self.view.nodes}

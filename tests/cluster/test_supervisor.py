@@ -257,6 +257,25 @@ def test_the_data_of_processes_is_not_opened_embedded_nor_with_another_layout(
     uvloop.run(story())
 
 
+def test_the_index_tier_of_a_cluster_may_change_between_two_starts(tmp_path: Path) -> None:
+    """New index shards get what is appended from now on; a retired one answers from storage's."""
+
+    async def story() -> None:
+        for starts, index_shards in enumerate((2, 1), 1):
+            config = config_in(tmp_path, index_shards=index_shards, sequencers=1)
+            async with (
+                supervised(config, left_out={ENGINE}) as supervisor,
+                engine_of(supervisor) as log,
+            ):
+                await asyncio.gather(*(log.append(b"%d" % i, tags=["t"]) for i in range(100)))
+                assert len(await all_data(log)) == 100 * starts
+                assert supervisor.view is not None
+                assert len(supervisor.view.index_shards) == 2
+                assert supervisor.view.eras[-1].shards == tuple(range(index_shards))
+
+    uvloop.run(story())
+
+
 def test_a_node_that_cannot_start_ends_the_start_with_its_sentence(tmp_path: Path) -> None:
     (tmp_path / "storage-0").mkdir()
     (tmp_path / "storage-0" / "FORMAT").write_text("999\n")

@@ -34,7 +34,7 @@ from indilog.messages import (
     ShardTags,
 )
 from indilog.roles import Effect, Event, Ignore, Received, Send, Started
-from indilog.view import View, view_of
+from indilog.view import View, view_of, with_index_tier_of
 
 ENGINE: Final = NodeId("engine-0")
 LOG_TAGS: Final = (100, 200)
@@ -262,6 +262,14 @@ class IndexTier:
 
 
 def view_from(chance: Random) -> View:
+    """A view, maybe the second or third one: index shards have come, or were retired."""
+    view = first_view_from(chance)
+    for start in sorted(chance.sample(range(1, 20), chance.choice([0, 0, 1, 2]))):
+        view = with_index_tier_of(view, view_of(index_shards=chance.randint(1, 6)), start)
+    return view
+
+
+def first_view_from(chance: Random) -> View:
     replicas = chance.randint(1, 2)
     return view_of(
         storage_nodes=chance.randint(replicas, 3),

@@ -6,6 +6,7 @@ import pytest
 
 from index_tier.fetch import Fetch, sources_of
 from indilog.ids import NodeId, ShardId
+from indilog.index_schedule import NO_POSITION, IndexPositions, Stretch
 from indilog.messages import IndexBlock, IndexDataWanted
 from indilog.roles import Send
 from indilog.view import view_of
@@ -20,7 +21,8 @@ def blocks(*positions: int) -> tuple[IndexBlock, ...]:
 
 def fetch(*, end: int = FAR) -> Fetch:
     """Two sources, positions 1, 4, 7, ..."""
-    return Fetch((A, B), start=1, end=end, step=3)
+    positions = IndexPositions([Stretch(1, NO_POSITION, 3)])
+    return Fetch((A, B), start=1, end=end, positions=positions)
 
 
 def ask(source: NodeId, start: int, end: int = FAR) -> Send:
