@@ -19,7 +19,7 @@ import uvloop
 from bench.harness import Operation, Report, arguments, figures_of, interleaved, table_of
 from bench.http_caller import HttpCaller, connected
 from bench.profile import profiled
-from indilog.cli.start import log_file, platform, run_step, wait_ready
+from indilog.cli.start import PlatformLog, platform, run_step, wait_ready
 
 APP = Path(__file__).with_name("invoke_app.py")
 HOST = "127.0.0.1"
@@ -71,8 +71,9 @@ def main(asked: argparse.Namespace) -> None:
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
         data = Path(path) / "data"
-        with platform(data, port) as process:
-            wait_ready(process, url, log_file(data))
+        log = PlatformLog(data)
+        with platform(log, data, port) as process:
+            wait_ready(process, url, log)
             run_step("Deploying", "indilog", "deploy", str(APP), "--name", "bench", "--url", url)
             with profiled(wanted=asked.profile, pid=process.pid):
                 uvloop.run(measure(asked, port))

@@ -1,8 +1,12 @@
-"""Graphs of friends: a generated one that ships with the demo, and the reader of a person's own."""
+"""Graphs of friends: a generated one that ships with the demo, and the reader of a person's own.
+
+`python -m functions.social.graph FILE` says whether FILE is one, before anything is started.
+"""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -42,10 +46,11 @@ def synthetic_graph(
 
 
 def read_graph(file: Path) -> Graph:
-    """Return the graph in a file of friendships, two integers a line.
+    """Return the graph in a file of friendships: two integers a line, with white space or a comma
+    between them.
 
-    Empty lines and lines that begin with `#` or `%` are passed over; a person is no friend of
-    their own; a friendship said twice is one.
+    Further columns (weights, times), empty lines, and lines that begin with `#` or `%` are passed
+    over; a person is no friend of their own; a friendship said twice is one.
 
     Raises:
         GraphError: the file cannot be read, or a line is something else.
@@ -53,8 +58,10 @@ def read_graph(file: Path) -> Graph:
     try:
         with file.open(encoding="utf-8") as lines:
             graph = graph_of(_edges(lines, file.name))
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphError(f"The graph {file} cannot be read: {error}.") from error
+    except OSError as error:
+        raise GraphError(f"The graph {file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise GraphError(f"The graph {file} is not text; write two numbers a line.") from error
     if not graph:
         raise GraphError(f"The graph {file} has no friendship in it; write two numbers a line.")
     return graph
@@ -63,10 +70,10 @@ def read_graph(file: Path) -> Graph:
 def _edges(lines: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
     count = 0
     for number, line in enumerate(lines, 1):
-        words = line.split()
+        words = line.replace(",", " ").split()
         if not words or words[0].startswith(("#", "%")):
             continue
-        if len(words) != 2 or not all(map(_is_number, words)):
+        if len(words) < 2 or not all(map(_is_number, words[:2])):
             raise GraphError(
                 f"{name}, line {number}: two numbers are expected, not {line.strip()!r:.60}."
             )
@@ -93,3 +100,16 @@ def graph_of(edges: Iterable[tuple[str, str]]) -> Graph:
 def friendships(graph: Graph) -> int:
     """Return how many pairs of friends there are."""
     return sum(map(len, graph.values())) // 2
+
+
+def main() -> None:
+    """Read the graph that the argument names; end with code 2 and a sentence if it is none."""
+    try:
+        read_graph(Path(sys.argv[1]))
+    except GraphError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

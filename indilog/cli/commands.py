@@ -45,6 +45,7 @@ def up(
     processes: Annotated[
         bool, typer.Option("--processes", help="A process per node instead of one in all.")
     ] = False,
+    supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a platform until Ctrl-C."""
     from indilog.config import config_from
@@ -61,7 +62,7 @@ def up(
         else:
             from indilog.runtime.assembly import run_embedded
 
-            run_embedded(configured, _say_ready)
+            run_embedded(configured, _say_ready, supervisor_fd=supervisor_fd)
 
 
 def _say_ready(url: str) -> None:

@@ -11,7 +11,8 @@ import typer
 
 from indilog.cli import show
 from indilog.cli.follow import follow as follow_stream
-from indilog.cli.gateway import DEFAULT, Gateway, Url, stop
+from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.ids import log_tag
 
 logs = typer.Typer(help="Append to logs and read them.", no_args_is_help=True)
 
@@ -31,6 +32,8 @@ FreshOption = Annotated[
 
 
 def _path(log: str, rest: str) -> str:
+    with mistakes_told():
+        log_tag(log)  # refuses what cannot be a name
     return f"/logs/{quote(log, safe='')}/{rest}"
 
 
@@ -73,7 +76,10 @@ def read(
     bound: BoundOption = None,
     limit: LimitOption = 10,
     last: Annotated[
-        bool, typer.Option("--last", help="The last ones up to --bound, newest first.")
+        bool,
+        typer.Option(
+            "--last", help="The last ones up to --bound, newest first; with --follow oldest first."
+        ),
     ] = False,
     follow: FollowOption = False,
     fresh: FreshOption = False,
@@ -82,7 +88,7 @@ def read(
 ) -> None:
     """Print the first records from --bound on (or the last ones)."""
     gateway = Gateway(url)
-    if follow:
+    if follow and not last:
         _follow(gateway, log, tag, tag_int, bound, as_json=as_json)
         return
     answer = gateway.get(
@@ -94,7 +100,14 @@ def read(
         direction="prev" if last else "next",
         fresh=fresh,
     )
-    show.records(answer["records"], as_json=as_json)
+    if not follow:
+        show.records(answer["records"], as_json=as_json)
+        return
+    records = answer["records"][::-1]
+    show.records(records, as_json=as_json)
+    # Without any so far, what comes is behind the start: nothing is missed from there on.
+    behind = records[-1]["seqnum"] + 1 if records else 0
+    _follow(gateway, log, tag, tag_int, behind, as_json=as_json)
 
 
 @logs.command("range")

@@ -1,13 +1,16 @@
 """What `./start` does once packages are there: platform up, demo on real input, then what to try
-next (issue 1, "The main job").
+next.
 
 The platform runs as a process of its own, exactly as `indilog up` would, and so does the demo: what
 a person sees here is what they get by typing the commands one after the other. The platform's log
-lines go to a file, so that they do not run through the progress bar.
+lines go to a file, so that they do not run through the progress bar. It stops when this process is
+gone, even by kill -9: both are connected by a socket pair.
 """
 
 from __future__ import annotations
 
+import fcntl
+import shlex
 import signal
 import socket
 import subprocess
@@ -31,46 +34,108 @@ LOG_BYTES_MAX = 16 * 1024 * 1024
 _POLL_S = 0.1
 ROOT = Path(__file__).resolve().parents[2]
 
+DEFAULT_PORT = 8080
+DEFAULT_DATA = ROOT / ".indilog"
+
 _NEXT = """
 [bold]IndiLog is up[/bold] on {url} with its data in {data}. Try:
 
-  indilog status --url {url}
-  indilog invoke social.profile user=1 --url {url}
-  curl -X POST {url}/functions/social/timeline -d '{{"user": "1"}}'
-  curl '{url}/logs/social/records?limit=3'
+{commands}
   {url}/docs  lists the deployed functions; README.md has a function of your own in five minutes.
 
 (`indilog` is .venv/bin/indilog; run `source .venv/bin/activate` to type it like that.)
 """
+_WITH_SOCIAL = (
+    "indilog status --url {url}",
+    "indilog invoke social.profile user=1 --url {url}",
+    'curl -X POST {url}/functions/social/timeline -d \'{{"user": "1"}}\'',
+    "curl '{url}/logs/social/records?limit=3'",
+)
+_WITHOUT_SOCIAL = (
+    "indilog status --url {url}",
+    "indilog log append greetings hello --url {url}",
+    "indilog log read greetings --url {url}",
+    "indilog deploy functions/social --url {url}",
+)
 
 
 class StartError(Exception):
-    """The start went wrong; the message is one sentence, `status` the exit code."""
+    """The start went wrong; the message is one sentence (empty: it was said), `status` the exit
+    code.
+    """
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
         self.status = status
 
 
+class PlatformLog:
+    """What one run of the platform writes; several runs write into one file, one after the other.
+
+    Raises:
+        StartError: the directory cannot be used, or another `./start` uses it.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self.file = data / "platform.log"
+        try:
+            data.mkdir(parents=True, exist_ok=True)
+            self.output = self.file.open("ab")
+        except OSError as error:
+            raise StartError(
+                f"The data directory {data} cannot be used: {error.strerror}; choose another one "
+                "with --data.",
+                2,
+            ) from None
+        try:
+            # The platform inherits the lock with its output: it lasts as long as that.
+            fcntl.flock(self.output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.output.close()
+            raise StartError(
+                f"{data} is in use by another ./start; stop it, or choose another directory with "
+                "--data.",
+                2,
+            ) from None
+        if self.output.tell() > LOG_BYTES_MAX:
+            self.output.truncate(0)
+        self._begin = self.file.stat().st_size
+
+    def reason(self, otherwise: str) -> str:
+        """Return why this run ended: its sentence if it said one, else its last lines and
+        `otherwise`.
+        """
+        with self.file.open("rb") as written:
+            written.seek(self._begin)
+            lines = written.read().decode(errors="replace").splitlines()
+        if lines and not lines[-1].startswith("{") and not any("Traceback" in n for n in lines):
+            return lines[-1]
+        return "\n".join([*lines[-LOG_LINES_SHOWN:], otherwise])
+
+
 @contextmanager
-def platform(data: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def platform(log: PlatformLog, data: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run `indilog up` until the block is left; it gets the time to stop cleanly."""
-    log = log_file(data)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    grown = log.exists() and log.stat().st_size > LOG_BYTES_MAX
-    with log.open("wb" if grown else "ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "indilog", "up", "--data", str(data), "--port", str(port)],
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # Ctrl-C at the terminal is for this process, which then stops the platform in order.
-            process_group=0,
-        )
-    try:
-        yield process
-    finally:
-        stop(process)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs, log.output as output:
+            process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "indilog", "up", "--data", str(data),
+                    "--port", str(port), "--supervisor-fd", str(theirs.fileno()),
+                ],
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C at the terminal is for this process, which then stops the platform in
+                # order.
+                process_group=0,
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            stop(process)
 
 
 def check_port_free(port: int) -> None:
@@ -89,11 +154,6 @@ def check_port_free(port: int) -> None:
             ) from None
 
 
-def log_file(data: Path) -> Path:
-    """Return where the platform's log lines go: into its data directory."""
-    return data / "platform.log"
-
-
 def stop(process: subprocess.Popen[bytes]) -> None:
     """Ask a process to end; end it when it takes over `STOP_S_MAX`, or at a second Ctrl-C."""
     if process.poll() is None:
@@ -105,7 +165,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def wait_ready(process: subprocess.Popen[bytes], url: str, log: PlatformLog) -> None:
     """Return when the platform answers that it is ready.
 
     Raises:
@@ -115,11 +175,11 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     with httpx.Client(timeout=2.0, trust_env=False) as client:
         while time.monotonic() < until:
             if (status := process.poll()) is not None:
-                raise StartError(f"{_last_lines(log)}\nThe platform did not start.", status or 1)
+                raise StartError(log.reason("The platform did not start."), status or 1)
             if _is_ready(client, url):
                 return
             time.sleep(_POLL_S)
-    raise StartError(f"The platform was not ready after {READY_S_MAX:.0f} s; see {log}.")
+    raise StartError(f"The platform was not ready after {READY_S_MAX:.0f} s; see {log.file}.")
 
 
 def _is_ready(client: httpx.Client, url: str) -> bool:
@@ -129,19 +189,17 @@ def _is_ready(client: httpx.Client, url: str) -> bool:
         return False
 
 
-def _last_lines(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
-
-
 def run_step(name: str, *arguments: str) -> None:
-    """Run one command of the project in front of the person.
+    """Run one command of the project in front of the person; what fails says why itself.
 
     Raises:
         StartError: it failed.
     """
     done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, check=False)
+    if done.returncode < 0:
+        raise StartError(f"{name} was ended by signal {-done.returncode}.")
     if done.returncode:
-        raise StartError(f"{name} failed; see the message above.", done.returncode)
+        raise StartError("", done.returncode)
 
 
 def demonstrate(url: str, seconds: float, graph: Path | None) -> None:
@@ -151,20 +209,43 @@ def demonstrate(url: str, seconds: float, graph: Path | None) -> None:
         StartError: one of them failed.
     """
     run_step("Deploying functions/social", "indilog", "deploy", "functions/social", "--url", url)
-    chosen = [] if graph is None else ["--graph", str(graph.resolve())]
+    chosen = [] if graph is None else ["--graph", str(graph)]
     run_step(
         "The demo", "functions.social.demo", "--url", url, "--seconds", str(seconds), *chosen
     )  # fmt: skip
 
 
-def stay(process: subprocess.Popen[bytes], log: Path) -> None:
+def what_next(url: str, data: Path) -> str:
+    """Return what to try on the platform at `url`; of the social network only if it is there."""
+    try:
+        with httpx.Client(timeout=10.0, trust_env=False) as client:
+            there = [app["name"] for app in client.get(f"{url}/apps").json()["apps"]]
+    except httpx.HTTPError:
+        there = []  # whatever is wrong with it shows in what comes next
+    commands = _WITH_SOCIAL if "social" in there else _WITHOUT_SOCIAL
+    lines = "\n".join(f"  {command.format(url=url)}" for command in commands)
+    return _NEXT.format(url=url, data=data, commands=lines)
+
+
+def why_it_stops(*, asked: bool, data: Path, port: int) -> str:
+    """Return why the platform does not stay up, and how it would, with the same data and port."""
+    command = "./start"
+    if data != DEFAULT_DATA:
+        command += f" --data {shlex.quote(str(data))}"
+    if port != DEFAULT_PORT:
+        command += f" --port {port}"
+    reason = "It stops now, as --no-stay asks" if asked else "No terminal is watching: it stops now"
+    return f"{reason}. `{command} --no-demo --stay` starts it again with its data and keeps it up."
+
+
+def stay(process: subprocess.Popen[bytes], log: PlatformLog) -> None:
     """Wait until Ctrl-C or SIGTERM.
 
     Raises:
         StartError: the platform ended by itself.
     """
     status = process.wait()
-    raise StartError(f"{_last_lines(log)}\nThe platform ended by itself.", status or 1)
+    raise StartError(log.reason("The platform ended by itself."), status or 1)
 
 
 def start(
@@ -178,10 +259,12 @@ def start(
     seconds: Annotated[float, typer.Option(min=0.1, help="How long the demo's load runs.")] = 10.0,
     graph: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Edges, two numbers a line; else bundled."),
+        typer.Option(help="Friendships, two numbers a line; else a generated graph."),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="HTTP port on this machine.")] = 8080,
-    data: Annotated[Path, typer.Option(help="Where records are kept.")] = ROOT / ".indilog",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="HTTP port on this machine.")
+    ] = DEFAULT_PORT,
+    data: Annotated[Path, typer.Option(help="Where records are kept.")] = DEFAULT_DATA,
     stay_up: Annotated[
         bool | None,
         typer.Option(
@@ -197,25 +280,26 @@ def start(
         signal.signal(ending, _interrupt)
     url, data = f"http://{HOST}:{port}", data.resolve()
     stays = sys.stdout.isatty() if stay_up is None else stay_up
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         check_port_free(port)
-        with platform(data, port) as process:
-            wait_ready(process, url, log_file(data))
+        if graph is not None and not no_demo:  # before anything runs: a mistake shows at once
+            graph = graph.absolute()
+            run_step("Reading the graph", "functions.social.graph", str(graph))
+        log = PlatformLog(data)
+        with platform(log, data, port) as process:
+            wait_ready(process, url, log)
             if not no_demo:
                 demonstrate(url, seconds, graph)
-            console.print(_NEXT.format(url=url, data=data), highlight=False, soft_wrap=True)
+            console.print(what_next(url, data))
             if stays:
                 console.print("Ctrl-C stops it.")
-                stay(process, log_file(data))
-            console.print(
-                "No terminal is watching, so it stops now; ./start --stay keeps it up, and "
-                "./start --no-demo finds its data again."
-            )
+                stay(process, log)
+            console.print(why_it_stops(asked=stay_up is False, data=data, port=port))
     except KeyboardInterrupt:
         console.print("Stopped.")
     except StartError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{error}\n" if str(error) else "")
         raise typer.Exit(error.status) from None
 
 

@@ -29,6 +29,7 @@ from indilog.runtime.data_directory import directory_usable, opened_metadata
 from indilog.runtime.journal import Journal
 from indilog.runtime.layout import view_in
 from indilog.runtime.node import NodeShell
+from indilog.runtime.supervisor_line import SupervisorLine
 from indilog.telemetry import FiguresCollector, registry_of
 from indilog.view import View, Views
 from ordering.sequencer import Sequencer
@@ -212,21 +213,30 @@ def status_of(shell: NodeShell, logs: LocalLogs) -> dict[str, Any]:
     }
 
 
-def run_embedded(config: Config, on_ready: Callable[[str], None] | None = None) -> None:
+def run_embedded(
+    config: Config,
+    on_ready: Callable[[str], None] | None = None,
+    *,
+    supervisor_fd: int | None = None,
+) -> None:
     """Run the platform in this process, with gateway and workers, until SIGTERM or SIGINT.
 
     Args:
         config: whose `node.data_dir` and `node.port` are used.
         on_ready: called once with the gateway's URL when calls are served.
+        supervisor_fd: a socket to whoever started this process; the platform stops in order when
+            the other end is gone.
 
     Raises:
         IndilogError: as `embedded` and `gateway_running`; `NotReadyError` when the platform stopped
             by a fault while it ran.
     """
-    uvloop.run(_run_embedded(config, on_ready))
+    uvloop.run(_run_embedded(config, on_ready, supervisor_fd))
 
 
-async def _run_embedded(config: Config, on_ready: Callable[[str], None] | None) -> None:
+async def _run_embedded(
+    config: Config, on_ready: Callable[[str], None] | None, supervisor_fd: int | None
+) -> None:
     asked = asyncio.Event()
     faults: list[BaseException] = []
 
@@ -236,12 +246,15 @@ async def _run_embedded(config: Config, on_ready: Callable[[str], None] | None) 
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    line = SupervisorLine(supervisor_fd, asked.set)
     async with (
         embedded(config, fail) as platform,
         gateway_running(platform.shell, platform.logs, config) as url,
     ):
         if on_ready is not None:
             on_ready(url)
+        line.ready(url)
         await asked.wait()
+    line.close()
     if faults:
         raise NotReadyError(f"The platform stopped by a fault: {faults[0]}") from faults[0]

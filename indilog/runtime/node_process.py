@@ -15,7 +15,6 @@ import dataclasses
 import faulthandler
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,6 +32,7 @@ from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
 from indilog.runtime.stream_transport import StreamTransport
+from indilog.runtime.supervisor_line import SupervisorLine
 from indilog.runtime.transport import Transport
 from indilog.runtime.zmq_transport import ZmqTransport
 from indilog.telemetry import configure_logging
@@ -102,57 +102,6 @@ async def node_running(
         yield RunningNode(shell, start, transport)
     finally:
         await shell.close()
-
-
-class SupervisorLine:
-    """The process's end of the socket to its supervisor; without one, speaks to nobody.
-
-    `on_gone` is called when the supervisor has died. `was_ready`: whether `ready` was called.
-    """
-
-    def __init__(self, descriptor: int | None, on_gone: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_gone = on_gone
-        self.was_ready = False
-        self._socket: socket.socket | None = None
-        if descriptor is not None:
-            self._socket = socket.socket(fileno=os.dup(descriptor))
-            os.close(descriptor)  # the duplicate is not inherited: no child of ours keeps it open
-            self._socket.settimeout(0)
-            self._loop.add_reader(self._socket.fileno(), self._on_readable)
-
-    def ready(self, detail: str) -> None:
-        """Say that the node is ready; `detail` is for people."""
-        self.was_ready = True
-        self._say(f"ready {detail}")
-
-    def failed(self, sentence: str) -> None:
-        """Say why the node cannot start."""
-        self._say(f"failed {' '.join(sentence.split())}")
-
-    def close(self) -> None:
-        """Let go of the socket. May be called again."""
-        if self._socket is not None:
-            self._loop.remove_reader(self._socket.fileno())
-            self._socket.close()
-            self._socket = None
-
-    def _say(self, line: str) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # gone, or not listening: we notice otherwise
-                self._socket.send(f"{line}\n".encode())
-
-    def _on_readable(self) -> None:
-        assert self._socket is not None
-        try:
-            if self._socket.recv(4096):
-                return
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        self.close()
-        self._on_gone()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -76,3 +78,29 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     assert process.returncode == 2, shown
     assert shown.startswith(f"Port {port} is in use;")
     assert not (tmp_path / "data").exists()
+
+
+def test_killed_it_takes_its_platform_with_it_and_another_one_is_refused_meanwhile(
+    tmp_path: Path,
+) -> None:
+    data, port = tmp_path / "data", free_port()
+    with started(data, port, "--no-demo", "--stay") as first:
+        shown_until(first, "Ctrl-C stops it")
+        with started(data, free_port(), "--no-demo") as second:
+            shown, _ = second.communicate(timeout=ENDS_S_MAX)
+        assert second.returncode == 2
+        assert shown == (
+            f"{data} is in use by another ./start; stop it, or choose another directory with "
+            "--data.\n"
+        )
+        first.kill()
+    until = time.monotonic() + ENDS_S_MAX
+    with (data / "platform.log").open() as log:
+        while True:  # the platform, and whatever it started, holds the lock until it has ended
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < until, "the platform outlived ./start"
+                time.sleep(0.05)
+        assert "Finished server process" in log.read(), "it stopped in order"

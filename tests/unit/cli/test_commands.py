@@ -76,6 +76,8 @@ def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
         (("invoke", "shop.buy", "n:=x"), "n:=x is not JSON"),
         (("invoke", "shop.buy", "--json", "[1]"), "--json is an object"),
         (("deploy", "/nowhere.py"), "There is no file or folder /nowhere.py."),
+        (("log", "read", ""), "A log's name is 1 to"),
+        (("log", "append", "", "text"), "A log's name is 1 to"),
         (("log", "append", "orders"), "Give the record's data, or --file, one of them."),
         (("log", "append", "orders", "--file", "/nowhere"), "/nowhere cannot be read"),
         (("up", "--config", "/nowhere.toml"), "There is no configuration file /nowhere.toml."),
@@ -178,3 +180,27 @@ def test_watching_deploys_again_when_a_file_changes_and_survives_a_refusal(
     run("deploy", str(file), "--watch")
     sent = [json.loads(request.content)["sources"]["shop.py"] for request in asked.asked]
     assert sent == ["x = 0", "x = 1", "x = 2", "x = 3"]
+
+
+def test_last_and_follow_print_the_last_in_order_and_go_on_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def record(seqnum: int) -> dict[str, object]:
+        return {"seqnum": seqnum, "tags": [], "time": 0.0, "data": "x"}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked = dict(request.url.params)
+        if request.url.path.endswith("/records"):
+            assert (asked["direction"], asked["limit"]) == ("prev", "2")
+            return httpx.Response(200, json={"records": [record(7), record(5)], "next_bound": 4})
+        assert request.url.path.endswith("/stream")
+        assert asked["bound"] == "8"
+        return httpx.Response(200, text=f"data: {json.dumps(record(9))}\n\n")
+
+    real = httpx.Client
+    monkeypatch.setattr(
+        httpx, "Client",
+        lambda **given: real(base_url=given["base_url"], transport=httpx.MockTransport(answer)),
+    )  # fmt: skip
+    done = run("log", "read", "orders", "--last", "--follow", "--limit", "2", "--json")
+    assert [json.loads(line)["seqnum"] for line in done.stdout.splitlines()] == [5, 7, 9]

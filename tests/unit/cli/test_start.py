@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
 from indilog.cli import start
-from indilog.cli.start import StartError, log_file, stop, wait_ready
+from indilog.cli.start import PlatformLog, StartError, stop, wait_ready, what_next, why_it_stops
 
 NOBODY = "http://127.0.0.1:9"
 """Nothing listens on the discard port."""
@@ -38,42 +39,115 @@ def test_setup_only_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, ["--setup-only"]).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--seconds", "0"], ["--port", "0"], ["--graph", "/no/such/file"], ["--bogus"]]
-)
+@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--port", "0"], ["--bogus"]])
 def test_a_wrong_option_starts_nothing(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
-def test_a_platform_that_ends_says_why_with_its_own_status(tmp_path: Path) -> None:
-    log = log_file(tmp_path)
-    log.write_text("Port 8080 is in use; give another one with --port.\n")
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[PlatformLog]:
+    """The log of a run of the platform, in a file where an earlier run has written."""
+    (tmp_path / "platform.log").write_text("An earlier run did not find its port.\n")
+    made = PlatformLog(tmp_path)
+    yield made
+    made.output.close()
+
+
+def reason_of(log: PlatformLog, *lines: str) -> StartError:
+    """Return what a person is told when the platform has written `lines` and ended with 2."""
+    log.output.write("".join(f"{line}\n" for line in lines).encode())
+    log.output.flush()
     with child("import sys; sys.exit(2)") as process:
-        process.wait(30)
-        with pytest.raises(StartError, match="Port 8080 is in use") as caught:
-            wait_ready(process, NOBODY, log)
-    assert caught.value.status == 2
-
-
-def test_only_the_end_of_the_log_is_shown(tmp_path: Path) -> None:
-    log = log_file(tmp_path)
-    log.write_text("".join(f"line {number}\n" for number in range(100)))
-    with child("") as process:
         process.wait(30)
         with pytest.raises(StartError) as caught:
             wait_ready(process, NOBODY, log)
-    assert "line 99" in str(caught.value)
-    assert "line 50" not in str(caught.value)
-    assert caught.value.status == 1
+    assert caught.value.status == 2
+    return caught.value
+
+
+def test_a_platform_that_ends_says_why_in_its_own_sentence_alone(log: PlatformLog) -> None:
+    told = reason_of(log, '{"event": "journal recovered"}', "The directory is in use.")
+    assert str(told) == "The directory is in use."
+
+
+def test_without_a_sentence_only_the_end_of_this_run_is_shown(log: PlatformLog) -> None:
+    told = str(reason_of(log, *(f'{{"event": "{n}"}}' for n in range(100))))
+    assert '"99"' in told
+    assert '"50"' not in told
+    assert told.endswith("The platform did not start.")
+
+
+def test_a_traceback_is_shown_whole(log: PlatformLog) -> None:
+    told = str(reason_of(log, "Traceback (most recent call last):", "  File x", "KeyError: 1"))
+    assert "File x" in told
+    assert "earlier run" not in told
+
+
+def test_a_second_start_on_the_same_directory_is_one_sentence(log: PlatformLog) -> None:
+    with pytest.raises(StartError, match="in use by another") as caught:
+        PlatformLog(log.file.parent)
+    assert caught.value.status == 2
+
+
+def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StartError, match="file cannot be used: File exists; choose another"):
+        PlatformLog(tmp_path / "file")
+
+
+def test_a_log_that_has_grown_large_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "LOG_BYTES_MAX", 10)
+    (tmp_path / "platform.log").write_text("x" * 11)
+    PlatformLog(tmp_path).output.close()
+    assert (tmp_path / "platform.log").read_text() == ""
+
+
+@pytest.mark.parametrize(("apps", "wanted"), [(["social"], True), ([], False), (["other"], False)])
+def test_only_what_is_deployed_is_suggested(
+    monkeypatch: pytest.MonkeyPatch, apps: list[str], *, wanted: bool
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"apps": [{"name": name} for name in apps]})
+
+    real = httpx.Client
+    monkeypatch.setattr(httpx, "Client", lambda **_: real(transport=httpx.MockTransport(answer)))
+    shown = what_next(NOBODY, Path("/data"))
+    assert ("invoke social.profile" in shown) is wanted
+    assert ("indilog deploy functions/social" in shown) is not wanted
+    assert NOBODY in shown
+
+
+def test_why_it_stops_repeats_the_options_that_were_given() -> None:
+    told = why_it_stops(asked=False, data=start.DEFAULT_DATA, port=start.DEFAULT_PORT)
+    assert "No terminal" in told
+    assert "`./start --no-demo --stay`" in told
+    told = why_it_stops(asked=True, data=Path("/a b"), port=9000)
+    assert "terminal" not in told
+    assert "`./start --data '/a b' --port 9000 --no-demo --stay`" in told
+
+
+def test_a_bad_graph_is_one_sentence_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "platform", None)
+    monkeypatch.setattr(start, "check_port_free", lambda _: None)
+    graph = tmp_path / "graph"
+    graph.write_text("1 x\n")
+    arguments = ["--data", str(tmp_path / "data"), "--graph", str(graph)]
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+    assert capfd.readouterr().err == "graph, line 1: two numbers are expected, not '1 x'.\n"
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_platform_that_takes_too_long_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: PlatformLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "READY_S_MAX", 0.0)
     with child(WAITING) as process:
         with pytest.raises(StartError, match="not ready"):
-            wait_ready(process, NOBODY, log_file(tmp_path))
+            wait_ready(process, NOBODY, log)
         stop(process)
 
 

@@ -36,10 +36,23 @@ def test_a_file_of_two_numbers_a_line_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "1 2 0.5\n2 3 7\n", "1,2\n2,3\n", "1, 2, 0.5, x\n2\t3\n", "# from, to\n1 ,2\n%\n 2,3 #\n",
+    ],
+)  # fmt: skip
+def test_columns_may_be_more_and_be_parted_by_commas(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "graph"
+    file.write_text(text)
+    assert read_graph(file) == {"1": ["2"], "2": ["1", "3"], "3": ["2"]}
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("1 2\n1\n", "line 2: two numbers are expected, not '1'"),
-        ("1 2 3\n", "line 1"),
+        ("1,x,3\n", "line 1: two numbers are expected, not '1,x,3'"),
+        ("from,to\n1,2\n", "line 1"),
         ("1 x\n", "not '1 x'"),
         ("1 -2\n", "line 1"),
         ("1 ²\n", "line 1"),
@@ -60,5 +73,5 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         read_graph(tmp_path / "none")
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(GraphError, match="cannot be read"):
+    with pytest.raises(GraphError, match="is not text"):
         read_graph(binary)

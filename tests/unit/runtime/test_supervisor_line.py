@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from indilog.runtime.node_process import SupervisorLine
+from indilog.runtime.supervisor_line import SupervisorLine
 
 pytestmark = pytest.mark.asyncio
 
