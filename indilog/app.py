@@ -13,6 +13,7 @@ where it runs: a `Context` reaches the log and other functions through what its 
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - `map` waits for several calls, sync functions for one
+import concurrent.futures
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -192,6 +193,8 @@ class Context:
         self._caller = caller
         self._function = function
         self._loop = asyncio.get_running_loop()
+        self._waits: set[concurrent.futures.Future[Any]] = set()
+        self._is_over = False
 
     def log(self, name: str) -> Log:
         """Return the log `name`; it need not exist before.
@@ -278,13 +281,30 @@ class Context:
     def wait(self, awaitable: Awaitable[_ResultT]) -> _ResultT:
         """For sync functions, which run in a thread: wait for what an async method returns.
 
-        `seqnum = ctx.wait(ctx.log("orders").append(b"..."))`. Never in an async function.
+        `seqnum = ctx.wait(ctx.log("orders").append(b"..."))`. Never in an async function. When the
+        call is over although its thread goes on (its time was over, or its caller is gone), this
+        raises `asyncio.CancelledError`, which ends the thread.
         """
 
         async def awaited() -> _ResultT:
             return await awaitable
 
-        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
+        waiting = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        self._waits.add(waiting)
+        if self._is_over:  # looked at after the addition: `end` cancels what it finds
+            waiting.cancel()
+        try:
+            return waiting.result()
+        except concurrent.futures.CancelledError:
+            raise asyncio.CancelledError("The call is over.") from None
+        finally:
+            self._waits.discard(waiting)
+
+    def end(self) -> None:
+        """For who runs the function: the call is over; `wait` ends, now and from now on."""
+        self._is_over = True
+        for waiting in list(self._waits):
+            waiting.cancel()
 
 
 def _named(function: str | Callable[..., Any]) -> tuple[str, Function | None]:

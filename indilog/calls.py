@@ -50,13 +50,17 @@ class RecordValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FunctionSpec(msgspec.Struct, frozen=True):
-    """What callers may know of a function: its name, its words, its JSON schemas."""
+    """What callers may know of a function: its name, its words, its JSON schemas.
+
+    `is_async`: it can be stopped; otherwise it runs in a thread, which cannot.
+    """
 
     name: str
     doc: str
     arguments: dict[str, Any]
     result: dict[str, Any]
     timeout_s: float | None = None
+    is_async: bool = True
 
 
 class AppInfo(msgspec.Struct, frozen=True):
@@ -90,6 +94,16 @@ class Ready(_Message, frozen=True):
     """
 
     version: int
+
+
+class ThreadsLeft(_Message, frozen=True):
+    """worker → compute node: so many threads run on although their calls are over.
+
+    Lost: the worker is gone, and its threads with it.
+    Repeated: never.
+    """
+
+    count: int
 
 
 # --- the log
@@ -253,7 +267,10 @@ class DeployApp(_Message, frozen=True):
 class Invoke(_Message, frozen=True):
     """compute node → worker: run a function of a deployment loaded there; answered by `Returned`.
 
-    Lost: the worker died; the caller gets a `WorkerCrashedError`.
+    `slot` is the call's place in the memory that says which calls are begun and which revoked
+    (`compute/workers/claims`); a revoked one is answered by a `Failed` of kind `RevokedError`.
+    Lost: the worker died; the caller gets a `WorkerCrashedError` if the call was begun, else it
+    runs elsewhere.
     Repeated: never.
     """
 
@@ -263,6 +280,7 @@ class Invoke(_Message, frozen=True):
     invocation: str
     position: MetalogPosition
     depth: int
+    slot: int = 0
 
 
 class Load(_Message, frozen=True):
@@ -286,6 +304,14 @@ class Unload(_Message, frozen=True):
     """
 
     deployment: int
+
+
+class Ping(_Message, frozen=True):
+    """compute node → worker: does your event loop turn? Answered by `Done`, at once if it does.
+
+    Lost: the worker died.
+    Repeated: never.
+    """
 
 
 class Cancel(_Message, frozen=True):
@@ -410,9 +436,9 @@ LogQuestion: TypeAlias = (
     | LogSetAux
 )
 Question: TypeAlias = (
-    LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | Cancel
+    LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | Ping | Cancel
 )
-Greeting: TypeAlias = Welcome | Ready
+Greeting: TypeAlias = Welcome | Ready | ThreadsLeft
 Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | Done | Returned | Accepted | Loaded | Deployed | Failed
 )
@@ -435,14 +461,23 @@ class LinkLostError(NotReadyError):
     """The connection closed before the answer came."""
 
 
+class RevokedError(NotReadyError):
+    """The call was revoked before it began; it was not run."""
+
+
 # --- errors as values
 
 _ERRORS: Final[dict[str, type[Exception]]] = {
     name: value
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, IndilogError)
-} | {"LinkLostError": LinkLostError, "ValueError": ValueError, "TypeError": TypeError}
-_ATTRIBUTES: Final = ("what", "size", "limit", "first_seqnum", "errors", "kind")
+} | {
+    "LinkLostError": LinkLostError,
+    "RevokedError": RevokedError,
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+}
+_ATTRIBUTES: Final = ("what", "size", "limit", "first_seqnum", "errors", "kind", "temporary")
 
 
 def failed(error: Exception, position: MetalogPosition = 0) -> Failed:

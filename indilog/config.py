@@ -142,6 +142,14 @@ class NodeConfig:
     calls_pending_max: int = 10_000
     """Invocations waiting or running on a compute node before a further one is refused."""
     call_timeout_s: float = 60.0
+    worker_silent_s: float = 1.0
+    """A worker whose event loop does not turn for this long gets no new calls until it does, and
+    calls that it has not begun go to another one.
+    """
+    worker_stop_s: float = 5.0
+    """A worker that is silent for this long after a call's time is over is ended; one with a thread
+    that runs for this long after that is replaced.
+    """
     import_timeout_s: float = 30.0
     """Importing deployed code may take this long; then the process that imports it is ended."""
     result_bytes_max: int = 4 * MIB

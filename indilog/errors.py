@@ -128,11 +128,14 @@ class FunctionFailedError(IndilogError):
 
     Attributes:
         kind: the name of the exception's class.
+        temporary: what it raised was a `retryable` error of the platform: the function may succeed
+            later. Not that repeating is harmless; only its author knows what it had done before.
     """
 
-    def __init__(self, message: str, *, kind: str = "Exception") -> None:
+    def __init__(self, message: str, *, kind: str = "Exception", temporary: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
+        self.temporary = temporary
 
 
 class WorkerCrashedError(OutcomeUnknownError):

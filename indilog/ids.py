@@ -69,7 +69,7 @@ def _spelled(tag: UserTag) -> str:
             raise InvalidTagError(f"An integer tag is between 1 and 2**64-1, not {tag}.")
         return f"{_INTEGER}{tag}"
     if not tag:
-        raise InvalidTagError("A tag must not be empty; leave it out to read every record.")
+        raise InvalidTagError("A tag must not be empty; leave it out, or name one.")
     if "\x1f" in tag:
         raise InvalidTagError("A tag must not contain the control character U+001F.")
     try:

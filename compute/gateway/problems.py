@@ -68,10 +68,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def problem_of(error: Exception) -> Problem:
     """Return what an HTTP caller is told of `error`."""
-    status = next(
-        (_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS),
-        HTTPStatus.INTERNAL_SERVER_ERROR,
-    )
+    status = _status(error)
     return Problem(
         title=type(error).__name__,
         status=int(status),
@@ -89,6 +86,15 @@ def problem_of_stop(error: IndilogError) -> Problem:
     may simply be repeated then.
     """
     return msgspec.structs.replace(problem_of(error), status=int(HTTPStatus.SERVICE_UNAVAILABLE))
+
+
+def _status(error: Exception) -> HTTPStatus:
+    if isinstance(error, FunctionFailedError) and error.temporary:
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return next(
+        (_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS),
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    )
 
 
 def problem(status: HTTPStatus, detail: str) -> Problem:

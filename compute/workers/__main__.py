@@ -14,8 +14,10 @@ import sys
 import threading
 from pathlib import Path
 
+import structlog
 import uvloop
 
+from compute.workers.claims import WorkerClaims
 from compute.workers.last_words import LastWords
 from compute.workers.runner import Runner
 from indilog.calls import LINK_VERSION, Ready
@@ -23,17 +25,39 @@ from indilog.link import Link, SocketLink
 from indilog.telemetry import configure_logging
 
 
-async def _serve(fd: int, directory: Path, threads: int, message_bytes_max: int) -> None:
-    last_words = LastWords(directory)
+async def _serve(given: argparse.Namespace) -> None:
+    last_words = LastWords(given.directory)
+    claims = WorkerClaims(given.claims_fd)
+    os.close(given.claims_fd)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    runner = Runner(directory, threads_max=threads, around_import=last_words.exits_told)
-    link = Link(runner.serve, message_bytes_max=message_bytes_max, on_lost=lambda _: ended.set())
-    stream = socket.socket(fileno=fd)
+    runner = Runner(
+        given.directory,
+        threads_max=given.threads,
+        claims=claims,
+        around_import=last_words.exits_told,
+    )
+    limit = given.message_bytes_max
+    link = Link(runner.serve, message_bytes_max=limit, on_lost=lambda _: ended.set())
+    stream = socket.socket(fileno=given.fd)
     stream.setblocking(False)  # noqa: FBT003 - its only form
     await loop.create_unix_connection(lambda: SocketLink(link), sock=stream)
     link.tell(Ready(LINK_VERSION))
     await ended.wait()
+
+
+def _run(given: argparse.Namespace) -> None:
+    """Serve until the link is gone, whatever a function's own tasks raise through the loop."""
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    serving = loop.create_task(_serve(given))
+    while not serving.done():
+        try:
+            loop.run_until_complete(serving)
+        except (KeyboardInterrupt, SystemExit) as error:
+            structlog.get_logger().error(
+                "a task raised through the event loop", kind=type(error).__name__
+            )
 
 
 def _die_with_parent() -> None:
@@ -45,6 +69,7 @@ def main() -> None:
     """Run until the compute node is gone."""
     parser = argparse.ArgumentParser(prog="compute.workers")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--claims-fd", type=int, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--message-bytes-max", type=int, required=True)
@@ -52,8 +77,7 @@ def main() -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     configure_logging("json")
     given.directory.mkdir(parents=True, mode=0o700)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(given.fd, given.directory, given.threads, given.message_bytes_max))
+    _run(given)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # a sync function may still hold a thread; nobody waits for it any more

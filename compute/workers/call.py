@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from compute.deployments import Deployment
+from compute.workers.claims import NO_SLOT
 from indilog.calls import AppInfo, Failed, FunctionSpec, Returned
 from indilog.ids import MetalogPosition
 
@@ -20,13 +21,13 @@ class Deployed:
         number: of this deployment in this host; workers know it by that.
         functions: by name.
         running: its calls that wait or run.
-        retired: a newer version took its place; it is unloaded when `running` is 0.
+        successor: the newer version that took its place; then it is unloaded when `running` is 0.
         problem: why it could not be loaded, if it could not.
         workers_lost: workers that importing it has ended, since it was last imported.
     """
 
     __slots__ = (
-        "functions", "number", "problem", "record", "retired", "running", "workers_lost",
+        "functions", "number", "problem", "record", "running", "successor", "workers_lost",
     )  # fmt: skip
 
     def __init__(self, number: int, record: Deployment) -> None:
@@ -34,7 +35,7 @@ class Deployed:
         self.record = record
         self.functions: dict[str, FunctionSpec] = {f.name: f for f in record.functions}
         self.running = 0
-        self.retired = False
+        self.successor: Deployed | None = None
         self.problem: str | None = None
         self.workers_lost = 0
 
@@ -53,11 +54,12 @@ class Call:
         outcome: resolved once, with what the caller gets.
         worker: who runs it; None: it waits, or it is over.
         number: of the question to that worker.
+        slot: of the call in that worker's claims.
     """
 
     __slots__ = (
         "arguments", "deployed", "depth", "function", "invocation", "number", "outcome",
-        "position", "timer", "worker",
+        "position", "slot", "timer", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,7 @@ class Call:
         self.outcome: asyncio.Future[Returned | Failed] = asyncio.get_running_loop().create_future()
         self.worker: WorkerProcess | None = None
         self.number = 0
+        self.slot = NO_SLOT
         self.timer: asyncio.TimerHandle | None = None
 
     @property

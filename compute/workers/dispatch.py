@@ -3,7 +3,7 @@
 A call goes to the worker with the fewest running calls. When all are full it waits, first come
 first served; when too many wait or run, it is refused. A call made by a running call never waits:
 its parent holds a slot until it ends, so waiting could lock up the node; such calls are admitted
-beyond the slots, up to a bound of their own.
+beyond the slots, up to a bound of their own. A worker can be suspended: it gets no new calls.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         self._worker_calls_max = worker_calls_max
         self._calls_max = calls_max
         self._running: dict[WorkerT, int] = {}
+        self._suspended: set[WorkerT] = set()
         self._waiting: deque[CallT] = deque()
         self._total = 0
 
@@ -61,15 +62,22 @@ class Dispatcher(Generic[WorkerT, CallT]):
                 f"{self._total + len(self._waiting):,} calls run or wait on this node, which is "
                 "its limit; try again later."
             )
-        worker = self._least_loaded()
-        if nested:
-            if worker is None:
-                raise NotReadyError("No function worker is up at the moment; try again.")
-            return self._started(worker)
-        if worker is None or self._running[worker] >= self._worker_calls_max:
+        worker = self._place(nested=nested)
+        if worker is None:
             self._waiting.append(call)
-            return None
-        return self._started(worker)
+        return worker
+
+    def again(self, call: CallT, *, nested: bool) -> WorkerT | None:
+        """As `admit`, for a call that was admitted but never begun: it is not refused for their
+        number, and waits before all others.
+
+        Raises:
+            NotReadyError: there is no worker for a nested call, which cannot wait.
+        """
+        worker = self._place(nested=nested)
+        if worker is None:
+            self._waiting.appendleft(call)
+        return worker
 
     def withdraw(self, call: CallT) -> bool:
         """Forget a waiting call; tell whether it was waiting."""
@@ -95,23 +103,51 @@ class Dispatcher(Generic[WorkerT, CallT]):
         """A worker takes calls from now on; return those that it starts with."""
         assert worker not in self._running, "a worker is added once"
         self._running[worker] = 0
-        started: list[CallT] = []
-        while (call := self._next(worker)) is not None:
-            started.append(call)
-        return started
+        return self._filled(worker)
+
+    def suspend(self, worker: WorkerT) -> None:
+        """`worker` starts no further calls until `resume`, except nested ones for which there is no
+        other.
+        """
+        if worker in self._running:
+            self._suspended.add(worker)
+
+    def resume(self, worker: WorkerT) -> list[CallT]:
+        """`worker` takes calls again; return those that it starts with."""
+        self._suspended.discard(worker)
+        return self._filled(worker) if worker in self._running else []
 
     def remove(self, worker: WorkerT) -> None:
         """A worker is gone, and its running calls with it."""
+        self._suspended.discard(worker)
         self._total -= self._running.pop(worker, 0)
 
     def check_invariants(self) -> None:
         """Check that the counts agree and that nobody waits beside a free slot."""
         assert self._total == sum(self._running.values()), "the total is the sum of the workers"
-        free = any(count < self._worker_calls_max for count in self._running.values())
+        free = any(self._has_room(worker) for worker in self._running)
         assert not (free and self._waiting), "nobody waits while a slot is free"
 
-    def _least_loaded(self) -> WorkerT | None:
-        return min(self._running, key=self._running.__getitem__, default=None)
+    def _place(self, *, nested: bool) -> WorkerT | None:
+        """Return where a call starts now, counted there; None: it has to wait."""
+        worker = min(self._running, key=self._load, default=None)
+        if worker is None:
+            if nested:
+                raise NotReadyError("No function worker is up at the moment; try again.")
+            return None
+        return self._started(worker) if nested or self._has_room(worker) else None
+
+    def _load(self, worker: WorkerT) -> tuple[bool, int]:
+        return worker in self._suspended, self._running[worker]
+
+    def _has_room(self, worker: WorkerT) -> bool:
+        return worker not in self._suspended and self._running[worker] < self._worker_calls_max
+
+    def _filled(self, worker: WorkerT) -> list[CallT]:
+        started: list[CallT] = []
+        while (call := self._next(worker)) is not None:
+            started.append(call)
+        return started
 
     def _started(self, worker: WorkerT) -> WorkerT:
         self._running[worker] += 1
@@ -119,7 +155,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         return worker
 
     def _next(self, worker: WorkerT) -> CallT | None:
-        if not self._waiting or self._running[worker] >= self._worker_calls_max:
+        if not self._waiting or not self._has_room(worker):
             return None
         self._started(worker)
         return self._waiting.popleft()

@@ -93,22 +93,17 @@ class FunctionHost:
         self._invocation_prefix = secrets.token_hex(6)
         self._invocation_numbers = itertools.count(1)
         self._servers: dict[WorkerProcess, LinkServer] = {}
-        self._router = CallRouter(
-            worker_calls_max=node.worker_calls_max,
-            calls_max=node.calls_pending_max,
-            call_timeout_s=node.call_timeout_s,
-            on_idle=self._unload,
-        )
+        self._router = CallRouter(node, on_idle=self._unload)
         directory = node.data_dir / "workers"
         self._trials = Trials(self.limits, directory, import_timeout_s=node.import_timeout_s)
         self._pool = WorkerPool(
-            node.workers,
+            node,
             directory=directory,
             limits=self.limits,
-            threads_max=2 * node.worker_calls_max,
             serve=self._serve_worker,
             on_up=self._worker_up,
             on_lost=self._worker_lost,
+            drained=self._router.drained,
         )
 
     async def start(self) -> None:
@@ -278,6 +273,7 @@ class FunctionHost:
                 for w in self._pool.workers
             ],
             "worker_restarts": self._pool.restarts,
+            "calls_moved": self._router.moved,
             "calls_running": self._router.running,
             "calls_waiting": self._router.waiting,
             "calls": dict(self._router.calls),
@@ -305,7 +301,7 @@ class FunctionHost:
         self._apps[deployed.record.name] = deployed
         self.generation += 1
         if before is not None:
-            before.retired = True
+            before.successor = deployed
             if before.running == 0:
                 self._unload(before)
 

@@ -51,6 +51,14 @@ class Loaded:
         """What callers may know of the functions."""
         return tuple(_spec(function) for function in self.functions.values())
 
+    def place(self, error: BaseException) -> str | None:
+        """Return where in the deployed files an error was raised, such as `social.py, line 12`."""
+        return _place_of(error, self._package)
+
+    def without_home(self, text: str) -> str:
+        """Return `text` with the deployed files and modules named as their author names them."""
+        return without_home(text, self._package)
+
     def unload(self) -> None:
         """Forget the modules and remove the files; running calls may go on with what they hold."""
         _forget(self._package, self._directory)
@@ -155,13 +163,17 @@ def _sentence(error: BaseException, package: str) -> str:
     told = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
     told = without_home(told, package)
     if isinstance(error, SyntaxError) and error.filename:
-        place = _place(error.filename, package)
-        return f"{place}, line {error.lineno}: {type(error).__name__}: {error.msg}."
+        file = _place(error.filename, package)
+        return f"{file}, line {error.lineno}: {type(error).__name__}: {error.msg}."
+    place = _place_of(error, package)
+    return f"{place or 'The code does not import'}: {told}."
+
+
+def _place_of(error: BaseException, package: str) -> str | None:
+    """Return the innermost line of the deployed files in the traceback of `error`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f"/{package}/" in f.filename]
-    if not own:
-        return f"The code does not import: {told}."
-    return f"{_place(own[-1].filename, package)}, line {own[-1].lineno}: {told}."
+    return f"{_place(own[-1].filename, package)}, line {own[-1].lineno}" if own else None
 
 
 def _place(filename: str, package: str) -> str:
@@ -213,6 +225,7 @@ def _spec(function: Function) -> FunctionSpec:
         arguments=function.signature.arguments_schema,
         result=function.signature.result_schema,
         timeout_s=function.timeout_s,
+        is_async=function.is_async,
     )
 
 

@@ -5,6 +5,7 @@ distance while it dies at once.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import structlog
 from compute.workers import process
 from compute.workers.process import Serve, WorkerProcess
 from indilog.calls import Limits
+from indilog.config import NodeConfig
 from indilog.errors import NotReadyError
 
 _RESTART_S: Final = 0.1
@@ -27,35 +29,44 @@ _START_S: Final = 60.0
 class WorkerPool:
     """A fixed number of worker processes.
 
+    A process where a thread runs on for `worker_stop_s` after its call was over is replaced: it
+    gets no further calls, another one takes its place, and it ends when its last call has. In each
+    place at most one such process lives on beside the one that took over.
+
     Args:
+        node: the limits.
         directory: below which each process has its private directory; emptied at start.
         serve: gets the questions of the workers.
         on_up: awaited when a process can run functions.
         on_lost: called when a process is gone, before its calls fail.
+        drained: gives a process no further calls and waits until it has none.
 
     Attributes:
-        restarts: how many processes took the place of one that died.
+        restarts: how many processes took the place of another one.
     """
 
     def __init__(
         self,
-        size: int,
+        node: NodeConfig,
         *,
         directory: Path,
         limits: Limits,
-        threads_max: int,
         serve: Serve,
         on_up: Callable[[WorkerProcess], Awaitable[None]],
         on_lost: Callable[[WorkerProcess], None],
+        drained: Callable[[WorkerProcess], Awaitable[None]],
     ) -> None:
-        self._size = size
+        self._node = node
+        self._size = node.workers
         self._directory = directory
         self._limits = limits
-        self._threads_max = threads_max
         self._serve = serve
         self._on_up = on_up
         self._on_lost = on_lost
+        self._drained = drained
         self._up: dict[int, WorkerProcess] = {}
+        self._draining: dict[int, asyncio.Task[None]] = {}
+        self._started = itertools.count(1)
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
@@ -89,9 +100,10 @@ class WorkerPool:
         self._stopping = True
         for worker in list(self._up.values()):
             worker.link.close()
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._draining.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # --- inside
@@ -107,16 +119,17 @@ class WorkerPool:
             self.restarts += 1
 
     async def _live_once(self, index: int) -> None:
-        directory = self._directory / f"{index}"
-        shutil.rmtree(directory, ignore_errors=True)
+        """Run a process until it is gone, or has to be replaced."""
+        directory = self._directory / f"{index}-{next(self._started)}"
         try:
             worker = await process.start(
                 index,
                 self._limits,
                 directory=directory,
-                threads_max=self._threads_max,
+                threads_max=2 * self._node.worker_calls_max,
                 serve=self._serve,
                 on_lost=self._lost,
+                on_threads_left=self._threads_left,
             )
         except OSError as error:
             structlog.get_logger().error("worker not started", worker=index, reason=str(error))
@@ -128,13 +141,30 @@ class WorkerPool:
                     self._all_ready.set()
                 await self._on_up(worker)
                 self._is_up(worker)
-            await worker.until_lost()
+            await worker.until_lost_or_replaced()
+        except BaseException:
+            await self._ended(worker, directory)
+            raise
+        if worker.link.is_lost:
+            await self._ended(worker, directory)
+        else:
+            self._draining[index] = asyncio.ensure_future(self._drain(worker, directory))
+
+    async def _drain(self, worker: WorkerProcess, directory: Path) -> None:
+        try:
+            await self._drained(worker)
         finally:
-            code = await asyncio.shield(asyncio.ensure_future(worker.stopped()))
-            if not self._stopping:
-                structlog.get_logger().warning(
-                    "worker died", worker=index, exit_code=code, place=worker.last_place
-                )
+            await self._ended(worker, directory)
+            del self._draining[worker.index]
+
+    async def _ended(self, worker: WorkerProcess, directory: Path) -> None:
+        """End a process, if it has not ended, and remove what it leaves."""
+        code = await asyncio.shield(asyncio.ensure_future(worker.stopped()))
+        shutil.rmtree(directory, ignore_errors=True)
+        if not self._stopping:
+            structlog.get_logger().warning(
+                "worker ended", worker=worker.index, exit_code=code, place=worker.last_place
+            )
 
     def _is_up(self, worker: WorkerProcess) -> None:
         if worker.link.is_lost:
@@ -147,3 +177,22 @@ class WorkerPool:
         if self._up.get(worker.index) is worker:
             del self._up[worker.index]
         self._on_lost(worker)
+
+    def _threads_left(self, worker: WorkerProcess) -> None:
+        if worker.threads_left > 0:
+            asyncio.get_running_loop().call_later(
+                self._node.worker_stop_s, self._replace_if_stuck, worker
+            )
+
+    def _replace_if_stuck(self, worker: WorkerProcess) -> None:
+        is_up = self._up.get(worker.index) is worker
+        if worker.threads_left == 0 or not is_up or worker.index in self._draining:
+            return
+        structlog.get_logger().warning(
+            "worker replaced: threads of sync functions do not end",
+            worker=worker.index,
+            pid=worker.pid,
+            threads=worker.threads_left,
+        )
+        del self._up[worker.index]
+        worker.replace()

@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from compute.workers.claims import NodeClaims, claims_memory
 from compute.workers.last_words import place_left
-from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Ready, Welcome
+from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Ready, ThreadsLeft, Welcome
 from indilog.link import Link, SocketLink
 
 _STOP_S: Final = 5.0
@@ -36,7 +37,9 @@ class WorkerProcess:
     Attributes:
         index: which of the node's workers it is; its replacement has the same.
         link: to it.
+        claims: which of its calls it has begun.
         deployments: what is loaded there, by number.
+        threads_left: sync functions that run there although their calls are over.
         last_place: valid when it has ended: where in deployed code it was, if that is known.
     """
 
@@ -47,15 +50,19 @@ class WorkerProcess:
         link: Link,
         ready: asyncio.Event,
         directory: Path,
+        claims: NodeClaims,
     ) -> None:
         self.index = index
         self.link = link
+        self.claims = claims
+        self.threads_left = 0
         self.deployments: set[int] = set()
         self.last_place: str | None = None
         self._directory = directory
         self._process = process
         self._ready = ready
         self._lost = asyncio.Event()
+        self._over = asyncio.Event()
         self._output = asyncio.ensure_future(self._log_output())
 
     @property
@@ -71,13 +78,18 @@ class WorkerProcess:
             wait.cancel()
         return self._ready.is_set() and not self._lost.is_set()
 
-    async def until_lost(self) -> None:
-        """Wait until the link is gone."""
-        await self._lost.wait()
+    async def until_lost_or_replaced(self) -> None:
+        """Wait until the link is gone, or `replace` was called."""
+        await self._over.wait()
+
+    def replace(self) -> None:
+        """Another process is to take its place."""
+        self._over.set()
 
     def lost(self) -> None:
         """The link is gone; the process ends, or has ended."""
         self._lost.set()
+        self._over.set()
 
     def kill(self) -> None:
         """End it at once."""
@@ -85,9 +97,10 @@ class WorkerProcess:
             self._process.kill()
 
     def abort(self) -> None:
-        """End it, having it say where it is stuck; `stopped` kills it if it does not obey."""
+        """End it, having it say where it is stuck; it is killed if it does not obey."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGABRT)
+            asyncio.get_running_loop().call_later(_STOP_S, self.kill)
 
     def let_go(self) -> None:
         """Close its standard input, which tells it that its parent is gone."""
@@ -160,21 +173,27 @@ async def start(
     threads_max: int,
     serve: Serve,
     on_lost: Callable[[WorkerProcess], None],
+    on_threads_left: Callable[[WorkerProcess], None] = lambda _: None,
 ) -> WorkerProcess:
-    """Start a worker process; `serve` gets its questions, `on_lost` hears when it is gone, before
-    the calls that it ran fail.
+    """Start a worker process; it makes `directory`, which is private to it.
+
+    `serve` gets its questions; `on_lost` hears when it is gone, before the calls that it ran fail;
+    `on_threads_left`, when its `threads_left` has changed.
 
     Raises:
         OSError: the process cannot be started.
     """
+    memory = claims_memory()
     ours, theirs = socket.socketpair()
     try:
-        process = await _spawned(theirs, limits, directory, threads_max)
+        claims = NodeClaims(memory)
+        process = await _spawned(theirs, memory, limits, directory, threads_max)
     except BaseException:
         ours.close()
         raise
     finally:
         theirs.close()
+        os.close(memory)
     ready = asyncio.Event()
     worker: WorkerProcess
 
@@ -182,6 +201,9 @@ async def start(
         if isinstance(message, Ready):
             assert message.version == LINK_VERSION, "a worker runs the same code"
             ready.set()
+        elif isinstance(message, ThreadsLeft):
+            worker.threads_left = message.count
+            on_threads_left(worker)
         else:
             serve(worker, call, message)
 
@@ -190,7 +212,7 @@ async def start(
         on_lost(worker)
 
     link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lost)
-    worker = WorkerProcess(index, process, link, ready, directory)
+    worker = WorkerProcess(index, process, link, ready, directory, claims)
     ours.setblocking(False)  # noqa: FBT003 - its only form
     loop = asyncio.get_running_loop()
     try:
@@ -204,7 +226,7 @@ async def start(
 
 
 async def _spawned(
-    stream: socket.socket, limits: Limits, directory: Path, threads_max: int
+    stream: socket.socket, claims: int, limits: Limits, directory: Path, threads_max: int
 ) -> asyncio.subprocess.Process:
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -213,13 +235,14 @@ async def _spawned(
         sys.executable,
         *("-P", "-m", "compute.workers"),
         *("--fd", str(stream.fileno())),
+        *("--claims-fd", str(claims)),
         *("--directory", str(directory)),
         *("--threads", str(threads_max)),
         *("--message-bytes-max", str(limits.message_bytes_max)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        pass_fds=(stream.fileno(),),
+        pass_fds=(stream.fileno(), claims),
         env=environment,
         start_new_session=True,  # Ctrl-C at the terminal is the node's business, not a worker's
     )

@@ -3,6 +3,10 @@
 The placement is `Dispatcher`'s; here are the links, the timers and the outcomes. A call's caller
 hears exactly one outcome. Its slot is free again when the worker says that it ended, or is gone:
 a call whose time is over is cancelled in the worker, and until that is done it takes room.
+
+A call that its worker has not begun can still go elsewhere (`claims`): when the worker died, or
+when its event loop does not turn (`pulse`). One that was begun may have had effects; nobody runs it
+again.
 """
 
 from __future__ import annotations
@@ -10,14 +14,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 import structlog
 
 from compute.workers.call import Call, Deployed
+from compute.workers.claims import NO_SLOT, SETTLE_S
 from compute.workers.dispatch import Dispatcher
 from compute.workers.process import WorkerProcess
-from indilog.calls import Answer, Failed, Invoke, LinkLostError, Returned, failed
+from compute.workers.pulse import Pulse
+from indilog.calls import (
+    Answer,
+    Failed,
+    Invoke,
+    LinkLostError,
+    Returned,
+    RevokedError,
+    failed,
+)
+from indilog.config import NodeConfig
 from indilog.errors import (
     CallOutcomeUnknownError,
     IndilogError,
@@ -26,36 +40,39 @@ from indilog.errors import (
     WorkerCrashedError,
 )
 
-_SILENT_S: Final = 5.0
-"""A worker that says nothing for this long after a call's time is over is killed."""
+
+class _Worker:
+    """What the router keeps of a worker that takes calls: its pulse, and the calls it has."""
+
+    __slots__ = ("calls", "idle", "pulse")
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.pulse = pulse
+        self.calls: set[Call] = set()
+        self.idle: asyncio.Future[None] | None = None
 
 
 class CallRouter:
     """Gives calls to workers.
 
     Args:
-        worker_calls_max, calls_max: as `Dispatcher`.
-        call_timeout_s: for functions that have none of their own.
+        node: the limits.
         on_idle: called when the last call of a retired deployment is over.
 
     Attributes:
         calls: outcomes so far, by kind.
+        moved: calls that ran elsewhere than where they were sent first.
     """
 
-    def __init__(
-        self,
-        *,
-        worker_calls_max: int,
-        calls_max: int,
-        call_timeout_s: float,
-        on_idle: Callable[[Deployed], None],
-    ) -> None:
+    def __init__(self, node: NodeConfig, *, on_idle: Callable[[Deployed], None]) -> None:
         self._dispatcher: Dispatcher[WorkerProcess, Call] = Dispatcher(
-            worker_calls_max=worker_calls_max, calls_max=calls_max
+            worker_calls_max=node.worker_calls_max, calls_max=node.calls_pending_max
         )
-        self._call_timeout_s = call_timeout_s
+        self._node = node
         self._on_idle = on_idle
+        self._workers: dict[WorkerProcess, _Worker] = {}
         self.calls: dict[str, int] = {"returned": 0, "failed": 0, "timed_out": 0, "crashed": 0}
+        self.moved = 0
 
     @property
     def running(self) -> int:
@@ -69,12 +86,32 @@ class CallRouter:
 
     def add(self, worker: WorkerProcess) -> None:
         """A worker takes calls from now on."""
-        for call in self._dispatcher.add(worker):
-            self._run(call, worker)
+        pulse = Pulse(
+            worker,
+            silent_s=self._node.worker_silent_s,
+            on_silent=self._silent,
+            on_heard=self._heard,
+        )
+        self._workers[worker] = _Worker(pulse)
+        self._run_all(self._dispatcher.add(worker), worker)
 
     def remove(self, worker: WorkerProcess) -> None:
         """A worker is gone; its link fails the calls that it ran."""
         self._dispatcher.remove(worker)
+        if (kept := self._workers.pop(worker, None)) is not None:
+            kept.pulse.stop()
+            _resolve(kept.idle)
+
+    async def drained(self, worker: WorkerProcess) -> None:
+        """Give `worker` no further calls, and wait until it has none any more."""
+        kept = self._workers.get(worker)
+        if kept is None:
+            return
+        kept.idle = asyncio.get_running_loop().create_future()
+        self._dispatcher.suspend(worker)
+        if kept.calls:
+            await kept.idle
+        self.remove(worker)
 
     def submit(self, call: Call) -> None:
         """Run `call` as soon as a worker has room.
@@ -84,7 +121,7 @@ class CallRouter:
         """
         worker = self._dispatcher.admit(call, nested=call.depth > 0)
         call.deployed.running += 1
-        timeout_s = call.function.timeout_s or self._call_timeout_s
+        timeout_s = call.function.timeout_s or self._node.call_timeout_s
         call.timer = asyncio.get_running_loop().call_later(timeout_s, self._time_over, call)
         if worker is not None:
             self._run(call, worker)
@@ -93,7 +130,11 @@ class CallRouter:
         """Nobody waits for `call` any more: stop it, if it still can be stopped."""
         self._stop(call, CallOutcomeUnknownError(f"{call.name} was cancelled by its caller."))
 
-    # --- inside
+    # --- inside: a call's way to a worker
+
+    def _run_all(self, calls: list[Call], worker: WorkerProcess) -> None:
+        for call in calls:
+            self._run(call, worker)
 
     def _run(self, call: Call, worker: WorkerProcess) -> None:
         """Start `call` on `worker`; if that fails, the next one that waits for the slot."""
@@ -102,10 +143,12 @@ class CallRouter:
             current = self._dispatcher.finished(worker)
 
     def _started(self, call: Call, worker: WorkerProcess) -> bool:
+        self._take_newest(call)
         if call.deployed.number not in worker.deployments:
             problem = call.deployed.problem or f"{call.name} is not loaded in this worker."
             self._over(call, failed(NotReadyError(problem)))
             return False
+        slot = worker.claims.taken()
         question = Invoke(
             call.deployed.number,
             call.function.name,
@@ -113,21 +156,83 @@ class CallRouter:
             call.invocation,
             call.position,
             call.depth,
+            slot,
         )
         try:
-            call.number = worker.link.post(question, partial(self._answered, call))
+            call.number = worker.link.post(question, partial(self._answered, call, worker, slot))
         except IndilogError as error:
+            worker.claims.freed(slot)
             self._over(call, failed(error))
             return False
-        call.worker = worker
+        call.worker, call.slot = worker, slot
+        kept = self._workers[worker]
+        kept.calls.add(call)
+        kept.pulse.call_sent()
         return True
 
-    def _answered(self, call: Call, answer: Answer) -> None:
-        worker, call.worker = call.worker, None
-        assert worker is not None, "an answer belongs to a call that runs"
-        self._over(call, self._outcome(call, answer))
-        if (waiting := self._dispatcher.finished(worker)) is not None:
+    def _take_newest(self, call: Call) -> None:
+        """A call that begins only now runs on the newest version of its application."""
+        newest = call.deployed
+        while newest.successor is not None:
+            newest = newest.successor
+        if newest is not call.deployed and call.function.name in newest.functions:
+            before, call.deployed = call.deployed, newest
+            call.function = newest.functions[call.function.name]
+            newest.running += 1
+            self._forget(before)
+
+    def _again(self, call: Call) -> None:
+        """Run a call that was sent to a worker and certainly never begun there."""
+        if call.outcome.done():  # its time was over meanwhile
+            self._over(call, call.outcome.result())
+            return
+        self.moved += 1
+        try:
+            worker = self._dispatcher.again(call, nested=call.depth > 0)
+        except NotReadyError as error:
+            self._over(call, failed(error))
+            return
+        if worker is not None:
+            self._run(call, worker)
+
+    # --- inside: its end
+
+    def _answered(self, call: Call, worker: WorkerProcess, slot: int, answer: Answer) -> None:
+        lost = isinstance(answer, Failed) and answer.kind == LinkLostError.__name__
+        if lost:
+            worker.claims.revoke(slot)
+        else:
+            worker.claims.freed(slot)
+        if call.worker is not worker or call.slot != slot:
+            return  # it was moved, and this worker says now that it has not run it
+        if lost and not worker.claims.is_begun(slot):
+            self._left(call)
+            asyncio.get_running_loop().call_later(SETTLE_S, self._lost, call, worker, slot)
+            return
+        waiting = self._left(call)
+        if isinstance(answer, Failed) and answer.kind == RevokedError.__name__:
+            self._again(call)
+        else:
+            self._over(call, self._outcome(call, answer))
+        if waiting is not None:
             self._run(waiting, worker)
+
+    def _left(self, call: Call) -> Call | None:
+        """The call's worker has it no more; return the one that takes its place there."""
+        worker, call.worker, call.slot = call.worker, None, NO_SLOT
+        assert worker is not None, "it was sent to one"
+        if (kept := self._workers.get(worker)) is not None:
+            kept.calls.discard(call)
+            if not kept.calls:
+                _resolve(kept.idle)
+        return self._dispatcher.finished(worker)
+
+    def _lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
+        """The call's worker is gone, and had not begun it, unless in the last moment."""
+        if worker.claims.is_begun(slot):
+            self._over(call, self._crashed(call))
+        else:
+            self._again(call)
 
     def _outcome(self, call: Call, answer: Answer) -> Returned | Failed:
         if isinstance(answer, Returned):
@@ -136,6 +241,9 @@ class CallRouter:
         if isinstance(answer, Failed) and answer.kind != LinkLostError.__name__:
             self.calls["failed"] += 1
             return answer
+        return self._crashed(call)
+
+    def _crashed(self, call: Call) -> Failed:
         self.calls["crashed"] += 1
         return failed(
             WorkerCrashedError(
@@ -149,44 +257,93 @@ class CallRouter:
             call.timer.cancel()
         if not call.outcome.done():
             call.outcome.set_result(outcome)
-        deployed = call.deployed
+        self._forget(call.deployed)
+
+    def _forget(self, deployed: Deployed) -> None:
         deployed.running -= 1
-        if deployed.retired and deployed.running == 0:
+        if deployed.successor is not None and deployed.running == 0:
             self._on_idle(deployed)
+
+    # --- inside: calls and workers that do not end
 
     def _time_over(self, call: Call) -> None:
         self.calls["timed_out"] += 1
-        worker = call.worker
-        timeout_s = call.function.timeout_s or self._call_timeout_s
+        worker, slot = call.worker, call.slot
+        timeout_s = call.function.timeout_s or self._node.call_timeout_s
+        told = (
+            "it was told to stop"
+            if call.function.is_async
+            else "it runs in a thread, which goes on until it returns or calls ctx.wait"
+        )
         self._stop(
             call,
             CallOutcomeUnknownError(
-                f"{call.name} did not end within {timeout_s:g} s; it was cancelled, and may have "
-                "had effects."
+                f"{call.name} did not end within {timeout_s:g} s; {told}, and may have had effects."
             ),
         )
         if worker is not None:
             heard = worker.link.frames_received
             asyncio.get_running_loop().call_later(
-                _SILENT_S, self._kill_if_silent, call, worker, heard
+                self._node.worker_stop_s, self._end_if_silent, call, worker, slot, heard
             )
 
     def _stop(self, call: Call, error: Exception) -> None:
-        if call.worker is not None:
-            if not call.outcome.done():
-                call.outcome.set_result(failed(error))
-            call.worker.link.cancel(call.number)
-        elif self._dispatcher.withdraw(call):
+        if call.worker is None and self._dispatcher.withdraw(call):
             self._over(
                 call, failed(OverloadedError(f"{call.name} found no free worker; try again later."))
             )
+            return
+        if not call.outcome.done():
+            call.outcome.set_result(failed(error))
+        if call.worker is not None:
+            call.worker.link.cancel(call.number)
 
-    def _kill_if_silent(self, call: Call, worker: WorkerProcess, heard: int) -> None:
-        if call.worker is worker and worker.link.frames_received == heard:
+    def _end_if_silent(self, call: Call, worker: WorkerProcess, slot: int, heard: int) -> None:
+        if call.worker is worker and call.slot == slot and worker.link.frames_received == heard:
             structlog.get_logger().warning(
-                "worker killed: silent after a call's time was over",
+                "worker ended: silent after a call's time was over",
                 worker=worker.index,
                 pid=worker.pid,
                 function=call.name,
             )
-            worker.kill()
+            worker.abort()
+
+    def _silent(self, worker: WorkerProcess) -> None:
+        """The worker's loop does not turn: start nothing there, move what it has not begun."""
+        kept = self._workers.get(worker)
+        if kept is None:
+            return
+        structlog.get_logger().warning(
+            "worker suspended: a function blocks its event loop",
+            worker=worker.index,
+            pid=worker.pid,
+        )
+        self._dispatcher.suspend(worker)
+        unbegun = [call for call in kept.calls if not worker.claims.is_begun(call.slot)]
+        for call in unbegun:
+            worker.claims.revoke(call.slot)
+        # the first one last: each goes before those that wait
+        slots = sorted(((call, call.slot) for call in unbegun), key=_sent, reverse=True)
+        asyncio.get_running_loop().call_later(SETTLE_S, self._move, worker, slots)
+
+    def _move(self, worker: WorkerProcess, revoked: list[tuple[Call, int]]) -> None:
+        for call, slot in revoked:
+            if call.worker is worker and call.slot == slot and not worker.claims.is_begun(slot):
+                waiting = self._left(call)
+                self._again(call)
+                if waiting is not None:  # the worker answers again since a moment ago
+                    self._run(waiting, worker)
+
+    def _heard(self, worker: WorkerProcess) -> None:
+        kept = self._workers.get(worker)
+        if kept is not None and kept.idle is None:
+            self._run_all(self._dispatcher.resume(worker), worker)
+
+
+def _sent(revoked: tuple[Call, int]) -> int:
+    return revoked[0].number
+
+
+def _resolve(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

@@ -18,19 +18,25 @@ from typing import Any, Final, TypeAlias
 
 import structlog
 
+from compute.workers.claims import WorkerClaims
 from compute.workers.loader import Loaded, load
+from compute.workers.threads import FunctionThreads
 from indilog import calls
 from indilog.app import Context, Function
 from indilog.caller import LinkCaller
 from indilog.calls import (
     Answer,
     Cancel,
+    Done,
     Greeting,
     Invoke,
     Limits,
     Load,
+    Ping,
     Question,
     Returned,
+    RevokedError,
+    ThreadsLeft,
     Unload,
     Welcome,
     failed,
@@ -40,17 +46,11 @@ from indilog.errors import (
     DeployError,
     FunctionFailedError,
     IndilogError,
-    InvalidArgumentsError,
     NotReadyError,
-    OverloadedError,
-    UnknownFunctionError,
 )
 from indilog.link import Link
 from indilog.log import Session
 from indilog.remote import RemoteLogs
-
-_NOT_PASSED_ON: Final = (InvalidArgumentsError, UnknownFunctionError, DeployError)
-"""Errors that speak of the call itself: from inside a body they are about another call."""
 
 _MESSAGE_CHARACTERS_MAX: Final = 500
 
@@ -73,10 +73,8 @@ class Runner:
     Args:
         directory: where deployed sources are written; private to this process.
         threads_max: sync functions that run at once; a further one is refused.
+        claims: where calls that begin say so.
         around_import: a context that deployed code is imported in.
-
-    Attributes:
-        threads_used: by sync functions, also by those that were cancelled and do not end.
     """
 
     def __init__(
@@ -84,18 +82,19 @@ class Runner:
         directory: Path,
         *,
         threads_max: int,
+        claims: WorkerClaims,
         around_import: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._around_import = around_import
         self._directory = directory
-        self._threads_max = threads_max
-        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="function")
+        self._claims = claims
+        self._threads = FunctionThreads(threads_max, self._threads_left)
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self.threads_used = 0
         self._deployments: dict[int, Loaded] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._logs: RemoteLogs | None = None
         self._asker: LimitedLink | None = None
+        self._link: Link | None = None
 
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Start to answer one message of the compute node."""
@@ -110,7 +109,10 @@ class Runner:
             case Unload():
                 if (loaded := self._deployments.pop(message.deployment, None)) is not None:
                     self._loading.submit(loaded.unload)
+            case Ping():
+                link.answer(call, Done(0))
             case Welcome():
+                self._link = link
                 self._asker = LimitedLink(link, message.limits)
                 self._logs = RemoteLogs(self._asker)
             case _:
@@ -118,7 +120,7 @@ class Runner:
 
     def close(self) -> None:
         """Wait for the threads to end."""
-        self._threads.shutdown()
+        self._threads.close()
         self._loading.shutdown()
 
     # --- inside
@@ -134,6 +136,10 @@ class Runner:
             told = CallOutcomeUnknownError("The call was cancelled; it may have had effects.")
             link.answer(call, failed(told))
 
+    def _threads_left(self, count: int) -> None:
+        if self._link is not None:
+            self._link.tell(ThreadsLeft(count))
+
     async def _load(self, message: Load) -> Answer:
         loop = asyncio.get_running_loop()
         try:
@@ -148,35 +154,29 @@ class Runner:
             return load(message.deployment, message.name, message.sources, self._directory)
 
     async def _run(self, invoke: Invoke) -> Answer:
-        function = self._function(invoke)
+        loaded, function = self._function(invoke)
         arguments = function.signature.arguments(invoke.arguments)
+        if not function.is_async:
+            self._threads.check_room()
+        if not self._claims.begun(invoke.slot):
+            raise RevokedError(f"{function.qualified_name} was revoked before it began.")
         session = Session(invoke.position)
-        if function.signature.takes_context:
-            context = self._context(invoke, function, session)
-            body = partial(function.body, context, **arguments)
-        else:
-            body = partial(function.body, **arguments)
+        context = self._context(invoke, function, session)
+        given = (context,) if function.signature.takes_context else ()
+        body = partial(function.body, *given, **arguments)
         try:
             value = await (body() if function.is_async else self._in_thread(body))
             return Returned(session.position, self._text(function, value))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a person's code may raise anything
-            return failed(_told(function, error), session.position)
+        except BaseException as error:  # a person's code may raise anything
+            if _is_being_cancelled(error):
+                raise
+            return failed(_told(loaded, function, error), session.position)
+        finally:
+            context.end()
 
     async def _in_thread(self, body: Callable[[], object]) -> object:
-        """Run a sync body in a thread; one that is cancelled keeps its thread until it ends."""
-        if self.threads_used >= self._threads_max:
-            raise OverloadedError(
-                f"{self._threads_max:,} sync functions run in this worker already; try again later."
-            )
-        running = self._threads.submit(body)
-        self.threads_used += 1
-        loop = asyncio.get_running_loop()
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._thread_freed))
-        value = await asyncio.wrap_future(running)
+        value = await self._threads.run(body)
         return await value if inspect.isawaitable(value) else value
-
-    def _thread_freed(self) -> None:
-        self.threads_used -= 1
 
     def _text(self, function: Function, value: object) -> bytes:
         text = function.signature.result_text(value)
@@ -190,11 +190,11 @@ class Runner:
             )
         return text
 
-    def _function(self, invoke: Invoke) -> Function:
+    def _function(self, invoke: Invoke) -> tuple[Loaded, Function]:
         loaded = self._deployments.get(invoke.deployment)
         if loaded is None or invoke.function not in loaded.functions:
             raise NotReadyError(f"{invoke.function} is not loaded in this worker; try again.")
-        return loaded.functions[invoke.function]
+        return loaded, loaded.functions[invoke.function]
 
     def _context(self, invoke: Invoke, function: Function, session: Session) -> Context:
         assert self._logs is not None, "the compute node says Welcome first"
@@ -220,19 +220,30 @@ async def _answered(link: Link, call: int, answering: Answering) -> None:
     link.answer(call, answer)
 
 
-def _told(function: Function, error: BaseException) -> Exception:
+def _is_being_cancelled(error: BaseException) -> bool:
+    """Tell whether `error` is our own wish that the call ends, not something the body raised."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _told(loaded: Loaded, function: Function, error: BaseException) -> FunctionFailedError:
     """Return what the caller is told of an error that came out of a function's body.
 
-    What the log or a called function reported goes on as it is; everything else becomes a
-    `FunctionFailedError`, and its traceback goes to the log.
+    It names the function that failed; so what a called function reported of itself goes on as it
+    is. The traceback goes to the log.
     """
-    if isinstance(error, IndilogError) and not isinstance(error, _NOT_PASSED_ON):
+    if isinstance(error, FunctionFailedError):
         return error
-    structlog.get_logger().error(
-        "function failed", function=function.qualified_name, exc_info=error
-    )
     kind = type(error).__name__
-    told = " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX].rstrip(".")
+    structlog.get_logger().error(
+        "function failed",
+        function=function.qualified_name,
+        place=loaded.place(error),
+        exc_info=error,
+    )
+    told = loaded.without_home(" ".join(str(error).split()))[:_MESSAGE_CHARACTERS_MAX].rstrip(".")
     return FunctionFailedError(
-        f"{function.qualified_name} failed: {kind}{': ' if told else ''}{told}.", kind=kind
+        f"{function.qualified_name} failed: {kind}{': ' if told else ''}{told}.",
+        kind=kind,
+        temporary=isinstance(error, IndilogError) and error.retryable,
     )

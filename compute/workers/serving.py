@@ -23,10 +23,12 @@ from indilog.calls import (
     Greeting,
     Invoke,
     Load,
+    Ping,
     Question,
     Ready,
     Returned,
     SendFunction,
+    ThreadsLeft,
     Unload,
     Welcome,
     failed,
@@ -76,7 +78,7 @@ class LinkServer:
                 self._cancel(call)
             case DeployApp():
                 self._deploy(link, call, message)
-            case Welcome() | Ready() | Invoke() | Load() | Unload():
+            case Welcome() | Ready() | ThreadsLeft() | Invoke() | Load() | Unload() | Ping():
                 raise NotReadyError(f"A compute node is not asked {type(message).__name__}.")
             case _:
                 self._log_service.serve(link, call, message)

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 
 import indilog
-from compute.gateway import GatewayServer, create_gateway
-from compute.workers import process
-from compute.workers.host import FunctionHost
-from indilog.calls import Invoke, Load, Loaded
-from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from compute.gateway import GatewayServer
 from indilog.errors import CallOutcomeUnknownError
-from indilog.runtime.assembly import embedded
-from tests.link_pair import LIMITS
+from tests.cluster.function_platform import DEMO, Platform, running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -41,109 +32,6 @@ async def follow(ctx: indilog.Context, user: str, other: str) -> int:
         them.add_to_set("followers", user)
         return len(me["follows"])
 '''
-DEMO = """
-import os, asyncio, time
-import indilog
-
-app = indilog.App("demo")
-
-@app.function
-async def count(ctx: indilog.Context, name: str) -> int:
-    log = ctx.log("counts")
-    await log.append(b"1", tags=[name])
-    return len(await log.read_range(name))
-
-@app.function
-async def follow_two(ctx: indilog.Context, user: str) -> list[int]:
-    return [await ctx.call("social.follow", user=user, other=o) for o in ("x", "y")]
-
-@app.function
-async def fan_out(ctx: indilog.Context, width: int) -> list[int]:
-    return await ctx.map(sync_child, [{"n": n} for n in range(width)])
-
-@app.function
-def sync_child(ctx: indilog.Context, n: int) -> int:
-    ctx.wait(ctx.log("children").append(b"%d" % n))
-    return n
-
-@app.function
-async def writes_in_child(ctx: indilog.Context) -> list[str]:
-    await ctx.call(sync_child, n=5)
-    return [r.data.decode() for r in await ctx.log("children").read_range()]
-
-@app.function
-async def crash(ctx: indilog.Context) -> None:
-    await ctx.log("crashes").append(b"x")
-    os._exit(3)
-
-@app.function
-async def wait_for_release(ctx: indilog.Context) -> str:
-    await ctx.log("gate").append(b"here", tags=["here"])
-    record = await ctx.log("gate").read_next("release", wait=60)
-    return record.data.decode() + VERSION
-
-@app.function
-async def recurse(ctx: indilog.Context, n: int) -> int:
-    return await ctx.call(recurse, n=n + 1)
-
-@app.function(timeout_s=0.05)
-async def slow() -> None:
-    await asyncio.sleep(60)
-
-@app.function
-async def prints() -> int:
-    print("spoken")
-    return 1
-
-VERSION = " by version 1"
-"""
-
-
-class Platform:
-    """A compute node on an embedded platform, and a client over HTTP."""
-
-    def __init__(self, host: FunctionHost, url: str, http: httpx.AsyncClient) -> None:
-        self.host = host
-        self.url = url
-        self.http = http
-
-    async def deploy(self, app: str, source: str) -> httpx.Response:
-        headers = {"content-type": "text/x-python"}
-        return await self.http.put(f"/apps/{app}", content=source, headers=headers)
-
-    async def call(self, name: str, /, **arguments: object) -> httpx.Response:
-        return await self.http.post(f"/functions/{name.replace('.', '/')}", json=arguments)
-
-
-@asynccontextmanager
-async def running(
-    directory: Path, *, workers: int, worker_calls_max: int = 256, import_timeout_s: float = 30.0
-) -> AsyncIterator[Platform]:
-    config = Config(
-        cluster=ClusterConfig(durability="memory"),
-        node=NodeConfig(
-            data_dir=directory,
-            port=0,
-            segment_bytes=8 * MIB,
-            workers=workers,
-            worker_calls_max=worker_calls_max,
-            import_timeout_s=import_timeout_s,
-        ),
-    )
-    async with embedded(config) as there:
-        host = FunctionHost(config, there.logs)
-        app = create_gateway(host, there.logs, lambda: {"ready": True}, config)
-        limit = config.cluster.message_bytes_max
-        server = GatewayServer(app, config.node.host, 0, message_bytes_max=limit)
-        await host.start()
-        try:
-            await server.start()
-            url = f"http://127.0.0.1:{server.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-                yield Platform(host, url, http)
-        finally:
-            await server.stop()
-            await host.stop()
 
 
 @pytest_asyncio.fixture
@@ -199,90 +87,6 @@ async def test_deployments_and_records_survive_a_restart(tmp_path: Path) -> None
     async with running(tmp_path, workers=1) as second:
         assert [(a.name, a.version) for a in second.host.apps()] == [("demo", 2)]
         assert (await second.call("demo.count", name="a")).json() == 2
-
-
-async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Platform) -> None:
-    crashed = await platform.call("demo.crash")
-    assert crashed.status_code == 500
-    assert crashed.json()["title"] == "WorkerCrashedError"
-    assert not crashed.json()["retryable"]
-    answers = await asyncio.gather(*(platform.call("demo.count", name="a") for _ in range(20)))
-    assert [a.status_code for a in answers] == [200] * 20
-
-
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        (
-            "import os\nos._exit(7)\n",
-            "bad.py, line 2: importing the code ends the Python process (exit status 7).",
-        ),
-        (
-            "import ctypes\n\nctypes.string_at(0)\n",
-            "bad.py, line 3: importing the code ends the Python process (SIGSEGV).",
-        ),
-        (
-            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
-            "At module level importing the code ends the Python process (SIGKILL).",
-        ),
-        (
-            "n = 0\nwhile True:\n    n += 1\n",
-            "bad.py, line 3: the code did not import within 2 s; move work out of module level.",
-        ),
-        ("raise KeyboardInterrupt\n", "bad.py, line 1: KeyboardInterrupt."),
-    ],
-)
-async def test_code_whose_import_harms_its_process_harms_no_running_call(
-    tmp_path: Path, source: str, sentence: str
-) -> None:
-    async with running(tmp_path, workers=1, import_timeout_s=2.0) as platform:
-        await platform.deploy("demo", DEMO)
-        async with indilog.connect(platform.url) as client:
-            waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
-            assert await client.log("gate").read_next("here", wait=30) is not None
-            refused = await platform.deploy("bad", source)
-            assert (refused.status_code, refused.json()["title"]) == (422, "DeployError")
-            assert refused.json()["detail"].startswith(sentence[:12])
-            assert refused.json()["detail"] == sentence
-            await client.log("gate").append(b"released", tags=["release"])
-            assert (await waiting).json() == "released by version 1"
-        assert platform.host.status()["worker_restarts"] == 0
-        assert sorted(p.name for p in (tmp_path / "workers").iterdir()) == ["0"]
-
-
-async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
-    tmp_path: Path,
-) -> None:
-    """Its import ends workers, a bounded number of them; then it is left out and its calls say
-    why.
-    """
-    mark = tmp_path / "mark"
-    deadly = f"import os\nif os.path.exists({str(mark)!r}): os._exit(5)\n"
-    async with running(tmp_path, workers=2) as first:
-        await first.deploy("demo", DEMO)
-        assert (await first.deploy("deadly", deadly + DEMO)).status_code == 200
-    mark.touch()
-    async with running(tmp_path, workers=2) as second:
-        assert (await second.call("demo.count", name="a")).json() == 1
-        answer = await second.call("deadly.count", name="a")
-        assert answer.status_code == 503
-        assert answer.json()["detail"] == (
-            "App deadly does not load: deadly.py, line 2: importing the code ends the Python "
-            "process (exit status 5)."
-        )
-        assert second.host.status()["worker_restarts"] <= 2
-
-
-async def test_a_killed_worker_fails_its_calls_at_once(platform: Platform) -> None:
-    async with indilog.connect(platform.url) as client:
-        waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
-        assert await client.log("gate").read_next("here", wait=30) is not None
-        for worker in platform.host.status()["workers"]:
-            os.kill(worker["pid"], signal.SIGKILL)
-        assert (await waiting).json()["title"] == "WorkerCrashedError"
-        again = asyncio.ensure_future(platform.call("demo.wait_for_release"))  # waits for a worker
-        await client.log("gate").append(b"released", tags=["release"])
-        assert (await again).json() == "released by version 1"
 
 
 async def test_running_calls_end_on_their_version_and_new_ones_get_the_new(
@@ -403,33 +207,3 @@ async def test_an_app_of_another_owner_is_not_replaced(platform: Platform) -> No
     headers = {"content-type": "text/x-python", "indilog-owner": "eve"}
     answer = await platform.http.put("/apps/demo", content=DEMO, headers=headers)
     assert (answer.status_code, answer.json()["title"]) == (409, "AppNameTakenError")
-
-
-async def test_workers_are_gone_when_the_host_is(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=2) as platform:
-        pids = [worker["pid"] for worker in platform.host.status()["workers"]]
-        assert len(pids) == 2
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-    assert not (tmp_path / "workers").exists()
-
-
-async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
-    busy = DEMO + "\n@app.function\nasync def busy() -> None:\n    while True: pass\n"
-    lost = asyncio.Event()
-    worker = await process.start(
-        0,
-        LIMITS,
-        directory=tmp_path / "0",
-        threads_max=4,
-        serve=lambda *_: None,
-        on_lost=lambda _: lost.set(),
-    )
-    assert await worker.until_ready()
-    assert isinstance(await worker.link.ask(Load(1, None, {"demo.py": busy})), Loaded)
-    worker.link.post(Invoke(1, "busy", b"", "i-1", 0, 0), lambda _: None)
-    await asyncio.sleep(0)
-    worker.let_go()  # as the death of this process would
-    await asyncio.wait_for(lost.wait(), 30)
-    assert await worker.stopped() == 1

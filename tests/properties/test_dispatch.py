@@ -20,6 +20,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.real: Dispatcher[int, int] = Dispatcher(worker_calls_max=SLOTS, calls_max=CALLS)
         self.runs: dict[int, list[int]] = {}
         self.waits: list[int] = []
+        self.suspended: set[int] = set()
         self.next_call = 0
         self.next_worker = 0
 
@@ -37,13 +38,52 @@ class DispatchMachine(RuleBasedStateMachine):
             assert not self.runs
             return
         assert total < (2 * CALLS if nested else CALLS)
+        if self.placed(call, worker, nested=nested):
+            self.waits.append(call)
+
+    def placed(self, call: int, worker: int | None, *, nested: bool) -> bool:
+        """Check where a call went; True: it waits."""
+        free = {w: len(calls) for w, calls in self.runs.items() if w not in self.suspended}
         if worker is None:
             assert not nested
-            assert all(len(calls) >= SLOTS for calls in self.runs.values())
-            self.waits.append(call)
+            assert all(count >= SLOTS for count in free.values())
+            return True
+        if worker in self.suspended:
+            assert nested
+            assert not free
         else:
-            assert len(self.runs[worker]) == min(len(calls) for calls in self.runs.values())
-            self.runs[worker].append(call)
+            assert free[worker] == min(free.values())
+        self.runs[worker].append(call)
+        return False
+
+    @precondition(lambda self: any(self.runs.values()))
+    @rule(data=st.data(), nested=st.booleans())
+    def move(self, data: st.DataObject, nested: bool) -> None:
+        """A call that a suspended worker has not begun goes elsewhere."""
+        worker = data.draw(st.sampled_from([w for w, calls in self.runs.items() if calls]))
+        self.real.suspend(worker)
+        self.suspended.add(worker)
+        call = self.runs[worker].pop()
+        assert self.real.finished(worker) is None
+        if self.placed(call, self.real.again(call, nested=nested), nested=nested):
+            self.waits.insert(0, call)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def suspend(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.runs)))
+        self.real.suspend(worker)
+        self.suspended.add(worker)
+
+    @precondition(lambda self: self.suspended)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.suspended)))
+        self.suspended.remove(worker)
+        room = max(0, SLOTS - len(self.runs[worker]))
+        started, self.waits = self.waits[:room], self.waits[room:]
+        assert self.real.resume(worker) == started
+        self.runs[worker] += started
 
     @precondition(lambda self: any(self.runs.values()))
     @rule(data=st.data())
@@ -51,7 +91,8 @@ class DispatchMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([w for w, calls in self.runs.items() if calls]))
         self.runs[worker].pop()
         started = self.real.finished(worker)
-        expected = self.waits[0] if self.waits and len(self.runs[worker]) < SLOTS else None
+        has_room = worker not in self.suspended and len(self.runs[worker]) < SLOTS
+        expected = self.waits[0] if self.waits and has_room else None
         assert started == expected
         if started is not None:
             self.runs[worker].append(self.waits.pop(0))
@@ -69,6 +110,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def kill_worker(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.runs)))
         del self.runs[worker]
+        self.suspended.discard(worker)
         self.real.remove(worker)
         assert self.real.finished(worker) is None
 

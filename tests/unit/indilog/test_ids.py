@@ -128,3 +128,9 @@ def test_names_match_only_their_own_log_and_tags() -> None:
 def test_two_majorities_always_overlap(members: int, wanted: int) -> None:
     assert majority(members) == majority(range(members)) == wanted
     assert 2 * majority(members) > members
+
+
+def test_an_empty_tag_is_refused_in_words_that_fit_reads_and_appends() -> None:
+    for use in (lambda: tag_columns("orders", ("",)), lambda: tag_hash("orders", "")):
+        with pytest.raises(InvalidTagError, match=r"^A tag must not be empty; leave it out"):
+            use()

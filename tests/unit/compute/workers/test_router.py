@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any, cast
 
 import pytest
 
 from compute.deployments import Deployment
 from compute.workers.call import Call, Deployed
+from compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
 from compute.workers.process import WorkerProcess
 from compute.workers.router import CallRouter
-from indilog.calls import Cancel, Failed, FunctionSpec, Greeting, Invoke, Question, Returned
+from indilog.calls import (
+    Cancel,
+    Done,
+    Failed,
+    FunctionSpec,
+    Greeting,
+    Invoke,
+    Ping,
+    Question,
+    Returned,
+    RevokedError,
+    failed,
+)
+from indilog.config import NodeConfig
 from indilog.errors import OverloadedError
 from indilog.link import Link
 from tests.link_pair import link_pair
@@ -28,8 +43,9 @@ def deployed() -> Deployed:
 class Seen:
     """What the router sees of a worker process."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, claims: NodeClaims) -> None:
         self.link = link
+        self.claims = claims
         self.deployments = {1}
         self.index = 0
         self.pid = 1
@@ -40,13 +56,19 @@ class Seen:
 
 
 class Worker:
-    """A worker without a process: keeps what it is asked."""
+    """A worker without a process: keeps what it is asked; begins calls unless it is blocked."""
 
-    def __init__(self, router: CallRouter) -> None:
+    def __init__(self, router: CallRouter, *, is_blocked: bool = False) -> None:
+        self.is_blocked = is_blocked
         self.asked: list[tuple[int, Question | Greeting]] = []
+        self.begun = 0
         self.came = asyncio.Event()
+        self._router = router
         ours, self.link = link_pair(self._serve)
-        self.process = cast("WorkerProcess", Seen(ours))
+        memory = claims_memory()
+        self.claims = WorkerClaims(memory)
+        self.process = cast("WorkerProcess", Seen(ours, NodeClaims(memory)))
+        os.close(memory)
         router.add(self.process)
 
     async def until_asked(self, count: int) -> list[tuple[int, Question | Greeting]]:
@@ -55,14 +77,35 @@ class Worker:
             self.came.clear()
         return self.asked
 
+    def die(self) -> None:
+        """As the end of its process."""
+        self._router.remove(self.process)
+        self.link.lost()
+        self.process.link.lost()
+
+    def wake(self) -> None:
+        """The loop turns again: it answers what came meanwhile, as the runner does."""
+        self.is_blocked = False
+        asked, self.asked = self.asked, []
+        for call, message in asked:
+            self._serve(self.link, call, message)
+
     def _serve(self, link: Link, call: int, message: Question | Greeting) -> None:
+        if isinstance(message, Ping) and not self.is_blocked:
+            link.answer(call, Done(0))
+            return
+        if isinstance(message, Invoke) and not self.is_blocked:
+            if not self.claims.begun(message.slot):
+                link.answer(call, failed(RevokedError("Revoked.")))
+                return
+            self.begun += 1
         self.asked.append((call, message))
         self.came.set()
 
 
 def router_of(**changed: Any) -> CallRouter:  # noqa: ANN401 - any of its limits
-    limits: dict[str, Any] = {"worker_calls_max": 1, "calls_max": 3, "call_timeout_s": 60.0}
-    return CallRouter(on_idle=lambda _: None, **(limits | changed))
+    limits: dict[str, Any] = {"worker_calls_max": 1, "calls_pending_max": 3}
+    return CallRouter(NodeConfig(**(limits | changed)), on_idle=lambda _: None)
 
 
 def submitted(router: CallRouter, app: Deployed, depth: int = 0) -> Call:
@@ -76,7 +119,7 @@ async def test_a_call_gets_its_result_and_the_next_one_its_turn() -> None:
     worker = Worker(router)
     first, second = submitted(router, app), submitted(router, app)
     [(number, invoke)] = await worker.until_asked(1)
-    assert invoke == Invoke(1, "f", b"{}", "i-1", 4, 0)
+    assert invoke == Invoke(1, "f", b"{}", "i-1", 4, 0, 1)
     assert (router.running, router.waiting) == (1, 1)
     worker.link.answer(number, Returned(5, b"1"))
     assert await first.outcome == Returned(5, b"1")
@@ -91,9 +134,7 @@ async def test_calls_of_a_worker_that_died_fail_and_waiting_ones_go_elsewhere() 
     dying, other = Worker(router), Worker(router)
     calls = [submitted(router, app) for _ in range(3)]
     await dying.until_asked(1)
-    router.remove(dying.process)
-    dying.link.lost()
-    dying.process.link.lost()
+    dying.die()
     lost = await calls[0].outcome
     assert isinstance(lost, Failed)
     assert lost.kind == "WorkerCrashedError"
@@ -130,7 +171,7 @@ async def test_a_call_that_finds_no_worker_in_time_did_nothing() -> None:
 
 
 async def test_a_call_beyond_the_bound_is_refused_and_not_counted() -> None:
-    router, app = router_of(calls_max=2), deployed()
+    router, app = router_of(calls_pending_max=2), deployed()
     for _ in range(2):
         submitted(router, app)
     with pytest.raises(OverloadedError):
@@ -150,11 +191,12 @@ async def test_cancelling_stops_a_running_call_in_its_worker() -> None:
 
 async def test_a_retired_deployment_is_idle_after_its_last_call() -> None:
     idle: list[Deployed] = []
-    router = CallRouter(worker_calls_max=2, calls_max=9, call_timeout_s=60.0, on_idle=idle.append)
+    router = CallRouter(NodeConfig(worker_calls_max=2), on_idle=idle.append)
     app = deployed()
     worker = Worker(router)
     calls = [submitted(router, app) for _ in range(2)]
-    app.retired = True
+    app.successor = deployed()
+    app.successor.functions.clear()
     for number, _ in list(await worker.until_asked(2)):
         assert idle == []
         worker.link.answer(number, Returned(0, b"1"))
@@ -171,3 +213,111 @@ async def test_a_deployment_that_a_worker_lacks_says_why() -> None:
     assert isinstance(outcome, Failed)
     assert (outcome.kind, outcome.message) == ("NotReadyError", "App demo does not load: x.")
     assert router.running == 0
+
+
+async def test_a_call_that_a_dead_worker_had_not_begun_runs_elsewhere() -> None:
+    router, app = router_of(worker_calls_max=2), deployed()
+    dying = Worker(router, is_blocked=True)
+    begun, unbegun = submitted(router, app), submitted(router, app)
+    asked = await dying.until_asked(2)
+    assert isinstance(asked[0][1], Invoke)
+    assert dying.claims.begun(asked[0][1].slot)
+    other = Worker(router)
+    dying.die()
+    lost = await begun.outcome
+    assert isinstance(lost, Failed)
+    assert lost.kind == "WorkerCrashedError"
+    [(number, _)] = await other.until_asked(1)
+    other.link.answer(number, Returned(0, b"1"))
+    assert await unbegun.outcome == Returned(0, b"1")
+    assert (router.running, router.moved, app.running) == (0, 1, 0)
+
+
+async def test_a_nested_call_that_was_not_begun_and_finds_no_worker_did_nothing() -> None:
+    router, app = router_of(), deployed()
+    dying = Worker(router, is_blocked=True)
+    call = submitted(router, app, depth=1)
+    await dying.until_asked(1)
+    dying.die()
+    outcome = await call.outcome
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "NotReadyError"
+    assert app.running == 0
+
+
+async def test_a_blocked_worker_gets_no_calls_and_loses_those_it_has_not_begun() -> None:
+    router, app = (
+        router_of(worker_silent_s=0.01, worker_calls_max=9, calls_pending_max=99),
+        deployed(),
+    )
+    blocked = Worker(router, is_blocked=True)
+    calls = [submitted(router, app) for _ in range(4)]
+    asked = await blocked.until_asked(4)
+    assert isinstance(asked[0][1], Invoke)
+    assert blocked.claims.begun(asked[0][1].slot)
+    other = Worker(router)
+    moved = await other.until_asked(3)
+    for number, _ in moved:
+        other.link.answer(number, Returned(0, b"1"))
+    assert [await call.outcome for call in calls[1:]] == [Returned(0, b"1")] * 3
+    late = submitted(router, app)
+    number, _ = (await other.until_asked(4))[3]
+    other.link.answer(number, Returned(0, b"2"))
+    assert await late.outcome == Returned(0, b"2")
+
+    blocked.wake()  # it has begun the first call, and may begin none of the others
+    blocked.link.answer(asked[0][0], Returned(0, b"0"))
+    assert await calls[0].outcome == Returned(0, b"0")
+    assert router.running == 0
+    assert router.moved == 3
+
+
+async def test_a_worker_that_answers_again_takes_what_waits() -> None:
+    router, app = router_of(worker_silent_s=0.01), deployed()
+    blocked = Worker(router, is_blocked=True)
+    call = submitted(router, app)
+    await blocked.until_asked(1)
+    while router.waiting == 0:  # noqa: ASYNC110 - until its loop was found not to turn
+        await asyncio.sleep(0.001)
+    assert router.running == 0
+    blocked.wake()
+    while blocked.begun == 0:
+        await blocked.came.wait()
+        blocked.came.clear()
+    blocked.link.answer(blocked.asked[-1][0], Returned(0, b"1"))
+    assert await call.outcome == Returned(0, b"1")
+
+
+async def test_a_call_that_waited_runs_on_the_version_that_is_the_newest_when_it_begins() -> None:
+    idle: list[Deployed] = []
+    router, app = CallRouter(NodeConfig(worker_calls_max=1), on_idle=idle.append), deployed()
+    worker = Worker(router)
+    worker.process.deployments.add(2)
+    first, second = submitted(router, app), submitted(router, app)
+    [(number, _)] = await worker.until_asked(1)
+    app.successor = Deployed(2, app.record)
+    worker.link.answer(number, Returned(0, b"1"))
+    await first.outcome
+    asked = await worker.until_asked(2)
+    assert isinstance(asked[1][1], Invoke)
+    assert asked[1][1].deployment == 2
+    assert idle == [app]
+    assert app.successor.running == 1
+    assert not second.outcome.done()
+
+
+async def test_a_drained_worker_keeps_its_calls_and_gets_no_more() -> None:
+    router, app = router_of(worker_calls_max=9, calls_pending_max=99), deployed()
+    leaving = Worker(router)
+    call = submitted(router, app)
+    [(number, _)] = await leaving.until_asked(1)
+    draining = asyncio.ensure_future(router.drained(leaving.process))
+    await asyncio.sleep(0)
+    submitted(router, app)
+    assert router.waiting == 1
+    other = Worker(router)
+    await other.until_asked(1)
+    assert not draining.done()
+    leaving.link.answer(number, Returned(0, b"1"))
+    assert await call.outcome == Returned(0, b"1")
+    await draining

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import structlog
 
 from compute.log_service import LogService
+from compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
 from compute.workers.runner import Runner
 from indilog.calls import (
     LINK_VERSION,
     Answer,
     CallFunction,
+    Done,
     Failed,
     Greeting,
     Invoke,
     Load,
     Loaded,
     LogQuestion,
+    Ping,
     Question,
     Returned,
+    ThreadsLeft,
     Unload,
     Welcome,
 )
@@ -70,6 +76,34 @@ async def waits() -> None:
 def thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
+GATE, BLOCKED = threading.Event(), threading.Event()
+
+@app.function
+def blocks() -> bool:
+    BLOCKED.set()
+    return GATE.wait(60)
+
+@app.function
+def waits_in_thread(ctx: Context) -> None:
+    BLOCKED.set()
+    while True:
+        try:
+            ctx.wait(ctx.log("l").read_next("nothing", wait=60))
+        except Exception:  # it may not swallow that its call is over
+            pass
+
+@app.function
+async def interrupts() -> None:
+    raise KeyboardInterrupt
+
+@app.function
+def exits_in_thread() -> None:
+    raise SystemExit(3)
+
+@app.function
+async def cancels() -> None:
+    raise asyncio.CancelledError
+
 @app.function
 async def large() -> str:
     return "x" * 5_000_000
@@ -85,7 +119,11 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.logs = MemoryLogs()
-        self.runner = Runner(directory, threads_max=1)
+        memory = claims_memory()
+        self.claims = NodeClaims(memory)
+        self.runner = Runner(directory, threads_max=1, claims=WorkerClaims(memory))
+        os.close(memory)
+        self.threads_left: list[int] = []
         self.asked: list[CallFunction] = []
         self._service = LogService(self.logs, questions_max=100)
         self.link, self.worker_link = link_pair(self.runner.serve, self._serve)
@@ -95,13 +133,35 @@ class Node:
     async def load(self) -> Answer:
         return await self.link.ask(Load(self.deployment, None, {"demo.py": SOURCE}))
 
+    def there(self, name: str) -> threading.Event:
+        """Return an event of the deployed code."""
+        body = self.runner._deployments[self.deployment].functions["blocks"].body
+        event = body.__globals__[name]
+        assert isinstance(event, threading.Event)
+        return event
+
+    def post(self, function: str) -> int:
+        """Start a call; `answer` is its answer."""
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        invoke = Invoke(self.deployment, function, b"{}", "i-1", 0, 0)
+        return self.link.post(invoke, self.answer.set_result)
+
+    async def until_threads_left(self, told: list[int]) -> None:
+        while self.threads_left != told:  # noqa: ASYNC110 - the thread ends when it does
+            await asyncio.sleep(0.001)
+
     async def invoke(self, function: str, arguments: bytes = b"{}", position: int = 0) -> Answer:
-        return await self.link.ask(Invoke(self.deployment, function, arguments, "i-1", position, 2))
+        slot = self.claims.taken()
+        return await self.link.ask(
+            Invoke(self.deployment, function, arguments, "i-1", position, 2, slot)
+        )
 
     def _serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         if isinstance(message, CallFunction):
             self.asked.append(message)
             link.answer(call, Returned(message.position + 3, b"84"))
+        elif isinstance(message, ThreadsLeft):
+            self.threads_left.append(message.count)
         else:
             assert isinstance(message, LogQuestion)
             self._service.serve(link, call, message)
@@ -131,7 +191,7 @@ async def test_a_failure_brings_the_session_back_too(node: Node) -> None:
     answer = await node.invoke("raises")
     assert failure(answer) == ("FunctionFailedError", "demo.raises failed: KeyError: 'planted'.")
     assert isinstance(answer, Failed)
-    assert answer.attributes == {"kind": "KeyError"}
+    assert answer.attributes == {"kind": "KeyError", "temporary": False}
     assert answer.position == node.logs.position == 1
 
 
@@ -147,8 +207,36 @@ async def test_an_exit_in_a_function_ends_the_call_and_not_the_worker(node: Node
     assert isinstance(await node.invoke("append", b'{"text":"x"}'), Returned)
 
 
-async def test_the_platforms_errors_pass_through_a_function(node: Node) -> None:
-    assert failure(await node.invoke("not_ready")) == ("NotReadyError", "Try again.")
+@pytest.mark.parametrize("function", ["interrupts", "exits_in_thread", "cancels"])
+async def test_whatever_a_function_raises_ends_its_call_only(node: Node, function: str) -> None:
+    kind, sentence = failure(await node.invoke(function))
+    assert kind == "FunctionFailedError"
+    assert sentence.startswith(f"demo.{function} failed: ")
+    assert isinstance(await node.invoke("append", b'{"text":"x"}'), Returned)
+
+
+async def test_an_error_of_the_platform_inside_a_function_is_the_functions_failure(
+    node: Node,
+) -> None:
+    """Its caller made no mistake, and hears which function failed and whether it may pass."""
+    answer = await node.invoke("not_ready")
+    assert failure(answer) == (
+        "FunctionFailedError",
+        "demo.not_ready failed: NotReadyError: Try again.",
+    )
+    assert isinstance(answer, Failed)
+    assert answer.attributes == {"kind": "NotReadyError", "temporary": True}
+    answer = await node.invoke("misses")
+    assert isinstance(answer, Failed)
+    assert answer.attributes == {"kind": "UnknownFunctionError", "temporary": False}
+
+
+async def test_the_log_says_where_in_the_deployed_code_a_function_failed(node: Node) -> None:
+    with structlog.testing.capture_logs() as logged:
+        await node.invoke("raises")
+    [line] = [one for one in logged if one["event"] == "function failed"]
+    number = SOURCE.splitlines().index('    raise KeyError("planted")') + 1
+    assert (line["function"], line["place"]) == ("demo.raises", f"demo.py, line {number}")
 
 
 async def test_an_error_about_another_call_becomes_the_functions_failure(node: Node) -> None:
@@ -186,10 +274,44 @@ async def test_sync_functions_run_in_threads(node: Node) -> None:
 
 
 async def test_sync_functions_beyond_the_threads_are_refused(node: Node) -> None:
-    node.runner.threads_used = 1
-    assert failure(await node.invoke("thread"))[0] == "OverloadedError"
-    node.runner.threads_used = 0
-    assert threading.active_count() > 0
+    first = asyncio.ensure_future(node.invoke("blocks"))
+    await asyncio.to_thread(node.there("BLOCKED").wait)
+    kind, sentence = failure(await node.invoke("thread"))
+    assert (kind, "1 sync functions run" in sentence) == ("OverloadedError", True)
+    node.there("GATE").set()
+    assert await first == Returned(0, b"true")
+    assert await node.invoke("thread") == Returned(0, b"false")
+
+
+async def test_a_thread_that_outlives_its_call_is_told_until_it_ends(node: Node) -> None:
+    call = node.post("blocks")
+    await asyncio.to_thread(node.there("BLOCKED").wait)
+    node.link.cancel(call)
+    assert failure(await node.answer)[0] == "CallOutcomeUnknownError"
+    await node.until_threads_left([1])
+    node.there("GATE").set()
+    await node.until_threads_left([1, 0])
+
+
+async def test_a_thread_whose_call_is_over_ends_when_it_waits_for_the_platform(node: Node) -> None:
+    call = node.post("waits_in_thread")
+    await asyncio.to_thread(node.there("BLOCKED").wait)
+    node.link.cancel(call)
+    assert failure(await node.answer)[0] == "CallOutcomeUnknownError"
+    await node.until_threads_left([1, 0])
+    assert not node.there("GATE").is_set()
+
+
+async def test_a_revoked_call_is_not_run(node: Node) -> None:
+    slot = node.claims.taken()
+    node.claims.revoke(slot)
+    invoke = Invoke(node.deployment, "append", b'{"text":"x"}', "i-1", 0, 0, slot)
+    assert failure(await node.link.ask(invoke))[0] == "RevokedError"
+    assert node.logs.position == 0
+
+
+async def test_a_worker_answers_pings(node: Node) -> None:
+    assert await node.link.ask(Ping()) == Done(0)
 
 
 async def test_a_result_over_the_limit_is_the_functions_failure(node: Node) -> None:

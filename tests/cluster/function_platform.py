@@ -1,0 +1,150 @@
+"""A platform with functions, for tests: worker processes, gateway, an HTTP client, and an app whose
+functions do what tests need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from compute.gateway import GatewayServer, create_gateway
+from compute.workers.host import FunctionHost
+from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.runtime.assembly import embedded
+
+DEMO = """
+import os, asyncio, time
+import indilog
+
+app = indilog.App("demo")
+
+@app.function
+async def count(ctx: indilog.Context, name: str) -> int:
+    log = ctx.log("counts")
+    await log.append(b"1", tags=[name])
+    return len(await log.read_range(name))
+
+@app.function
+async def follow_two(ctx: indilog.Context, user: str) -> list[int]:
+    return [await ctx.call("social.follow", user=user, other=o) for o in ("x", "y")]
+
+@app.function
+async def fan_out(ctx: indilog.Context, width: int) -> list[int]:
+    return await ctx.map(sync_child, [{"n": n} for n in range(width)])
+
+@app.function
+def sync_child(ctx: indilog.Context, n: int) -> int:
+    ctx.wait(ctx.log("children").append(b"%d" % n))
+    return n
+
+@app.function
+async def writes_in_child(ctx: indilog.Context) -> list[str]:
+    await ctx.call(sync_child, n=5)
+    return [r.data.decode() for r in await ctx.log("children").read_range()]
+
+@app.function
+async def crash(ctx: indilog.Context) -> None:
+    await ctx.log("crashes").append(b"x")
+    os._exit(3)
+
+@app.function
+async def wait_for_release(ctx: indilog.Context) -> str:
+    await ctx.log("gate").append(b"here", tags=["here"])
+    record = await ctx.log("gate").read_next("release", wait=60)
+    return record.data.decode() + VERSION
+
+@app.function
+async def recurse(ctx: indilog.Context, n: int) -> int:
+    return await ctx.call(recurse, n=n + 1)
+
+@app.function(timeout_s=0.05)
+async def slow() -> None:
+    await asyncio.sleep(60)
+
+@app.function
+async def prints() -> int:
+    print("spoken")
+    return 1
+
+@app.function(timeout_s=1)
+async def blocks_loop(ctx: indilog.Context) -> None:
+    await ctx.log("gate").append(b"here", tags=["here"])
+    while True: pass
+
+@app.function(timeout_s=0.5)
+def blocks_thread(ctx: indilog.Context) -> None:
+    ctx.wait(ctx.log("gate").append(b"here", tags=["here"]))
+    while True: time.sleep(0.01)
+
+@app.function
+async def gathers() -> None:
+    async def child() -> None:
+        raise SystemExit(3)
+    await asyncio.gather(child())
+
+VERSION = " by version 1"
+"""
+
+
+class Platform:
+    """A compute node on an embedded platform, and a client over HTTP."""
+
+    def __init__(self, host: FunctionHost, url: str, http: httpx.AsyncClient) -> None:
+        self.host = host
+        self.url = url
+        self.http = http
+
+    async def deploy(self, app: str, source: str) -> httpx.Response:
+        headers = {"content-type": "text/x-python"}
+        return await self.http.put(f"/apps/{app}", content=source, headers=headers)
+
+    async def call(self, name: str, /, **arguments: object) -> httpx.Response:
+        return await self.http.post(f"/functions/{name.replace('.', '/')}", json=arguments)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what nobody announces."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running(
+    directory: Path,
+    *,
+    workers: int,
+    worker_calls_max: int = 256,
+    import_timeout_s: float = 30.0,
+    worker_stop_s: float = 5.0,
+) -> AsyncIterator[Platform]:
+    config = Config(
+        cluster=ClusterConfig(durability="memory"),
+        node=NodeConfig(
+            data_dir=directory,
+            port=0,
+            segment_bytes=8 * MIB,
+            workers=workers,
+            worker_calls_max=worker_calls_max,
+            import_timeout_s=import_timeout_s,
+            worker_silent_s=0.3,
+            worker_stop_s=worker_stop_s,
+        ),
+    )
+    async with embedded(config) as there:
+        host = FunctionHost(config, there.logs)
+        app = create_gateway(host, there.logs, lambda: {"ready": True}, config)
+        limit = config.cluster.message_bytes_max
+        server = GatewayServer(app, config.node.host, 0, message_bytes_max=limit)
+        await host.start()
+        try:
+            await server.start()
+            url = f"http://127.0.0.1:{server.port}"
+            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+                yield Platform(host, url, http)
+        finally:
+            await server.stop()
+            await host.stop()

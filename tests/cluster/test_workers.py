@@ -1,0 +1,190 @@
+"""Worker processes under code that harms them: who notices, and what becomes of the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import indilog
+from compute.workers import process
+from indilog.calls import Invoke, Load, Loaded
+from tests.cluster.function_platform import DEMO, Platform, running, until
+from tests.link_pair import LIMITS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+
+@pytest_asyncio.fixture
+async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
+    async with running(tmp_path, workers=2) as there:
+        assert (await there.deploy("demo", DEMO)).status_code == 200
+        yield there
+
+
+async def test_a_crashed_worker_is_replaced_and_only_its_calls_fail(platform: Platform) -> None:
+    crashed = await platform.call("demo.crash")
+    assert crashed.status_code == 500
+    assert crashed.json()["title"] == "WorkerCrashedError"
+    assert not crashed.json()["retryable"]
+    answers = await asyncio.gather(*(platform.call("demo.count", name="a") for _ in range(20)))
+    assert [a.status_code for a in answers] == [200] * 20
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            "import os\nos._exit(7)\n",
+            "bad.py, line 2: importing the code ends the Python process (exit status 7).",
+        ),
+        (
+            "import ctypes\n\nctypes.string_at(0)\n",
+            "bad.py, line 3: importing the code ends the Python process (SIGSEGV).",
+        ),
+        (
+            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+            "At module level importing the code ends the Python process (SIGKILL).",
+        ),
+        (
+            "n = 0\nwhile True:\n    n += 1\n",
+            "bad.py, line 3: the code did not import within 2 s; move work out of module level.",
+        ),
+        ("raise KeyboardInterrupt\n", "bad.py, line 1: KeyboardInterrupt."),
+    ],
+)
+async def test_code_whose_import_harms_its_process_harms_no_running_call(
+    tmp_path: Path, source: str, sentence: str
+) -> None:
+    async with running(tmp_path, workers=1, import_timeout_s=2.0) as platform:
+        await platform.deploy("demo", DEMO)
+        async with indilog.connect(platform.url) as client:
+            waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
+            assert await client.log("gate").read_next("here", wait=30) is not None
+            refused = await platform.deploy("bad", source)
+            assert (refused.status_code, refused.json()["title"]) == (422, "DeployError")
+            assert refused.json()["detail"].startswith(sentence[:12])
+            assert refused.json()["detail"] == sentence
+            await client.log("gate").append(b"released", tags=["release"])
+            assert (await waiting).json() == "released by version 1"
+        assert platform.host.status()["worker_restarts"] == 0
+        assert sorted(p.name for p in (tmp_path / "workers").iterdir()) == ["0-1"]
+
+
+async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
+    tmp_path: Path,
+) -> None:
+    """Its import ends workers, a bounded number of them; then it is left out and its calls say
+    why.
+    """
+    mark = tmp_path / "mark"
+    deadly = f"import os\nif os.path.exists({str(mark)!r}): os._exit(5)\n"
+    async with running(tmp_path, workers=2) as first:
+        await first.deploy("demo", DEMO)
+        assert (await first.deploy("deadly", deadly + DEMO)).status_code == 200
+    mark.touch()
+    async with running(tmp_path, workers=2) as second:
+        assert (await second.call("demo.count", name="a")).json() == 1
+        answer = await second.call("deadly.count", name="a")
+        assert answer.status_code == 503
+        assert answer.json()["detail"] == (
+            "App deadly does not load: deadly.py, line 2: importing the code ends the Python "
+            "process (exit status 5)."
+        )
+        assert second.host.status()["worker_restarts"] <= 2
+
+
+async def test_a_killed_worker_fails_its_calls_at_once(platform: Platform) -> None:
+    async with indilog.connect(platform.url) as client:
+        waiting = asyncio.ensure_future(platform.call("demo.wait_for_release"))
+        assert await client.log("gate").read_next("here", wait=30) is not None
+        for worker in platform.host.status()["workers"]:
+            os.kill(worker["pid"], signal.SIGKILL)
+        assert (await waiting).json()["title"] == "WorkerCrashedError"
+        again = asyncio.ensure_future(platform.call("demo.wait_for_release"))  # waits for a worker
+        await client.log("gate").append(b"released", tags=["release"])
+        assert (await again).json() == "released by version 1"
+
+
+async def test_calls_go_around_a_worker_whose_loop_is_blocked_until_it_is_replaced(
+    tmp_path: Path,
+) -> None:
+    """Calls that were sent there before it was noticed, too: all of them end well."""
+    async with running(tmp_path, workers=2, worker_stop_s=0.5) as platform:
+        await platform.deploy("demo", DEMO)
+        async with indilog.connect(platform.url) as client:
+            blocking = asyncio.ensure_future(platform.call("demo.blocks_loop"))
+            assert await client.log("gate").read_next("here", wait=30) is not None
+        answers = [platform.call("demo.count", name="a") for _ in range(20)]
+        assert [a.status_code for a in await asyncio.gather(*answers)] == [200] * 20
+        assert platform.host.status()["calls_moved"] > 0
+        assert (await blocking).json()["title"] == "CallOutcomeUnknownError"
+        await until(lambda: platform.host.status()["worker_restarts"] > 0)
+        assert (await platform.call("demo.count", name="b")).json() == 1
+
+
+async def test_a_worker_with_a_thread_that_does_not_end_is_replaced_after_its_other_calls(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, workers=1, worker_stop_s=0.3) as platform:
+        await platform.deploy("demo", DEMO)
+        async with indilog.connect(platform.url) as client:
+            other = asyncio.ensure_future(platform.call("demo.wait_for_release"))
+            assert await client.log("gate").read_next("here", wait=30) is not None
+            [before] = platform.host.status()["workers"]
+            told = (await platform.call("demo.blocks_thread")).json()["detail"]
+            assert told == (
+                "demo.blocks_thread did not end within 0.5 s; it runs in a thread, which goes on "
+                "until it returns or calls ctx.wait, and may have had effects."
+            )
+            await until(
+                lambda: any(w["pid"] != before["pid"] for w in platform.host.status()["workers"])
+            )
+            assert (await platform.call("demo.count", name="a")).json() == 1
+            os.kill(before["pid"], 0)  # it lives, for its other call
+            await client.log("gate").append(b"released", tags=["release"])
+            assert (await other).json() == "released by version 1"
+            await until(lambda: not (tmp_path / "workers" / "0-1").exists())
+            with pytest.raises(ProcessLookupError):
+                os.kill(before["pid"], 0)
+
+
+async def test_an_exit_in_a_task_of_a_function_ends_its_call_only(platform: Platform) -> None:
+    answer = await platform.call("demo.gathers")
+    assert (answer.status_code, answer.json()["kind"]) == (500, "SystemExit")
+    assert platform.host.status()["worker_restarts"] == 0
+
+
+async def test_workers_are_gone_when_the_host_is(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2) as platform:
+        pids = [worker["pid"] for worker in platform.host.status()["workers"]]
+        assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert not (tmp_path / "workers").exists()
+
+
+async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+    busy = DEMO + "\n@app.function\nasync def busy() -> None:\n    while True: pass\n"
+    lost = asyncio.Event()
+    worker = await process.start(
+        0,
+        LIMITS,
+        directory=tmp_path / "0",
+        threads_max=4,
+        serve=lambda *_: None,
+        on_lost=lambda _: lost.set(),
+    )
+    assert await worker.until_ready()
+    assert isinstance(await worker.link.ask(Load(1, None, {"demo.py": busy})), Loaded)
+    worker.link.post(Invoke(1, "busy", b"", "i-1", 0, 0), lambda _: None)
+    await asyncio.sleep(0)
+    worker.let_go()  # as the death of this process would
+    await asyncio.wait_for(lost.wait(), 30)
+    assert await worker.stopped() == 1

@@ -1,0 +1,27 @@
+"""What an HTTP caller is told of an error: whose fault it is, and whether it may pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from compute.gateway.problems import problem_of
+from indilog.errors import FunctionFailedError, NotReadyError
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (FunctionFailedError("a.f failed: KeyError: 'x'.", kind="KeyError"), 500),
+        (FunctionFailedError("a.f failed: InvalidTagError.", kind="InvalidTagError"), 500),
+        (FunctionFailedError("a.f failed: NotReadyError.", kind="x", temporary=True), 503),
+        (NotReadyError("Not yet."), 503),
+    ],
+)
+def test_a_function_that_failed_is_never_its_callers_mistake(error: Exception, status: int) -> None:
+    assert problem_of(error).status == status
+
+
+def test_a_function_that_failed_for_now_may_have_had_effects() -> None:
+    """503 says that it may pass; `retryable` would say that repeating is harmless."""
+    told = problem_of(FunctionFailedError("a.f failed.", kind="NotReadyError", temporary=True))
+    assert (told.kind, told.retryable) == ("NotReadyError", False)
