@@ -318,8 +318,7 @@ class Cancel(_Message, frozen=True):
     """asker → asked: stop working on the question of this number, its answer is not wanted.
 
     The asked one may answer all the same; the asker ignores that.
-    Lost: the link is closed, which
-    stops everything that was asked over it.
+    Lost: the link is closed, which stops everything that was asked over it.
     Repeated: never.
     """
 
@@ -471,12 +470,7 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     name: value
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, IndilogError)
-} | {
-    "LinkLostError": LinkLostError,
-    "RevokedError": RevokedError,
-    "ValueError": ValueError,
-    "TypeError": TypeError,
-}
+} | {kind.__name__: kind for kind in (LinkLostError, RevokedError, ValueError, TypeError)}
 _ATTRIBUTES: Final = ("what", "size", "limit", "first_seqnum", "errors", "kind", "temporary")
 
 
