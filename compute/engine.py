@@ -356,7 +356,10 @@ class Engine:
         self._local = LocalIndex(self._config.node, position=message.position, tail=message.tail)
         self._feed = self._feed_from(message.position)
         self._reads.joined(self._local, self._replay)
-        return self._reads.advanced(now)
+        effects = self._reads.advanced(now)
+        if (writer := self._writer) is not None:
+            effects += writer.joined(self._replay.cut.get(writer.shard, 0), now)
+        return effects
 
     # --- type-O and type-S data
 

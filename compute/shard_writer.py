@@ -1,8 +1,11 @@
 """The append side of a compute node: one shard, one writer (ARCHITECTURE 8, thesis 5.3 and 5.5.1).
 
 A writer first takes its shard over: it claims it under a new epoch on all replicas, which refuse
-every older writer from then on, and opens it at the smallest stored prefix. What lies beyond that
-was never on the ack quorum, so no cut can have ordered it. Then records collect in the open batch,
+every older writer from then on, and opens it at the smallest stored prefix of those that know all
+they ever had. What lies beyond that was never on the ack quorum, so no cut can have ordered it. If
+no replica knows (all are new, or damaged), it opens at the longest prefix, and not below what the
+metalog has ordered. A replica that forgets its writer, because its disk was lost, is claimed and
+opened again by itself: it fetches the rest from the others. Then records collect in the open batch,
 which is sent when the turn ends. While `frames_in_flight_max` batches are on their way further
 records collect, so batches grow with the load (self-clocking).
 
@@ -104,13 +107,17 @@ class ShardWriter:
         self._open = _Batch()
         self._closed: deque[_Batch] = deque()
         self._in_flight: deque[_Batch] = deque()
-        self._claimed: dict[NodeId, LocalId] = {}
+        self._claimed: dict[NodeId, ShardClaimed] = {}
+        self._cut: LocalId | None = None
+        """How much of the shard is ordered, once that is known."""
         self._opened: set[NodeId] = set()
         self._next: LocalId = -1
         self._pending = 0
         self._pending_bytes = 0
         self._asked = Instant(0.0)
         self._in_flight_bytes = 0
+        self._reopening: dict[NodeId, Instant] = {}
+        """Replicas that forgot this writer, and when they were claimed again."""
         self._sent_again: dict[NodeId, tuple[LocalId, Instant]] = {}
         """To whom batches were sent again, from which localid on, and when."""
 
@@ -233,7 +240,7 @@ class ShardWriter:
         """
         assert not self.fenced_by(span), "what a newer writer appended is not ours"
         done: list[OrderedBatch] = []
-        end = span.first_localid + span.length
+        self._cut = end = span.first_localid + span.length
         while self._in_flight and self._in_flight[0].end <= end:
             batch = self._in_flight.popleft()
             self._in_flight_bytes -= len(batch.encoded)
@@ -267,20 +274,52 @@ class ShardWriter:
         if sender not in self._replicas or message.epoch != self.epoch:
             return [Ignore(message, "claim of another epoch or of no replica")]
         if self.takeover is not Takeover.CLAIMING:
+            return self._open_again(sender)
+        self._claimed[sender] = message
+        return self._open_shard(now)
+
+    def joined(self, cut: LocalId, now: Instant) -> list[Effect]:
+        """Take note how much of the shard is ordered, as far as the node knows now."""
+        self._cut = cut
+        return self._open_shard(now)
+
+    def _open_shard(self, now: Instant) -> list[Effect]:
+        claims = self._claimed.values()
+        if self.takeover is not Takeover.CLAIMING or len(claims) < len(self._replicas):
             return []
-        self._claimed[sender] = message.stored
-        if len(self._claimed) < len(self._replicas):
+        known = [claim.stored for claim in claims if claim.authoritative]
+        if known:
+            self._next = min(known)
+        elif self._cut is not None:
+            self._next = max(self._cut, *(claim.stored for claim in claims))
+        else:
             return []
-        self._next = min(self._claimed.values())
         self.takeover = Takeover.OPENING
         return self._ask(now)
+
+    def _claim_again(self, replica: NodeId, now: Instant) -> list[Effect]:
+        """Claim the shard of a replica that forgot this writer, once in `resend_s`."""
+        asked = self._reopening.get(replica)
+        if self.takeover is Takeover.LOST or (asked and now < asked + self._resend_s):
+            return []
+        self._reopening[replica] = now
+        return [Send(replica, ShardClaim(self.shard, self.epoch))]
+
+    def _open_again(self, replica: NodeId) -> list[Effect]:
+        """Let such a replica continue at what is not ordered yet."""
+        if replica not in self._reopening or self.takeover is Takeover.LOST:
+            return []
+        start = self._in_flight[0].first if self._in_flight else self._next
+        return [Send(replica, ShardOpen(self.shard, self.epoch, start))]
 
     def on_opened(self, sender: NodeId, message: ShardOpened) -> list[Effect]:
         """Count a replica; when all are open, appends flow."""
         if sender not in self._replicas or message.epoch != self.epoch:
             return [Ignore(message, "shard opened for another epoch or by no replica")]
         if self.takeover is not Takeover.OPENING:
-            return []
+            if self._reopening.pop(sender, None) is None:
+                return []
+            return self._in_flight_to(sender, message.start)
         if message.start != self._next:
             return [Ignore(message, "opened where nobody said")]
         self._opened.add(sender)
@@ -298,14 +337,19 @@ class ShardWriter:
             return self.give_up()
         if sender not in self._replicas:
             return [Ignore(message, "stored by a node that is no replica")]
+        if message.epoch < self.epoch:
+            return self._claim_again(sender, now)
         start, when = self._sent_again.get(sender, (-1, now))
         if message.stored == start and now < when + self._resend_s:
             return []
         self._sent_again[sender] = (message.stored, now)
+        return self._in_flight_to(sender, message.stored)
+
+    def _in_flight_to(self, replica: NodeId, start: LocalId) -> list[Effect]:
         return [
-            Send(sender, AppendBatch(batch.encoded))
+            Send(replica, AppendBatch(batch.encoded))
             for batch in self._in_flight
-            if batch.first >= message.stored
+            if batch.first >= start
         ]
 
     def give_up(self) -> list[Effect]:

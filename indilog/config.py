@@ -136,6 +136,11 @@ class NodeConfig:
     page_bytes_max: int = 4 * MIB
     """Bytes of records in one answer to `read_range`."""
 
+    repair_bytes_per_s: int = 32 * MIB
+    """What a storage node that lost records fetches from other replicas."""
+    repair_retry_s_max: float = 60.0
+    """What no other replica has is asked for again after a pause that doubles up to this."""
+
     workers: int = 2
     worker_calls_max: int = 256
     """Invocations at once in one worker process; more wait."""

@@ -68,6 +68,8 @@ class ShardStored(_Message, frozen=True):
     """storage → engine: the gap-free prefix of a shard here, when a batch was refused or known
     already.
 
+    `epoch` is the newest writer known here. An older one than the receiver: this replica does not
+    know it (any more), and it has to claim and open the shard here again.
     Lost: the engine sends its unordered batches again after a while and gets another one.
     Repeated: absolute.
     """
@@ -184,6 +186,8 @@ class ShardClaim(_Message, frozen=True):
 class ShardClaimed(_Message, frozen=True):
     """storage → engine: older writers are refused, durably; this much of the shard is stored here.
 
+    `authoritative`: this replica never had more. One that is new, or whose disk was damaged or
+    wiped, cannot say so (PITFALLS 14).
     Lost: the claim is said again.
     Repeated: absolute.
     """
@@ -191,12 +195,15 @@ class ShardClaimed(_Message, frozen=True):
     shard: ShardId
     epoch: Epoch
     stored: LocalId
+    authoritative: bool = True
 
 
 class ShardOpen(_Message, frozen=True):
-    """engine → storage: continue the shard at `start`, the smallest prefix of all its replicas.
+    """engine → storage: continue the shard at `start`, the smallest prefix of all its
+    authoritative replicas.
 
-    What lies beyond was never on the ack quorum, so it was never ordered; it is dropped.
+    What lies beyond was never on the ack quorum, so it was never ordered; it is dropped. A replica
+    that lacks what lies before fetches it from the others.
     Lost: said again until all replicas answered.
     Repeated: a shard that is open under this epoch stays as it is.
     """
@@ -383,6 +390,36 @@ class AuxSet(_Message, frozen=True):
     aux: bytes
 
 
+# --- repair
+
+
+class BatchesWanted(_Message, frozen=True):
+    """storage → storage: give me the batches of the shard that hold the ordered localids [first,
+    end); I am a replica that lost them.
+
+    Lost: asked again after a while, of another replica.
+    Repeated: answered again.
+    """
+
+    shard: ShardId
+    first: LocalId
+    end: LocalId
+
+
+class Batches(_Message, frozen=True):
+    """storage → storage: intact batches among those asked for from `first` on, as many as fit.
+
+    None at all: this replica does not have the batch of `first` either. They are of ordered records
+    only, about which replicas cannot differ.
+    Lost: asked again.
+    Repeated: what is no longer missing is passed over.
+    """
+
+    shard: ShardId
+    first: LocalId
+    batches: tuple[bytes, ...]
+
+
 Message: TypeAlias = (
     AppendBatch
     | ShardStored
@@ -405,6 +442,8 @@ Message: TypeAlias = (
     | ReadRecords
     | RecordsRead
     | AuxSet
+    | BatchesWanted
+    | Batches
 )
 
 

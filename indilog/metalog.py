@@ -67,7 +67,7 @@ def entry_decoded(payload: bytes) -> Entry:
         raise MalformedFrameError(f"not a metalog entry: {error}") from error
 
 
-_UNSAID = Epoch(0)
+UNSAID = Epoch(0)
 
 
 def entries_encoded(entries: Sequence[Entry]) -> bytes:
@@ -94,7 +94,7 @@ class Span(NamedTuple):
     first_localid: LocalId
     first_seqnum: SeqNum
     length: int
-    writer: Epoch = _UNSAID
+    writer: Epoch = UNSAID
     """The newest writer among those of its records; 0: not said."""
 
     @property
@@ -130,7 +130,7 @@ class MetalogReplay:
         for shard in sorted(entry.counts):
             count = entry.counts[shard]
             first = cut.get(shard, 0)
-            spans.append(Span(shard, first, tail, count, entry.writers.get(shard, _UNSAID)))
+            spans.append(Span(shard, first, tail, count, entry.writers.get(shard, UNSAID)))
             cut[shard] = first + count
             tail += count
         self.tail = tail

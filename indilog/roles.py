@@ -32,6 +32,9 @@ class FrameKind(enum.IntEnum):
     """A metalog entry that a storage node has applied: its ordering journal."""
     SHARD_STATE = 4
     """A writer's epoch and where it starts (storage)."""
+    REPAIRED = 5
+    """A record batch that another replica gave back (storage); its localids are older than others'.
+    """
 
 
 class Location(NamedTuple):
@@ -152,6 +155,35 @@ class Role(Protocol):
 
     def check_invariants(self) -> None:
         """Assert cheap local facts; the real checkers live outside."""
+
+
+class Lost(NamedTuple):
+    """A frame that was persisted once and cannot be read any more.
+
+    Attributes:
+        kind: None: not even that is known, nor whether it was of this role.
+        payload: what is there instead of its payload; not to be trusted.
+        location: where that is.
+    """
+
+    kind: FrameKind | None
+    payload: bytes
+    location: Location
+
+
+@runtime_checkable
+class SurvivesLoss(Protocol):
+    """A role that persists, and can go on when a part of that is damaged (decision 0009)."""
+
+    def lost(self, frame: Lost, /) -> None:
+        """Take note of a loss; told in the order of the journal, between the `recover`s."""
+
+    def recovered(self) -> None:
+        """Judge, when all frames were told, whether the role can go on.
+
+        Raises:
+            DataLossError: it cannot: one sentence that says what is missing.
+        """
 
 
 @runtime_checkable

@@ -27,6 +27,9 @@ that the primary lost.
 of a later incarnation, which had recovered all that survived of log(l); where it proposed another
 one, that of l was lost. What was published was on the primary's disk before.
 
+*A damaged copy is no copy.* A metalog that may have a hole is forgotten whole (`StoredMetalog`),
+and so is counted for nothing until the primary has sent it again.
+
 A primary whose disk was wiped breaks this. It is noticed where that can be seen: an incarnation can
 lose only what it proposed itself, so all entries that give way at once are of one incarnation.
 """
@@ -49,7 +52,7 @@ class Backup:
     def __init__(self, primary: NodeId, metalog: StoredMetalog) -> None:
         self._primary = primary
         self._metalog = metalog
-        self._epoch = metalog.epoch_before(len(metalog))
+        self._epoch = metalog.epoch_seen
         """The newest incarnation of the primary that is known here."""
         self._answered: tuple[Epoch, MetalogPosition] | None = None
         """None: an answer is owed. At first because a restart may have lost what was on its way.

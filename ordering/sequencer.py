@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from indilog.config import Config
+from indilog.errors import DataLossError
 from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum
 from indilog.roles import (
     Effect,
@@ -17,6 +18,7 @@ from indilog.roles import (
     FrameKind,
     FrameRead,
     Location,
+    Lost,
     Persisted,
     Received,
     Started,
@@ -38,7 +40,7 @@ class Sequencer:
         assert node in self._view.sequencers, f"{node} is a sequencer of the newest view"
         self._node = node
         self._config = config
-        self._metalog = StoredMetalog()
+        self._metalog = StoredMetalog(grows=node == self._view.primary)
         self._part: Primary | Backup | None = None
         """Set by `Started`, when the whole metalog has been recovered."""
 
@@ -67,6 +69,24 @@ class Sequencer:
         assert self._part is None, f"recovery is over before {location} is"
         assert kind is FrameKind.METALOG, f"a sequencer never persisted a {kind.name} frame"
         self._metalog.recover(payload)
+
+    def lost(self, frame: Lost, /) -> None:
+        """Take note that a frame cannot be read."""
+        if frame.kind in (FrameKind.METALOG, None):
+            self._metalog.doubt()
+
+    def recovered(self) -> None:
+        """Judge what was lost: a backup is sent its entries again.
+
+        Raises:
+            DataLossError: this is the primary, and entries are lost.
+        """
+        self._metalog.recovered()
+        if self._metalog.incomplete and self._node == self._view.primary:
+            raise DataLossError(
+                f"The order of the log is damaged on the disk of {self._node}, which alone may "
+                "have all of it; restore its directory from a copy."
+            )
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
         """Apply a batch of events; propose at most one entry, or answer once, for all of them."""

@@ -1,5 +1,10 @@
 """The metalog as one sequencer holds it: all entries, and how many of them are durable here.
 
+Damage may have taken a frame. Entries whose positions follow on over the damage are whole, if what
+replaces entries cannot have been in it: the primary never replaces one, and what replaces entries
+is of a newer incarnation. Otherwise a copy is not to be trusted, and this one forgets all its
+entries, which a backup is then sent again: so no copy with a hole is ever counted.
+
 The primary's only grows. A backup's may be cut off (decision 0006): on disk that is done by the
 next frame, whose position lies below the end and which replaces everything from there on.
 """
@@ -20,9 +25,20 @@ class StoredMetalog:
     Entries are persisted in order, so what is stored is always a prefix.
     """
 
-    __slots__ = ("_entries", "_frames", "_unstored", "stored")
+    __slots__ = (
+        "_doubtful", "_entries", "_frames", "_grows", "_unstored", "epoch_seen", "incomplete",
+        "stored",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, grows: bool = False) -> None:
+        self._grows = grows
+        """Whether no entry is ever replaced: this is the primary's."""
+        self._doubtful = False
+        """Whether a frame was lost after the last one that was recovered."""
+        self.incomplete = False
+        """Whether entries were lost for certain, or possibly, so that all were forgotten."""
+        self.epoch_seen = Epoch(0)
+        """The newest incarnation that proposed an entry found on disk."""
         self._entries: list[Entry] = []
         self._frames = 0
         """Frames recovered and written; the next one's token."""
@@ -62,11 +78,37 @@ class StoredMetalog:
             MalformedFrameError: it is none that this version knows.
         """
         entry = entry_decoded(payload)
-        assert entry.position <= len(self._entries), "entries are persisted without gaps"
+        self._frames += 1
+        self.epoch_seen = max(self.epoch_seen, entry.epoch)
+        length = len(self._entries)
+        follows = entry.position == length
+        same = not length or entry.epoch == self.epoch_before(length)
+        if self._doubtful and not (follows and (self._grows or same)):
+            self.give_up()
+            follows = entry.position == 0
+        self._doubtful = False
+        if self.incomplete and entry.position > len(self._entries):
+            return
+        assert follows or entry.position <= length, "entries are persisted without gaps"
         del self._entries[entry.position :]
         self._entries.append(entry)
-        self._frames += 1
         self.stored = len(self._entries)
+
+    def doubt(self) -> None:
+        """Take note that a frame was lost, which may have held an entry."""
+        self._doubtful = True
+
+    def recovered(self) -> None:
+        """Recovery is over: a frame lost at the end may have held the last entry."""
+        if self._doubtful:
+            self.give_up()
+            self._doubtful = False
+
+    def give_up(self) -> None:
+        """Forget all entries: some may be missing, or be such as were replaced."""
+        self._entries.clear()
+        self.stored = 0
+        self.incomplete = True
 
     def append(self, entry: Entry) -> Persist:
         """Add the next entry; return what makes it durable."""

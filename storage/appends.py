@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from indilog.config import Config
 from indilog.errors import MalformedFrameError
-from indilog.ids import Instant, NodeId, ShardId
+from indilog.ids import Epoch, Instant, NodeId, ShardId
 from indilog.messages import (
     ShardClaim,
     ShardClaimed,
@@ -58,7 +58,8 @@ class Appends:
         self._report_at: Instant | None = None
         # What one turn collects, to be said at its end.
         self._progressed: set[ShardId] = set()
-        self._refused: dict[tuple[NodeId, ShardId], None] = {}
+        self._refused: dict[tuple[NodeId, ShardId], Epoch] = {}
+        """The newest writer that the sender is told of."""
 
     def _token(self) -> int:
         self._last_token += 1
@@ -78,13 +79,14 @@ class Appends:
         shard = self._shards.get(header.shard)
         if shard is None or header.logspace != self._logspace or not header.records:
             return [Ignore(event, "a batch of a shard that is not kept here, or without records")]
-        if header.epoch >= shard.claimed and header.epoch != shard.opened:
-            # No answer: a writer that is not open here could only send the same again, at once.
-            return [Ignore(event, "a batch of a writer that has not opened the shard here")]
-        if header.epoch != shard.claimed or header.first != shard.written:
-            self._refused[event.sender, shard.id] = None
-            return []
-        return self._accept(shard, batch)
+        if header.epoch == shard.opened == shard.claimed and header.first == shard.written:
+            return self._accept(shard, batch)
+        if shard.changing and header.epoch >= shard.claimed:
+            return [Ignore(event, "a batch of a writer that is about to open the shard here")]
+        # To a writer that has not opened the shard here it says which one has, or that none has.
+        unopened = header.epoch >= shard.claimed and header.epoch != shard.opened
+        self._refused[event.sender, shard.id] = shard.opened if unopened else shard.claimed
+        return []
 
     def _accept(self, shard: Shard, batch: RecordBatch) -> list[Effect]:
         shard.written = batch.header.end
@@ -105,7 +107,7 @@ class Appends:
         if batch.header.epoch != shard.opened:
             # Dropped by an opening that was written after it.
             return []
-        shard.store(batch.header.first, batch.header.end, location)
+        shard.fill(batch.header.first, batch.header.end, location)
         self._progressed.add(shard.id)
         return Stored(batch, location)
 
@@ -127,13 +129,16 @@ class Appends:
             return self._change(event.sender, shard, ShardState(shard.id, message.epoch, None))
         if shard.changing:
             return []
-        return [Send(event.sender, ShardClaimed(shard.id, shard.claimed, shard.stored))]
+        return [Send(event.sender, _claimed(shard))]
 
     def on_open(self, event: Received, message: ShardOpen) -> list[Effect]:
         """Let the writer that claimed the shard append from `start` on; the rest is dropped."""
         shard = self._shards.get(message.shard)
-        if shard is None or message.epoch != shard.claimed or message.epoch < 0:
-            return [Ignore(event, "opening a shard that this writer has not claimed here")]
+        if shard is None or message.epoch < 0:
+            return [Ignore(event, "opening a shard that is not kept here, or of no epoch")]
+        if message.epoch != shard.claimed:
+            self._refused[event.sender, shard.id] = shard.claimed
+            return []
         if shard.changing:
             return []
         if shard.open:
@@ -156,7 +161,7 @@ class Appends:
         shard = self._shards[state.shard]
         shard.changing -= 1
         if state.start is None:
-            return [Send(sender, ShardClaimed(shard.id, state.epoch, shard.stored))]
+            return [Send(sender, _claimed(shard))]
         self._progressed.add(shard.id)
         return [Send(sender, ShardOpened(shard.id, state.epoch, state.start))]
 
@@ -169,9 +174,9 @@ class Appends:
     def conclude(self, primary: NodeId, now: Instant) -> list[Effect]:
         """Tell writers and the primary how far shards are stored."""
         effects: list[Effect] = []
-        for sender, shard_id in self._refused:
-            shard = self._shards[shard_id]
-            effects.append(Send(sender, ShardStored(shard_id, shard.claimed, shard.written)))
+        for (sender, shard_id), epoch in self._refused.items():
+            written = self._shards[shard_id].written
+            effects.append(Send(sender, ShardStored(shard_id, epoch, written)))
         self._refused.clear()
         if self._report_at is not None and now >= self._report_at:
             self._report_at = None
@@ -202,3 +207,7 @@ class Appends:
         assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
         assert not self._progressed, "said at the turn's end"
         assert not self._refused, "said at the turn's end"
+
+
+def _claimed(shard: Shard) -> ShardClaimed:
+    return ShardClaimed(shard.id, shard.claimed, shard.stored, shard.authoritative)

@@ -70,6 +70,8 @@ class BatchReads:
         self._tokens: dict[int, Location] = {}
         self._next_token = 0
         self._queue: deque[BatchTask] = deque()
+        self.damaged: list[Location] = []
+        """Where no intact batch was, since somebody last emptied the list."""
 
     @property
     def cached_bytes(self) -> int:
@@ -131,6 +133,7 @@ class BatchReads:
         except MalformedFrameError:
             pass
         if batch is None:
+            self.damaged.append(location)
             effects.append(Ignore(location, "a record batch on disk is damaged"))
         for task in self._reading.pop(location):
             task.awaited -= 1

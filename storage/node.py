@@ -6,7 +6,7 @@ each position the first replica of a shard sends the tags on (type-S data). Read
 until the metalog is applied up to them.
 
 What this replica does not have, because its disk was lost or damaged, it calls unknown, never
-absent.
+absent, and gets it back from another replica (`Repair`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.messages import (
     AppendBatch,
     AuxSet,
+    Batches,
+    BatchesWanted,
     IndexBlock,
     IndexDataWanted,
     MetalogEntries,
@@ -39,6 +41,7 @@ from indilog.roles import (
     FrameRead,
     Ignore,
     Location,
+    Lost,
     Persist,
     Persisted,
     Received,
@@ -52,6 +55,7 @@ from storage.catch_up import CatchUp
 from storage.index_data import IndexPage, columns_of, index_block, part_of, unasked
 from storage.ordering import Ordering
 from storage.record_reads import RecordPage, WaitingReads
+from storage.repair import BatchPage, Repair
 from storage.shard import Shard, state_decoded
 
 _ENTRIES_AHEAD_MAX: Final = 4096
@@ -85,6 +89,12 @@ class StorageNode:
         self._aux: LRUCache[SeqNum, bytes] = LRUCache(
             config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
         )
+        self._repair = Repair(node, views, self._shards, config.node)
+        self._gaps = False
+        """Whether a part of the ordering journal was lost; it is fetched again."""
+        self._lossy = False
+        """Whether something else was."""
+        self._damaged = 0
         self._blocks: list[IndexBlock] = []
         self._unjournaled: list[Entry] = []
         """Applied entries that are not in the ordering journal yet."""
@@ -110,6 +120,9 @@ class StorageNode:
             "tail": self._ordering.tail,
             "cached_bytes": self._reads.cached_bytes,
             "reads_waiting": len(self._waiting),
+            "damaged_batches": self._damaged,
+            "missing_records": sum(shard.missing for shard in self._shards.values()),
+            "repaired_records": self._repair.repaired,
         }
 
     # --- recovery
@@ -124,6 +137,8 @@ class StorageNode:
             match kind:
                 case FrameKind.RECORDS:
                     self._recover_batch(payload, location)
+                case FrameKind.REPAIRED:
+                    self._recover_repaired(payload, location)
                 case FrameKind.SHARD_STATE:
                     state = state_decoded(payload)
                     if (shard := self._shards.get(state.shard)) is not None:
@@ -140,15 +155,26 @@ class StorageNode:
         header = batch_header(payload)
         if (shard := self._shards.get(header.shard)) is None:
             return
-        if header.first != shard.stored:
+        if self._lossy:
+            shard.found(header.first, header.epoch)
+            shard.fill(header.first, header.end, location)
+        elif header.first == shard.stored:
+            shard.store(header.first, header.end, location)
+        else:
             raise DataLossError(
                 f"Shard {shard.id} continues at localid {header.first} at {location}, "
                 f"but {shard.stored} were recovered."
             )
-        shard.store(header.first, header.end, location)
+
+    def _recover_repaired(self, payload: bytes, location: Location) -> None:
+        header = batch_header(payload)
+        if (shard := self._shards.get(header.shard)) is not None:
+            shard.fill(header.first, header.end, location)
 
     def _recover_entry(self, entry: Entry, location: Location) -> None:
         if entry.position != self._ordering.position:
+            if self._gaps:
+                return
             raise DataLossError(
                 f"The ordering journal continues at position {entry.position} at {location}, "
                 f"but {self._ordering.position} were recovered."
@@ -157,6 +183,40 @@ class StorageNode:
             for span in spans:
                 if (shard := self._shards.get(span.shard)) is not None:
                     shard.order(span)
+
+    def lost(self, frame: Lost, /) -> None:
+        """Take note that a frame cannot be read; what it held is fetched from others."""
+        match frame.kind:
+            case FrameKind.RECORDS | FrameKind.REPAIRED:
+                self._damaged += 1
+                self._lost_batch(frame)
+            case FrameKind.ORDERING:
+                self._gaps = True
+            case FrameKind.SHARD_STATE | FrameKind.METALOG | None:
+                self._gaps = self._gaps or frame.kind is None
+                self._doubt()
+
+    def _lost_batch(self, frame: Lost) -> None:
+        """Of a batch whose own header is intact it is known which records it held."""
+        try:
+            header = batch_header(frame.payload)
+        except MalformedFrameError:
+            if frame.kind is FrameKind.RECORDS:
+                self._doubt()
+            return
+        shard = self._shards.get(header.shard)
+        if frame.kind is FrameKind.REPAIRED or shard is None:
+            return
+        self._recover_batch(frame.payload, frame.location)
+        shard.lose(frame.location)
+
+    def _doubt(self) -> None:
+        self._lossy = True
+        for shard in self._shards.values():
+            shard.doubt()
+
+    def recovered(self) -> None:
+        """Say what is missing; none of it keeps the node from serving the rest."""
 
     # --- the role
 
@@ -190,6 +250,10 @@ class StorageNode:
                 effects = self._on_read_records(event, message, now)
             case IndexDataWanted() as message:
                 effects = self._on_index_data_wanted(event, message)
+            case BatchesWanted() as message:
+                effects = self._on_batches_wanted(event, message)
+            case Batches() as message:
+                effects = self._repair.on_batches(event, message, now)
             case AuxSet() as message:
                 effects = self._on_aux_set(event, message)
             case ShardClaim() as message:
@@ -203,6 +267,9 @@ class StorageNode:
     def _on_persisted(self, token: int, location: Location) -> list[Effect]:
         if token == _ORDERING_TOKEN:
             return []
+        if token < _ORDERING_TOKEN:
+            self._repair.on_persisted(token, location)
+            return []
         match self._appends.on_persisted(token, location):
             case Stored() as stored:
                 self._reads.remember(stored.location, stored.batch)
@@ -212,7 +279,12 @@ class StorageNode:
 
     def deadline(self) -> Instant | None:
         """When something is to be said again, or a read has waited too long."""
-        times = (self._appends.deadline(), self._catch_up.deadline(), self._waiting.deadline())
+        times = (
+            self._appends.deadline(),
+            self._catch_up.deadline(),
+            self._waiting.deadline(),
+            self._repair.deadline(),
+        )
         return min((time for time in times if time is not None), default=None)
 
     def _conclude(self, now: Instant) -> list[Effect]:
@@ -228,9 +300,18 @@ class StorageNode:
                 for read in self._waiting.expired(now)
             ]
         effects += self._reads.advance()
+        self._note_damage()
+        effects += self._repair.conclude(now)
         if self._catch_up.due(self.position, now, waiting=self._awaits_entries()):
             effects.append(Send(primary, MetalogWanted(self.position)))
         return effects
+
+    def _note_damage(self) -> None:
+        """Make holes of batches that were found damaged; a read that finds one is no news."""
+        for location in self._reads.damaged:
+            if any(shard.lose(location) for shard in self._shards.values()):
+                self._damaged += 1
+        self._reads.damaged.clear()
 
     def _awaits_entries(self) -> bool:
         """Whether an entry that is not here may exist: somebody reads ahead, or it would order."""
@@ -296,6 +377,12 @@ class StorageNode:
         page = IndexPage(event.sender, positions, self._ordering, self._shards)
         return self._start(event, page)
 
+    def _on_batches_wanted(self, event: Received, message: BatchesWanted) -> list[Effect]:
+        if (shard := self._shards.get(message.shard)) is None:
+            return [Ignore(event, "batches wanted of a shard that is not kept here")]
+        page_bytes = self._config.page_bytes_max
+        return self._start(event, BatchPage(event.sender, message, shard, bytes_max=page_bytes))
+
     def _start(self, event: Received, task: BatchTask) -> list[Effect]:
         """Let a task visit its batches; it is served at the end of the turn."""
         if not self._reads.start(task):
@@ -319,6 +406,7 @@ class StorageNode:
         self._appends.check_invariants()
         self._ordering.check_invariants()
         self._reads.check_invariants()
+        self._repair.check_invariants()
         assert not self._blocks, "sent at the turn's end"
 
 
@@ -328,5 +416,6 @@ def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:
     for shard in sorted({shard for view in views for shard in view.shards_of(node)}):
         placement = placement_of(views, shard)
         assert placement is not None, "a view names it"
-        shards[shard] = Shard(shard, leading=placement.replicas[0] == node)
+        leading, alone = placement.replicas[0] == node, len(placement.replicas) == 1
+        shards[shard] = Shard(shard, leading=leading, alone=alone)
     return shards

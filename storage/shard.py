@@ -1,12 +1,18 @@
 """One shard as one replica keeps it: who may write, which batches are where, which seqnums they got
 (ARCHITECTURE 3, 8 and thesis 5.5.1).
 
-Three prefixes of localids, each at most as long as the one before it as long as no disk was lost:
-`written` (accepted and handed to the journal), `stored` (durable), `ordered` (given seqnums by the
-metalog). A replica whose disk was lost has less stored than is ordered; what it lacks it does not
-know, which never means that it is not there.
+Three prefixes of localids, each at most as long as the one before it: `written` (accepted and
+handed to the journal), `stored` (durable), `ordered` (given seqnums by the metalog). Inside the
+stored prefix there may be *holes*: what a damaged or wiped disk lost of it. What is in a hole is
+not known here, which never means that it is not there; `storage.repair` gets it back from another
+replica.
 
-Everything is in flat arrays: 28 bytes a batch and 16 bytes a span of the metalog.
+Where the prefix ends may itself be in doubt after damage: the last batches, or an opening that
+dropped some, may be among what was lost. Then the replica is not `authoritative`: it says so to a
+writer that takes the shard over, until that writer tells where the shard continues. What the
+metalog has ordered is beyond doubt, so a replica that has less takes the rest for a hole.
+
+Everything is in flat arrays: 28 bytes a batch or hole, and 16 bytes a span of the metalog.
 """
 
 from __future__ import annotations
@@ -17,13 +23,16 @@ from collections import deque
 from typing import Final
 
 import msgspec
+from sortedcontainers import SortedDict
 
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, LocalId, SeqNum, ShardId
-from indilog.metalog import Span
+from indilog.metalog import UNSAID, Span
 from indilog.records import RecordBatch
 from indilog.roles import Location
 
+_HOLE: Final = 0
+"""The segment of a row that is a hole: segments are numbered from 1."""
 NEVER: Final = Epoch(-1)
 """The epoch of a shard that no writer has claimed or opened here."""
 
@@ -71,15 +80,16 @@ class Shard:
         written, stored, ordered: prefix lengths, see the module.
         bytes: of all stored batches.
         unordered: batches that no entry has ordered yet, for their tags; may lack old ones.
+        holes: what is not known here inside the stored prefix, end by first localid.
     """
 
     __slots__ = (
-        "_firsts", "_lengths", "_offsets", "_segments", "_span_localids", "_span_seqnums",
-        "bytes", "changing", "claimed", "id", "leading", "opened", "ordered", "stored",
-        "unordered", "written",
+        "_alone", "_certain", "_doubted", "_firsts", "_lengths", "_offsets", "_segments",
+        "_span_localids", "_span_seqnums", "bytes", "changing", "claimed", "holes", "id",
+        "leading", "opened", "ordered", "stored", "unordered", "written",
     )  # fmt: skip
 
-    def __init__(self, shard: ShardId, *, leading: bool) -> None:
+    def __init__(self, shard: ShardId, *, leading: bool, alone: bool = False) -> None:
         self.id = shard
         self.leading = leading
         self.claimed = self.opened = NEVER
@@ -89,6 +99,12 @@ class Shard:
         self.ordered: LocalId = 0
         self.bytes = 0
         self.unordered: deque[RecordBatch] = deque()
+        self.holes: SortedDict[LocalId, LocalId] = SortedDict()
+        self._alone = alone
+        """Whether this is the only replica: then no opening ever dropped anything."""
+        self._certain = True
+        self._doubted: LocalId | None = None
+        """From here on an opening that was lost may have dropped what is here."""
         self._firsts = array("Q")
         self._segments = array("I")
         self._offsets = array("Q")
@@ -103,11 +119,21 @@ class Shard:
 
     # --- writers
 
+    @property
+    def authoritative(self) -> bool:
+        """Whether `stored` is all that this replica ever had; never before the first opening."""
+        return self.opened != NEVER and self._certain
+
     def can_open_at(self, start: LocalId) -> bool:
-        """Tell whether dropping all from `start` on keeps what is ordered and splits no batch."""
-        return self.ordered <= start <= self.stored and (
-            start == self.stored or self._batch_starts_at(start)
-        )
+        """Tell whether dropping all from `start` on keeps what is ordered and splits no batch.
+
+        A replica that is not authoritative may lack what lies before `start`.
+        """
+        if start < self.ordered:
+            return False
+        if start > self.stored:
+            return not self.authoritative
+        return start == self.stored or self._batch_starts_at(start)
 
     def _batch_starts_at(self, localid: LocalId) -> bool:
         index = bisect_left(self._firsts, localid)
@@ -118,33 +144,134 @@ class Shard:
         if state.start is None:
             self.claimed = state.epoch
             return
+        self.claimed = max(self.claimed, state.epoch)
         self.opened = state.epoch
-        keep = bisect_left(self._firsts, state.start)
+        self._certain = True
+        if self._doubted is not None:
+            self._truncate(min(self._doubted, state.start))
+            self._doubted = None
+        self._truncate(state.start)
+        self.skip_to(state.start)
+        self.written = state.start
+
+    def _truncate(self, end: LocalId) -> None:
+        if end >= self.stored:
+            return
+        keep = bisect_left(self._firsts, end)
         self.bytes -= sum(self._lengths[keep:])
         for column in (self._firsts, self._segments, self._offsets, self._lengths):
             del column[keep:]
-        while self.unordered and self.unordered[-1].header.first >= state.start:
+        while self.holes and self.holes.peekitem()[0] >= end:
+            self.holes.popitem()
+        if self.holes and (last := self.holes.peekitem())[1] > end:
+            self.holes[last[0]] = end
+        while self.unordered and self.unordered[-1].header.first >= end:
             self.unordered.pop()
-        self.stored = self.written = state.start
+        self.stored = end
+
+    # --- damage
+
+    def doubt(self) -> None:
+        """Something of unknown kind was lost of the journal, after what is known by now."""
+        self._certain = False
+        if not self._alone and self._doubted is None:
+            self._doubted = self.ordered
+
+    def found(self, first: LocalId, epoch: Epoch) -> None:
+        """Conclude from an intact batch of a writer what was lost before it: batches, an opening.
+
+        An opening makes a new epoch, so within one nothing was dropped.
+        """
+        if epoch > self.opened:
+            self.apply(ShardState(self.id, epoch, first))
+        self._certain, self._doubted = True, None
+        self.skip_to(first)
+
+    def skip_to(self, end: LocalId) -> None:
+        """Take what is missing up to `end` for a hole: it was stored by others."""
+        if end <= self.stored:
+            return
+        self._insert(len(self._firsts), self.stored, Location(_HOLE, 0, 0))
+        self.holes[self.stored] = end
+        self.stored = end
+        self.written = max(self.written, end)
+
+    def lose(self, location: Location) -> bool:
+        """Make a hole of the batch that was at `location`; False: none is known to be there."""
+        try:
+            index = self._row_at(location)
+        except ValueError:
+            return False
+        self.bytes -= self._lengths[index]
+        self._segments[index], self._offsets[index], self._lengths[index] = _HOLE, 0, 0
+        self.holes[self._firsts[index]] = self._end_of(index)
+        return True
+
+    def _row_at(self, location: Location) -> int:
+        index = self._offsets.index(location.offset)
+        while self._segments[index] != location.segment:
+            index = self._offsets.index(location.offset, index + 1)
+        return index
+
+    def fill(self, first: LocalId, end: LocalId, location: Location) -> bool:
+        """Note where a batch is that lay in a hole, or is the next one; False: nothing lacks it."""
+        if first >= self.stored:
+            self.skip_to(first)
+            self.store(first, end, location)
+            return True
+        index = bisect_right(self._firsts, first) - 1
+        hole, hole_end = self._firsts[index], self._end_of(index)
+        if self._segments[index] != _HOLE or end > hole_end:
+            return False
+        del self.holes[hole]
+        for column in (self._firsts, self._segments, self._offsets, self._lengths):
+            del column[index]
+        if end < hole_end:
+            self._insert(index, end, Location(_HOLE, 0, 0))
+            self.holes[end] = hole_end
+        self._insert(index, first, location)
+        self.bytes += location.length
+        if hole < first:
+            self._insert(index, hole, Location(_HOLE, 0, 0))
+            self.holes[hole] = first
+        return True
+
+    def lacks(self, localid: LocalId) -> bool:
+        """Whether `localid` is in a hole."""
+        index = self.holes.bisect_right(localid) - 1
+        return index >= 0 and localid < self.holes.peekitem(index)[1]
+
+    def _insert(self, index: int, first: LocalId, location: Location) -> None:
+        self._firsts.insert(index, first)
+        self._segments.insert(index, location.segment)
+        self._offsets.insert(index, location.offset)
+        self._lengths.insert(index, location.length)
+
+    def _end_of(self, index: int) -> LocalId:
+        return self._firsts[index + 1] if index + 1 < len(self._firsts) else self.stored
+
+    @property
+    def missing(self) -> int:
+        """How many localids are in holes."""
+        return sum(end - first for first, end in self.holes.items())
 
     # --- batches
 
     def store(self, first: LocalId, end: LocalId, location: Location) -> None:
         """Note where a batch is, which is durable now and follows on."""
         assert first == self.stored, "batches are stored in order, without gaps"
-        self._firsts.append(first)
-        self._segments.append(location.segment)
-        self._offsets.append(location.offset)
-        self._lengths.append(location.length)
+        self._insert(len(self._firsts), first, location)
         self.bytes += location.length
         self.stored = end
         self.written = max(self.written, end)
 
     def location_of(self, localid: LocalId) -> Location | None:
-        """Return where the batch with `localid` is; None: it is not stored here."""
+        """Return where the batch with `localid` is; None: it is not known here."""
         if not 0 <= localid < self.stored:
             return None
         index = bisect_right(self._firsts, localid) - 1
+        if self._segments[index] == _HOLE:
+            return None
         return Location(self._segments[index], self._offsets[index], self._lengths[index])
 
     def locations(self, first: LocalId, end: LocalId) -> list[Location]:
@@ -161,15 +288,20 @@ class Shard:
                 self._lengths[start:stop],
                 strict=True,
             )
+            if place[0] != _HOLE
         ]
 
     # --- order
 
     def order(self, span: Span) -> list[RecordBatch]:
         """Take in what an entry ordered; return the batches of it that are still in memory."""
+        if span.writer > self.opened and span.writer != UNSAID and not self._alone:
+            # Its opening was lost here, and with it what that dropped.
+            self._truncate(span.first_localid)
         self._span_seqnums.append(span.first_seqnum)
         self._span_localids.append(span.first_localid)
         self.ordered = end = span.first_localid + span.length
+        self.skip_to(end)
         batches: list[RecordBatch] = []
         while self.unordered and self.unordered[0].header.first < end:
             batches.append(self.unordered.popleft())
@@ -194,4 +326,5 @@ class Shard:
         assert len(self._firsts) == len(self._segments) == len(self._offsets) == len(self._lengths)
         assert len(self._span_seqnums) == len(self._span_localids)
         assert not self._firsts or self._firsts[-1] < self.stored
+        assert self.ordered <= self.stored
         assert not self._span_localids or self._span_localids[-1] < self.ordered

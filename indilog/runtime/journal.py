@@ -5,8 +5,9 @@ Roles of one process share it, so that one `fdatasync` a loop turn covers a batc
 that orders it and the ordering journal together. The file format is in `indilog.runtime.segment`.
 
 Two guarantees: what was written before a `sync` that returned comes back from `recover`, whatever
-crashed; and of what was written later exactly a prefix comes back (which `recover` itself makes
-durable), never a frame whose predecessor is missing. A failed write or sync is never retried: the
+crashed, unless the disk damaged it, which `recover` tells (decision 0009); and of what was written
+later exactly a prefix comes back (which `recover` itself makes durable), never a frame whose
+predecessor is missing. A failed write or sync is never retried: the
 page cache may have dropped the data (PITFALLS 16), so the journal refuses everything from then on.
 
 Used by one thread, but for `sync_flushed`, which may run beside `write`, `read` and `flush`.
@@ -18,7 +19,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Literal
@@ -26,14 +27,15 @@ from typing import Final, Literal
 import structlog
 from xxhash import xxh3_64_intdigest
 
-from indilog.errors import DataDirectoryError, DataLossError
+from indilog.errors import DataDirectoryError
 from indilog.ids import NodeId
 from indilog.roles import FrameKind, Location
 from indilog.runtime.segment import (
+    BATCH_KINDS,
     END_OF_SEGMENT,
     FRAME_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
-    SegmentScan,
+    FrameHeader,
     frame_bytes,
     header_packed,
     header_unpacked,
@@ -43,9 +45,15 @@ from indilog.runtime.segment import (
     segment_numbers,
     segment_path,
     synced_directory,
-    tail_of,
     write_all,
     zero_tail,
+)
+from indilog.runtime.segment_scan import (
+    Damage,
+    SegmentScan,
+    header_mended,
+    is_clean,
+    newest_used,
 )
 
 FORMAT_VERSION: Final = 1
@@ -104,6 +112,10 @@ class Journal:
         self._lock = threading.Lock()
         self._failed = False
         self._closing = False
+        self.damaged = 0
+        """Places where `recover` could not read what had been synced."""
+        self.mended = 0
+        """Flipped bits that it put right."""
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="journal-segment")
         self._spare: Future[None] | None = None
 
@@ -137,40 +149,53 @@ class Journal:
 
     # --- recovery
 
-    def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location]]:
-        """Yield all intact frames in order: stream, kind, payload, location.
+    def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location] | Damage]:
+        """Yield all intact frames in order (stream, kind, payload, location), and what is damaged.
 
         Must be exhausted once before the first `write`. A torn tail is cut with a warning; what is
-        yielded is durable when the iteration ends.
+        yielded is durable when the iteration ends. Damage stays on disk, and is met again.
 
         Raises:
-            DataLossError: something that was synced is damaged or missing; nothing was changed.
             DataDirectoryError: a newer release wrote a frame.
         """
         assert not self._number, "a journal recovers once"
         numbers = segment_numbers(self._directory)
-        if numbers != list(range(1, len(numbers) + 1)):
-            missing = min(set(range(1, len(numbers) + 1)) - set(numbers))
-            raise DataLossError(f"{segment_path(self._directory, missing)} is missing.")
-        active, end = len(numbers) + 1, 0
-        for number in numbers:
-            scan = SegmentScan(segment_path(self._directory, number), number)
-            for header, payload, location in scan:
-                yield header.stream, _kind_of(header.kind), payload, location
-            if not scan.sealed:
+        newest = newest_used(self._directory, numbers)
+        active, end = newest + 1, 0
+        for number in range(1, newest + 1):
+            path = segment_path(self._directory, number)
+            if number not in numbers:
+                yield self._noted(Damage(number, 0, self._segment_bytes, None, b""))
+                continue
+            scan = SegmentScan(path, number, newest=number == newest)
+            for found in scan:
+                if isinstance(found, Damage):
+                    yield self._noted(found)
+                else:
+                    header, payload, location = found
+                    yield header.stream, _kind_of(header.kind), payload, location
+            self._write_back(number, scan.mended)
+            if number == newest and not scan.sealed:
                 active, end = number, scan.end
-                break
-        self._check_unused(numbers[active:], active, end)
         self._activate(active, end)
 
-    def _check_unused(self, numbers: list[int], active: int, end: int) -> None:
-        """Refuse to start when segments behind the last readable frame are in use."""
-        for number in numbers:
-            if SegmentScan(segment_path(self._directory, number), number).holds_frames():
-                raise DataLossError(
-                    f"{segment_path(self._directory, active)} is damaged at byte {end:,}: "
-                    "frames that were synced follow it."
-                )
+    def _noted(self, damage: Damage) -> Damage:
+        self.damaged += 1
+        path = segment_path(self._directory, damage.segment)
+        log.error(
+            "the journal is damaged", file=str(path), offset=damage.start, bytes=_size(damage)
+        )
+        return damage
+
+    def _write_back(self, number: int, mended: Sequence[tuple[int, bytes]]) -> None:
+        """Put right on disk what one flipped bit had spoilt."""
+        for offset, right in mended:
+            fd = self._file(number)
+            write_all(fd, [right], offset)
+            os.fsync(fd)
+            self.mended += 1
+            path = segment_path(self._directory, number)
+            log.warning("a flipped bit of the journal put right", file=str(path), offset=offset)
 
     def _activate(self, number: int, end: int) -> None:
         """Continue in segment `number` at `end`; what lies there is cut."""
@@ -178,12 +203,7 @@ class Journal:
         if not path.exists():
             prepare_segment(self._directory, number, self._segment_bytes, lambda: False)
         fd = self._file(number)
-        tail = tail_of(fd, number, end)
-        if tail.synced > end:
-            raise DataLossError(
-                f"{path} is damaged at byte {end:,}: it was synced up to byte {tail.synced:,}."
-            )
-        if not tail.clean:
+        if not is_clean(fd, number, end):
             log.warning("torn tail of the journal cut", file=str(path), offset=end)
         self._capacity = max(self._segment_bytes, os.fstat(fd).st_size)
         zero_tail(fd, end, self._capacity)
@@ -341,21 +361,21 @@ class Journal:
     def read(self, location: Location) -> bytes | None:
         """Return the payload of a frame, written or only buffered; None: damaged or gone.
 
-        The CRC of a `RECORDS` payload is its own: the reader verifies it (`RecordBatch`).
+        The CRC of a record batch is its own: the reader verifies it (`RecordBatch`).
         """
         number, offset, length = location
         if number == self._number and offset + length > self._flushed:
             self.flush()
         try:
             fd = self._file(number)
-            header = header_unpacked(os.pread(fd, FRAME_HEADER_BYTES, offset - FRAME_HEADER_BYTES))
+            header = _header_at(fd, offset - FRAME_HEADER_BYTES)
             payload = os.pread(fd, length, offset)
         except OSError as error:
             log.warning("journal not readable", location=location, error=str(error))
             return None
         if header is None or header.segment != number or len(payload) != header.length:
             return None
-        if header.kind != FrameKind.RECORDS and not payload_intact(header, payload):
+        if header.kind not in BATCH_KINDS and not payload_intact(header, payload):
             return None
         return payload
 
@@ -373,6 +393,18 @@ class Journal:
                 os.close(fd)
             self._files.clear()
             self._failed = True
+
+
+def _header_at(fd: int, offset: int) -> FrameHeader | None:
+    buffer = os.pread(fd, FRAME_HEADER_BYTES, offset)
+    if (header := header_unpacked(buffer)) is not None:
+        return header
+    mended = header_mended(buffer)
+    return header_unpacked(mended) if mended is not None else None
+
+
+def _size(damage: Damage) -> int:
+    return damage.end - damage.start
 
 
 def _kind_of(kind: int) -> FrameKind:

@@ -22,6 +22,7 @@ from indilog.roles import FrameKind
 from indilog.runtime.cluster_state import VIEW_KEY, Arrangement
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import MetadataStore, Written
+from indilog.runtime.segment_scan import Damage
 from indilog.view import View, view_of, with_index_tier_of
 
 log = structlog.get_logger(__name__)
@@ -113,9 +114,9 @@ def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogP
             durability=config.cluster.durability,
         )
         try:
-            for _, kind, payload, _ in journal.recover():
-                if kind is FrameKind.METALOG:
-                    position = max(position, entry_decoded(payload).position + 1)
+            for found in journal.recover():
+                if not isinstance(found, Damage) and found[1] is FrameKind.METALOG:
+                    position = max(position, entry_decoded(found[2]).position + 1)
         finally:
             journal.close()
     return position

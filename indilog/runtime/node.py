@@ -50,6 +50,7 @@ from indilog.roles import (
 from indilog.runtime.fence import Fence, Refused
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.outbox import Outbox
+from indilog.runtime.recovery import recover
 from indilog.runtime.transport import Transport
 from indilog.telemetry import Metrics
 from indilog.view import View, Views
@@ -126,12 +127,7 @@ class NodeShell:
     def start(self) -> None:
         """Recover the roles from the journal and start them."""
         by_stream = {self._streams[node]: role for node, role in self.roles.items()}
-        frames = 0
-        for stream, kind, payload, location in self._journal.recover():
-            if (role := by_stream.get(stream)) is None:
-                raise IndilogError("The journal holds frames of a role that this process has not.")
-            role.recover(kind, payload, location)
-            frames += 1
+        frames = recover(self._journal, by_stream)
         if frames:
             log.info("journal recovered", frames=frames)
         if self._transport is not None:

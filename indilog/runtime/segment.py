@@ -10,8 +10,8 @@ its start. A frame never spans two segments. Layout of a frame, little endian:
 `segment` is the number of the file for which the frame was written: a file that is reused still
 holds old frames with a good CRC, and their number gives them away. `synced` is how many bytes of
 this segment were known to be on disk when the frame was written: an unreadable frame *below* what a
-later frame calls synced is damage, any other one is a torn tail. For `RECORDS` the payload CRC is
-the body CRC of the record batch itself, so that no CRC is computed twice.
+later frame calls synced is damage, any other one is a torn tail (`segment_scan` reads them). For
+record batches the payload CRC is their own body CRC, so that no CRC is computed twice.
 
 A segment that is full ends with a frame of kind 0, synced before the next segment gets its first
 frame: so only the newest segment in use can have a torn tail.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -30,11 +30,13 @@ from crc32c import crc32c
 
 from indilog.errors import DataDirectoryError, MalformedFrameError
 from indilog.records import RecordBatch, body_crc_stated
-from indilog.roles import FrameKind, Location
+from indilog.roles import FrameKind
 
 MAGIC: Final = b"IL"
 VERSION: Final = 1
 END_OF_SEGMENT: Final = 0
+BATCH_KINDS: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED})
+"""Frames whose payload is a record batch."""
 SEGMENT_BYTES_MAX: Final = 2**32 - 1
 """`synced` and the length of a frame are 32 bits."""
 _HEADER: Final = Struct("<2sBBIQIII")
@@ -92,17 +94,17 @@ def header_unpacked(buffer: bytes) -> FrameHeader | None:
 
 def payload_crc_of(kind: FrameKind, payload: bytes) -> int:
     """Return what the header of a frame says about its payload."""
-    return body_crc_stated(payload) if kind is FrameKind.RECORDS else crc32c(payload)
+    return body_crc_stated(payload) if kind in BATCH_KINDS else crc32c(payload)
 
 
-def payload_intact(header: FrameHeader, payload: bytes) -> bool:
+def payload_intact(header: FrameHeader, payload: bytes | bytearray) -> bool:
     """Tell whether `payload` is what was written under `header`."""
     if len(payload) != header.length:
         return False
-    if header.kind != FrameKind.RECORDS:
+    if header.kind not in BATCH_KINDS:
         return crc32c(payload) == header.payload_crc
     try:
-        return RecordBatch(payload).header.body_crc == header.payload_crc
+        return RecordBatch(bytes(payload)).header.body_crc == header.payload_crc
     except MalformedFrameError:
         return False
 
@@ -139,6 +141,7 @@ def prepare_segment(
         OSError: there is no room (`ENOSPC`); nothing is left behind.
     """
     temporary = directory / "segment.new"
+    temporary.unlink(missing_ok=True)  # what a killed process left takes room
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize < size_bytes:
         raise OSError(
@@ -179,87 +182,6 @@ def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
         offset += size
 
 
-class SegmentScan:
-    """Reads the intact frames of one segment from its start.
-
-    Attributes:
-        end: after iteration, the offset behind the last intact frame.
-        sealed: after iteration, whether the segment says itself that it ends there.
-    """
-
-    def __init__(self, path: Path, number: int) -> None:
-        self._path = path
-        self._number = number
-        self.end = 0
-        self.sealed = False
-
-    def __iter__(self) -> Iterator[tuple[FrameHeader, bytes, Location]]:
-        size = self._path.stat().st_size
-        with self._path.open("rb", buffering=_CHUNK_BYTES) as file:
-            while True:
-                header = header_unpacked(file.read(FRAME_HEADER_BYTES))
-                if header is None or header.segment != self._number:
-                    return
-                if header.kind == END_OF_SEGMENT:
-                    self.sealed = True
-                    return
-                end = self.end + frame_bytes(header.length)
-                if end > size:
-                    return
-                payload = file.read(header.length)
-                if not payload_intact(header, payload):
-                    return
-                file.read(-header.length % _ALIGNMENT)
-                offset = self.end + FRAME_HEADER_BYTES
-                self.end = end
-                yield header, payload, Location(self._number, offset, header.length)
-
-    def holds_frames(self) -> bool:
-        """Tell whether the segment begins with a frame of its own."""
-        with self._path.open("rb") as file:
-            header = header_unpacked(file.read(FRAME_HEADER_BYTES))
-        return header is not None and header.segment == self._number
-
-
-class Tail(NamedTuple):
-    """What lies behind the last intact frame of a segment."""
-
-    clean: bool
-    """Only zeros, or frames of a former use of the file."""
-    synced: int
-    """The largest number of synced bytes that a frame of this segment there speaks of."""
-
-
-def tail_of(fd: int, number: int, start: int) -> Tail:
-    """Look at what lies in a segment from `start` on; changes nothing."""
-    size = os.fstat(fd).st_size
-    first = os.pread(fd, FRAME_HEADER_BYTES, start)
-    clean, synced = not any(first) or _is_of_former_use(first, number), 0
-    for offset in range(start, size, _CHUNK_BYTES):
-        # A header may begin in one chunk and end in the next.
-        chunk = os.pread(fd, _CHUNK_BYTES + FRAME_HEADER_BYTES, offset)
-        for header in _headers_in(chunk, number):
-            clean = False
-            synced = max(synced, header.synced)
-    return Tail(clean=clean, synced=synced)
-
-
-def _is_of_former_use(buffer: bytes, number: int) -> bool:
-    header = header_unpacked(buffer)
-    return header is not None and header.segment != number
-
-
-def _headers_in(chunk: bytes, number: int) -> Iterator[FrameHeader]:
-    """Find the intact headers of segment `number` at the places where a frame may begin."""
-    at = chunk.find(MAGIC)
-    while at >= 0:
-        if at % _ALIGNMENT == 0:
-            header = header_unpacked(chunk[at : at + FRAME_HEADER_BYTES])
-            if header is not None and header.segment == number:
-                yield header
-        at = chunk.find(MAGIC, at + 1)
-
-
 def zero_tail(fd: int, start: int, end: int) -> None:
     """Make [start, end) of a file zeros, durably.
 
@@ -268,6 +190,13 @@ def zero_tail(fd: int, start: int, end: int) -> None:
     """
     for offset in range(start, end, _CHUNK_BYTES):
         zeros = _ZEROS[: min(_CHUNK_BYTES, end - offset)]
-        if os.pread(fd, len(zeros), offset) != zeros:
+        if not _is_zero(fd, len(zeros), offset):
             write_all(fd, [zeros], offset)
     os.fsync(fd)
+
+
+def _is_zero(fd: int, size: int, offset: int) -> bool:
+    try:
+        return os.pread(fd, size, offset) == _ZEROS[:size]
+    except OSError:
+        return False  # sectors that cannot be read may be written anew

@@ -83,6 +83,39 @@ def test_takeover_claims_all_then_opens_at_the_smallest_stored_prefix() -> None:
     assert shard.takeover is Takeover.OPEN
 
 
+def test_a_replica_that_is_not_authoritative_has_no_say_in_where_the_shard_continues() -> None:
+    """A4, PITFALLS 14."""
+    shard = writer(A, B)
+    shard.start(at(0))
+    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 0, authoritative=False), at(0))
+    effects = shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 8), at(0))
+    assert effects == [Send(r, ShardOpen(SHARD, EPOCH, 8)) for r in (A, B)]
+
+
+def test_when_no_replica_is_authoritative_the_metalog_and_the_longest_prefix_decide() -> None:
+    for cut, start in ((9, 9), (3, 8)):
+        shard = writer(A, B)
+        shard.start(at(0))
+        shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 5, authoritative=False), at(0))
+        assert shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 8, authoritative=False), at(0)) == []
+        assert shard.joined(cut, at(0)) == [Send(r, ShardOpen(SHARD, EPOCH, start)) for r in (A, B)]
+
+
+def test_a_replica_that_forgot_its_writer_is_claimed_and_opened_again() -> None:
+    """A4: it continues at what is not ordered yet, and is sent that again."""
+    shard = opened(stored=4)
+    append(shard, b"x")
+    (sent,) = shard.flush(at(1))
+    forgot = ShardStored(SHARD, Epoch(-1), 0)
+    assert shard.on_stored(A, forgot, at(1)) == [Send(A, ShardClaim(SHARD, EPOCH))]
+    assert shard.on_stored(A, forgot, at(1)) == [], "once in a while"
+    claimed = ShardClaimed(SHARD, EPOCH, 0, authoritative=False)
+    assert shard.on_claimed(A, claimed, at(1)) == [Send(A, ShardOpen(SHARD, EPOCH, 4))]
+    assert shard.on_opened(A, ShardOpened(SHARD, EPOCH, 4)) == [sent]
+    assert shard.on_opened(A, ShardOpened(SHARD, EPOCH, 4)) == []
+    assert shard.on_claimed(A, claimed, at(1)) == []
+
+
 def test_takeover_asks_again_only_those_who_have_not_answered() -> None:
     shard = writer(A, B)
     shard.start(at(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indilog.config import Config
+from indilog.errors import DataLossError
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.messages import MetalogAppend, MetalogStored, MetalogWanted
 from indilog.metalog import NewRecords, entry_encoded
@@ -13,6 +14,7 @@ from indilog.roles import (
     FrameKind,
     Ignore,
     Location,
+    Lost,
     Persist,
     Persisted,
     Received,
@@ -225,3 +227,79 @@ def test_a_backup_has_no_deadline_and_no_tail() -> None:
     node = backup(recovered=1)
     assert node.deadline() is None
     assert node.tail is None
+
+
+def damaged(kind: FrameKind | None, *epochs: int, lost: int) -> Sequencer:
+    """A backup that cannot read one of its frames any more."""
+    node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
+    for position, epoch in enumerate(epochs):
+        payload = entry_encoded(entry(position, epoch=epoch))
+        if position == lost:
+            node.lost(Lost(kind, b"", NOWHERE))
+        else:
+            node.recover(FrameKind.METALOG, payload, NOWHERE)
+    node.recovered()
+    node.handle([Started(Epoch(9))], T0)
+    return node
+
+
+@pytest.mark.parametrize("kind", [FrameKind.METALOG, None])
+@pytest.mark.parametrize("lost", [0, 2, 4])
+def test_a_backup_with_a_hole_counts_for_nothing_until_it_has_all_again(
+    kind: FrameKind | None, lost: int
+) -> None:
+    """A5: it says that it has nothing, and takes all entries anew."""
+    node = damaged(kind, 1, 1, 1, 1, 1, lost=lost)
+    assert (node.length, node.committed) == (0, 0)
+    effects = node.handle([message(0, *[entry(position) for position in range(5)])], T0)
+    persisted = [effect for effect in effects if isinstance(effect, Persist)]
+    assert len(persisted) == 5
+    told = node.handle([Persisted(effect.token, NOWHERE) for effect in persisted], T0)
+    assert told == [Send(PRIMARY, MetalogStored(Epoch(1), 5))]
+
+
+def test_a_backup_that_fetched_a_damaged_metalog_again_finds_it_at_the_next_start() -> None:
+    node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
+    node.recover(FrameKind.METALOG, frame(0).payload, NOWHERE)
+    node.lost(Lost(FrameKind.METALOG, b"", NOWHERE))
+    for position in (2, 3, 0, 1, 2):
+        node.recover(FrameKind.METALOG, frame(position).payload, NOWHERE)
+    node.recovered()
+    assert node.length == 3
+
+
+def test_damage_between_two_entries_that_follow_on_took_no_entry() -> None:
+    node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
+    for position in range(3):
+        node.lost(Lost(None, b"", NOWHERE))
+        node.lost(Lost(FrameKind.RECORDS, b"", NOWHERE))
+        node.recover(FrameKind.METALOG, frame(position).payload, NOWHERE)
+    node.recovered()
+    assert node.length == 3
+
+
+def test_an_entry_of_a_newer_incarnation_behind_damage_may_have_replaced_others() -> None:
+    node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
+    node.recover(FrameKind.METALOG, frame(0).payload, NOWHERE)
+    node.lost(Lost(None, b"", NOWHERE))
+    node.recover(FrameKind.METALOG, entry_encoded(entry(1, epoch=2)), NOWHERE)
+    node.recovered()
+    assert node.length == 0
+
+
+def test_what_an_older_incarnation_sends_is_ignored_after_damage_too() -> None:
+    node = damaged(FrameKind.METALOG, 1, 3, 3, lost=1)
+    assert isinstance(node.handle([message(0, entry(0), epoch=2)], T0)[0], Ignore)
+
+
+def test_a_primary_that_lost_entries_says_so_in_one_sentence() -> None:
+    node = Sequencer(PRIMARY, [view_of()], Config())
+    node.recover(FrameKind.METALOG, frame(0).payload, NOWHERE)
+    node.lost(Lost(None, b"", NOWHERE))
+    node.recover(FrameKind.METALOG, frame(1).payload, NOWHERE)
+    node.recovered()
+    assert node.length == 2, "nothing of the metalog was lost"
+    node.lost(Lost(FrameKind.METALOG, b"", NOWHERE))
+    node.recover(FrameKind.METALOG, frame(3).payload, NOWHERE)
+    with pytest.raises(DataLossError, match=r"is damaged on the disk of sequencer-0"):
+        node.recovered()

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from indilog.errors import DataDirectoryError, DataLossError
-from indilog.ids import Epoch, NodeId, ShardId
-from indilog.records import BatchBuilder
-from indilog.roles import FrameKind, Location
+from indilog.errors import DataDirectoryError
+from indilog.ids import NodeId
+from indilog.roles import FrameKind
 from indilog.runtime import segment
-from indilog.runtime.journal import Durability, Journal, stream_of
-
-SEGMENT_BYTES = 4096
-STREAM = 7
-
-Frame = tuple[int, FrameKind, bytes, Location]
+from indilog.runtime.journal import Journal, stream_of
+from tests.unit.runtime.journals import (
+    SEGMENT_BYTES,
+    STREAM,
+    batch,
+    flip,
+    spoil,
+    started,
+)
 
 
 @pytest.fixture
@@ -35,33 +37,6 @@ def opened(directory: Path) -> Iterator[list[Journal]]:
     yield journals
     for journal in journals:
         journal.close()
-
-
-def started(
-    directory: Path, opened: list[Journal], durability: Durability = "fsync"
-) -> tuple[Journal, list[Frame]]:
-    """Open the journal, closing the one before, and return what it recovers."""
-    if opened:
-        opened[-1].close()
-    journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability=durability)
-    opened.append(journal)
-    return journal, list(journal.recover())
-
-
-def batch(records: int = 3) -> bytes:
-    builder = BatchBuilder()
-    for number in range(records):
-        builder.add(f"data {number}".encode(), (1, 2), b"orders")
-    return builder.build(shard=ShardId(0), epoch=Epoch(1), first=0, time_us=5)
-
-
-def flip(path: Path, offset: int) -> None:
-    """Change one bit of a file."""
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def test_frames_come_back_in_order_with_their_stream_and_place(
@@ -119,7 +94,7 @@ def test_a_damaged_frame_reads_as_none(directory: Path, opened: list[Journal]) -
     journal.sync()
     path = segment.segment_path(directory, 1)
     flip(path, locations[0].offset)
-    flip(path, locations[1].offset - 9)
+    spoil(path, locations[1].offset - 9, 2)
     assert [journal.read(location) for location in locations] == [None, None, b"entry 2"]
 
 
@@ -163,49 +138,12 @@ def test_what_was_cut_never_comes_back(directory: Path, opened: list[Journal]) -
     torn = journal.write(STREAM, FrameKind.METALOG, b"first")
     journal.write(STREAM, FrameKind.METALOG, b"second")
     journal.close()
-    flip(segment.segment_path(directory, 1), torn.offset)
+    spoil(segment.segment_path(directory, 1), torn.offset, 4)
     journal, recovered = started(directory, opened)
     assert recovered == []
     journal.write(STREAM, FrameKind.METALOG, b"first")
     _, recovered = started(directory, opened)
     assert [payload for _, _, payload, _ in recovered] == [b"first"]
-
-
-def test_damage_below_what_was_synced_is_not_taken_for_a_torn_tail(
-    directory: Path, opened: list[Journal]
-) -> None:
-    journal, _ = started(directory, opened)
-    damaged = journal.write(STREAM, FrameKind.METALOG, b"synced")
-    journal.sync()
-    journal.write(STREAM, FrameKind.METALOG, b"later")
-    journal.close()
-    path = segment.segment_path(directory, 1)
-    flip(path, damaged.offset)
-    before = path.read_bytes()
-    with pytest.raises(DataLossError, match=r"segment-00000001\.log is damaged at byte 0"):
-        started(directory, opened)
-    assert path.read_bytes() == before
-
-
-def test_damage_in_an_earlier_segment_names_file_and_place(
-    directory: Path, opened: list[Journal]
-) -> None:
-    journal, _ = started(directory, opened)
-    locations = [journal.write(STREAM, FrameKind.METALOG, b"x" * 900) for _ in range(9)]
-    journal.close()
-    flip(segment.segment_path(directory, 1), locations[2].offset)
-    with pytest.raises(DataLossError, match=r"segment-00000001\.log is damaged at byte 1,872"):
-        started(directory, opened)
-
-
-def test_a_missing_segment_is_data_loss(directory: Path, opened: list[Journal]) -> None:
-    journal, _ = started(directory, opened)
-    for _ in range(9):
-        journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
-    journal.close()
-    segment.segment_path(directory, 2).unlink()
-    with pytest.raises(DataLossError, match=r"segment-00000002\.log is missing"):
-        started(directory, opened)
 
 
 def test_frames_of_a_former_use_of_the_file_are_the_end_of_the_log(
@@ -266,7 +204,7 @@ def test_a_segment_may_roll_while_a_sync_runs(
     assert journal.dirty
     journal.write(STREAM, FrameKind.METALOG, b"z")
     journal.close()
-    flip(segment.segment_path(directory, 2), segment.FRAME_HEADER_BYTES)
+    spoil(segment.segment_path(directory, 2), segment.FRAME_HEADER_BYTES)
     _, recovered = started(directory, opened)
     assert len(recovered) == 4
 

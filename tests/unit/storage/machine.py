@@ -24,6 +24,7 @@ from indilog.roles import (
     FrameRead,
     Ignore,
     Location,
+    Lost,
     Persist,
     Persisted,
     ReadFrame,
@@ -60,6 +61,7 @@ class Machine:
         config: Config | None = None,
         node: NodeId = STORAGE,
         frames: Iterable[Frame] = (),
+        spoilt: Iterable[Location] = (),
     ) -> None:
         self.view = view or view_of()
         self.config = config or Config()
@@ -71,14 +73,20 @@ class Machine:
         self.held: list[Event] = []
         self.ignored: list[str] = []
         self.reads = 0
-        for frame in frames:
-            self.node.recover(*frame)
-            self.frames.append(frame)
+        self.spoilt = set(spoilt)
+        """Which frames are damaged."""
+        for kind, payload, location in frames:
+            if location in self.spoilt:
+                self.node.lost(Lost(kind, payload, location))
+            else:
+                self.node.recover(kind, payload, location)
+            self.frames.append((kind, payload, location))
+        self.node.recovered()
         self.started = self.turn(Started(Epoch(1)))
 
     def restarted(self) -> Machine:
         """Return the next life on the same disk."""
-        return Machine(self.view, self.config, self.name, self.frames)
+        return Machine(self.view, self.config, self.name, self.frames, self.spoilt)
 
     def tell(self, *messages: Message, sender: NodeId = ENGINE) -> list[Send]:
         """Let messages arrive in one turn; return what is sent until the node is quiet."""
@@ -140,6 +148,7 @@ class Machine:
         """Change the last byte of a frame on the disk."""
         kind, payload, location = self.frames[index]
         self.frames[index] = (kind, payload[:-1] + bytes([payload[-1] ^ 1]), location)
+        self.spoilt.add(location)
 
 
 def config_of(**node: float) -> Config:

@@ -1,0 +1,48 @@
+"""Giving roles back what they persisted, and telling them what was lost of it (ARCHITECTURE 11,
+decision 0009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from indilog.errors import IndilogError
+from indilog.roles import FrameKind, Lost, Role, SurvivesLoss
+from indilog.runtime.journal import Journal
+from indilog.runtime.segment_scan import Damage
+
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
+
+
+def recover(journal: Journal, roles: Mapping[int, Role]) -> int:
+    """Let each role, by the number of its stream, take in its frames; return how many there were.
+
+    Of a damaged place that does not say whose it was, all roles are told.
+
+    Raises:
+        IndilogError: the journal is of other roles.
+        DataLossError: a role cannot go on without what is damaged.
+    """
+    frames = 0
+    for found in journal.recover():
+        if isinstance(found, Damage):
+            _tell(found, roles)
+            continue
+        stream, kind, payload, location = found
+        if (role := roles.get(stream)) is None:
+            raise IndilogError("The journal holds frames of a role that this process has not.")
+        role.recover(kind, payload, location)
+        frames += 1
+    for role in roles.values():
+        if isinstance(role, SurvivesLoss):
+            role.recovered()
+    return frames
+
+
+def _tell(damage: Damage, roles: Mapping[int, Role]) -> None:
+    header = damage.header
+    lost = Lost(_KINDS.get(header.kind) if header else None, damage.payload, damage.location)
+    for stream, role in roles.items():
+        if isinstance(role, SurvivesLoss) and (header is None or header.stream == stream):
+            role.lost(lost)

@@ -1,0 +1,63 @@
+"""Journals that are opened again and again, and whose files are damaged in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from indilog.ids import Epoch, ShardId
+from indilog.records import BatchBuilder
+from indilog.roles import FrameKind, Location
+from indilog.runtime.journal import Durability, Journal
+from indilog.runtime.segment_scan import Damage
+
+SEGMENT_BYTES = 4096
+STREAM = 7
+
+Frame = tuple[int, FrameKind, bytes, Location]
+
+
+def started(
+    directory: Path, opened: list[Journal], durability: Durability = "fsync"
+) -> tuple[Journal, list[Frame]]:
+    """Open the journal, closing the one before, and return what it recovers."""
+    if opened:
+        opened[-1].close()
+    journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability=durability)
+    opened.append(journal)
+    found = list(journal.recover())
+    damaged = [damage for damage in found if isinstance(damage, Damage)]
+    assert journal.damaged == len(damaged)
+    return journal, [frame for frame in found if not isinstance(frame, Damage)]
+
+
+def damage_in(directory: Path, opened: list[Journal]) -> list[tuple[int, int, int]]:
+    """Return the damaged places that recovery tells, and leave the journal to a later one."""
+    if opened:
+        opened[-1].close()
+    journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+    opened.append(journal)
+    found = [damage for damage in journal.recover() if isinstance(damage, Damage)]
+    return [(damage.segment, damage.start, damage.end) for damage in found]
+
+
+def batch(records: int = 3) -> bytes:
+    builder = BatchBuilder()
+    for number in range(records):
+        builder.add(f"data {number}".encode(), (1, 2), b"orders")
+    return builder.build(shard=ShardId(0), epoch=Epoch(1), first=0, time_us=5)
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def spoil(path: Path, offset: int, size: int = 64) -> None:
+    """Overwrite bytes of a file with what is no frame."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xa5" * size)

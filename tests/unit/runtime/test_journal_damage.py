@@ -1,0 +1,160 @@
+"""Claims of the journal about damaged files: what is put right, what is told, what is kept (A5)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from indilog.roles import FrameKind
+from indilog.runtime import segment, segment_scan
+from indilog.runtime.journal import Journal
+from tests.unit.runtime.journals import (
+    SEGMENT_BYTES,
+    STREAM,
+    batch,
+    damage_in,
+    flip,
+    spoil,
+    started,
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Journal]]:
+    """Every journal that a test opened; closed at its end."""
+    journals: list[Journal] = []
+    yield journals
+    for journal in journals:
+        journal.close()
+
+
+def test_one_flipped_bit_is_put_right_on_disk_and_counted(
+    directory: Path, opened: list[Journal]
+) -> None:
+    """A5: in a header or a small payload, wherever it is."""
+    journal, _ = started(directory, opened)
+    payloads = [b"entry %d" % number for number in range(40)]
+    locations = [journal.write(STREAM, FrameKind.METALOG, payload) for payload in payloads]
+    journal.close()
+    path = segment.segment_path(directory, 1)
+    intact = path.read_bytes()
+    for bit, location in enumerate(locations):
+        flip(path, location.offset - segment.FRAME_HEADER_BYTES + bit)
+    journal, recovered = started(directory, opened)
+    assert [payload for _, _, payload, _ in recovered] == payloads
+    assert journal.mended == 40
+    journal.close()
+    assert path.read_bytes() == intact
+
+
+def test_a_flipped_bit_in_the_header_of_a_batch_hides_nothing(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    location = journal.write(STREAM, FrameKind.RECORDS, batch())
+    journal.sync()
+    flip(segment.segment_path(directory, 1), location.offset - 20)
+    assert journal.read(location) == batch()
+    assert started(directory, opened)[1] == [(STREAM, FrameKind.RECORDS, batch(), location)]
+
+
+def test_damage_below_what_was_synced_is_not_taken_for_a_torn_tail(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    damaged = journal.write(STREAM, FrameKind.METALOG, b"synced")
+    journal.sync()
+    later = journal.write(STREAM, FrameKind.METALOG, b"later")
+    journal.close()
+    path = segment.segment_path(directory, 1)
+    spoil(path, damaged.offset, 4)
+    before = path.read_bytes()
+    journal, recovered = started(directory, opened)
+    assert recovered == [(STREAM, FrameKind.METALOG, b"later", later)]
+    assert path.read_bytes() == before, "what is damaged is left for people to look at"
+    journal.write(STREAM, FrameKind.METALOG, b"after")
+    assert [payload for _, _, payload, _ in started(directory, opened)[1]] == [b"later", b"after"]
+
+
+@pytest.mark.parametrize("payload_only", [True, False])
+def test_damage_hides_nothing_that_follows_in_its_segment(
+    directory: Path, opened: list[Journal], *, payload_only: bool
+) -> None:
+    """A5: a damaged header, and with it the length, costs this frame and no other."""
+    journal, _ = started(directory, opened)
+    locations = [journal.write(STREAM, FrameKind.METALOG, b"x" * 900) for _ in range(9)]
+    journal.close()
+    place = locations[2]
+    start = place.offset - segment.FRAME_HEADER_BYTES
+    spoil(segment.segment_path(directory, 1), place.offset if payload_only else start)
+    assert damage_in(directory, opened) == [(1, start, locations[3].offset - 32)]
+    assert len(started(directory, opened)[1]) == 8
+
+
+def test_a_damaged_end_of_a_segment_hides_no_later_segment(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    locations = [journal.write(STREAM, FrameKind.METALOG, b"x" * 900) for _ in range(9)]
+    journal.close()
+    spoil(segment.segment_path(directory, 1), locations[3].offset + 904)
+    assert len(started(directory, opened)[1]) == 9
+
+
+def test_the_start_of_the_newest_segment_may_be_damaged(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    locations = []
+    for _ in range(7):
+        locations.append(journal.write(STREAM, FrameKind.METALOG, b"x" * 900))
+        journal.sync()
+    journal.close()
+    spoil(segment.segment_path(directory, 2), 0, 1000)
+    assert damage_in(directory, opened) == [(2, 0, locations[6].offset - 32)]
+
+
+def test_a_missing_segment_is_damage(directory: Path, opened: list[Journal]) -> None:
+    journal, _ = started(directory, opened)
+    for _ in range(9):
+        journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    journal.close()
+    segment.segment_path(directory, 2).unlink()
+    assert damage_in(directory, opened) == [(2, 0, SEGMENT_BYTES)]
+
+
+def test_sectors_that_cannot_be_read_are_damage(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, _ = started(directory, opened)
+    for _ in range(9):
+        journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+        journal.sync()
+    journal.close()
+    whole = os.pread
+
+    def unreadable(fd: int, size: int, offset: int) -> bytes:
+        if offset < 2048 < offset + size or offset == 2048:
+            raise OSError(errno.EIO, "sector")
+        return whole(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", unreadable)
+    monkeypatch.setattr(segment_scan, "_SECTOR_BYTES", 512)
+    monkeypatch.setattr(segment_scan, "_read", _sectors)
+    assert [segment for segment, _, _ in damage_in(directory, opened)] == [1, 2]
+
+
+def _sectors(file: BinaryIO, size: int) -> bytes:
+    buffer = segment_scan._pread(file.fileno(), size, file.tell())
+    file.seek(len(buffer), os.SEEK_CUR)
+    return buffer

@@ -1,0 +1,380 @@
+"""What a replica does about records that its disk lost (A4, A5, decision 0009)."""
+
+from __future__ import annotations
+
+import pytest
+
+from indilog.config import Config
+from indilog.ids import Epoch, LocalId, NodeId, ShardId
+from indilog.messages import (
+    AppendBatch,
+    Batches,
+    BatchesWanted,
+    Message,
+    MetalogEntries,
+    ReadRecords,
+    RecordsRead,
+    ShardClaim,
+    ShardClaimed,
+    ShardOpen,
+    ShardOpened,
+    ShardStored,
+)
+from indilog.metalog import NewRecords
+from indilog.roles import FrameKind, Location, Lost, Send
+from indilog.view import view_of
+from storage.shard import Shard, ShardState
+from tests.unit.storage.machine import (
+    ENGINE,
+    PRIMARY,
+    SHARD,
+    Machine,
+    batch,
+    config_of,
+    data_of,
+    entries,
+    messages,
+    read,
+)
+
+VIEW = view_of(storage_nodes=2, replicas=2)
+A, B = NodeId("storage-0"), NodeId("storage-1")
+E1, E2 = Epoch(1), Epoch(2)
+
+
+class Pair:
+    """Two replicas of one shard that hear each other."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or config_of()
+        self.nodes = {name: Machine(VIEW, self.config, name) for name in (A, B)}
+
+    def tell(self, name: NodeId, *told: Message, sender: NodeId = ENGINE) -> list[Send]:
+        return self._deliver(name, self.nodes[name].tell(*told, sender=sender))
+
+    def tell_both(self, *told: Message, sender: NodeId = ENGINE) -> None:
+        for name in (A, B):
+            self.tell(name, *told, sender=sender)
+
+    def wait(self, seconds: float) -> None:
+        for name in (A, B):
+            self._deliver(name, self.nodes[name].wait(seconds))
+
+    def settle(self) -> None:
+        """Let both have time for what they ask again for."""
+        for _ in range(20):
+            self.wait(2.0)
+
+    def wipe(self, name: NodeId) -> None:
+        self.nodes[name] = Machine(VIEW, self.config, name)
+
+    def restart(self, name: NodeId) -> None:
+        self.nodes[name] = self.nodes[name].restarted()
+        self._deliver(name, self.nodes[name].started)
+
+    def _deliver(self, sender: NodeId, sent: list[Send]) -> list[Send]:
+        others: list[Send] = []
+        for send in sent:
+            if send.to in self.nodes:
+                others += self.tell(send.to, send.message, sender=sender)
+            else:
+                others.append(send)
+        return others
+
+
+def replicated(records: int = 6, **limits: float) -> Pair:
+    """Two replicas with batches of two records, all ordered."""
+    pair = Pair(config_of(**limits))
+    pair.tell_both(ShardClaim(SHARD, E1))
+    pair.tell_both(ShardOpen(SHARD, E1, 0))
+    for first in range(0, records, 2):
+        pair.tell_both(AppendBatch(batch(first, [b"%d" % first, b"%d" % (first + 1)])))
+    pair.tell_both(entries({SHARD: records}), sender=PRIMARY)
+    return pair
+
+
+def all_of(machine: Machine, records: int) -> list[tuple[int, bytes]]:
+    return [found for seqnum in range(records) for found in data_of(read(machine, seqnum))]
+
+
+def expected(records: int) -> list[tuple[int, bytes]]:
+    return [(number, b"%d" % number) for number in range(records)]
+
+
+def test_a_damaged_batch_is_served_by_the_other_replica_repaired_and_counted() -> None:
+    """A5."""
+    pair = replicated(record_cache_bytes_max=0)
+    machine = pair.nodes[A]
+    machine.damage([kind for kind, _, _ in machine.frames].index(FrameKind.RECORDS) + 1)
+    found = pair.tell(A, ReadRecords(1, ENGINE, SHARD, (1, 2, 3, 4)))
+    (answer,) = messages(found, ENGINE)
+    assert isinstance(answer, RecordsRead)
+    assert answer.unknown == (2, 3)
+    assert all_of(machine, 6) == expected(6)
+    status = machine.node.status()
+    assert (status["damaged_batches"], status["repaired_records"]) == (1, 2)
+    assert status["missing_records"] == 0
+    again = machine.restarted()
+    assert all_of(again, 6) == expected(6), "what was repaired is on disk"
+
+
+def test_a_wiped_replica_says_unknown_until_it_is_repaired() -> None:
+    """A4."""
+    pair = replicated()
+    pair.wipe(A)
+    machine = pair.nodes[A]
+    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    assert read(machine, 0, 5).unknown == (0, 5)
+    assert machine.node.status()["missing_records"] == 6
+    pair.settle()
+    assert all_of(machine, 6) == expected(6)
+    pair.restart(A)
+    assert all_of(pair.nodes[A], 6) == expected(6)
+
+
+def test_a_repair_goes_on_where_a_restart_cut_it_off() -> None:
+    pair = replicated(20, page_bytes_max=1)
+    pair.wipe(A)
+    pair.tell(A, entries({SHARD: 20}), sender=PRIMARY)
+    assert 0 < pair.nodes[A].node.status()["missing_records"] < 20
+    pair.restart(A)
+    pair.settle()
+    assert all_of(pair.nodes[A], 20) == expected(20)
+    frames = [kind for kind, _, _ in pair.nodes[A].frames]
+    assert frames.count(FrameKind.REPAIRED) == 10, "nothing is fetched twice"
+
+
+def test_a_repair_takes_its_time() -> None:
+    """`repair_bytes_per_s` limits what comes back."""
+    pair = replicated(20, page_bytes_max=1, repair_bytes_per_s=len(batch(0, [b"0", b"1"])))
+    pair.wipe(A)
+    machine = pair.nodes[A]
+    pair.tell(A, entries({SHARD: 20}), sender=PRIMARY)
+    repaired = []
+    for _ in range(5):
+        pair.wait(0.5)
+        repaired.append(machine.node.status()["repaired_records"])
+    assert repaired == [2, 4, 4, 6, 6]
+
+
+def test_a_wiped_replica_has_no_say_in_where_the_shard_continues() -> None:
+    """PITFALLS 14: its empty prefix would shorten the log."""
+    pair = replicated()
+    pair.wipe(A)
+    claim = ShardClaim(SHARD, E2)
+    assert messages(pair.tell(A, claim)) == [ShardClaimed(SHARD, E2, 0, authoritative=False)]
+    assert messages(pair.tell(B, claim)) == [ShardClaimed(SHARD, E2, 6, authoritative=True)]
+    pair.tell_both(ShardOpen(SHARD, E2, 6))
+    pair.tell_both(AppendBatch(batch(6, [b"6"], epoch=2)))
+    pair.tell_both(entries({SHARD: 6}, {SHARD: 1}), sender=PRIMARY)
+    assert read(pair.nodes[A], 6).records
+    pair.settle()
+    assert all_of(pair.nodes[A], 7) == expected(7)
+    pair.restart(A)
+    assert all_of(pair.nodes[A], 7) == expected(7)
+    sent = pair.tell(A, ShardClaim(SHARD, Epoch(3)))
+    assert messages(sent) == [ShardClaimed(SHARD, Epoch(3), 7, authoritative=True)]
+
+
+def test_a_wiped_replica_asks_its_writer_to_open_it_again() -> None:
+    pair = replicated()
+    pair.wipe(A)
+    assert messages(pair.tell(A, AppendBatch(batch(6)))) == [ShardStored(SHARD, Epoch(-1), 0)]
+    pair.tell(A, ShardClaim(SHARD, E1))
+    assert ShardOpened(SHARD, E1, 6) in messages(pair.tell(A, ShardOpen(SHARD, E1, 6)))
+    pair.tell(A, AppendBatch(batch(6, [b"6"])))
+    assert pair.nodes[A].node.records == 7
+
+
+def test_what_no_replica_has_is_asked_for_ever_more_seldom() -> None:
+    """PITFALLS 17: no endless repair."""
+    pair = replicated()
+    pair.wipe(A)
+    machine = pair.nodes[A]
+    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    asked = 0
+    for _ in range(3600):
+        sent = machine.wait(1.0)
+        for message in messages(sent, B):
+            assert isinstance(message, BatchesWanted)
+            asked += 1
+            machine.tell(Batches(SHARD, message.first, ()), sender=B)
+    assert 3600 / 60 <= asked < 80
+
+
+def test_an_answer_that_does_not_come_is_asked_for_of_another() -> None:
+    view = view_of(storage_nodes=3, replicas=3)
+    machine = Machine(view, config_of())
+    sent = machine.tell(entries({SHARD: 2}), sender=PRIMARY) + machine.wait(2.0)
+    asked = [send.to for send in sent if isinstance(send.message, BatchesWanted)]
+    assert sorted(asked) == [NodeId("storage-1"), NodeId("storage-2")]
+
+
+def test_only_what_is_ordered_is_asked_for_and_given() -> None:
+    pair = replicated()
+    pair.tell(B, AppendBatch(batch(6, [b"6"])))
+    (given,) = messages(pair.nodes[B].tell(BatchesWanted(SHARD, 4, 9), sender=A))
+    assert given == Batches(SHARD, 4, (batch(4, [b"4", b"5"]),))
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        b"no batch",
+        batch(0, shard=1),
+        batch(0, [b"x"] * 7),
+        batch(40),
+    ],
+)
+def test_a_strange_answer_is_ignored(stray: bytes) -> None:
+    pair = replicated()
+    pair.wipe(A)
+    machine = pair.nodes[A]
+    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    machine.tell(Batches(SHARD, 0, (stray,)), sender=B)
+    machine.wait(2.0)
+    machine.tell(Batches(SHARD, 4, (batch(4),)), sender=B)
+    machine.tell(Batches(SHARD, 0, (batch(0, [b"0", b"1"]),)), sender=ENGINE)
+    assert machine.node.status()["missing_records"] == 6
+    assert len(machine.ignored) == 3
+
+
+def test_a_single_replica_serves_all_but_what_it_lost() -> None:
+    machine = Machine(config=config_of(record_cache_bytes_max=0))
+    machine.tell(ShardClaim(SHARD, E1))
+    machine.tell(ShardOpen(SHARD, E1, 0))
+    for first in range(3):
+        machine.tell(AppendBatch(batch(first)))
+    machine.tell(entries({SHARD: 3}), sender=PRIMARY)
+    machine.damage(3)
+    assert read(machine, 0, 1, 2).unknown == (1,)
+    assert read(machine, 0, 1, 2).unknown == (1,)
+    assert machine.node.status()["damaged_batches"] == 1
+    machine.tell(AppendBatch(batch(3)))
+    assert machine.node.records == 4
+
+
+# --- damage that is found at the start
+
+
+def restarted_without(machine: Machine, index: int, *, kind: bool, payload: bool) -> Machine:
+    """Return the next life; of the frame at `index` so much is left."""
+    after = Machine(VIEW, machine.config, machine.name)
+    for number, (frame_kind, data, location) in enumerate(machine.frames):
+        if number == index:
+            after.node.lost(Lost(frame_kind if kind else None, data if payload else b"", location))
+        else:
+            after.node.recover(frame_kind, data, location)
+        after.frames.append((frame_kind, data, location))
+    after.node.recovered()
+    return after
+
+
+@pytest.mark.parametrize(("kind", "payload"), [(True, True), (True, False), (False, False)])
+def test_a_replica_recovers_around_any_lost_frame(*, kind: bool, payload: bool) -> None:
+    """A5: whatever it was, the rest is there, and what was lost is got back."""
+    pair = replicated()
+    before = pair.nodes[A]
+    for index in range(len(before.frames)):
+        machine = restarted_without(before, index, kind=kind, payload=payload)
+        pair.nodes[A] = machine
+        machine.node.check_invariants()
+        pair.tell(A, entries({SHARD: 6}), sender=PRIMARY)
+        assert all_of(machine, 6) == expected(6), f"frame {index}"
+
+
+def test_an_opening_that_was_lost_is_concluded_from_the_batches_behind_it() -> None:
+    """What it dropped must not be taken for what the next writer appended."""
+    pair = replicated(2)
+    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
+    pair.tell_both(ShardClaim(SHARD, E2))
+    pair.tell_both(ShardOpen(SHARD, E2, 2))
+    lost = [len(pair.nodes[A].frames) - 1]
+    pair.tell_both(AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
+    lost.append(len(pair.nodes[A].frames) - 1)
+    pair.tell_both(AppendBatch(batch(4, [b"4"], epoch=2)))
+    before = pair.nodes[A]
+    for index in lost:
+        machine = pair.nodes[A] = restarted_without(before, index, kind=False, payload=False)
+        assert machine.node.records == 5
+        pair.tell_both(entries({SHARD: 2}, {SHARD: 3}), sender=PRIMARY)
+        pair.settle()
+        assert all_of(machine, 5) == expected(5)
+
+
+def test_an_entry_of_a_writer_that_never_opened_here_tells_of_a_lost_opening() -> None:
+    pair = replicated(2)
+    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
+    machine = pair.nodes[A] = restarted_without(pair.nodes[A], 0, kind=False, payload=False)
+    pair.tell(B, ShardClaim(SHARD, E2))
+    pair.tell(B, ShardOpen(SHARD, E2, 2))
+    pair.tell(B, AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
+    (first, second) = entries({SHARD: 2}, {SHARD: 2}).entries
+    second = NewRecords(1, second.view, E2, second.counts, {SHARD: E2})
+    pair.tell_both(MetalogEntries((first, second)), sender=PRIMARY)
+    pair.settle()
+    assert all_of(machine, 4) == expected(4)
+
+
+def test_after_unknown_damage_a_replica_is_not_authoritative_until_it_is_opened() -> None:
+    known = [False]
+    shard = Shard(ShardId(0), leading=True)
+    shard.apply(ShardState(shard.id, E1, 0))
+    known.append(shard.authoritative)
+    shard.doubt()
+    known.append(shard.authoritative)
+    assert shard.can_open_at(7)
+    shard.apply(ShardState(shard.id, E2, 7))
+    known.append(shard.authoritative)
+    assert known == [False, True, False, True]
+    assert dict(shard.holes) == {0: 7}
+    assert not shard.can_open_at(9)
+
+
+# --- holes
+
+
+def shard_of(*batches: tuple[LocalId, LocalId]) -> Shard:
+    shard = Shard(ShardId(0), leading=True)
+    shard.apply(ShardState(shard.id, E1, 0))
+    for first, end in batches:
+        shard.store(first, end, Location(1, 100 * first + 32, 10))
+    return shard
+
+
+def test_holes_are_filled_in_any_order() -> None:
+    shard = shard_of()
+    shard.skip_to(10)
+    assert shard.fill(4, 6, Location(2, 32, 10))
+    assert dict(shard.holes) == {0: 4, 6: 10}
+    assert shard.fill(0, 4, Location(2, 132, 10))
+    assert shard.fill(8, 10, Location(2, 232, 10))
+    assert not shard.fill(5, 7, Location(2, 332, 10)), "it would overlap what is here"
+    assert shard.fill(6, 8, Location(2, 432, 10))
+    assert not shard.holes
+    assert [shard.location_of(n) for n in (0, 5, 7, 9)] == [
+        Location(2, offset, 10) for offset in (132, 32, 432, 232)
+    ]
+    assert shard.bytes == 40
+    shard.check_invariants()
+
+
+def test_a_hole_has_no_place() -> None:
+    shard = shard_of((0, 2), (2, 5), (5, 6))
+    assert shard.lose(Location(1, 232, 10))
+    assert not shard.lose(Location(1, 232, 10)), "it is lost once"
+    assert shard.location_of(3) is None
+    assert shard.locations(0, 6) == [Location(1, 32, 10), Location(1, 532, 10)]
+    assert (shard.missing, shard.bytes) == (3, 20)
+    assert shard.lacks(4)
+    assert not shard.lacks(5)
+
+
+def test_an_opening_cuts_holes_too() -> None:
+    shard = shard_of((0, 2))
+    shard.skip_to(10)
+    shard.apply(ShardState(shard.id, E2, 6))
+    assert dict(shard.holes) == {2: 6}
+    shard.apply(ShardState(shard.id, Epoch(3), 2))
+    assert not shard.holes
+    assert shard.stored == 2
