@@ -399,7 +399,12 @@ class Engine:
         return acknowledgements(batches, self._replay.position)
 
     def _feed_from(self, position: MetalogPosition) -> IndexFeed:
-        return IndexFeed(position, positions_max=self._config.node.index_positions_ahead_max)
+        node = self._config.node
+        return IndexFeed(
+            position,
+            positions_max=node.index_positions_ahead_max,
+            bytes_max=node.index_ahead_bytes_max,
+        )
 
     def _on_index_data(self, event: Received, message: IndexData, now: Instant) -> list[Effect]:
         local = self._local

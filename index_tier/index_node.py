@@ -72,7 +72,10 @@ class IndexNode:
         self.index_shard = mine[0]
         self._positions = IndexPositions.of(view.eras, self.index_shard)
         self._feed = IndexFeed(
-            0, positions=self._positions, positions_max=config.node.index_positions_ahead_max
+            0,
+            positions=self._positions,
+            positions_max=config.node.index_positions_ahead_max,
+            bytes_max=config.node.index_ahead_bytes_max,
         )
         self._index = TagIndex()
         self._waiting = WaitingLookups(

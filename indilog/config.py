@@ -109,7 +109,10 @@ class NodeConfig:
     being committed.
     """
     index_positions_ahead_max: int = 65_536
-    """Metalog positions of which an index node holds data while it misses an earlier one."""
+    """Metalog positions of which an index node or engine holds data while it misses an earlier one.
+    """
+    index_ahead_bytes_max: int = 64 * MIB
+    """Bytes of such data; beyond it the farthest positions are dropped, and asked for again."""
 
     local_index: Literal["none", "default", "extended"] = "default"
     """`none`: every lookup goes to the index tier. `extended`: the index tier is also asked whether

@@ -10,10 +10,14 @@ position is ready when the parts of all its productive shards are there and ever
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from indilog.ids import MetalogPosition, SeqNum, ShardId
 from indilog.index_schedule import EVERY_POSITION, IndexPositions
 from indilog.messages import IndexBlock, ShardTags
+
+_OVERHEAD_BYTES: Final = 512
+"""What a position and its parts cost beside their columns, about."""
 
 
 class ReadyBlock:
@@ -30,10 +34,11 @@ class ReadyBlock:
 class _Gathering:
     """A position of which something is here, but not everything, or not in turn."""
 
-    __slots__ = ("missing", "parts", "tail")
+    __slots__ = ("missing", "parts", "size_bytes", "tail")
 
     def __init__(self, block: IndexBlock) -> None:
         self.tail = block.tail
+        self.size_bytes = _OVERHEAD_BYTES
         self.missing = set(block.productive)
         self.parts: dict[ShardId, ShardTags] = {}
 
@@ -42,6 +47,7 @@ class _Gathering:
             if part.shard in self.missing:
                 self.missing.discard(part.shard)
                 self.parts[part.shard] = part
+                self.size_bytes += len(part.tag_counts) + len(part.tags)
 
     def ready(self, position: MetalogPosition) -> ReadyBlock:
         return ReadyBlock(position, self.tail, [self.parts[s] for s in sorted(self.parts)])
@@ -50,8 +56,8 @@ class _Gathering:
 class IndexFeed:
     """Those of `positions` that are not before `position`, in order.
 
-    Holds at most `positions_max` positions that are not ready; farther ones are dropped, to be
-    asked for again.
+    Holds at most `positions_max` positions that are not ready, and `bytes_max` bytes of them beside
+    the next position; the farthest are dropped, to be asked for again.
     """
 
     def __init__(
@@ -60,10 +66,13 @@ class IndexFeed:
         *,
         positions: IndexPositions = EVERY_POSITION,
         positions_max: int,
+        bytes_max: int,
     ) -> None:
         self.position = positions.first_from(position)
         self._positions = positions
         self._positions_max = positions_max
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
         self._gathering: dict[MetalogPosition, _Gathering] = {}
 
     @property
@@ -93,7 +102,12 @@ class IndexFeed:
             gathering = self._gathering.get(position)
             if gathering is None:
                 gathering = self._gathering[position] = _Gathering(block)
+                self._held_bytes += _OVERHEAD_BYTES
+            before = gathering.size_bytes
             gathering.add(block.parts)
+            self._held_bytes += gathering.size_bytes - before
+        if self._held_bytes > self._bytes_max:
+            self._shed()
 
     def take(self, end: MetalogPosition = 1 << 62) -> Iterator[ReadyBlock]:
         """Yield the positions below `end` that are ready, in order.
@@ -105,6 +119,7 @@ class IndexFeed:
             if gathering is None or gathering.missing:
                 return
             del self._gathering[self.position]
+            self._held_bytes -= gathering.size_bytes
             block = gathering.ready(self.position)
             self.position = self._positions.first_from(self.position + 1)
             yield block
@@ -112,3 +127,10 @@ class IndexFeed:
     def reject(self, block: ReadyBlock) -> None:
         """Give back the block just taken, which cannot be true: its position is missed again."""
         self.position = block.position
+
+    def _shed(self) -> None:
+        """Drop the farthest positions, never the next one: half of all, so that this is rare."""
+        for position in sorted(self._gathering, reverse=True):
+            if self._held_bytes <= self._bytes_max // 2 or position == self.position:
+                return
+            self._held_bytes -= self._gathering.pop(position).size_bytes

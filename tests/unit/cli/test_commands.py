@@ -194,6 +194,8 @@ def test_last_and_follow_print_the_last_in_order_and_go_on_behind_them(
             assert (asked["direction"], asked["limit"]) == ("prev", "2")
             return httpx.Response(200, json={"records": [record(7), record(5)], "next_bound": 4})
         assert request.url.path.endswith("/stream")
+        if asked["bound"] == "10":  # it came back for what follows; that is enough
+            return httpx.Response(404, json={"detail": "The end."})
         assert asked["bound"] == "8"
         return httpx.Response(200, text=f"data: {json.dumps(record(9))}\n\n")
 
@@ -204,3 +206,4 @@ def test_last_and_follow_print_the_last_in_order_and_go_on_behind_them(
     )  # fmt: skip
     done = run("log", "read", "orders", "--last", "--follow", "--limit", "2", "--json")
     assert [json.loads(line)["seqnum"] for line in done.stdout.splitlines()] == [5, 7, 9]
+    assert done.stderr.endswith("The end.\n")
