@@ -138,6 +138,8 @@ def test_bytes_that_were_taken_count_no_more() -> None:
     for position in range(1000):
         one.put([block(position, A, tags=1000)])
         assert taken(one) == [position]
+    one.put([block(1001, A, tags=1000)])
+    assert one.behind
 
 
 positions = st.integers(0, 11)
