@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import pytest
 
+from compute.operation import Operation
 from index_tier.tag_index import TagIndex
 from indilog.config import ClusterConfig, Config, NodeConfig
 from indilog.ids import EMPTY_TAG, MAX_SEQNUM, NodeId, log_tag, tag_hash
@@ -175,11 +176,21 @@ def test_a20_index_shards_that_lag_at_random_show_no_session_the_past(
 
 def test_a_read_skips_when_index_shards_ignore_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above is worth something: planted, the thesis's way (each shard answers at its own
-    progress) is caught.
+    progress, and the engine believes it) is caught.
     """
     for name in ("next", "prev"):
         monkeypatch.setattr(TagIndex, name, without_limit(getattr(TagIndex, name)))
+    monkeypatch.setattr(Operation, "_may_match", lambda _operation, _seqnum: True)
     assert any(wrong_reads(lagging_cluster(seed), 12) for seed in range(40))
+
+
+def test_an_engine_refuses_what_index_shards_answer_beyond_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second line: what is not below the limit that was asked about is no answer."""
+    for name in ("next", "prev"):
+        monkeypatch.setattr(TagIndex, name, without_limit(getattr(TagIndex, name)))
+    assert not any(wrong_reads(lagging_cluster(seed), 12) for seed in range(10))
 
 
 def without_limit(find: Callable[..., Any]) -> Callable[..., Any]:
