@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from indilog.calls import FunctionSpec
+from indilog.deployed import FunctionSpec
 from indilog.errors import DeployError, InvalidTagError, TooLargeError
 from indilog.log import Log, LogSource, Session
 

@@ -28,6 +28,8 @@ _ResultT = TypeVar("_ResultT")
 _BodyT = TypeVar("_BodyT", bound=Callable[..., Any])
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+DELAY_S_MAX: Final = 10 * 365 * 24 * 3600
+"""Seconds: nothing is started later than in ten years."""
 MAP_CALLS_MAX: Final = 32
 """Calls that one `Context.map` runs at once, unless told otherwise."""
 
@@ -247,9 +249,12 @@ class Context:
         restart of the node forgets it.
 
         Raises:
-            UnknownFunctionError: there is no such function.
+            UnknownFunctionError, InvalidArgumentsError: there is no such function, or the arguments
+                do not fit it; it is not started.
             OverloadedError: too much waits already.
+            ValueError: the delay is negative or no number.
         """
+        check_delay(delay)
         name, _ = _named(function)
         return await self._caller.send(name, arguments_text(arguments), self.session, delay_s=delay)
 
@@ -271,7 +276,14 @@ class Context:
             async with slots:
                 return await self.call(function, **item)
 
-        tasks = [asyncio.ensure_future(one(item)) for item in items]
+        arguments = list(items)
+        for item in arguments:
+            if not isinstance(item, Mapping):
+                raise TypeError(
+                    "map takes the keyword arguments of each call, such as [{'n': 1}, {'n': 2}], "
+                    f"not {type(item).__name__}: {item!r:.50}."
+                )
+        tasks = [asyncio.ensure_future(one(item)) for item in arguments]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -305,6 +317,17 @@ class Context:
         self._is_over = True
         for waiting in list(self._waits):
             waiting.cancel()
+
+
+def check_delay(delay_s: float) -> float:
+    """Return `delay_s` if something may be started that much later.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if not 0 <= delay_s <= DELAY_S_MAX:
+        raise ValueError(f"delay is a number of seconds, 0 to {DELAY_S_MAX:,}, not {delay_s!r}.")
+    return delay_s
 
 
 def _named(function: str | Callable[..., Any]) -> tuple[str, Function | None]:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from indilog import errors
+from indilog.deployed import AppInfo, FunctionSpec
 from indilog.errors import IndilogError, NotReadyError
 from indilog.ids import MetalogPosition, SeqNum, UserTag
 
@@ -47,29 +48,6 @@ class RecordValue(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
     time: float
     aux: bytes | None
-
-
-class FunctionSpec(msgspec.Struct, frozen=True):
-    """What callers may know of a function: its name, its words, its JSON schemas.
-
-    `is_async`: it can be stopped; otherwise it runs in a thread, which cannot.
-    """
-
-    name: str
-    doc: str
-    arguments: dict[str, Any]
-    result: dict[str, Any]
-    timeout_s: float | None = None
-    is_async: bool = True
-
-
-class AppInfo(msgspec.Struct, frozen=True):
-    """One deployed application; `version` counts its deployments from 1."""
-
-    name: str
-    version: int
-    owner: str
-    functions: tuple[FunctionSpec, ...]
 
 
 # --- greetings
@@ -306,6 +284,19 @@ class Unload(_Message, frozen=True):
     deployment: int
 
 
+class CheckArguments(_Message, frozen=True):
+    """compute node → worker: do these arguments fit the function? Answered by `Done`, or a `Failed`
+    that says which do not.
+
+    Lost: the worker died; nothing was run.
+    Repeated: never.
+    """
+
+    deployment: int
+    function: str
+    arguments: bytes
+
+
 class Ping(_Message, frozen=True):
     """compute node → worker: does your event loop turn? Answered by `Done`, at once if it does.
 
@@ -435,7 +426,16 @@ LogQuestion: TypeAlias = (
     | LogSetAux
 )
 Question: TypeAlias = (
-    LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | Ping | Cancel
+    LogQuestion
+    | CallFunction
+    | SendFunction
+    | DeployApp
+    | Invoke
+    | Load
+    | Unload
+    | CheckArguments
+    | Ping
+    | Cancel
 )
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft
 Answer: TypeAlias = (

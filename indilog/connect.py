@@ -26,7 +26,6 @@ from indilog.caller import LinkCaller
 from indilog.calls import (
     LINK_VERSION,
     Answer,
-    AppInfo,
     DeployApp,
     Deployed,
     Failed,
@@ -38,6 +37,7 @@ from indilog.calls import (
     error_from,
 )
 from indilog.config import ClusterConfig
+from indilog.deployed import AppInfo
 from indilog.errors import CallOutcomeUnknownError, NotReadyError
 from indilog.link import Link
 from indilog.log import Log, Session

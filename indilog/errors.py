@@ -69,7 +69,7 @@ class TooLargeError(IndilogError):
     """
 
     def __init__(self, what: str, *, size: int, limit: int) -> None:
-        super().__init__(f"{what} is {size:,}, the limit is {limit:,}; nothing was appended.")
+        super().__init__(f"{what} is {size:,}, the limit is {limit:,}; nothing was done.")
         self.what = what
         self.size = size
         self.limit = limit

@@ -22,13 +22,17 @@ from typing_extensions import TypedDict
 from indilog.errors import FunctionFailedError, InvalidArgumentsError
 
 _CONFIG: Final = pydantic.ConfigDict(
-    extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants"
 )
 _RESULT_START: Final = b'{"r":'
 _RESULT_END: Final = b"}"
 _ERRORS_SHOWN_MAX: Final = 20
 _EXPECTED: Final = re.compile(r"Expected `([^`]+)`")
 _SENTENCES: Final = {"missing": "is missing", "extra_forbidden": "is not a parameter"}
+
+
+class _NoNumberError(ValueError):
+    """NaN or Infinity where JSON is written."""
 
 
 class Signature:
@@ -77,19 +81,24 @@ class Signature:
         """Return a result as JSON text.
 
         Raises:
-            FunctionFailedError: it does not fit the function's return type.
+            FunctionFailedError: it does not fit the function's return type, or JSON.
         """
         try:
             if self._result_is_any:
                 return _json(value)
             wrapped = self._result.model_construct(r=value)
             text = self._result.__pydantic_serializer__.to_json(wrapped, warnings="error")
+            _check_numbers(text)
+        except _NoNumberError as error:
+            raise FunctionFailedError(
+                f"{self._name} returned what JSON cannot say: {error}.", kind="ValueError"
+            ) from error
         except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
             expected = _EXPECTED.search(str(error))
             reason = f"a `{expected[1]}` is expected." if expected else _line(error)
             raise FunctionFailedError(
-                f"{self._name} returned a {type(value).__name__} that does not fit its return "
-                f"type: {reason}",
+                f"{self._name} returned a value of type {type(value).__name__} that does not fit "
+                f"its return type: {reason}",
                 kind="TypeError",
             ) from error
         return text[len(_RESULT_START) : -len(_RESULT_END)]
@@ -114,9 +123,25 @@ def arguments_text(arguments: Mapping[str, Any]) -> bytes:
 
 
 def _json(value: object) -> bytes:
-    return pydantic_core.to_json(
-        value, bytes_mode="base64", inf_nan_mode="null", fallback=msgspec.to_builtins
+    text = pydantic_core.to_json(
+        value, bytes_mode="base64", inf_nan_mode="constants", fallback=msgspec.to_builtins
     )
+    _check_numbers(text)
+    return text
+
+
+def _check_numbers(text: bytes) -> None:
+    """Refuse numbers that JSON does not have, which would otherwise become null without a word.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if b"NaN" not in text and b"Infinity" not in text:
+        return  # the texts may stand in strings, which a parser tells apart
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        raise _NoNumberError("NaN and Infinity have no JSON form; give None or a text") from None
 
 
 def plain_value(text: bytes) -> Any:  # noqa: ANN401 - whatever JSON says

@@ -12,7 +12,12 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from compute.workers.host import FunctionHost
 from compute.workers.invocations import Invocation
-from indilog.calls import AppInfo, Failed, Returned, error_from
+from indilog.calls import (
+    Failed,
+    Returned,
+    error_from,
+)
+from indilog.deployed import AppInfo
 from indilog.errors import DeployError, InvalidArgumentsError, TooLargeError
 
 INVOCATION_WAIT_S_MAX: Final = 300.0

@@ -18,7 +18,13 @@ from compute.gateway.problems import Problem, problem, problem_of, problem_of_st
 from compute.workers.call import Call
 from compute.workers.host import FunctionHost
 from indilog.calls import Failed, error_from
-from indilog.errors import CallOutcomeUnknownError, IndilogError, NotReadyError, TooLargeError
+from indilog.errors import (
+    CallOutcomeUnknownError,
+    IndilogError,
+    InvalidArgumentsError,
+    NotReadyError,
+    TooLargeError,
+)
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,7 +36,9 @@ POSITION_HEADER: Final = b"indilog-position"
 INVOCATION_HEADER: Final = b"indilog-invocation"
 _JSON: Final[Header] = (b"content-type", b"application/json")
 _PROBLEM: Final[Header] = (b"content-type", b"application/problem+json")
+_QUERY: Final = ("async", "delay")
 _TRUE: Final = ("1", "true", "yes")
+_FALSE: Final = ("0", "false", "no")
 
 
 class InvokeEndpoint:
@@ -63,10 +71,10 @@ class InvokeEndpoint:
             )
             await _send_problem(send, told, ((b"allow", b"POST"),))
             return
-        arguments = await _body(receive, self._body_bytes_max)
+        arguments = await _body(scope, receive, self._body_bytes_max)
         name = f"{app}.{function}"
-        if scope["query_string"] and _is_async(query := _query(scope)):
-            await self._send_async(send, name, arguments, query)
+        if scope["query_string"] and (delay_s := _start_later_s(name, scope)) is not None:
+            await self._send_async(send, name, arguments, delay_s)
             return
         call = self._host.call(name, arguments, position=_position(scope))
         try:
@@ -95,13 +103,8 @@ class InvokeEndpoint:
             )
         )
 
-    async def _send_async(
-        self, send: Send, name: str, arguments: bytes, query: dict[str, str]
-    ) -> None:
-        delay_s = float(query.get("delay", "0"))
-        if not 0 <= delay_s < float("inf"):
-            raise ValueError(f"delay is a number of seconds, 0 or more, not {query['delay']}.")
-        invocation = self._host.send(name, arguments, delay_s=delay_s)
+    async def _send_async(self, send: Send, name: str, arguments: bytes, delay_s: float) -> None:
+        invocation = await self._host.send(name, arguments, delay_s=delay_s)
         body = msgspec.json.encode({"invocation": invocation})
         location = (b"location", f"/invocations/{invocation}".encode())
         await _send(send, HTTPStatus.ACCEPTED, (_JSON, location), body)
@@ -111,25 +114,51 @@ def _nothing_done(what: str) -> NotReadyError:
     return NotReadyError(f"The platform stopped before {what} began; repeat it when it is back.")
 
 
-async def _body(receive: Receive, bytes_max: int) -> bytes:
+async def _body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     message = await receive()
     body: bytes = message.get("body", b"")
-    while message.get("more_body"):
-        if len(body) > bytes_max:
-            break
+    while message.get("more_body") and len(body) <= bytes_max:
         message = await receive()
         body += message.get("body", b"")
     if len(body) > bytes_max:
-        raise TooLargeError("The request's size in bytes", size=len(body), limit=bytes_max)
+        size = max(len(body), _content_length(scope))
+        raise TooLargeError("The size of the call's arguments in bytes", size=size, limit=bytes_max)
     return body
 
 
-def _query(scope: Scope) -> dict[str, str]:
-    return {name: values[-1] for name, values in parse_qs(scope["query_string"].decode()).items()}
+def _content_length(scope: Scope) -> int:
+    """Return how much the caller says that it sends; 0: it does not say."""
+    said = dict(scope["headers"]).get(b"content-length", b"")
+    return int(said) if said.isdigit() and len(said) <= 18 else 0
 
 
-def _is_async(query: dict[str, str]) -> bool:
-    return query.get("async", "").lower() in _TRUE
+def _start_later_s(name: str, scope: Scope) -> float | None:
+    """Return the delay of an asynchronous call; None: the query asks for no such call.
+
+    Raises:
+        InvalidArgumentsError: the query is not understood; it names the field.
+    """
+    values = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    query = {field: given[-1] for field, given in values.items()}
+    for field in query:
+        if field not in _QUERY:
+            raise _misfit(name, field, "is not known; there are async and delay")
+    wanted = query.get("async", "0").lower()
+    if wanted not in _TRUE + _FALSE:
+        raise _misfit(name, "async", f"is 1 or 0, not {wanted!r}")
+    if wanted in _FALSE:
+        if "delay" in query:
+            raise _misfit(name, "delay", "needs async=1")
+        return None
+    try:
+        return float(query.get("delay", "0"))
+    except ValueError:
+        raise _misfit(name, "delay", f"is a number of seconds, not {query['delay']!r}") from None
+
+
+def _misfit(name: str, field: str, problem: str) -> InvalidArgumentsError:
+    sentence = f"{name} was not run: the query's field '{field}' {problem}."
+    return InvalidArgumentsError(sentence, [{"field": field, "problem": problem}])
 
 
 def _position(scope: Scope) -> int:

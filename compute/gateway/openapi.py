@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from compute.gateway.problems import PROBLEM_SCHEMA
-from indilog.calls import AppInfo, FunctionSpec
+from indilog.deployed import AppInfo, FunctionSpec
 
 _PROBLEM: Final = {
     "description": "It did not work; one sentence says why.",

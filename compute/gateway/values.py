@@ -1,7 +1,7 @@
 """What goes over HTTP for a record: its JSON form, both ways.
 
-Data is bytes. Going out it is `data` (text) when it is UTF-8, else `data_base64`; coming in the
-caller chooses.
+Data is bytes. Going out it is `data` (text) when it is UTF-8, else `data_base64` beside `encoding`:
+"base64"; coming in the caller chooses.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def record_out(record: Record) -> dict[str, Any]:
     try:
         out["data"] = record.data.decode()
     except UnicodeDecodeError:
+        out["encoding"] = "base64"
         out["data_base64"] = base64.b64encode(record.data).decode()
     return out
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 from compute.deployments import Deployment
 from compute.workers.claims import NO_SLOT
-from indilog.calls import AppInfo, Failed, FunctionSpec, Returned
+from indilog.calls import (
+    Failed,
+    Returned,
+)
+from indilog.deployed import AppInfo, FunctionSpec
 from indilog.ids import MetalogPosition
 
 if TYPE_CHECKING:

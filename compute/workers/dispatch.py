@@ -50,6 +50,12 @@ class Dispatcher(Generic[WorkerT, CallT]):
         """Workers that take calls."""
         return len(self._running)
 
+    @property
+    def least_loaded(self) -> WorkerT | None:
+        """The worker that a call would go to, if it takes calls."""
+        worker = min(self._running, key=self._load, default=None)
+        return worker if worker not in self._suspended else None
+
     def admit(self, call: CallT, *, nested: bool) -> WorkerT | None:
         """Return the worker that runs `call` now, or None: it waits for a slot.
 

@@ -28,9 +28,9 @@ from compute.workers.pool import WorkerPool
 from compute.workers.process import WorkerProcess
 from compute.workers.router import CallRouter
 from compute.workers.serving import LinkServer
-from indilog.app import check_app_name
+from indilog.app import check_app_name, check_delay
 from indilog.calls import (
-    AppInfo,
+    CheckArguments,
     Failed,
     Greeting,
     Limits,
@@ -42,11 +42,13 @@ from indilog.calls import (
     failed,
 )
 from indilog.config import Config
+from indilog.deployed import AppInfo, FunctionSpec
 from indilog.errors import (
     AppNameTakenError,
     DeployError,
     FunctionFailedError,
     IndilogError,
+    InvalidArgumentsError,
     NotReadyError,
     OverloadedError,
     UnknownFunctionError,
@@ -90,6 +92,7 @@ class FunctionHost:
         self._numbers = itertools.count(1)
         self._deploying = asyncio.Lock()
         self._invocations = Invocations(node.results_kept_max)
+        self._checking = 0
         self._invocation_prefix = secrets.token_hex(6)
         self._invocation_numbers = itertools.count(1)
         self._servers: dict[WorkerProcess, LinkServer] = {}
@@ -185,11 +188,7 @@ class FunctionHost:
             OverloadedError, NotReadyError: nothing was done; try again later.
             FunctionFailedError: it is called by functions that call each other without end.
         """
-        app, _, function = name.partition(".")
-        deployed = self._apps.get(app)
-        spec = deployed.functions.get(function) if deployed is not None else None
-        if deployed is None or spec is None:
-            raise self._unknown(name)
+        deployed, spec = self._function(name)
         if depth > CALL_DEPTH_MAX:
             raise FunctionFailedError(
                 f"{name} has {depth} calls above it, the limit is {CALL_DEPTH_MAX}; do functions "
@@ -211,7 +210,7 @@ class FunctionHost:
         """Nobody waits for `call` any more: stop it, if it can be stopped."""
         self._router.cancel(call)
 
-    def send(
+    async def send(
         self,
         name: str,
         arguments: bytes,
@@ -224,17 +223,24 @@ class FunctionHost:
         Held in memory: a restart of the node forgets it.
 
         Raises:
-            UnknownFunctionError: there is none.
+            UnknownFunctionError, InvalidArgumentsError: there is none, or the arguments or the
+                delay do not fit; it is not started.
             OverloadedError: too many wait or run already.
+            NotReadyError: no worker could check the arguments; it is not started.
         """
-        if self._invocations.open >= self._node.calls_pending_max:
+        _check_delay(name, delay_s)
+        held = self._invocations.open + self._checking
+        if held >= self._node.calls_pending_max:
             raise OverloadedError(
-                f"{self._invocations.open:,} asynchronous calls wait or run, which is the limit; "
-                "try again later."
+                f"{held:,} asynchronous calls wait or run, which is the limit; try again later."
             )
-        app, _, function = name.partition(".")
-        if app not in self._apps or function not in self._apps[app].functions:
-            raise self._unknown(name)
+        deployed, spec = self._function(name)
+        self._checking += 1
+        try:
+            question = CheckArguments(deployed.number, spec.name, arguments)
+            await self._router.check_arguments(name, question)
+        finally:
+            self._checking -= 1
         invocation = Invocation(self._invocation_id(), name)
         start = partial(self._start_sent, invocation, arguments, position)
         self._invocations.add(invocation)
@@ -344,6 +350,14 @@ class FunctionHost:
 
     # --- inside: calls
 
+    def _function(self, name: str) -> tuple[Deployed, FunctionSpec]:
+        app, _, function = name.partition(".")
+        deployed = self._apps.get(app)
+        spec = deployed.functions.get(function) if deployed is not None else None
+        if deployed is None or spec is None:
+            raise self._unknown(name)
+        return deployed, spec
+
     def _invocation_id(self) -> str:
         return f"{self._invocation_prefix}-{next(self._invocation_numbers):x}"
 
@@ -406,6 +420,14 @@ class FunctionHost:
 
 def _did_you_mean(near: list[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "; `indilog apps` lists what is."
+
+
+def _check_delay(name: str, delay_s: float) -> None:
+    try:
+        check_delay(delay_s)
+    except ValueError as error:
+        fault = {"field": "delay", "problem": str(error)}
+        raise InvalidArgumentsError(f"{name} was not started: {error}", [fault]) from None
 
 
 def _checked_name(name: str) -> str:

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from indilog.app import App, Function, check_app_name
-from indilog.calls import FunctionSpec
+from indilog.deployed import FunctionSpec
 from indilog.errors import DeployError
 
 PACKAGE: Final = "indilog_deployed_"

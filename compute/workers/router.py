@@ -24,11 +24,13 @@ from compute.workers.process import WorkerProcess
 from compute.workers.pulse import Pulse
 from indilog.calls import (
     Answer,
+    CheckArguments,
     Failed,
     Invoke,
     LinkLostError,
     Returned,
     RevokedError,
+    error_from,
     failed,
 )
 from indilog.config import NodeConfig
@@ -83,6 +85,23 @@ class CallRouter:
     def waiting(self) -> int:
         """Calls that wait for a slot."""
         return self._dispatcher.waiting
+
+    async def check_arguments(self, call: str, question: CheckArguments) -> None:
+        """Have a worker check arguments for `call` without running it.
+
+        Raises:
+            InvalidArgumentsError: they do not fit.
+            NotReadyError: no worker could tell.
+        """
+        worker = self._dispatcher.least_loaded
+        if worker is None:
+            raise NotReadyError(f"No function worker is up to take {call}; try again.")
+        try:
+            answer = await asyncio.wait_for(worker.link.ask(question), self._node.worker_stop_s)
+        except TimeoutError:
+            raise NotReadyError(f"No function worker answers for {call}; try again.") from None
+        if isinstance(answer, Failed):
+            raise error_from(answer)
 
     def add(self, worker: WorkerProcess) -> None:
         """A worker takes calls from now on."""

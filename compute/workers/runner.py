@@ -27,6 +27,7 @@ from indilog.caller import LinkCaller
 from indilog.calls import (
     Answer,
     Cancel,
+    CheckArguments,
     Done,
     Greeting,
     Invoke,
@@ -109,6 +110,8 @@ class Runner:
             case Unload():
                 if (loaded := self._deployments.pop(message.deployment, None)) is not None:
                     self._loading.submit(loaded.unload)
+            case CheckArguments():
+                self._start(link, call, partial(self._check, message))
             case Ping():
                 link.answer(call, Done(0))
             case Welcome():
@@ -154,7 +157,7 @@ class Runner:
             return load(message.deployment, message.name, message.sources, self._directory)
 
     async def _run(self, invoke: Invoke) -> Answer:
-        loaded, function = self._function(invoke)
+        loaded, function = self._function(invoke.deployment, invoke.function)
         arguments = function.signature.arguments(invoke.arguments)
         if not function.is_async:
             self._threads.check_room()
@@ -190,11 +193,16 @@ class Runner:
             )
         return text
 
-    def _function(self, invoke: Invoke) -> tuple[Loaded, Function]:
-        loaded = self._deployments.get(invoke.deployment)
-        if loaded is None or invoke.function not in loaded.functions:
-            raise NotReadyError(f"{invoke.function} is not loaded in this worker; try again.")
-        return loaded, loaded.functions[invoke.function]
+    async def _check(self, message: CheckArguments) -> Answer:
+        _, function = self._function(message.deployment, message.function)
+        function.signature.arguments(message.arguments)
+        return Done(0)
+
+    def _function(self, deployment: int, name: str) -> tuple[Loaded, Function]:
+        loaded = self._deployments.get(deployment)
+        if loaded is None or name not in loaded.functions:
+            raise NotReadyError(f"{name} is not loaded in this worker; try again.")
+        return loaded, loaded.functions[name]
 
     def _context(self, invoke: Invoke, function: Function, session: Session) -> Context:
         assert self._logs is not None, "the compute node says Welcome first"

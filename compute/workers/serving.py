@@ -8,15 +8,20 @@ called) and what was deployed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from compute.log_service import LogService
 from compute.workers.call import Call
 from indilog.calls import (
     Accepted,
+    Answer,
     CallFunction,
     Cancel,
+    CheckArguments,
     DeployApp,
     Deployed,
     Failed,
@@ -33,7 +38,7 @@ from indilog.calls import (
     Welcome,
     failed,
 )
-from indilog.errors import IndilogError, NotReadyError
+from indilog.errors import IndilogError, NotReadyError, OverloadedError
 from indilog.link import Link
 from indilog.log import LogSource
 
@@ -55,7 +60,9 @@ class LinkServer:
         self._log_service = LogService(logs, questions_max=questions_max)
         self._is_client = is_client
         self._calls: dict[int, Call] = {}
-        self._deploying: dict[int, asyncio.Task[None]] = {}
+        self._questions_max = questions_max
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_deploying = False
 
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Answer one question on `link`, now or later.
@@ -67,18 +74,23 @@ class LinkServer:
             case CallFunction():
                 self._call(link, call, message)
             case SendFunction():
-                invocation = self._host.send(
-                    message.function,
-                    message.arguments,
-                    position=message.position,
-                    delay_s=message.delay_s,
-                )
-                link.answer(call, Accepted(invocation))
+                if len(self._tasks) >= self._questions_max:
+                    raise OverloadedError("Too many calls of this connection are being started.")
+                self._begin(link, call, self._sent(message))
             case Cancel():
                 self._cancel(call)
             case DeployApp():
                 self._deploy(link, call, message)
-            case Welcome() | Ready() | ThreadsLeft() | Invoke() | Load() | Unload() | Ping():
+            case (
+                Welcome()
+                | Ready()
+                | ThreadsLeft()
+                | Invoke()
+                | Load()
+                | Unload()
+                | CheckArguments()
+                | Ping()
+            ):
                 raise NotReadyError(f"A compute node is not asked {type(message).__name__}.")
             case _:
                 self._log_service.serve(link, call, message)
@@ -114,15 +126,40 @@ class LinkServer:
     def _deploy(self, link: Link, number: int, message: DeployApp) -> None:
         if not self._is_client:
             raise NotReadyError("A function cannot deploy; use a client.")
-        if self._deploying:
+        if self._is_deploying:
             raise NotReadyError("This client is deploying already; wait for that.")
-        self._deploying[number] = asyncio.ensure_future(self._deployed(link, number, message))
+        self._is_deploying = True
+        self._begin(link, number, self._deployed(message))
 
-    async def _deployed(self, link: Link, number: int, message: DeployApp) -> None:
+    def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
+        """Answer with what `answering` gives; goes on when the link is gone."""
+        task = asyncio.get_running_loop().create_task(_answered(link, number, answering))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _sent(self, message: SendFunction) -> Answer:
+        invocation = await self._host.send(
+            message.function,
+            message.arguments,
+            position=message.position,
+            delay_s=message.delay_s,
+        )
+        return Accepted(invocation)
+
+    async def _deployed(self, message: DeployApp) -> Answer:
         try:
             info = await self._host.deploy(message.sources, name=message.name, owner=message.owner)
-            link.answer(number, Deployed(info))
-        except IndilogError as error:
-            link.answer(number, failed(error))
         finally:
-            del self._deploying[number]
+            self._is_deploying = False
+        return Deployed(info)
+
+
+async def _answered(link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
+    try:
+        answer = await answering
+    except IndilogError as error:
+        answer = failed(error)
+    except Exception:  # noqa: BLE001 - outermost: the asker must not wait for ever
+        structlog.get_logger().exception("question failed")
+        answer = failed(IndilogError("The platform failed on this call; its log says why."))
+    link.answer(number, answer)

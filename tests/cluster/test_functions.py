@@ -132,6 +132,15 @@ async def test_an_asynchronous_call_can_be_asked_for(platform: Platform) -> None
     assert told.json()["problem"]["title"] == "CallOutcomeUnknownError"
 
 
+async def test_an_asynchronous_call_whose_arguments_do_not_fit_is_refused_at_once(
+    platform: Platform,
+) -> None:
+    answer = await platform.http.post("/functions/demo/count?async=1", json={"nmae": "a"})
+    assert answer.status_code == 422
+    assert [e["field"] for e in answer.json()["errors"]] == ["name", "nmae"]
+    assert platform.host.status()["invocations_open"] == 0
+
+
 async def test_a_client_calls_deploys_and_reads_in_one_session(platform: Platform) -> None:
     async with indilog.connect(platform.url) as client:
         assert await client.call("demo.count", name="c") == 1

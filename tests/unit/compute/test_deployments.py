@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compute.deployments import APPS_LOG, Deployment, DeploymentLog, check_log_name
-from indilog.calls import FunctionSpec
 from indilog.config import ClusterConfig
+from indilog.deployed import FunctionSpec
 from indilog.errors import DeployError, InvalidTagError
 from indilog.testing import MemoryLogs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,20 @@ async def test_map_keeps_the_order_and_the_bound() -> None:
     results = await context(echo).map("demo.double", [{"n": n} for n in range(9)], calls_max=3)
     assert results == [14] * 9
     assert echo.running_most == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e12])
+async def test_a_delay_that_is_none_is_refused(delay: float) -> None:
+    with pytest.raises(ValueError, match="delay is a number of seconds"):
+        await context().send(double, n=1, delay=delay)
+
+
+@pytest.mark.asyncio
+async def test_map_says_what_its_items_are() -> None:
+    items: list[Any] = [{"n": 1}, 2]
+    with pytest.raises(TypeError, match=r"map takes the keyword arguments .* not int: 2\."):
+        await context().map("demo.double", items)
 
 
 @pytest.mark.asyncio

@@ -45,7 +45,7 @@ def test_attributes_arrive() -> None:
     large = carried(TooLargeError("The record's size in bytes", size=9, limit=8))
     assert isinstance(large, TooLargeError)
     assert (large.size, large.limit) == (9, 8)
-    assert str(large) == "The record's size in bytes is 9, the limit is 8; nothing was appended."
+    assert str(large) == "The record's size in bytes is 9, the limit is 8; nothing was done."
     trimmed = carried(TrimmedError(40))
     assert isinstance(trimmed, TrimmedError)
     assert trimmed.first_seqnum == 40

@@ -123,8 +123,30 @@ def test_a_result_that_does_not_fit_its_type_is_the_functions_failure() -> None:
     def body() -> int:
         raise NotImplementedError
 
-    with pytest.raises(FunctionFailedError, match=r"returned a str .* a `int` is expected"):
+    with pytest.raises(FunctionFailedError, match=r"a value of type str .* a `int` is expected"):
         of(body).result_text("many")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_does_not_have_is_refused_and_never_null(number: float) -> None:
+    def hinted() -> list[float]:
+        raise NotImplementedError
+
+    def plain():  # type: ignore[no-untyped-def]  # noqa: ANN202 - as people write it
+        raise NotImplementedError
+
+    for body in (hinted, plain):
+        with pytest.raises(FunctionFailedError, match=r"^app\.body returned .* NaN and Infinity"):
+            of(body).result_text([1.0, number])
+    with pytest.raises(InvalidArgumentsError, match="NaN and Infinity"):
+        arguments_text({"n": number})
+
+
+def test_a_text_may_speak_of_numbers_that_json_does_not_have() -> None:
+    def body() -> str:
+        raise NotImplementedError
+
+    assert of(body).result_text("NaN, -Infinity") == b'"NaN, -Infinity"'
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ async def test_records_go_in_as_text_base64_or_bytes_and_come_back(served: Serve
         (2, ["a", "b"]),
     ]
     assert [r.get("data") or r["data_base64"] for r in found["records"]] == ["héé", "/wA=", "/wE="]
+    assert [r.get("encoding") for r in found["records"]] == [None, "base64", "base64"]
     assert found["next_bound"] == 3
 
 
@@ -169,9 +170,34 @@ async def test_an_unknown_function_is_told_in_a_sentence(
     assert words in told[1]
 
 
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("async=banana", "async"),
+        ("async", "async"),
+        ("asnyc=1", "asnyc"),
+        ("delay=2", "delay"),
+        ("async=0&delay=2", "delay"),
+        ("async=1&delay=soon", "delay"),
+        ("async=1&delay=-1", "delay"),
+        ("async=1&delay=nan", "delay"),
+    ],
+)
+async def test_a_query_that_is_not_understood_runs_nothing_and_names_its_field(
+    served: Served, query: str, field: str
+) -> None:
+    answer = await served.client.post(f"/functions/shop/buy?{query}")
+    assert problem(answer)[0] == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+    assert field in answer.json()["detail"]
+
+
 async def test_a_request_over_the_limit_is_refused(served: Served) -> None:
     large = b"x" * (ClusterConfig().batch_bytes_max + 1)
-    assert problem(await served.client.post("/functions/a/b", content=large))[0] == 413
+    status, told = problem(await served.client.post("/functions/a/b", content=3 * large))
+    assert status == 413
+    assert told.startswith("The size of the call's arguments in bytes is 12,582,915, ")
+    assert told.endswith(", the limit is 4,194,304; nothing was done.")
     assert problem(await served.client.post("/apps", content=2 * large))[0] == 413
     assert problem(await served.client.post("/logs/a/records", content=2 * large))[0] == 413
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compute.gateway.openapi import described
-from indilog.calls import AppInfo, FunctionSpec
+from indilog.deployed import AppInfo, FunctionSpec
 
 
 def test_functions_of_two_apps_with_types_of_one_name_stay_apart() -> None:

@@ -17,7 +17,6 @@ from indilog.calls import (
     Cancel,
     Done,
     Failed,
-    FunctionSpec,
     Greeting,
     Invoke,
     Ping,
@@ -27,6 +26,7 @@ from indilog.calls import (
     failed,
 )
 from indilog.config import NodeConfig
+from indilog.deployed import FunctionSpec
 from indilog.errors import OverloadedError
 from indilog.link import Link
 from tests.link_pair import link_pair
