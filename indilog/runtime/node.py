@@ -245,12 +245,12 @@ class NodeShell:
         for node, overdue in self._deadlines.items():
             if overdue <= now:
                 inbox.setdefault(node, [])
-        touched: set[NodeId] = set()
+        touched: dict[NodeId, None] = {}  # ordered, so that a run can be repeated exactly
         for _ in range(_ROUNDS_MAX):
             if not inbox and not self._take_later(now):
                 break
             node = next(iter(inbox))
-            touched.add(node)
+            touched[node] = None
             for effect in roles[node].handle(inbox.pop(node), now):
                 # The commonest effect, here and not in `_perform`: a call saved for each message.
                 if type(effect) is Send and (to := effect.to) in roles:

@@ -1,0 +1,214 @@
+"""The simulated cluster: processes, the network between them, and callers.
+
+See the package for what is simulated and what is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import structlog
+
+from indilog.client import Client
+from indilog.config import KIB, ClusterConfig, Config, NodeConfig
+from indilog.ids import NodeId
+from indilog.testing.simulation.disk import SimulatedDisk, installed
+from indilog.testing.simulation.network import SimulatedNetwork
+from indilog.testing.simulation.process import SimulatedProcess
+from indilog.testing.simulation.world import World
+from indilog.view import View, view_of
+
+_T = TypeVar("_T")
+
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 a file system in memory, if there is one
+READY_WITHIN_S: Final = 60.0
+
+SMALL: Final = Config(
+    cluster=ClusterConfig(
+        record_bytes_max=2 * KIB, batch_bytes_max=67 * KIB, message_bytes_max=256 * KIB
+    ),
+    node=NodeConfig(segment_bytes=68 * KIB, sync_inline_s_max=1e9),
+)
+"""What is simulated unless said otherwise: small files, so that a start costs little."""
+
+
+def arrangement_of(view: View, *, embedded: bool) -> tuple[tuple[NodeId, ...], ...]:
+    """Return which nodes share a process: all of them, or none with another."""
+    return (view.nodes,) if embedded else tuple((node,) for node in view.nodes)
+
+
+def view_for(config: Config) -> View:
+    """Return the view that a configuration asks for."""
+    cluster = config.cluster
+    return view_of(
+        sequencers=cluster.sequencers,
+        storage_nodes=cluster.storage_nodes,
+        replicas=cluster.replicas,
+        index_shards=cluster.index_shards,
+        index_replicas=cluster.index_replicas,
+        aggregators=cluster.aggregators,
+        engines=cluster.engines,
+    )
+
+
+class SimulatedCluster:
+    """A context manager; use it in one thread, one at a time.
+
+    Args:
+        seed: decides everything that chance decides.
+        config: of the cluster; small files are quick files.
+        arrangement: which nodes share a process; each in its own by default.
+        lines: if a list, what happens is told in it, a line each.
+    """
+
+    def __init__(
+        self,
+        seed: int | str,
+        config: Config = SMALL,
+        *,
+        arrangement: Sequence[tuple[NodeId, ...]] | None = None,
+        lines: list[str] | None = None,
+    ) -> None:
+        self.world = World(seed)
+        self.world.lines = lines
+        self.config = config
+        self.view = view_for(config)
+        self.network = SimulatedNetwork(self.world)
+        self.processes: list[SimulatedProcess] = []
+        self._arrangement = arrangement or arrangement_of(self.view, embedded=False)
+        self._epochs = itertools.count(1)
+        self._names: set[str] = set()
+        self._stack = ExitStack()
+        self._directory = Path()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(_quiet())
+            memory = _MEMORY if _MEMORY.is_dir() else None
+            directory = tempfile.TemporaryDirectory(prefix="indilog-sim-", dir=memory)
+            self._directory = Path(stack.enter_context(directory))
+            self._calls = stack.enter_context(installed())
+            stack.callback(self._close)
+            for nodes in self._arrangement:
+                self.add_process(nodes)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def _close(self) -> None:
+        for process in self.processes:
+            process.crash(power=False)
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that happened: equal for two runs of one seed."""
+        return self.world.digest
+
+    def next_epoch(self) -> int:
+        """Return the next epoch, as the metadata store would."""
+        return next(self._epochs)
+
+    def add_process(self, nodes: tuple[NodeId, ...]) -> SimulatedProcess:
+        """Start a process with a disk of its own, beside those that there are."""
+        name = "+".join(nodes) if len(nodes) < 3 else f"{nodes[0]}+{len(nodes) - 1}"
+        if name in self._names:
+            name = f"{name}~{len(self._names)}"
+        self._names.add(name)
+        disk = SimulatedDisk(self._directory / name, self.world.chance(f"disk of {name}"))
+        self._calls.disks.append(disk)
+        process = SimulatedProcess(self, name, nodes, disk)
+        self.processes.append(process)
+        process.start()
+        return process
+
+    def remove_process(self, process: SimulatedProcess) -> None:
+        """Take a process that is down out of the cluster, for good."""
+        assert not process.up, "only what is down is taken away"
+        self.processes.remove(process)
+        self.network.forget(process)
+
+    def process_of(self, node: NodeId) -> SimulatedProcess:
+        """Return the process that was first to have `node`."""
+        return next(process for process in self.processes if node in process.nodes)
+
+    # --- callers
+
+    def call(
+        self, process: SimulatedProcess, story: Callable[[], Awaitable[_T]]
+    ) -> asyncio.Task[_T]:
+        """Start a task inside a process that is up; it ends with the process at the latest."""
+        assert process.loop is not None
+        assert process.up, "a process that is down calls nobody"
+
+        async def told() -> _T:
+            return await story()
+
+        return process.loop.create_task(told())
+
+    def run(
+        self,
+        story: Callable[[Client], Awaitable[_T]],
+        *,
+        engine: int = 0,
+        within_s: float = READY_WITHIN_S,
+    ) -> _T:
+        """Run a story at an engine to its end.
+
+        Raises:
+            Stuck: it does not end within so many simulated seconds.
+        """
+        node = self.view.engines[engine]
+        process = self.process_of(node)
+        logs = process.logs[node]
+        task = self.call(process, lambda: story(Client(logs)))
+        self.world.run_until(task.done, within_s)
+        return task.result()
+
+    def ready(self) -> bool:
+        """Tell whether every engine has joined."""
+        homes = [(self.process_of(node), node) for node in self.view.engines]
+        return all(p.up and not p.failing and p.logs[node].engine.ready for p, node in homes)
+
+    def heal(self) -> None:
+        """End all faults: a perfect network, whole disks, everybody up."""
+        self.network.heal()
+        for process in self.processes:
+            process.disk.full = process.disk.sync_fails = False
+            process.disk.unreadable = 0.0
+            process.resume()
+            process.start()
+
+    def check_invariants(self) -> None:
+        """Have every role assert its local facts."""
+        for process in self.processes:
+            process.check_invariants()
+
+
+class _quiet:  # noqa: N801 a context manager
+    """Let no log line of the cluster under test out: faults are its daily bread."""
+
+    def __enter__(self) -> None:
+        self._before: dict[str, Any] | None = (
+            structlog.get_config() if structlog.is_configured() else None
+        )
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            structlog.reset_defaults()
+        else:
+            structlog.configure(**self._before)

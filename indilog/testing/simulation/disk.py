@@ -1,0 +1,305 @@
+"""Disks: what a process wrote and did not sync is lost with the power, all or in part.
+
+The files are real ones, in a directory in memory, so the journal reads and writes them with its own
+code. `installed` puts a stand-in for `os` into the modules of `indilog.runtime` that write files;
+it notes every write until `fdatasync` or `fsync` makes it durable, and plays the faults: a sync
+that fails, a disk that is full, an unreadable place. When the power goes each sector that was not
+synced is as before or as written, and one may be torn. Names in a directory (create, rename,
+unlink) are durable at once: the journal syncs them before it relies on them, and tests of its own
+take its file operations apart.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sys
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+SECTOR_BYTES: Final = 512
+_SHELLS: Final = "indilog.runtime."
+
+
+class _Write(NamedTuple):
+    offset: int
+    data: bytes
+
+
+class _File:
+    """One file: what of it is durable, and what was written since."""
+
+    __slots__ = ("durable", "pending")
+
+    def __init__(self, durable: bytes) -> None:
+        self.durable = bytearray(durable)
+        self.pending: list[_Write] = []
+
+    def sync(self) -> None:
+        for write in self.pending:
+            _put(self.durable, write.offset, write.data)
+        self.pending.clear()
+
+
+def _put(image: bytearray, offset: int, data: bytes) -> None:
+    if len(image) < offset:
+        image.extend(bytes(offset - len(image)))
+    image[offset : offset + len(data)] = data
+
+
+class SimulatedDisk:
+    """The disk of one process: everything below `directory`.
+
+    Attributes:
+        full: no room for a new file, and none to make one longer.
+        sync_fails: the next sync of anything fails with `EIO`, as a dying disk's does.
+        unreadable: the share of reads that fail with `EIO`.
+        syncs: how many syncs there were.
+    """
+
+    def __init__(self, directory: Path, chance: random.Random) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._chance = chance
+        self._files: dict[int, _File] = {}
+        self._open: dict[int, int] = {}
+        self.full = False
+        self.sync_fails = False
+        self.unreadable = 0.0
+        self.syncs = 0
+        self.bytes_written = 0
+
+    # --- what happens to it
+
+    def let_go(self) -> None:
+        """Close what a process that ended had open; locks go with it."""
+        for fd in self._open:
+            os.close(fd)
+        self._open.clear()
+
+    def keep_all(self) -> None:
+        """The process was killed: what it wrote stays in the page cache, and gets to the disk."""
+        self.let_go()
+        for file in self._files.values():
+            file.sync()
+
+    def lose_unsynced(self) -> int:
+        """The power went: return how many writes were lost, in part at least."""
+        self.let_go()
+        lost = 0
+        for path in self._paths():
+            file = self._files.get(path.stat().st_ino)
+            if file is not None and file.pending:
+                lost += len(file.pending)
+                self._settle(file)
+                path.write_bytes(file.durable)
+        return lost
+
+    def _settle(self, file: _File) -> None:
+        """Decide what is left of the unsynced writes: all, none, a prefix, or some sectors."""
+        chance = self._chance
+        sectors = [sector for write in file.pending for sector in _sectors(write)]
+        file.pending.clear()
+        manner = chance.randrange(4)
+        if manner == 0:
+            return
+        if manner == 1:
+            sectors = sectors[: chance.randint(0, len(sectors))]
+        elif manner == 2:
+            sectors = [sector for sector in sectors if chance.random() < 0.5]
+        for sector in sectors:
+            _put(file.durable, sector.offset, sector.data)
+        if manner == 1 and sectors:
+            last = sectors[-1]
+            torn = chance.randint(0, len(last.data))
+            _put(file.durable, last.offset + torn, bytes(len(last.data) - torn))
+
+    def flip_bit(self, name: str, offset: int, bit: int) -> None:
+        """Change one bit of a file for good, behind everybody's back."""
+        path = self.directory / name
+        with path.open("r+b") as stream:
+            stream.seek(offset)
+            changed = stream.read(1)[0] ^ (1 << bit)
+            stream.seek(offset)
+            stream.write(bytes([changed]))
+        file = self._files.get(path.stat().st_ino)
+        if file is not None:
+            file.sync()
+            _put(file.durable, offset, bytes([changed]))
+
+    def _paths(self) -> list[Path]:
+        return sorted(path for path in self.directory.rglob("*") if path.is_file())
+
+    # --- system calls (`DiskCalls`)
+
+    def opened(self, fd: int) -> None:
+        """Note a file that was opened."""
+        inode = os.fstat(fd).st_ino
+        self._open[fd] = inode
+        size = os.fstat(fd).st_size
+        if inode not in self._files or not size:
+            self._files[inode] = _File(os.pread(fd, size, 0))
+
+    def closed(self, fd: int) -> None:
+        """Note that a file was closed; what was not synced may still be lost."""
+        inode = self._open.pop(fd)
+        if inode not in self._open.values() and not self._files[inode].pending:
+            del self._files[inode]
+
+    def has(self, fd: int) -> bool:
+        """Tell whether `fd` is a file of this disk."""
+        return fd in self._open
+
+    def wrote(self, fd: int, data: bytes, offset: int) -> None:
+        """Note a write that was made.
+
+        Raises:
+            OSError: `ENOSPC` when the disk is full and the file would grow.
+        """
+        if self.full and offset + len(data) > os.fstat(fd).st_size:
+            raise OSError(errno.ENOSPC, "simulated: the disk is full")
+        self._files[self._open[fd]].pending.append(_Write(offset, data))
+        self.bytes_written += len(data)
+
+    def synced(self, fd: int) -> None:
+        """Make the writes to a file durable.
+
+        Raises:
+            OSError: `EIO` when this is the sync that fails.
+        """
+        if self.sync_fails:
+            self.sync_fails = False
+            raise OSError(errno.EIO, "simulated: the disk failed")
+        self.syncs += 1
+        self._files[self._open[fd]].sync()
+
+    def check_readable(self) -> None:
+        """Raise an `OSError` when this read is one that fails."""
+        if self.unreadable and self._chance.random() < self.unreadable:
+            raise OSError(errno.EIO, "simulated: an unreadable sector")
+
+
+def _sectors(write: _Write) -> list[_Write]:
+    """Take a write apart at the boundaries of sectors, which are written whole or not at all."""
+    parts, offset, end = [], write.offset, write.offset + len(write.data)
+    while offset < end:
+        stop = min(end, offset - offset % SECTOR_BYTES + SECTOR_BYTES)
+        parts.append(_Write(offset, write.data[offset - write.offset : stop - write.offset]))
+        offset = stop
+    return parts
+
+
+class DiskCalls:
+    """Stands for the module `os` where files are written; everything else is the real one."""
+
+    def __init__(self) -> None:
+        self.disks: list[SimulatedDisk] = []
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 whatever `os` has
+        return getattr(os, name)
+
+    def _of_fd(self, fd: int) -> SimulatedDisk | None:
+        return next((disk for disk in self.disks if disk.has(fd)), None)
+
+    def _of_path(self, path: object) -> SimulatedDisk | None:
+        text = os.fspath(path)  # type: ignore[call-overload]
+        return next((d for d in self.disks if text.startswith(f"{d.directory}/")), None)
+
+    def open(self, path: object, flags: int, mode: int = 0o777) -> int:
+        """As `os.open`."""
+        fd: int = os.open(path, flags, mode)  # type: ignore[arg-type]
+        if not flags & os.O_DIRECTORY and (disk := self._of_path(path)) is not None:
+            disk.opened(fd)
+        return fd
+
+    def close(self, fd: int) -> None:
+        """As `os.close`."""
+        if (disk := self._of_fd(fd)) is not None:
+            disk.closed(fd)
+        os.close(fd)
+
+    def pwritev(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
+        """As `os.pwritev`."""
+        return self.pwrite(fd, b"".join(buffers), offset)
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        """As `os.pwrite`."""
+        if (disk := self._of_fd(fd)) is not None:
+            disk.wrote(fd, bytes(data), offset)
+        return os.pwrite(fd, data, offset)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        """As `os.pread`."""
+        if (disk := self._of_fd(fd)) is not None:
+            disk.check_readable()
+        return os.pread(fd, length, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        """As `os.fdatasync`; takes no time."""
+        if (disk := self._of_fd(fd)) is not None:
+            disk.synced(fd)
+
+    fsync = fdatasync
+
+    def statvfs(self, path: object) -> os.statvfs_result:
+        """As `os.statvfs`, but that a full disk has no room."""
+        real = os.statvfs(path)  # type: ignore[arg-type]
+        disk = self._of_path(f"{os.fspath(path)}/")  # type: ignore[call-overload]
+        if disk is None or not disk.full:
+            return real
+        fields = list(real)
+        fields[3] = fields[4] = 0  # blocks free, blocks free for us
+        return os.statvfs_result(fields)
+
+
+class AtOnce:
+    """Stands for a pool of threads: what is submitted is done before `submit` returns."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:  # noqa: ANN401 as a pool
+        """Do it."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:  # noqa: BLE001 as a pool does
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, *_: object, **__: object) -> None:
+        """Nothing is left to be done."""
+
+
+@contextmanager
+def installed() -> Generator[DiskCalls]:
+    """Let the journal write to simulated disks, and by itself, inside the block."""
+    import indilog.runtime.journal  # noqa: F401 so that it and what it uses are there
+
+    calls = DiskCalls()
+    stand_ins: dict[object, object] = {os: calls, _pool(): AtOnce}
+    replaced: list[tuple[ModuleType, str, object]] = []
+    for name, module in sorted(sys.modules.items()):
+        if not name.startswith(_SHELLS):
+            continue
+        for attribute in ("os", "ThreadPoolExecutor"):
+            real = getattr(module, attribute, None)
+            if real is not None and real in stand_ins:
+                replaced.append((module, attribute, real))
+                setattr(module, attribute, stand_ins[real])
+    try:
+        yield calls
+    finally:
+        for module, attribute, real in replaced:
+            setattr(module, attribute, real)
+
+
+def _pool() -> object:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor

@@ -1,0 +1,199 @@
+"""One process: a shell with some roles, which may crash, stand still, and start again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from indilog.config import KIB
+from indilog.errors import IndilogError
+from indilog.ids import Epoch, Instant, NodeId
+from indilog.runtime.assembly import logs_of, role_of
+from indilog.runtime.journal import Journal
+from indilog.runtime.node import Clock, NodeShell
+from indilog.testing.simulation.disk import SimulatedDisk
+from indilog.testing.simulation.network import SimulatedTransport
+from indilog.testing.simulation.world import ProcessLoop, World
+
+if TYPE_CHECKING:
+    from indilog.testing.simulation.cluster import SimulatedCluster
+
+_UNUSED_SEGMENT_BYTES: Final = 64 * KIB
+_LAST_WORDS_S: Final = 0.001
+"""How long a process that failed lives on: its callers hear of it."""
+_RESTART_S: Final = 0.1
+"""After this a process that ended by itself, or was refused, is started again."""
+
+
+class WorldClock(Clock):
+    """The clock of a process, as the world has it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> Instant:
+        """Return the time."""
+        return Instant(self._world.now_s)
+
+
+class SimulatedProcess:
+    """A process and its disk; it is made down.
+
+    Attributes:
+        nodes: the roles it has.
+        shell: of this life, None while it is down.
+        loop: of this life, or of the last one.
+        logs: of the engines that it has, in this life.
+        failures: what ended a life by itself: a shell that failed, a start that was refused.
+        on_up: called whenever it has started.
+    """
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        name: str,
+        nodes: tuple[NodeId, ...],
+        disk: SimulatedDisk,
+    ) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.nodes = nodes
+        self.disk = disk
+        self.shell: NodeShell | None = None
+        self.loop: ProcessLoop | None = None
+        self.logs: dict[NodeId, Any] = {}
+        self.failures: list[BaseException] = []
+        self.on_up: Callable[[SimulatedProcess], None] = lambda _: None
+        self.lives = 0
+        self._transport: SimulatedTransport | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs, standing still or not."""
+        return self.shell is not None
+
+    @property
+    def failing(self) -> bool:
+        """Whether it has failed and is about to end."""
+        return self.shell is not None and self.shell.failed is not None
+
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still."""
+        return self.loop is not None and self.loop.paused
+
+    def start(self) -> None:
+        """Start, as after a boot: recover from the disk; nothing if it is up, or taken away."""
+        cluster = self.cluster
+        if self.up or self not in cluster.processes:
+            return
+        world = cluster.world
+        self.lives += 1
+        self.loop = ProcessLoop(world, f"{self.name}#{self.lives}")  # type: ignore[abstract]
+        world.tell(f"{self.name} starts")
+        with self.loop.running():
+            try:
+                shell = self._shell(Epoch(cluster.next_epoch()))
+            except (IndilogError, OSError) as error:
+                self._refused(error)
+                return
+            self.shell = shell
+            for node in self.nodes:
+                if (logs := logs_of(shell, node, cluster.config)) is not None:
+                    self.logs[node] = logs
+        cluster.network.settle(self)
+        self.on_up(self)
+
+    def _shell(self, epoch: Epoch) -> NodeShell:
+        cluster, config = self.cluster, self.cluster.config
+        persisting = {*cluster.view.sequencers, *cluster.view.storage_nodes}
+        persists = bool(persisting.intersection(self.nodes))
+        journal = Journal.open(
+            self.disk.directory / "journal",
+            segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
+            durability=config.cluster.durability,
+        )
+        self._transport = SimulatedTransport(cluster.network, self.name)
+        shell = NodeShell(
+            {node: role_of(node, [cluster.view], config) for node in self.nodes},
+            [cluster.view],
+            config,
+            journal=journal,
+            transport=self._transport,
+            epoch=epoch,
+            on_fatal=self._on_fatal,
+        )
+        shell.clock = WorldClock(cluster.world)
+        shell.start()
+        return shell
+
+    def _refused(self, error: BaseException) -> None:
+        self.cluster.world.tell(f"{self.name} does not start: {type(error).__name__}")
+        self.failures.append(error)
+        self._end()
+        self.disk.keep_all()
+        self.cluster.world.after(_RESTART_S, self._start_again, self.loop)
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self.cluster.world.tell(f"{self.name} failed: {type(error).__name__}")
+        self.failures.append(error)
+        life = self.loop
+        self.cluster.world.after(_LAST_WORDS_S, self._end_of, life)
+
+    def _end_of(self, life: ProcessLoop | None) -> None:
+        """End a life that failed; its disk may have dropped what it had not synced."""
+        if life is not None and self.loop is life and life.alive:
+            self._end()
+            self.disk.lose_unsynced()
+            self.cluster.world.after(_RESTART_S, self._start_again, life)
+
+    def _start_again(self, life: ProcessLoop | None) -> None:
+        """Do what a supervisor does, unless somebody was faster."""
+        if self.loop is life:
+            self.start()
+
+    def crash(self, *, power: bool) -> None:
+        """End at once; `power`: what was not synced is lost with it."""
+        if not self.up:
+            return
+        self.cluster.world.tell(f"{self.name} crashes, power={power}")
+        self._end()
+        if power:
+            self.disk.lose_unsynced()
+        else:
+            self.disk.keep_all()
+
+    def _end(self) -> None:
+        self.shell = None
+        self.logs.clear()
+        if self._transport is not None:
+            self._transport.close()
+        if self.loop is not None:
+            self.loop.end()
+
+    def pause(self) -> None:
+        """Stand still, as a process that the system does not schedule."""
+        if self.loop is not None and self.up:
+            self.cluster.world.tell(f"{self.name} stands still")
+            self.loop.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        if self.loop is not None and self.loop.paused:
+            self.cluster.world.tell(f"{self.name} goes on")
+            self.loop.resume()
+
+    def receive(self, sender: str, frame: bytes) -> None:
+        """Take in a frame from the network, if there is a life to take it in."""
+        transport, loop = self._transport, self.loop
+        if not self.up or transport is None or transport.on_frames is None or loop is None:
+            self.cluster.network.frames_lost += 1
+            return
+        self.cluster.world.tell(f"{sender} > {self.name}", frame)
+        loop.call_soon(transport.on_frames, [frame])
+
+    def check_invariants(self) -> None:
+        """Have every role assert its local facts."""
+        if self.shell is not None:
+            for role in self.shell.roles.values():
+                role.check_invariants()

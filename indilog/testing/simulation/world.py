@@ -1,0 +1,326 @@
+"""Time, chance and turns: a scheduler that plays the event loops of all processes.
+
+Everything that happens is a callback at an instant; instants are equal or later, callbacks of one
+instant run in the order in which they were asked for. Nothing waits: when all is done at one
+instant, the clock jumps to the next. Each process has a `ProcessLoop`, an asyncio loop of its own,
+so that what runs on a real loop runs here unchanged. Tasks and futures are asyncio's; they are
+deterministic as long as nobody iterates over a set of them (PITFALLS 20).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from hashlib import blake2b
+from heapq import heappop, heappush
+from typing import Any, Final, TypeVar
+
+_T = TypeVar("_T")
+_enter_loop = asyncio._set_running_loop  # noqa: SLF001 for those who write a loop
+
+START_S: Final = 1_700_000_000.0
+"""The instant at which every world begins: an ordinary one, in seconds since 1970."""
+_STEP_S: Final = 2e-6
+"""What one callback takes: so time passes where nothing but work happens."""
+
+
+class Stuck(AssertionError):  # noqa: N818 what a test says about a run
+    """What was waited for does not happen: nothing will, or not within the time allowed."""
+
+
+class Scheduled:
+    """A callback at an instant; what `asyncio` calls a handle."""
+
+    __slots__ = ("_cancelled", "args", "callback", "context", "loop", "when_s")
+
+    def __init__(
+        self,
+        when_s: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: ProcessLoop | None,
+        context: contextvars.Context | None,
+    ) -> None:
+        self.when_s = when_s
+        self.callback = callback
+        self.args = args
+        self.loop = loop
+        self.context = context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Let it not happen."""
+        self._cancelled = True
+
+    def cancelled(self) -> bool:
+        """Tell whether it was cancelled."""
+        return self._cancelled
+
+    def when(self) -> float:
+        """Return its instant."""
+        return self.when_s
+
+
+class World:
+    """The clock, and everything that is going to happen.
+
+    Attributes:
+        now_s: the instant.
+        steps: how many callbacks have run: what happened earlier has the smaller number.
+        lines: if a list is put here, what happens is told in it, a line each.
+    """
+
+    def __init__(self, seed: int | str) -> None:
+        self.seed = seed
+        self.now_s = START_S
+        self.steps = 0
+        self.lines: list[str] | None = None
+        self._heap: list[tuple[float, int, Scheduled]] = []
+        self._asked = 0
+        self._digest = blake2b(digest_size=16)
+
+    def chance(self, purpose: str) -> random.Random:
+        """Return a source of chance that depends on the seed and `purpose` only."""
+        return random.Random(f"{self.seed}/{purpose}")  # noqa: S311 it is to be repeated
+
+    # --- what happened
+
+    def tell(self, what: str, *parts: bytes) -> None:
+        """Note that something happened now: it becomes part of the digest."""
+        digest = self._digest
+        digest.update(f"{self.now_s!r} {what} {[len(part) for part in parts]}\n".encode())
+        for part in parts:
+            digest.update(part)
+        if self.lines is not None:
+            self.lines.append(f"{self.now_s - START_S:12.6f}  {what}")
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that happened so far, in order."""
+        return self._digest.hexdigest()
+
+    # --- what is going to happen
+
+    def at(
+        self,
+        when_s: float,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401 whatever the callback takes
+        loop: ProcessLoop | None = None,
+        context: contextvars.Context | None = None,
+    ) -> Scheduled:
+        """Have `callback` called at an instant, now if that is past."""
+        when_s = max(when_s, self.now_s)
+        item = Scheduled(when_s, callback, args, loop, context)
+        self._asked += 1
+        heappush(self._heap, (when_s, self._asked, item))
+        return item
+
+    def after(self, delay_s: float, callback: Callable[..., object], *args: Any) -> Scheduled:  # noqa: ANN401 as `at`
+        """Have `callback` called in a while."""
+        return self.at(self.now_s + delay_s, callback, *args)
+
+    def step(self) -> bool:
+        """Let the next thing happen; False: there is none."""
+        if not self._heap:
+            return False
+        when_s, _, item = heappop(self._heap)
+        if item.cancelled():
+            return True
+        self.steps += 1
+        self.now_s = max(self.now_s, when_s) + _STEP_S
+        loop = item.loop
+        if loop is None:
+            item.callback(*item.args)
+        elif loop.paused:
+            loop.deferred.append(item)
+        elif loop.alive:
+            _enter_loop(loop)
+            try:
+                if item.context is not None:
+                    item.context.run(item.callback, *item.args)
+                else:
+                    item.callback(*item.args)
+            finally:
+                _enter_loop(None)
+        return True
+
+    def run_until(self, done: Callable[[], bool], within_s: float) -> None:
+        """Let things happen until `done()`.
+
+        Raises:
+            Stuck: it does not come true within so many simulated seconds.
+        """
+        end_s = self.now_s + within_s
+        while not done():
+            if not self._heap:
+                raise Stuck("nothing will ever happen any more")
+            if self._heap[0][0] > end_s:
+                raise Stuck(f"it did not happen within {within_s:g} simulated seconds")
+            self.step()
+
+    def run_for(self, duration_s: float) -> None:
+        """Let things happen for so many simulated seconds."""
+        end_s = self.now_s + duration_s
+        while self._heap and self._heap[0][0] <= end_s:
+            self.step()
+        self.now_s = max(self.now_s, end_s)
+
+
+class ProcessLoop(asyncio.AbstractEventLoop):
+    """The event loop of one life of one process.
+
+    A paused loop runs nothing; what falls due meanwhile runs when it goes on, in order. A loop that
+    is not alive never runs anything again.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.deferred: list[Scheduled] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._chance = world.chance(f"threads of {name} at {world.now_s!r}")
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Be the running loop inside the block."""
+        _enter_loop(self)
+        try:
+            yield
+        finally:
+            _enter_loop(None)
+
+    def pause(self) -> None:
+        """Run nothing until `resume`."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on with what fell due meanwhile."""
+        self.paused = False
+        deferred, self.deferred = self.deferred, []
+        for item in deferred:
+            if not item.cancelled():
+                again = self.world.at(0.0, item.callback, *item.args, loop=self)
+                again.context = item.context
+
+    def end(self) -> None:
+        """End this life: the tasks stop where they are."""
+        self.alive = False
+        self.paused = False
+        self.deferred.clear()
+        tasks, self.tasks = self.tasks, []
+        for task in tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 it is meant
+                with self.running():
+                    task.get_coro().close()
+
+    # --- asyncio
+
+    def time(self) -> float:
+        """Return the instant."""
+        return self.world.now_s
+
+    def call_soon(  # type: ignore[override]
+        self,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401 as asyncio says
+        context: contextvars.Context | None = None,
+    ) -> Scheduled:
+        """Have a callback called at this instant, after those that were asked for before."""
+        return self.world.at(0.0, callback, *args, loop=self, context=context)
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401 as asyncio says
+        context: contextvars.Context | None = None,
+    ) -> Scheduled:
+        """Have a callback called in a while."""
+        return self.world.at(self.world.now_s + delay, callback, *args, loop=self, context=context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401 as asyncio says
+        context: contextvars.Context | None = None,
+    ) -> Scheduled:
+        """Have a callback called at an instant."""
+        return self.world.at(when, callback, *args, loop=self, context=context)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Coroutine[Any, Any, _T],
+        *,
+        name: object = None,  # noqa: ARG002 only for people
+        context: contextvars.Context | None = None,  # noqa: ARG002 each task has a copy
+    ) -> asyncio.Task[_T]:
+        """Start a task; it ends with this life at the latest."""
+        task = asyncio.Task(coro, loop=self)
+        self.tasks = [other for other in self.tasks if not other.done()]
+        self.tasks.append(task)
+        return task
+
+    def run_in_executor(  # type: ignore[override]
+        self,
+        executor: object,  # noqa: ARG002 every pool is this world
+        func: Callable[..., _T],
+        *args: Any,  # noqa: ANN401 as asyncio says
+    ) -> asyncio.Future[_T]:
+        """Call `func` "in a thread": it takes a while, during which the loop goes on.
+
+        Its effect comes at the beginning of that while or at its end, as chance has it.
+        """
+        future: asyncio.Future[_T] = self.create_future()
+
+        def settle(result: _T | None, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def perform(done_after_s: float) -> None:
+            result, error = None, None
+            try:
+                result = func(*args)
+            except Exception as raised:  # noqa: BLE001 as an executor does
+                error = raised
+            self.call_later(done_after_s, settle, result, error)
+
+        takes_s = self._chance.uniform(0.0001, 0.003)
+        if self._chance.random() < 0.5:
+            perform(takes_s)
+        else:
+            self.call_later(takes_s, perform, 0.0)
+        return future
+
+    def get_debug(self) -> bool:
+        """Return that it is not asked to be slow."""
+        return False
+
+    def is_running(self) -> bool:
+        """Return whether this life goes on."""
+        return self.alive
+
+    def is_closed(self) -> bool:
+        """Return whether this life is over."""
+        return not self.alive
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Note what nobody waited for: a result whose reader is gone."""
+        self.world.tell(f"{self.name}: {context.get('message', '')}")

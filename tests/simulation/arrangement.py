@@ -1,0 +1,113 @@
+"""What a seed draws before a run: the shape of the cluster, hostile limits, how processes share
+nodes (PITFALLS A2: "suffix of 2 cuts, frames of 64 bytes").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any, Final
+
+from indilog.config import KIB, ClusterConfig, Config, NodeConfig
+from indilog.ids import NodeId
+from indilog.testing.simulation import arrangement_of
+from indilog.testing.simulation.cluster import view_for
+from indilog.view import View
+
+_CACHES: Final[tuple[dict[str, int], ...]] = (
+    {
+        "suffix_cuts_max": 0, "popularity_entries_max": 0, "tag_cache_seqnums_max": 0,
+        "tag_cache_seqnums_per_tag_max": 0, "record_cache_bytes_max": 0, "aux_cache_bytes_max": 0,
+    },
+    {
+        "suffix_cuts_max": 1, "popularity_entries_max": 1, "tag_cache_seqnums_max": 1,
+        "tag_cache_seqnums_per_tag_max": 1, "record_cache_bytes_max": 0,
+    },
+    {
+        "suffix_cuts_max": 2, "popularity_entries_max": 3, "tag_cache_seqnums_max": 12,
+        "tag_cache_seqnums_per_tag_max": 5, "record_cache_bytes_max": 2000,
+        "aux_cache_bytes_max": 500,
+    },
+    {},
+)  # fmt: skip
+
+_LIMITS: Final[dict[str, tuple[int, ...]]] = {
+    "frame_records_max": (1, 2, 3, 256),
+    "frame_bytes": (64, 1000, 384 * KIB),
+    "frames_in_flight_max": (1, 2, 8),
+    "metalog_entries_in_flight_max": (1, 2, 8, 512),
+    "ordering_frame_entries": (1, 3, 64),
+    "index_positions_ahead_max": (1, 2, 8, 65_536),
+    "page_bytes_max": (64, 2000, 4096 * KIB),
+    "append_pending_max": (4, 65_536, 65_536),
+    "append_pending_bytes_max": (4000, 256 * KIB * KIB),
+}
+"""Limits, ordinary and hostile; each is drawn on its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """A cluster to be simulated."""
+
+    config: Config
+    view: View
+    processes: tuple[tuple[NodeId, ...], ...]
+
+    def told(self) -> str:
+        """Return what it is, in a line."""
+        cluster = self.config.cluster
+        shape = (
+            f"{cluster.sequencers} sequencers, {cluster.storage_nodes} storage nodes, "
+            f"R {cluster.replicas}, {cluster.index_shards}x{cluster.index_replicas} index nodes, "
+            f"{cluster.aggregators} aggregators, {cluster.engines} engines in "
+            f"{len(self.processes)} processes"
+        )
+        limits = {name: getattr(self.config.node, name) for name in (*_CACHES[0], *_LIMITS)}
+        return f"{shape}; {limits}"
+
+
+def drawn(chance: random.Random) -> Arrangement:
+    """Draw a cluster."""
+    storage_nodes = chance.choice((1, 2, 2, 3))
+    cluster = ClusterConfig(
+        sequencers=chance.choice((1, 3)),
+        storage_nodes=storage_nodes,
+        replicas=min(storage_nodes, chance.choice((1, 2, 2))),
+        index_shards=chance.choice((1, 2, 3, 4)),
+        index_replicas=chance.choice((1, 1, 2)),
+        aggregators=chance.choice((1, 1, 2)),
+        engines=chance.choice((1, 2, 2)),
+        record_bytes_max=2 * KIB,
+        batch_bytes_max=67 * KIB,
+        message_bytes_max=256 * KIB,
+    )
+    config = Config(cluster=cluster, node=_node(chance))
+    view = view_for(config)
+    return Arrangement(config, view, _processes(view, chance))
+
+
+def _node(chance: random.Random) -> NodeConfig:
+    settings: dict[str, Any] = dict(chance.choice(_CACHES))
+    hostile = chance.random()
+    for name, values in _LIMITS.items():
+        settings[name] = chance.choice(values) if chance.random() < hostile else values[-1]
+    return NodeConfig(
+        segment_bytes=68 * KIB,
+        sync_inline_s_max=chance.choice((1e9, 1e9, 0.0)),
+        resend_s=0.05,
+        lookup_timeout_s=0.1,
+        read_timeout_s=1.0,
+        append_timeout_s=chance.choice((1.0, 3.0)),
+        **settings,
+    )
+
+
+def _processes(view: View, chance: random.Random) -> tuple[tuple[NodeId, ...], ...]:
+    manner = chance.choice(("embedded", "apart", "apart", "mixed"))
+    if manner != "mixed":
+        return arrangement_of(view, embedded=manner == "embedded")
+    count = chance.randint(2, 4)
+    groups: list[list[NodeId]] = [[] for _ in range(count)]
+    for node in view.nodes:
+        chance.choice(groups).append(node)
+    return tuple(tuple(group) for group in groups if group)

@@ -1,0 +1,262 @@
+"""Checkers of a history: they know the promises of the log and nothing of the code that keeps them
+(PITFALLS A2, A9, A20).
+
+Each takes the evidence and yields what contradicts it. They share an `Oracle`: the seqnums of every
+log and tag, sorted, from the records that are there in the end. 100,000 operations take well under
+a second: bisection for each, no scan.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from tests.simulation.history import Evidence, Operation, Seen, Violation
+
+APPENDS = ("append", "append_batch")
+_WAIT_SLACK_S = 1e-4
+
+
+class Oracle:
+    """What is in the log, found by log and tag."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.records = evidence.records
+        self.tails = evidence.tails
+        self._seqnums: dict[tuple[str, str | None], list[int]] = {}
+        for seqnum in sorted(evidence.records):
+            log, _, tags = evidence.records[seqnum]
+            for tag in (None, *tags):
+                self._seqnums.setdefault((log, tag), []).append(seqnum)
+
+    def matching(self, log: str, tag: str | None) -> list[int]:
+        """Return the seqnums of a log's records with `tag`, ascending."""
+        return self._seqnums.get((log, tag), [])
+
+    def next(self, log: str, tag: str | None, bound: int) -> int | None:
+        """Return the first match from `bound` on."""
+        seqnums = self.matching(log, tag)
+        place = bisect_left(seqnums, bound)
+        return seqnums[place] if place < len(seqnums) else None
+
+    def prev(self, log: str, tag: str | None, bound: int) -> int | None:
+        """Return the last match up to `bound`."""
+        seqnums = self.matching(log, tag)
+        place = bisect_right(seqnums, bound)
+        return seqnums[place - 1] if place else None
+
+    def tail_at(self, position: int) -> int:
+        """Return where the log ended after so many metalog entries."""
+        return self.tails[min(position, len(self.tails) - 1)]
+
+
+def appends_are_kept(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+    """Acknowledged: there, at its seqnum. Failed: not there. Unknown: all of it or nothing."""
+    places: dict[bytes, int] = {}
+    for seqnum, (_log, data, _tags) in sorted(evidence.records.items()):
+        if data in places:
+            yield Violation("twice", f"{data!r} is at {places[data]} and at {seqnum}")
+        places[data] = seqnum
+    known: set[bytes] = set()
+    for operation in evidence.operations:
+        if operation.kind in APPENDS:
+            known.update(data for data, _ in operation.entries)
+            yield from _append_kept(operation, evidence, places)
+    for data in places.keys() - known:
+        yield Violation("phantom", f"{data!r} at {places[data]} was never appended")
+
+
+def _append_kept(
+    operation: Operation, evidence: Evidence, places: dict[bytes, int]
+) -> Iterator[Violation]:
+    found = [places.get(data) for data, _ in operation.entries]
+    if operation.outcome == "ok":
+        for seqnum, (data, tags) in zip(operation.value, operation.entries, strict=True):
+            if evidence.records.get(seqnum) != (operation.log, data, tags):
+                there = evidence.records.get(seqnum)
+                yield Violation("durable", f"{there} is where {operation.told()}")
+    elif operation.outcome == "failed" and any(place is not None for place in found):
+        yield Violation("failed", f"it is there, though it failed: {operation.told()}")
+    present = [place for place in found if place is not None]
+    if present and present != list(range(present[0], present[0] + len(found))):
+        yield Violation("atomic", f"a batch in pieces at {found}: {operation.told()}")
+
+
+def seqnums_are_dense(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+    """Seqnums are 0, 1, 2 ... without a hole, and no acknowledgement gives one twice."""
+    missing = sorted(set(range(evidence.tails[-1])) - evidence.records.keys())
+    if missing:
+        yield Violation("dense", f"no record at {missing[:10]}, though ordered")
+    given: dict[int, Operation] = {}
+    for operation in evidence.operations:
+        if operation.kind in APPENDS and operation.outcome == "ok":
+            for seqnum in operation.value:
+                if seqnum in given:
+                    both = f"{given[seqnum].told()} and {operation.told()}"
+                    yield Violation("unique", f"{seqnum} was given twice: {both}")
+                given[seqnum] = operation
+
+
+def real_time_is_respected(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+    """What returned before something else began has the smaller seqnum; tails know of it."""
+    done = sorted(
+        (o for o in evidence.operations if o.outcome == "ok" and _top(o) is not None),
+        key=attrgetter("returned"),
+    )
+    returned, highest, place = [o.returned for o in done], -1, 0
+    for operation in sorted(evidence.operations, key=attrgetter("invoked")):
+        while place < len(done) and (returned[place] or 0) < operation.invoked:
+            highest = max(highest, _top(done[place]) or 0)
+            place += 1
+        if operation.outcome != "ok":
+            continue
+        if operation.kind in APPENDS and operation.value[0] <= highest:
+            yield Violation("order", f"{highest} was known before {operation.told()}")
+        if operation.kind == "tail" and operation.value <= highest:
+            yield Violation("tail", f"{highest} was known before {operation.told()}")
+
+
+def _top(operation: Operation) -> int | None:
+    """Return the highest seqnum that the operation proves to exist."""
+    match operation.kind:
+        case "append" | "append_batch":
+            return int(operation.value[-1])
+        case "tail":
+            return int(operation.value) - 1 if operation.value else None
+        case _:
+            return operation.value[-1].seqnum if operation.value else None
+
+
+def reads_skip_nothing(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
+    """A read answers what a scan of the log below the session's horizon would: it passes over no
+    match, and is not older than what its session has seen (A20).
+    """
+    seen: dict[int, int] = {}
+    order: list[tuple[int, bool, Operation]] = []
+    for operation in evidence.operations:
+        order.append((operation.invoked, True, operation))
+        if operation.returned is not None:
+            order.append((operation.returned, False, operation))
+    horizons: dict[int, int] = {}
+    for _, begins, operation in sorted(order, key=lambda entry: entry[0]):
+        if begins:
+            horizon = max(seen.get(operation.session, 0), oracle.tail_at(operation.position_before))
+            horizons[operation.number] = horizon
+        elif operation.outcome == "ok":
+            if operation.kind in _EXPECTED:
+                yield from _read_is_right(operation, horizons[operation.number], oracle)
+            if operation.kind != "tail" and (top := _top(operation)) is not None:
+                seen[operation.session] = max(seen.get(operation.session, 0), top + 1)
+
+
+def _read_is_right(operation: Operation, horizon: int, oracle: Oracle) -> Iterator[Violation]:
+    for record in operation.value:
+        there = oracle.records.get(record.seqnum)
+        if there != (operation.log, record.data, record.tags):
+            yield Violation("wrong record", f"{there} is what is there: {operation.told()}")
+            return
+    if (expected := _EXPECTED[operation.kind](operation, horizon, oracle)) is not None:
+        yield Violation(operation.kind, f"{expected} (horizon {horizon}): {operation.told()}")
+
+
+def _expected_next(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
+    first = oracle.next(operation.log, operation.tag, operation.bound)
+    if operation.value:
+        skipped = first is not None and first < operation.value[0].seqnum
+        early = operation.value[0].seqnum < operation.bound
+        return f"{first} is the first" if skipped or early else None
+    if first is not None and first < _end_of_view(operation, horizon, oracle):
+        return f"{first} is there"
+    return None
+
+
+def _expected_prev(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
+    limit = _end_of_view(operation, horizon, oracle) - 1
+    last = oracle.prev(operation.log, operation.tag, min(operation.bound, limit))
+    got = operation.value[0].seqnum if operation.value else None
+    if got is not None and got > operation.bound:
+        return "it lies beyond the bound"
+    if last is not None and (got is None or got < last):
+        return f"{last} is the last"
+    return None
+
+
+def _expected_range(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
+    seqnums = oracle.matching(operation.log, operation.tag)
+    place = bisect_left(seqnums, operation.bound)
+    got = [record.seqnum for record in operation.value]
+    if len(got) > operation.limit:
+        return "more than asked for"
+    if got != seqnums[place : place + len(got)]:
+        return f"{seqnums[place : place + len(got)]} are the first"
+    return None if got else _expected_next(operation, horizon, oracle)
+
+
+def _expected_at(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
+    there = oracle.records.get(operation.bound)
+    if operation.value:
+        return None if operation.value[0].seqnum == operation.bound else "it is another one"
+    end = _end_of_view(operation, horizon, oracle)
+    if there is not None and there[0] == operation.log and operation.bound < end:
+        return f"{there} is there"
+    return None
+
+
+def _end_of_view(operation: Operation, horizon: int, oracle: Oracle) -> int:
+    """Return below which seqnum the answer must know everything.
+
+    A session whose calls do not overlap says itself how far its last answer reflects the log.
+    """
+    if operation.overlapping:
+        return horizon
+    return max(horizon, oracle.tail_at(operation.position_after))
+
+
+_EXPECTED: dict[str, Callable[[Operation, int, Oracle], str | None]] = {
+    "read_next": _expected_next,
+    "wait": _expected_next,
+    "read_prev": _expected_prev,
+    "read_range": _expected_range,
+    "read": _expected_at,
+}
+
+
+def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+    """The position of a session only grows, and a read that waits for nothing waits its time."""
+    for operation in evidence.operations:
+        if operation.position_after < operation.position_before:
+            yield Violation("session", f"the session went back: {operation.told()}")
+        if operation.kind == "wait" and operation.outcome == "ok" and not operation.value:
+            waited_s = operation.returned_s - operation.invoked_s
+            if waited_s < operation.wait_s - _WAIT_SLACK_S:
+                yield Violation("wait", f"only {waited_s:.4f} s: {operation.told()}")
+
+
+def scans_agree(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
+    """Every engine shows in the end what the replicas hold."""
+    for (engine, log), scan in evidence.scans.items():
+        expected = [
+            Seen(seqnum, evidence.records[seqnum][1], evidence.records[seqnum][2])
+            for seqnum in oracle.matching(log, None)
+        ]
+        if scan != expected:
+            differing = [(a, b) for a, b in zip(scan, expected, strict=False) if a != b][:3]
+            sizes = f"{len(scan)} records, not {len(expected)}"
+            yield Violation("scan", f"{engine} shows {log} with {sizes}: {differing}")
+
+
+CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
+    appends_are_kept,
+    seqnums_are_dense,
+    real_time_is_respected,
+    reads_skip_nothing,
+    sessions_never_go_back,
+    scans_agree,
+)
+
+
+def checked(evidence: Evidence) -> list[Violation]:
+    """Return everything that contradicts the promises."""
+    oracle = Oracle(evidence)
+    return [violation for checker in CHECKERS for violation in checker(evidence, oracle)]

@@ -1,0 +1,211 @@
+"""What goes wrong in a simulation: one entry of `FAULTS` a kind, drawn and timed by the seed.
+
+A fault does something to the cluster and returns what ends it, and after how many simulated
+seconds. When the run is over everything heals at once, whatever is still going on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from indilog.testing.simulation import LinkQuality, SimulatedCluster, SimulatedProcess
+
+Undo: TypeAlias = Callable[[], None]
+Fault: TypeAlias = Callable[["Chaos"], tuple[Undo, float] | None]
+
+
+class Chaos:
+    """Lets faults happen at random instants; counts them.
+
+    Attributes:
+        injected: how many of each kind there were.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, kinds: tuple[str, ...], mean_s: float) -> None:
+        self.cluster = cluster
+        self.chance = cluster.world.chance("faults")
+        self.injected: dict[str, int] = {}
+        self.over = False
+        self.taken_over: SimulatedProcess | None = None
+        self._kinds = kinds
+        self._mean_s = mean_s
+        if kinds:
+            self._next()
+
+    def end(self) -> None:
+        """Let nothing go wrong any more, and heal what did."""
+        self.over = True
+        self.retire()
+        self.cluster.heal()
+
+    def retire(self) -> None:
+        """End the process whose place another one has taken."""
+        if (old := self.taken_over) is not None:
+            self.taken_over = None
+            old.crash(power=True)
+            self.cluster.remove_process(old)
+
+    def _next(self) -> None:
+        self.cluster.world.after(self.chance.expovariate(1 / self._mean_s), self._strike)
+
+    def _strike(self) -> None:
+        if self.over:
+            return
+        kind = self.chance.choice(self._kinds)
+        if (effect := FAULTS[kind](self)) is not None:
+            self.injected[kind] = self.injected.get(kind, 0) + 1
+            self.cluster.world.tell(f"fault: {kind}")
+            undo, after_s = effect
+            self.cluster.world.after(after_s, self._undo, undo)
+        self._next()
+
+    def _undo(self, undo: Undo) -> None:
+        if not self.over:
+            undo()
+
+    def process(self) -> SimulatedProcess:
+        """Choose a process."""
+        return self.chance.choice(self.cluster.processes)
+
+    def a_while_s(self) -> float:
+        """Choose how long something lasts."""
+        return self.chance.choice((0.005, 0.05, 0.2, 0.8)) * self.chance.uniform(0.5, 1.5)
+
+
+def crash(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One process is killed, or its machine loses power; it is started again later."""
+    process = chaos.process()
+    process.crash(power=chaos.chance.random() < 0.6)
+    return process.start, chaos.a_while_s()
+
+
+def crash_all(chaos: Chaos) -> tuple[Undo, float] | None:
+    """All processes end at once; they come back one by one."""
+    power = chaos.chance.random() < 0.7
+    processes = list(chaos.cluster.processes)
+    for process in processes:
+        process.crash(power=power)
+    chaos.chance.shuffle(processes)
+    for process in processes[1:]:
+        chaos.cluster.world.after(chaos.a_while_s(), process.start)
+    return processes[0].start, chaos.a_while_s()
+
+
+def pause(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One process stands still and goes on."""
+    process = chaos.process()
+    process.pause()
+    return process.resume, chaos.a_while_s()
+
+
+def split(chaos: Chaos) -> tuple[Undo, float] | None:
+    """The network splits in two; sometimes only one way is cut."""
+    names = [process.name for process in chaos.cluster.processes]
+    if len(names) < 2:
+        return None
+    chaos.chance.shuffle(names)
+    size = chaos.chance.randint(1, len(names) - 1)
+    here, there = names[:size], names[size:]
+    network = chaos.cluster.network
+    network.cut(here, there)
+    if chaos.chance.random() < 0.5:
+        network.cut(there, here)
+    return network.join, chaos.a_while_s()
+
+
+def bad_network(chaos: Chaos) -> tuple[Undo, float] | None:
+    """Frames are lost, late, repeated and out of order for a while."""
+    chance, network = chaos.chance, chaos.cluster.network
+    before = network.quality
+    network.quality = dataclasses.replace(
+        before,
+        late=chance.choice((0.0, 0.1, 0.5)),
+        late_s_max=chance.choice((0.002, 0.02, 0.2)),
+        loss=chance.choice((0.0, 0.02, 0.2)),
+        repeat=chance.choice((0.0, 0.1, 0.5)),
+        reorder=chance.random() < 0.5,
+    )
+
+    def undo() -> None:
+        network.quality = LinkQuality()
+
+    return undo, chaos.a_while_s()
+
+
+def slow_process(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One process hears everything late."""
+    slow, name = chaos.cluster.network.slow, chaos.process().name
+    slow[name] = chaos.chance.choice((0.002, 0.02, 0.1))
+
+    def undo() -> None:
+        slow.pop(name, None)
+
+    return undo, chaos.a_while_s()
+
+
+def sync_error(chaos: Chaos) -> tuple[Undo, float] | None:
+    """The next sync of one process fails: it ends, and is started again."""
+    process = chaos.process()
+    process.disk.sync_fails = True
+
+    def undo() -> None:
+        process.disk.sync_fails = False
+        process.start()
+
+    return undo, chaos.a_while_s()
+
+
+def disk_full(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One process finds no room for a new file for a while."""
+    process = chaos.process()
+    process.disk.full = True
+
+    def undo() -> None:
+        process.disk.full = False
+        process.start()
+
+    return undo, chaos.a_while_s()
+
+
+def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
+    """A compute node stands still, is taken for dead and started elsewhere; then it goes on."""
+    cluster = chaos.cluster
+    alone = [p for p in cluster.processes if p.up and len(p.nodes) == 1 and p.logs]
+    if not alone or chaos.taken_over is not None:
+        return None
+    old = chaos.chance.choice(alone)
+    old.pause()
+    twin = cluster.add_process(old.nodes)
+    twin.on_up = old.on_up
+    if twin.up:
+        twin.on_up(twin)
+
+    chaos.taken_over = old
+
+    def undo() -> None:
+        old.resume()
+        cluster.world.after(chaos.a_while_s(), chaos.retire)
+
+    return undo, chaos.a_while_s()
+
+
+FAULTS: Final[dict[str, Fault]] = {
+    "crash": crash,
+    "crash_all": crash_all,
+    "pause": pause,
+    "split": split,
+    "bad_network": bad_network,
+    "slow_process": slow_process,
+    "sync_error": sync_error,
+    "disk_full": disk_full,
+    "twin_writer": twin_writer,
+}
+
+
+def drawn(chance: random.Random) -> tuple[tuple[str, ...], float]:
+    """Draw which faults a run has, and how far apart they are on average, in seconds."""
+    kinds = tuple(kind for kind in FAULTS if chance.random() < 0.4)
+    return kinds, chance.choice((0.05, 0.15, 0.5))

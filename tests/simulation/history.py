@@ -1,0 +1,92 @@
+"""What callers did and what they were told: the evidence that the checkers work from.
+
+An operation is *ok* (it has a value), *failed* (the platform said that nothing was done), or
+*unknown* (nobody was told: its process died, or the platform itself did not know).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
+
+
+class Seen(NamedTuple):
+    """A record as a caller saw it."""
+
+    seqnum: int
+    data: bytes
+    tags: tuple[str, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class Operation:
+    """One call.
+
+    Attributes:
+        number: unique in its history.
+        session: whose call it is; calls of one session follow one another unless `overlapping`.
+        kind: the method of `Log`, with `wait` for a read that waits.
+        invoked, returned: steps of the world, which order all that happened.
+        position_before, position_after: the session's metalog position.
+        entries: of appends, what was to be appended.
+        value: of an ok operation: seqnums, records, or a number.
+        note: what an error said.
+    """
+
+    number: int
+    session: int
+    engine: str
+    kind: str
+    log: str
+    tag: str | None = None
+    bound: int = 0
+    limit: int = 0
+    wait_s: float = 0.0
+    entries: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
+    overlapping: bool = False
+    invoked: int = 0
+    returned: int | None = None
+    invoked_s: float = 0.0
+    returned_s: float = 0.0
+    position_before: int = 0
+    position_after: int = 0
+    outcome: Outcome = "unknown"
+    value: Any = None
+    note: str = ""
+
+    def told(self) -> str:
+        """Return what happened, in a line."""
+        arguments = [repr(part) for part in (self.tag, self.bound or None) if part is not None]
+        if self.entries:
+            arguments = [b"|".join(data[:24] for data, _ in self.entries).decode()]
+        return (
+            f"#{self.number} session {self.session} at {self.engine}, {self.log}: "
+            f"{self.kind}({', '.join(arguments)}) {self.outcome} {self.value!r} {self.note}"
+            f" [{self.invoked}, {self.returned}] positions {self.position_before}"
+            f" to {self.position_after}"
+        )
+
+
+class Violation(NamedTuple):
+    """A promise that was not kept: which check found it, and what it saw."""
+
+    check: str
+    what: str
+
+
+class Evidence(NamedTuple):
+    """All that a run left behind, once everything had healed.
+
+    Attributes:
+        operations: the history, in the order of invocation.
+        records: what the log holds, by seqnum, as the storage nodes show it.
+        tails: the log's tail after each metalog position, from the entries that were published.
+        scans: per engine and log, what a scan through the public interface returned.
+    """
+
+    operations: list[Operation]
+    records: dict[int, tuple[str, bytes, tuple[str, ...]]]
+    tails: list[int]
+    scans: dict[tuple[str, str], list[Seen]]

@@ -1,0 +1,114 @@
+"""Each checker notices what it is there for, in histories made by hand."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, TypeAlias
+
+import pytest
+
+from tests.simulation.checkers import checked
+from tests.simulation.history import Evidence, Operation, Seen
+
+Records: TypeAlias = dict[int, tuple[str, bytes, tuple[str, ...]]]
+
+RECORDS: Records = {
+    0: ("orders", b"0", ("a",)),
+    1: ("orders", b"1", ()),
+    2: ("audit", b"2", ("a",)),
+    3: ("orders", b"3", ("a",)),
+}
+
+
+def did(number: int, kind: str, value: object, **more: object) -> Operation:
+    """Return an operation that took one step of its own."""
+    given: dict[str, Any] = {
+        "session": 0, "engine": "engine-0", "log": "orders", "outcome": "ok", "limit": 10,
+        "invoked": 10 * number, "returned": 10 * number + 5, "value": value,
+    }  # fmt: skip
+    return Operation(number, kind=kind, **(given | more))
+
+
+def appended(number: int, seqnum: int, **more: object) -> Operation:
+    log, data, tags = RECORDS[seqnum]
+    return did(number, "append", [seqnum], entries=((data, tags),), log=log, **more)
+
+
+def seen(*seqnums: int) -> tuple[Seen, ...]:
+    return tuple(Seen(s, RECORDS[s][1], RECORDS[s][2]) for s in seqnums)
+
+
+def found(*operations: Operation, **changed: object) -> list[str]:
+    """Return which checks found something, with all records appended before anything else."""
+    first = [appended(n, n, session=9, invoked=2 * n - 20, returned=2 * n - 19) for n in range(4)]
+    given: dict[str, Any] = {"records": RECORDS, "tails": [0, 4], "scans": {}}
+    evidence = Evidence([*first, *operations], **(given | changed))
+    return [violation.check for violation in checked(evidence)]
+
+
+def test_a_history_that_keeps_its_promises_is_clean() -> None:
+    assert not found(
+        did(5, "read_next", seen(0), tag="a", bound=0),
+        did(6, "read_next", seen(3), tag="a", bound=1),
+        did(7, "read_next", (), tag="b", bound=0, position_before=1, position_after=1),
+        did(8, "read_prev", seen(0), tag="a", bound=2),
+        did(9, "read_range", seen(0, 1, 3), bound=0),
+        did(10, "read", seen(1), bound=1),
+        did(11, "read", (), bound=2, position_before=1, position_after=1),
+        did(12, "tail", 4),
+        scans={("engine-0", "orders"): list(seen(0, 1, 3))},
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "operation"),
+    [
+        ("durable", did(5, "append", [1], entries=((b"x", ()),))),
+        ("unique", did(5, "append", [1], entries=((b"1", ()),))),
+        ("order", did(5, "append", [1], entries=((b"1", ()),))),
+        ("failed", did(5, "append", None, entries=((b"3", ("a",)),), outcome="failed")),
+        ("atomic", did(5, "append", None, entries=((b"0", ()), (b"9", ())), outcome="unknown")),
+        ("tail", did(5, "tail", 3)),
+        ("read_next", did(5, "read_next", seen(3), tag="a", bound=0)),
+        ("read_next", did(5, "read_next", (), tag="a", position_before=1, position_after=1)),
+        ("read_next", did(5, "read_next", (), tag="a", position_after=1)),
+        ("read_prev", did(5, "read_prev", seen(0), tag="a", bound=9, position_before=1)),
+        ("read_prev", did(5, "read_prev", seen(3), tag="a", bound=2)),
+        ("read_range", did(5, "read_range", seen(0, 3), bound=0)),
+        ("read_range", did(5, "read_range", seen(0, 1, 3), bound=0, limit=2)),
+        ("read", did(5, "read", (), bound=1, position_before=1)),
+        ("wrong record", did(5, "read", (Seen(1, b"other", ()),), bound=1)),
+        ("wrong record", did(5, "read", seen(2), bound=2)),
+        ("session", did(5, "tail", 4, position_before=1)),
+        ("wait", did(5, "wait", (), tag="b", wait_s=1.0, returned_s=0.5)),
+    ],
+)  # fmt: skip
+def test_a_broken_promise_is_found(check: str, operation: Operation) -> None:
+    assert check in found(operation)
+
+
+def test_a_session_that_has_seen_a_record_must_see_what_is_before_it() -> None:
+    assert found(did(5, "read", seen(3), bound=3), did(6, "read_next", (), tag="a")) == [
+        "read_next"
+    ]
+
+
+def test_a_hole_a_record_nobody_appended_and_a_wrong_scan_are_found() -> None:
+    assert "dense" in found(tails=[0, 5])
+    assert "phantom" in found(records=RECORDS | {4: ("orders", b"ghost", ())}, tails=[0, 5])
+    assert "twice" in found(records=RECORDS | {4: ("orders", b"3", ("a",))}, tails=[0, 5])
+    assert "scan" in found(scans={("engine-0", "orders"): list(seen(0, 3))})
+
+
+def test_100_000_operations_are_checked_without_a_scan_of_the_log_for_each() -> None:
+    chance = random.Random(1)
+    records: Records = {n: ("orders", b"%d" % n, ("a",) if n % 3 else ()) for n in range(50_000)}
+    history = [
+        did(n, "append", [n], entries=((records[n][1], records[n][2]),), session=n % 8)
+        for n in range(50_000)
+    ]
+    for n in range(50_000, 100_000):
+        seqnum = chance.randrange(50_000)
+        record = Seen(seqnum, *records[seqnum][1:])
+        history.append(did(n, "read_next", (record,), bound=seqnum, session=n % 8))
+    assert checked(Evidence(history, records, [0, 50_000], {})) == []

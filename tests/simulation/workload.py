@@ -1,0 +1,295 @@
+"""What callers do in a simulation: sessions, each with a stream of random operations.
+
+A session lives at an engine; when that engine's process dies, the session goes on at whichever
+engine is up, with the position that it had. An operation is one entry of `OPERATIONS`: a name, a
+weight, and a function that calls the log and returns what it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from compute.local_log import LocalLogs
+from indilog.errors import AppendOutcomeUnknownError, IndilogError
+from indilog.ids import MAX_SEQNUM, NodeId
+from indilog.log import Entry, Log, Record, Session
+from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
+from tests.simulation.history import Operation, Seen
+
+LOGS = ("orders", "audit")
+TAGS = ("a", "b", "c", "d", "rare", "never")
+_TAG_WEIGHTS = (8, 4, 2, 1, 0.3)
+_OVERLAPPING_MAX = 6
+
+Perform: TypeAlias = Callable[[Log, Operation], Awaitable[Any]]
+
+
+class Kind(NamedTuple):
+    """One kind of operation.
+
+    Attributes:
+        weight: how often it is drawn, beside the others.
+        draw: fills in the arguments.
+        perform: makes the call; returns the value that the history gets.
+    """
+
+    weight: float
+    draw: Callable[[Caller, Operation], None]
+    perform: Perform
+
+
+class Caller:
+    """One session.
+
+    Attributes:
+        overlapping: its calls do not wait for each other.
+        think_s: how long it waits between calls, on average.
+    """
+
+    def __init__(self, workload: Workload, number: int, *, overlapping: bool) -> None:
+        self.workload = workload
+        self.number = number
+        self.overlapping = overlapping
+        self.session = Session()
+        self.chance = workload.cluster.world.chance(f"session {number}")
+        self.think_s = self.chance.choice((0.0, 0.002, 0.01, 0.03))
+        self.engine = ""
+        self.home: tuple[SimulatedProcess, int] | None = None
+        self.at_work = 0
+
+    @property
+    def housed(self) -> bool:
+        """Whether the life of the process in which it lives goes on."""
+        return self.home is not None and self.home[0].up and self.home[0].lives == self.home[1]
+
+    async def live(self, engine: str, logs: LocalLogs) -> None:
+        """Do operations at an engine, until the workload is over or the process ends."""
+        self.engine = engine
+        waiter = logs.future()
+        logs.engine.when_ready(waiter)
+        logs.wake()
+        await waiter
+        while self.workload.goes_on():
+            operation = self._drawn()
+            log = logs.log(operation.log, self.session)
+            if self.overlapping and self.at_work < _OVERLAPPING_MAX:
+                asyncio.get_running_loop().create_task(self._do(operation, log))
+            else:
+                await self._do(operation, log)
+            await asyncio.sleep(self.chance.expovariate(1.0) * self.think_s)
+
+    def _drawn(self) -> Operation:
+        workload, chance = self.workload, self.chance
+        operation = workload.begin(self, chance.choice(LOGS))
+        operation.kind = chance.choices(workload.kinds, workload.weights)[0]
+        OPERATIONS[operation.kind].draw(self, operation)
+        return operation
+
+    async def _do(self, operation: Operation, log: Log) -> None:
+        self.at_work += 1
+        try:
+            await self.workload.perform(operation, log, self.session)
+        finally:
+            self.at_work -= 1
+
+
+class Workload:
+    """All sessions of a run, and the history that they write.
+
+    Attributes:
+        history: every operation, in the order of invocation.
+        errors: what was raised and is no answer of the platform: a fault of the code.
+    """
+
+    def __init__(
+        self, cluster: SimulatedCluster, chance: random.Random, *, operations: int, sessions: int
+    ) -> None:
+        self.cluster = cluster
+        self.history: list[Operation] = []
+        self.errors: list[BaseException] = []
+        self.stopped = False
+        self._operations = operations
+        self.kinds = tuple(OPERATIONS)
+        share = {"append": chance.uniform(0.5, 3.0)}
+        self.weights = [kind.weight * share.get(name, 1.0) for name, kind in OPERATIONS.items()]
+        self.bytes_max = chance.choice((8, 8, 100, 1500))
+        self.callers = [
+            Caller(self, number, overlapping=chance.random() < 0.3) for number in range(sessions)
+        ]
+
+    def goes_on(self) -> bool:
+        """Tell whether further operations are wanted."""
+        return not self.stopped and len(self.history) < self._operations
+
+    def attach(self, process: SimulatedProcess) -> None:
+        """Have callers live in the engines of a process, in this life and in later ones."""
+        process.on_up = self._came_up
+        if process.up:
+            self._came_up(process)
+
+    def _came_up(self, process: SimulatedProcess) -> None:
+        """Let the sessions that belong here, and have no engine, live here."""
+        engines = self.cluster.view.engines
+        for node in process.logs:
+            for caller in self.callers:
+                if not caller.housed and engines[caller.number % len(engines)] == node:
+                    self._house(caller, process, node)
+
+    def move_homeless(self, chance: random.Random) -> None:
+        """Let some sessions whose engine died go on elsewhere."""
+        homes = [(p, node) for p in self.cluster.processes if p.up for node in p.logs]
+        for caller in self.callers:
+            if homes and not caller.housed and chance.random() < 0.2:
+                self._house(caller, *chance.choice(homes))
+
+    def _house(self, caller: Caller, process: SimulatedProcess, node: NodeId) -> None:
+        caller.home = (process, process.lives)
+        caller.at_work = 0
+        self.cluster.call(process, lambda: caller.live(node, process.logs[node]))
+
+    # --- operations
+
+    def begin(self, caller: Caller, log: str) -> Operation:
+        """Return a new operation of the history."""
+        operation = Operation(
+            len(self.history), caller.number, caller.engine, "", log, overlapping=caller.overlapping
+        )
+        self.history.append(operation)
+        return operation
+
+    async def perform(self, operation: Operation, log: Log, session: Session) -> None:
+        """Make a call and note what came of it."""
+        world = self.cluster.world
+        operation.invoked, operation.invoked_s = world.steps, world.now_s
+        operation.position_before = operation.position_after = session.position
+        try:
+            operation.value = await OPERATIONS[operation.kind].perform(log, operation)
+            operation.outcome = "ok"
+        except AppendOutcomeUnknownError as error:
+            operation.note = f"{type(error).__name__}: {error}"
+        except IndilogError as error:
+            operation.outcome = "failed"
+            operation.note = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 whatever else is raised is the fault looked for
+            self.errors.append(error)
+            operation.note = repr(error)
+        operation.position_after = session.position
+        operation.returned, operation.returned_s = world.steps, world.now_s
+        world.tell(operation.told())
+
+    def data(self, caller: Caller, operation: Operation, place: int) -> bytes:
+        """Return bytes that no other record has."""
+        text = f"{operation.number}.{place}"
+        return text.encode().ljust(caller.chance.randint(1, self.bytes_max), b".")
+
+
+def _tags(caller: Caller) -> tuple[str, ...]:
+    chance = caller.chance
+    count = chance.choice((0, 1, 1, 1, 2, 3))
+    return tuple(dict.fromkeys(chance.choices(TAGS[:5], _TAG_WEIGHTS, k=count)))
+
+
+def _records(caller: Caller, operation: Operation, count: int) -> None:
+    operation.entries = tuple(
+        (caller.workload.data(caller, operation, place), _tags(caller)) for place in range(count)
+    )
+
+
+def _draw_append(caller: Caller, operation: Operation) -> None:
+    _records(caller, operation, 1)
+
+
+def _draw_batch(caller: Caller, operation: Operation) -> None:
+    _records(caller, operation, caller.chance.randint(1, 4))
+
+
+def _draw_read(caller: Caller, operation: Operation) -> None:
+    chance = caller.chance
+    about = max((_highest(o) for o in caller.workload.history[-20:]), default=0)
+    operation.tag = chance.choice((None, *TAGS))
+    operation.bound = chance.choice(
+        (0, MAX_SEQNUM, about, chance.randint(0, about + 3), chance.randint(0, about + 3))
+    )
+    operation.limit = chance.choice((1, 3, 10, 100))
+    operation.wait_s = chance.choice((0.001, 0.05, 0.3))
+
+
+def _highest(operation: Operation) -> int:
+    value = operation.value
+    if operation.outcome != "ok" or not value:
+        return 0
+    if isinstance(value, int):
+        return value
+    last = value[-1]
+    return last if isinstance(last, int) else last.seqnum
+
+
+def _draw_nothing(caller: Caller, operation: Operation) -> None:
+    pass
+
+
+def _seen(*records: Record | None) -> tuple[Seen, ...]:
+    found = [record for record in records if record is not None]
+    for record in found:
+        aux = record.aux
+        assert aux in (None, _aux_of(record.seqnum)), f"{aux!r} is no aux data of {record}"
+    return tuple(Seen(r.seqnum, r.data, tuple(map(str, r.tags))) for r in found)
+
+
+def _aux_of(seqnum: int) -> bytes:
+    return b"aux of %d" % seqnum
+
+
+async def _append(log: Log, operation: Operation) -> list[int]:
+    ((data, tags),) = operation.entries
+    return [await log.append(data, tags=tags)]
+
+
+async def _append_batch(log: Log, operation: Operation) -> list[int]:
+    return await log.append_batch([Entry(data, tags) for data, tags in operation.entries])
+
+
+async def _read_next(log: Log, operation: Operation) -> tuple[Seen, ...]:
+    return _seen(await log.read_next(operation.tag, operation.bound))
+
+
+async def _wait(log: Log, operation: Operation) -> tuple[Seen, ...]:
+    found = await log.read_next(operation.tag, operation.bound, wait=operation.wait_s)
+    return _seen(found)
+
+
+async def _read_prev(log: Log, operation: Operation) -> tuple[Seen, ...]:
+    return _seen(await log.read_prev(operation.tag, operation.bound))
+
+
+async def _read_range(log: Log, operation: Operation) -> tuple[Seen, ...]:
+    page = await log.read_range(operation.tag, operation.bound, limit=operation.limit)
+    return _seen(*page)
+
+
+async def _read(log: Log, operation: Operation) -> tuple[Seen, ...]:
+    return _seen(await log.read(operation.bound))
+
+
+async def _tail(log: Log, _: Operation) -> int:
+    return await log.tail()
+
+
+async def _set_aux(log: Log, operation: Operation) -> None:
+    await log.set_aux(operation.bound, _aux_of(operation.bound))
+
+
+OPERATIONS: dict[str, Kind] = {
+    "append": Kind(8, _draw_append, _append),
+    "append_batch": Kind(2, _draw_batch, _append_batch),
+    "read_next": Kind(4, _draw_read, _read_next),
+    "read_prev": Kind(3, _draw_read, _read_prev),
+    "read_range": Kind(2, _draw_read, _read_range),
+    "read": Kind(2, _draw_read, _read),
+    "wait": Kind(1, _draw_read, _wait),
+    "tail": Kind(0.7, _draw_nothing, _tail),
+    "set_aux": Kind(0.5, _draw_read, _set_aux),
+}
