@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,21 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.simulation.history import Violation
-from tests.simulation.run import Report, Run
+from tests.simulation.run import Report, Run, run_seed
 
 _console = Console()
-
-
-def run_seed(seed: int) -> Report:
-    """Run one seed; a fault of the simulator itself is a violation as well."""
-    try:
-        report = Run(seed).run()
-    except Exception:  # noqa: BLE001 it is reported, with its seed
-        report = Report(seed)
-        report.violations.append(Violation("simulator", traceback.format_exc()))
-    report.history = []
-    return report
 
 
 def main() -> int:

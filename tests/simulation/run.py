@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -190,14 +191,28 @@ class Run:
         ]
 
 
+def run_seed(seed: int) -> Report:
+    """Run one seed; a fault of the simulator itself is a violation as well."""
+    try:
+        report = Run(seed).run()
+    except Exception:  # noqa: BLE001 it is reported, with its seed
+        report = Report(seed)
+        report.violations.append(Violation("simulator", traceback.format_exc()))
+    report.history = []
+    return report
+
+
 class _Prober:
-    """Asks storage nodes for records itself, without an engine; a process of the network."""
+    """Asks storage nodes for records itself; a process of the network, the last one to speak."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.name = "prober"
         self.nodes = (NodeId("prober"),)
         self.answers: dict[int, RecordsRead] = {}
         self._cluster = cluster
+        self._stands_for = cluster.view.engines[0]
+        """A node unknown to the view would not be heard."""
+        self._epoch = Epoch(cluster.next_epoch())
         cluster.network.settle(self)  # type: ignore[arg-type] # it is no process, and needs no more
 
     def receive(self, sender: str, frame: bytes) -> None:
@@ -212,7 +227,7 @@ class _Prober:
         request = len(self.answers) + 1
         wanted = ReadRecords(request, self.nodes[0], shard, tuple(seqnums))
         envelope = Envelope(
-            WIRE_VERSION, cluster.view.number, Epoch(1), self.nodes[0], replica, (wanted,)
+            WIRE_VERSION, cluster.view.number, self._epoch, self._stands_for, replica, (wanted,)
         )
         cluster.network.carry(self.name, replica, envelope_encoded(envelope))
         cluster.world.run_until(lambda: request in self.answers, _HEALED_WITHIN_S)
