@@ -24,7 +24,7 @@ from indilog.config import Config
 from indilog.errors import ConfigError, IndilogError, NotReadyError
 from indilog.ids import Epoch, NodeId
 from indilog.roles import ReportsStatus, Role
-from indilog.runtime.cluster_state import claim_arrangement
+from indilog.runtime.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.data_directory import directory_usable, opened_metadata
 from indilog.runtime.journal import Journal
 from indilog.runtime.layout import view_in
@@ -96,7 +96,7 @@ async def embedded(
     with opened_metadata(config.node) as store:
         await claim_arrangement(store, "embedded")
         view = await view_in(store, config, "embedded")
-        epoch = Epoch(await store.next_sequence("epoch"))
+        epoch = Epoch(await store.next_sequence(EPOCH_KEY))
     with directory_usable(config.node.data_dir):
         journal = Journal.open(
             config.node.data_dir / "journal",

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from indilog.config import Config, config_from
-from indilog.errors import ConfigError, NotReadyError
+from indilog.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.ids import Epoch, NodeId
 from indilog.runtime.metadata import MetadataStore, Written
 from indilog.view import View
@@ -83,7 +83,30 @@ async def publish_run(
         if isinstance(
             await store.compare_and_set(_RUN_KEY, run, expected_version=version), Written
         ):
-            return msgspec.json.decode(before.value, type=Run) if before else None
+            return _run_decoded(before.value) if before else None
+
+
+def _run_decoded(value: bytes) -> Run | None:
+    """Return what was published for a run; None: by a release whose form we do not know."""
+    try:
+        return msgspec.json.decode(value, type=Run)
+    except msgspec.DecodeError:
+        return None
+
+
+def view_decoded(value: bytes) -> View:
+    """Return the view that the metadata store keeps.
+
+    Raises:
+        DataDirectoryError: another release wrote it, in a form that this one does not know.
+    """
+    try:
+        return msgspec.json.decode(value, type=View)
+    except msgspec.DecodeError as error:
+        raise DataDirectoryError(
+            f"The view of the data directory is not understood ({error}); was it written by "
+            "another release? Use that one, or choose another directory."
+        ) from error
 
 
 def settings_of(config: Config) -> dict[str, dict[str, str | int | float]]:
@@ -104,15 +127,17 @@ async def node_start(store: MetadataStore) -> NodeStart:
 
     Raises:
         NotReadyError: the first process has not published it yet.
+        ConfigError, DataDirectoryError: another release did, in a form that we do not know.
         QuorumUnavailableError: the store does not answer.
     """
     view, run = await store.get(VIEW_KEY), await store.get(_RUN_KEY)
     if view is None or run is None:
         raise NotReadyError("The cluster's first process has not published its view yet.")
-    decoded = msgspec.json.decode(run.value, type=Run)
+    if (published := _run_decoded(run.value)) is None:
+        raise ConfigError("The cluster's first process is of another release; use the same one.")
     return NodeStart(
-        config=config_from(overrides=decoded.settings),
-        view=msgspec.json.decode(view.value, type=View),
-        addresses=decoded.addresses,
+        config=config_from(overrides=published.settings),
+        view=view_decoded(view.value),
+        addresses=published.addresses,
         epoch=Epoch(await store.next_sequence(EPOCH_KEY)),
     )

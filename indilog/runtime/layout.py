@@ -19,7 +19,7 @@ from indilog.errors import ConfigError, NotReadyError
 from indilog.ids import MetalogPosition
 from indilog.metalog import entry_decoded
 from indilog.roles import FrameKind
-from indilog.runtime.cluster_state import VIEW_KEY, Arrangement
+from indilog.runtime.cluster_state import VIEW_KEY, Arrangement, view_decoded
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import MetadataStore, Written
 from indilog.runtime.segment_scan import Damage
@@ -44,7 +44,7 @@ async def view_in(store: MetadataStore, config: Config, arrangement: Arrangement
     await store.compare_and_set(VIEW_KEY, msgspec.json.encode(wanted), expected_version=0)
     stored = await store.get(VIEW_KEY)
     assert stored is not None, "it was set just now, or before"
-    view = msgspec.json.decode(stored.value, type=View)
+    view = view_decoded(stored.value)
     if not _same_data(view, wanted):
         raise ConfigError(
             "The data directory was created with another layout of the cluster "

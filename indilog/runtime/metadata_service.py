@@ -361,7 +361,7 @@ class MetadataClient:
     def _on_message(self, parts: list[bytes]) -> None:
         try:
             reply = _replies.decode(parts[-1])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("metadata reply ignored", reason=str(error))
             return
         answered = self._waiting.get(reply.request)

@@ -73,13 +73,17 @@ class StreamAddress(NamedTuple):
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     def _remove_dead(self) -> None:
-        """Remove the socket file of a process that does not listen any more."""
+        """Remove the socket file of a process that does not listen any more.
+
+        Who listens and has no room for a further connection (`BlockingIOError`) is alive.
+        """
         if not Path(self.path).is_socket():
             return
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(0)
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-                probe.connect(self.path)
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                with contextlib.suppress(BlockingIOError):
+                    probe.connect(self.path)
                 return
         with contextlib.suppress(FileNotFoundError):
             Path(self.path).unlink()

@@ -15,7 +15,7 @@ from indilog.runtime.stream_address import tune
 from indilog.runtime.transport import MALFORMED, TOO_MANY_CONNECTIONS, OnFrames, TransportCounts
 
 CONNECTIONS_MAX: Final = 1024
-"""Incoming connections at once."""
+"""Incoming connections at once; each holds one incomplete frame at most."""
 LENGTH: Final = struct.Struct("<I")
 
 _LENGTH_BYTES: Final = LENGTH.size

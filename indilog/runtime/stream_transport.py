@@ -30,9 +30,7 @@ from indilog.runtime.stream_incoming import LENGTH, Incoming
 from indilog.runtime.transport import (
     MALFORMED,
     QUEUE_FULL,
-    TOO_LARGE,
     TOO_OLD,
-    UNKNOWN_PEER,
     OnFrames,
     TransportCounts,
 )
@@ -109,7 +107,8 @@ class StreamTransport:
         """See `Transport.send`."""
         peer = self._peers.get(receiver)
         if peer is None or len(frame) > self._frame_bytes_max:
-            self._refuse(receiver, frame)
+            known, limit = peer is not None, self._frame_bytes_max
+            self.counts.refuse(receiver, frame, known=known, limit=limit)
         elif not self._closed:
             peer.take(frame)
             self._spoken_to[peer] = None
@@ -133,17 +132,6 @@ class StreamTransport:
             peer.close()
         for connection in self._incoming:
             connection.close()
-
-    def _refuse(self, receiver: NodeId, frame: bytes) -> None:
-        """Count a frame that can never arrive. Never tried again: nothing would change."""
-        if receiver not in self._peers:
-            self.counts.dropped[UNKNOWN_PEER] += 1
-            _log.error("peer unknown", receiver=receiver)
-            return
-        self.counts.dropped[TOO_LARGE] += 1
-        _log.error(
-            "frame too large", receiver=receiver, size=len(frame), limit=self._frame_bytes_max
-        )
 
 
 # --- sending
@@ -272,17 +260,22 @@ class _Peer(asyncio.Protocol):
 
     async def _connect(self) -> None:
         """Try to connect while anything young waits for the peer."""
-        while self.queue and self._connection is None:
-            await asyncio.sleep(max(0.0, self._next_at - self._loop.time()))
-            self._next_at = self._loop.time() + self._backoff_s
-            self._backoff_s = min(2 * self._backoff_s, RECONNECT_S_MAX)
-            try:
-                async with asyncio.timeout(CONNECT_S_MAX):
-                    await self._to.connect(self._loop, self)
-            except (OSError, TimeoutError):
-                self._forget()  # a connection made in the last moment is closed without a word
-                self._drop_old()
-        self._attempt = None
+        try:
+            while self.queue and self._connection is None:
+                await asyncio.sleep(max(0.0, self._next_at - self._loop.time()))
+                self._next_at = self._loop.time() + self._backoff_s
+                self._backoff_s = min(2 * self._backoff_s, RECONNECT_S_MAX)
+                await self._connect_once()
+        finally:
+            self._attempt = None
+
+    async def _connect_once(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                await self._to.connect(self._loop, self)
+        except (OSError, TimeoutError):
+            self._forget()  # a connection made in the last moment is closed without a word
+            self._drop_old()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Pass on what waits."""

@@ -16,6 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
+import structlog
+
 from indilog.ids import NodeId
 
 QUEUE_FULL: Final = "queue full"
@@ -32,6 +34,8 @@ MALFORMED: Final = "malformed length"
 TOO_MANY_CONNECTIONS: Final = "too many connections"
 """A connection beyond those that are taken in was closed."""
 
+_log = structlog.get_logger(__name__)
+
 OnFrames: TypeAlias = Callable[[list[bytes]], None]
 
 
@@ -45,6 +49,17 @@ class TransportCounts:
     bytes_received: int = 0
     dropped: defaultdict[str, int] = dataclasses.field(default_factory=lambda: defaultdict(int))
     """Frames that never left, and connections refused, by reason: `QUEUE_FULL` and so on."""
+
+    def refuse(self, receiver: NodeId, frame: bytes, *, known: bool, limit: int) -> None:
+        """Count a frame that can never arrive: its receiver is not `known`, or it is over `limit`.
+        It is never tried again: nothing would change.
+        """
+        if not known:
+            self.dropped[UNKNOWN_PEER] += 1
+            _log.error("peer unknown", receiver=receiver)
+            return
+        self.dropped[TOO_LARGE] += 1
+        _log.error("frame too large", receiver=receiver, size=len(frame), limit=limit)
 
 
 class Transport(Protocol):

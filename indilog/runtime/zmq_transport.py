@@ -23,9 +23,7 @@ from indilog.errors import ConfigError
 from indilog.ids import NodeId
 from indilog.runtime.transport import (
     QUEUE_FULL,
-    TOO_LARGE,
     TOO_OLD,
-    UNKNOWN_PEER,
     OnFrames,
     TransportCounts,
 )
@@ -106,8 +104,9 @@ class ZmqTransport:
         """See `Transport.send`."""
         peer = self._peers.get(receiver)
         if peer is None or len(frame) > self._frame_bytes_max:
-            self._refuse(receiver, frame)
-        elif peer.queue or not self._taken(peer, frame):
+            known, limit = peer is not None, self._frame_bytes_max
+            self.counts.refuse(receiver, frame, known=known, limit=limit)
+        elif not self._context.closed and (peer.queue or not self._taken(peer, frame)):
             self._enqueue(peer, frame)
 
     def flush(self) -> None:
@@ -213,17 +212,6 @@ class ZmqTransport:
         elif peer.watched and not wanted:
             self._loop.remove_reader(peer.socket.fileno())
         peer.watched = wanted
-
-    def _refuse(self, receiver: NodeId, frame: bytes) -> None:
-        """Count a frame that can never arrive. Never tried again: nothing would change."""
-        if receiver not in self._peers:
-            self.counts.dropped[UNKNOWN_PEER] += 1
-            _log.error("peer unknown", receiver=receiver)
-            return
-        self.counts.dropped[TOO_LARGE] += 1
-        _log.error(
-            "frame too large", receiver=receiver, size=len(frame), limit=self._frame_bytes_max
-        )
 
     # --- sockets
 

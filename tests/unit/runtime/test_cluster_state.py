@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.config import ClusterConfig, Config, NodeConfig, config_from
-from indilog.errors import ConfigError, NotReadyError
+from indilog.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.ids import NodeId
 from indilog.runtime.cluster_state import (
     VIEW_KEY,
@@ -87,6 +87,22 @@ def test_before_all_is_published_a_node_is_told_to_come_again(
             await publish_run(store, Config(), ADDRESSES, Path("/run/x"))
         with pytest.raises(NotReadyError, match="not published"):
             await node_start(store)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("key", "words"), [("view", "another release"), ("run", "first process")])
+def test_what_another_release_published_is_one_sentence(
+    store: EmbeddedMetadataStore, key: str, words: str
+) -> None:
+    async def story() -> None:
+        await store.compare_and_set(VIEW_KEY, msgspec.json.encode(VIEW), expected_version=0)
+        await publish_run(store, Config(), ADDRESSES, Path("/run/x"))
+        await store.compare_and_set(key, b'{"newer": true}', expected_version=1)
+        with pytest.raises((ConfigError, DataDirectoryError), match=words):
+            await node_start(store)
+        if key == "run":  # a start that replaces it does not mind
+            assert await publish_run(store, Config(), ADDRESSES, Path("/run/y")) is None
 
     asyncio.run(story())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,21 @@ def test_a_socket_file_that_somebody_listens_at_is_left_to_him(tmp_path: Path) -
         with pytest.raises(ConfigError, match=r"Cannot receive at unix:///.*/a: .*in use"):
             address.listener()
         peer.connect(address.path)
+
+
+def test_who_has_no_room_for_a_connection_is_not_taken_for_dead(tmp_path: Path) -> None:
+    address = parsed(f"unix://{tmp_path}/a")
+    with ExitStack() as stack:
+        listener = stack.enter_context(address.listener())
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.settimeout(0)
+                waiting.connect(address.path)
+        with pytest.raises(ConfigError, match="in use"):
+            address.listener()
+        assert Path(address.path).is_socket()
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:

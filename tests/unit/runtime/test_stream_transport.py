@@ -237,6 +237,30 @@ async def test_a_connection_that_comes_after_the_end_of_this_side_is_closed(
 
 
 @on_uvloop
+async def test_a_try_to_connect_that_breaks_does_not_end_all_tries(
+    network: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    async def connect(
+        to: object, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol
+    ) -> None:
+        tries.append(to)
+        raise RuntimeError("the loop has a fault")
+
+    monkeypatch.setattr(StreamAddress, "connect", connect)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    a = network.transport(A)
+    a.send(B, b"x")
+    await until(lambda: bool(tries))
+    monkeypatch.undo()
+    _, inbox = network.receiving(B)
+    await asyncio.sleep(0)
+    a.send(B, b"y")
+    assert await inbox.until(2) == [b"x", b"y"]
+
+
+@on_uvloop
 async def test_a_connection_that_comes_with_its_time_limit_is_not_written_to(
     network: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,7 @@ async def test_a_frame_after_the_end_of_this_side_is_lost_without_a_word(
     send(a, B, b"x")
     a.close()
     a.close()
+    send(a, B, b"z")
     a.flush()
     _, inbox = network.receiving(B)
     b = network.transport(A)
