@@ -258,6 +258,7 @@ class Engine:
             "tail": self.tail,
             "appends_pending": self._writer.pending if self._writer is not None else 0,
             "reads_pending": self._reads.pending,
+            "reads_hedged": self._reads.hedged,
             "watches": len(self._watches),
         }
         return parts
@@ -271,6 +272,7 @@ class Engine:
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
         """React to events, then send what callers have put in."""
         effects, self._outbox = self._outbox, []
+        self._reads.begin_turn(now)
         for event in events:
             effects += self._on_event(event, now)
         effects += self._reads.begin(now)

@@ -45,6 +45,13 @@ class Stage(enum.Enum):
     """The primary's word where the log ends."""
 
 
+class Asked(NamedTuple):
+    """What replicas of one shard were asked for: one of them, or after a hedge two."""
+
+    replicas: tuple[NodeId, ...]
+    seqnums: tuple[SeqNum, ...]
+
+
 class Operation:
     """One read by one caller, over all its tries.
 
@@ -57,14 +64,15 @@ class Operation:
         limit: of a lookup under way, the seqnum below which it looks.
         route: of a lookup under way, whom it asks.
         seqnums, shards: the records to fetch, in the order of the answer, once they are known.
-        asked: what each shard was asked for in this try, while it has not answered.
+        asked: what each shard was asked for in this try, and of whom, while it has not answered.
+        asked_at: when this try went to storage.
         denied: replicas that said "unknown" about something wanted.
     """
 
     __slots__ = (
-        "asked", "attempt", "bound", "count", "created", "denied", "direction", "fresh", "limit",
-        "log_names", "page", "position", "probed", "records", "reflects", "route", "seqnums",
-        "shards", "stage", "started", "tag", "waiter",
+        "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction", "fresh",
+        "limit", "log_names", "page", "position", "probed", "records", "reflects", "route",
+        "seqnums", "shards", "stage", "started", "tag", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +107,8 @@ class Operation:
         self.records: dict[SeqNum, Record] = {}
         self.limit: SeqNum = 0
         self.route: Route | None = None
-        self.asked: dict[ShardId, Sequence[SeqNum]] = {}
+        self.asked: dict[ShardId, Asked] = {}
+        self.asked_at = Instant(0.0)
         self.denied: set[tuple[NodeId, ShardId]] = set()
 
     def contradicted_by(self, message: RecordsRead) -> str | None:
@@ -115,9 +124,14 @@ class Operation:
         asked = self.asked.get(message.shard)
         if asked is None:
             return "records of a shard that was not asked"
-        if len(set(seqnums)) < len(seqnums) or not set(seqnums).issubset(asked):
+        if len(set(seqnums)) < len(seqnums) or not set(seqnums).issubset(asked.seqnums):
             return "records that nobody asked for"
         return None
+
+    def may_still_hear_of(self, shard: ShardId) -> bool:
+        """Tell whether a replica of `shard` was asked that has not said "unknown"."""
+        asked = self.asked.get(shard)
+        return asked is not None and any((r, shard) not in self.denied for r in asked.replicas)
 
     def lookup_contradicted_by(self, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]) -> bool:
         """Tell whether this cannot be the result of the lookup that was asked for."""

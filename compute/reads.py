@@ -23,9 +23,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
+from compute.hedging import Hedges
 from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
 from compute.lookup_routes import LookupRoutes
-from compute.operation import Answered, Operation, Stage
+from compute.operation import Answered, Asked, Operation, Stage
 from compute.record_cache import RecordCache
 from compute.tail_questions import TailQuestions
 from indilog.config import Config
@@ -73,6 +74,12 @@ class Reads:
         self._parked: dict[Operation, None] = {}
         self._requests: OrderedDict[int, Operation] = OrderedDict()
         self._next_request = 0
+        self._now = Instant(0.0)
+        self._hedges = Hedges(
+            share_max=config.node.hedged_reads_share_max,
+            delay_s_min=config.node.hedge_delay_s_min,
+            delay_s_max=config.node.lookup_timeout_s,
+        )
         self._tails = TailQuestions(config.node.resend_s)
 
     def number_from(self, request: int) -> None:
@@ -89,6 +96,15 @@ class Reads:
         """Reads that wait for something."""
         waiting = len(self._starting) + len(self._parked) + len(self._tails)
         return waiting + len(self._requests)
+
+    @property
+    def hedged(self) -> int:
+        """Tries for which a further replica was asked, since the start."""
+        return self._hedges.hedged
+
+    def begin_turn(self, now: Instant) -> None:
+        """Take note of the time: it holds for all that the turn sends."""
+        self._now = now
 
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
         """Take the engine's index and replay into use; reads waited until now."""
@@ -131,6 +147,7 @@ class Reads:
         self._starting.clear()
         self._parked.clear()
         self._requests.clear()
+        self._hedges.clear()
         return [self._fail(operation, error) for operation in operations]
 
     # --- deciding
@@ -192,6 +209,7 @@ class Reads:
         operation.stage = Stage.LOOKUP
         operation.reflects = self._replay.position
         operation.limit = self._replay.tail
+        operation.asked = {}
         request = self._request(operation)
         route = operation.route = self._routes.choose(request, operation.started)
         lookup = IndexLookup(
@@ -229,19 +247,36 @@ class Reads:
     ) -> list[Effect]:
         """Ask one replica of each shard that has not said "unknown"; fail if there is none left."""
         turn = self._next_request + 1 + operation.attempt
-        asked: list[tuple[NodeId, ShardId]] = []
+        asked: dict[ShardId, Asked] = {}
+        others = False
         for shard, seqnums in missing.items():
             replicas = self._replicas_left(operation, shard)
             if not replicas:
                 lost = f"No replica of shard {shard} holds seqnum {seqnums[0]}."
                 return [self._fail(operation, DataLossError(lost))]
-            asked.append((replicas[turn % len(replicas)], shard))
-        operation.asked = dict(missing)
+            others = others or len(replicas) > 1
+            asked[shard] = Asked((replicas[turn % len(replicas)],), tuple(seqnums))
+        operation.asked, operation.asked_at = asked, self._now
         request = self._request(operation)
+        if others:
+            self._hedges.sent(request, self._now)
         return [
-            Send(replica, ReadRecords(request, self._node, shard, tuple(missing[shard])))
-            for replica, shard in asked
+            Send(replicas[0], ReadRecords(request, self._node, shard, seqnums))
+            for shard, (replicas, seqnums) in asked.items()
         ]
+
+    def _hedge(self, now: Instant) -> list[Effect]:
+        """Ask further replicas for what takes longer than usual; the first answer wins."""
+        effects: list[Effect] = []
+        for request in self._hedges.due(now, self._requests):
+            operation = self._requests[request]
+            for shard, (replicas, seqnums) in list(operation.asked.items()):
+                left = [r for r in self._replicas_left(operation, shard) if r not in replicas]
+                if left:
+                    further = left[request % len(left)]
+                    operation.asked[shard] = Asked((*replicas, further), seqnums)
+                    effects.append(Send(further, ReadRecords(request, self._node, shard, seqnums)))
+        return effects
 
     def _replicas_left(self, operation: Operation, shard: ShardId) -> list[NodeId]:
         placement = placement_of(self._views, shard)
@@ -273,6 +308,11 @@ class Reads:
         records = [self._taken(stored) for stored in message.records]
         if message.unknown:
             operation.denied.add((sender, message.shard))
+            operation.records.update({r.seqnum: r for r in records})
+            if operation.may_still_hear_of(message.shard):
+                return []
+        elif operation.asked:
+            self._hedges.took(now - operation.asked_at)
         match operation.stage:
             case Stage.PROBE:
                 del self._requests[message.request]
@@ -397,15 +437,16 @@ class Reads:
             times.append(next(iter(self._parked)).created + self._config.read_timeout_s)
         if (asking := self._tails.deadline(self._config.read_timeout_s)) is not None:
             times.append(asking)
+        if (hedging := self._hedges.deadline(self._requests)) is not None:
+            times.append(hedging)
         return Instant(min(times)) if times else None
 
     def on_time(self, now: Instant) -> list[Effect]:
         """Start overdue tries again elsewhere; fail reads that took too long."""
         effects: list[Effect] = []
-        overdue = now - self._config.lookup_timeout_s
         while self._requests:
             request, operation = next(iter(self._requests.items()))
-            if operation.started > overdue:
+            if operation.started + self._config.lookup_timeout_s > now:
                 break
             del self._requests[request]
             operation.attempt += 1
@@ -422,9 +463,9 @@ class Reads:
                 break
             del self._parked[operation]
             effects.append(self._fail(operation, self._unavailable()))
-        expired = self._tails.expired(Instant(now - self._config.read_timeout_s))
+        expired = self._tails.expired(now, self._config.read_timeout_s)
         effects += [self._fail(operation, self._unavailable()) for operation in expired]
-        return effects + self._ask_for_tail(now)
+        return effects + self._ask_for_tail(now) + self._hedge(now)
 
     def _unavailable(self) -> QuorumUnavailableError:
         return QuorumUnavailableError(

@@ -51,14 +51,16 @@ class TailQuestions:
         served, self._asked = self._asked, []
         return served
 
-    def expired(self, created_before: Instant) -> list[Operation]:
-        """Take out the operations that came at `created_before` or earlier."""
-        waiting = self._asked + self._waiting
-        if not waiting or waiting[0].created > created_before:
+    def expired(self, now: Instant, timeout_s: float) -> list[Operation]:
+        """Take out the operations that have waited for `timeout_s`."""
+        oldest = self._asked or self._waiting
+        if not oldest or oldest[0].created + timeout_s > now:
             return []
-        self._asked = [o for o in self._asked if o.created > created_before]
-        self._waiting = [o for o in self._waiting if o.created > created_before]
-        return [o for o in waiting if o.created <= created_before]
+        expired = [o for o in self._asked + self._waiting if o.created + timeout_s <= now]
+        gone = set(expired)
+        self._asked = [o for o in self._asked if o not in gone]
+        self._waiting = [o for o in self._waiting if o not in gone]
+        return expired
 
     def clear(self) -> list[Operation]:
         """Take out all operations."""

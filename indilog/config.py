@@ -135,6 +135,12 @@ class NodeConfig:
     """After this a lookup or read is started again elsewhere."""
     read_timeout_s: float = 10.0
     """After this a read fails as retryable."""
+    hedged_reads_share_max: float = 0.05
+    """At most this share of the reads of records is asked of a second replica too, when it takes
+    longer than 99 of 100 did lately; 0: none.
+    """
+    hedge_delay_s_min: float = 0.001
+    """A read is not asked of a second replica before this."""
     lookups_pending_max: int = 100_000
     page_bytes_max: int = 4 * MIB
     """Bytes of records in one answer to `read_range`."""
@@ -195,6 +201,8 @@ class NodeConfig:
             raise ConfigError(
                 "tag_cache_seqnums_per_tag_max must not exceed tag_cache_seqnums_max."
             )
+        if self.hedged_reads_share_max > 1:
+            raise ConfigError("hedged_reads_share_max is a share, at most 1.")
         if self.restart_s_min > self.restart_s_max:
             raise ConfigError("restart_s_min must not exceed restart_s_max.")
 
@@ -216,6 +224,7 @@ _ZERO_IS_FINE: Final = frozenset(
         "record_cache_bytes_max",
         "aux_cache_bytes_max",
         "sync_inline_s_max",
+        "hedged_reads_share_max",
     }
 )
 
