@@ -40,6 +40,7 @@ from indilog.log import Record
 from indilog.messages import (
     AuxSet,
     Direction,
+    DiskFull,
     IndexData,
     LookupResult,
     MetalogEntries,
@@ -62,6 +63,7 @@ from indilog.roles import (
     Persisted,
     Received,
     Send,
+    SpaceChanged,
     Started,
 )
 from indilog.view import Views, placement_of
@@ -290,7 +292,7 @@ class Engine:
                 return self._on_message(event, now)
             case Started(epoch):
                 return self._on_started(epoch, now)
-            case Persisted() | FrameRead():
+            case Persisted() | FrameRead() | SpaceChanged():
                 return [Ignore(event, "an engine has no disk")]
             case unreachable:
                 assert_never(unreachable)
@@ -312,6 +314,8 @@ class Engine:
                 return self._on_joined(message, now)
             case TailIs():
                 return self._reads.on_tail(message, now)
+            case DiskFull(full=full):
+                return self._on_disk_full(event, now, full=full)
             case ShardClaimed() | ShardOpened() | ShardStored():
                 return self._on_writer_message(event.sender, message, now)
             case _:
@@ -332,6 +336,12 @@ class Engine:
                 return writer.on_stored(sender, message, now)
             case unreachable:
                 assert_never(unreachable)
+
+    def _on_disk_full(self, event: Received, now: Instant, *, full: bool) -> list[Effect]:
+        writer = self._writer
+        if writer is None or event.sender not in (self._views[-1].primary, *writer.replicas):
+            return [Ignore(event, "a full disk of a node that is not needed here")]
+        return writer.on_disk_full(event.sender, full=full, now=now)
 
     # --- joining (thesis 5.5.1)
 

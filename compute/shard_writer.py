@@ -20,6 +20,7 @@ import enum
 from collections import deque
 from collections.abc import Sequence
 
+from compute.full_disks import FullDisks
 from indilog.config import Config
 from indilog.errors import (
     AppendOutcomeUnknownError,
@@ -92,7 +93,7 @@ class ShardWriter:
         self.shard = shard
         self.epoch = epoch
         self.takeover = Takeover.CLAIMING
-        self._replicas = tuple(replicas)
+        self.replicas = tuple(replicas)
         self._frame_records_max = node.frame_records_max
         self._frame_bytes = node.frame_bytes
         self._in_flight_bytes_max = config.cluster.batch_bytes_max
@@ -116,6 +117,7 @@ class ShardWriter:
         self._pending_bytes = 0
         self._asked = Instant(0.0)
         self._in_flight_bytes = 0
+        self._full_disks = FullDisks()
         self._reopening: dict[NodeId, Instant] = {}
         """Replicas that forgot this writer, and when they were claimed again."""
         self._sent_again: dict[NodeId, tuple[LocalId, Instant]] = {}
@@ -136,11 +138,12 @@ class ShardWriter:
         Raises:
             OverloadedError: too many records, or bytes, wait to be ordered.
             SealedError: another writer has the shard.
+            DiskFullError: a replica, or the primary, has no disk space left.
         """
         if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
             raise self._overloaded()
-        if self.takeover is Takeover.LOST:
-            raise self._lost()
+        if self.takeover is Takeover.LOST or self._full_disks:
+            raise self._refusal()
         self._pending += 1
         self._pending_bytes += len(data)
         batch = self._open
@@ -166,8 +169,8 @@ class ShardWriter:
         """
         if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
             raise self._overloaded()
-        if self.takeover is Takeover.LOST:
-            raise self._lost()
+        if self.takeover is Takeover.LOST or self._full_disks:
+            raise self._refusal()
         size = sum(len(data) for data, _, _ in records)
         whole = sum(record_bytes(*record) for record in records)
         if self._is_full(len(records), whole):
@@ -261,17 +264,17 @@ class ShardWriter:
         self._asked = now
         if self.takeover is Takeover.CLAIMING:
             claim = ShardClaim(self.shard, self.epoch)
-            return [Send(r, claim) for r in self._replicas if r not in self._claimed]
+            return [Send(r, claim) for r in self.replicas if r not in self._claimed]
         if self.takeover is Takeover.OPENING:
             opening = ShardOpen(self.shard, self.epoch, self._next)
-            return [Send(r, opening) for r in self._replicas if r not in self._opened]
+            return [Send(r, opening) for r in self.replicas if r not in self._opened]
         return []
 
     def on_claimed(self, sender: NodeId, message: ShardClaimed, now: Instant) -> list[Effect]:
         """Count a replica; when all refuse older writers, open at what all have."""
         if message.epoch > self.epoch:
             return self.give_up()
-        if sender not in self._replicas or message.epoch != self.epoch:
+        if sender not in self.replicas or message.epoch != self.epoch:
             return [Ignore(message, "claim of another epoch or of no replica")]
         if self.takeover is not Takeover.CLAIMING:
             return self._open_again(sender)
@@ -285,7 +288,7 @@ class ShardWriter:
 
     def _open_shard(self, now: Instant) -> list[Effect]:
         claims = self._claimed.values()
-        if self.takeover is not Takeover.CLAIMING or len(claims) < len(self._replicas):
+        if self.takeover is not Takeover.CLAIMING or len(claims) < len(self.replicas):
             return []
         known = [claim.stored for claim in claims if claim.authoritative]
         if known:
@@ -314,7 +317,7 @@ class ShardWriter:
 
     def on_opened(self, sender: NodeId, message: ShardOpened) -> list[Effect]:
         """Count a replica; when all are open, appends flow."""
-        if sender not in self._replicas or message.epoch != self.epoch:
+        if sender not in self.replicas or message.epoch != self.epoch:
             return [Ignore(message, "shard opened for another epoch or by no replica")]
         if self.takeover is not Takeover.OPENING:
             if self._reopening.pop(sender, None) is None:
@@ -323,7 +326,7 @@ class ShardWriter:
         if message.start != self._next:
             return [Ignore(message, "opened where nobody said")]
         self._opened.add(sender)
-        if len(self._opened) == len(self._replicas):
+        if len(self._opened) == len(self.replicas):
             self.takeover = Takeover.OPEN
         return []
 
@@ -335,7 +338,7 @@ class ShardWriter:
         """
         if message.epoch > self.epoch:
             return self.give_up()
-        if sender not in self._replicas:
+        if sender not in self.replicas:
             return [Ignore(message, "stored by a node that is no replica")]
         if message.epoch < self.epoch:
             return self._claim_again(sender, now)
@@ -351,6 +354,18 @@ class ShardWriter:
             for batch in self._in_flight
             if batch.first >= start
         ]
+
+    def on_disk_full(self, sender: NodeId, *, full: bool, now: Instant) -> list[Effect]:
+        """Refuse appends while a disk is full; what is under way may still find room."""
+        self._full_disks.told(sender, full=full, now=now)
+        if not full:
+            return []
+        self._close()
+        effects = [e for batch in self._closed for e in _answers(batch, self._full_disks.error())]
+        self._pending = sum(len(batch.waiters) for batch in self._in_flight)
+        self._pending_bytes -= sum(sum(map(len, b.builder.columns[0])) for b in self._closed)
+        self._closed.clear()
+        return effects
 
     def give_up(self) -> list[Effect]:
         """Tell all callers that another writer has the shard; it is not taken back."""
@@ -379,6 +394,9 @@ class ShardWriter:
         self._pending = self._pending_bytes = self._in_flight_bytes = 0
         return effects
 
+    def _refusal(self) -> IndilogError:
+        return self._lost() if self.takeover is Takeover.LOST else self._full_disks.error()
+
     def _lost(self) -> SealedError:
         return SealedError(f"Another writer took over shard {self.shard}; append elsewhere.")
 
@@ -386,13 +404,20 @@ class ShardWriter:
 
     def deadline(self) -> Instant | None:
         """When something is to be said again, or given up."""
+        full_until = self._full_disks.deadline()
+        if (due := self._said_again_at()) is None or full_until is None:
+            return due or full_until
+        return min(due, full_until)
+
+    def _said_again_at(self) -> Instant | None:
         if self.takeover in (Takeover.CLAIMING, Takeover.OPENING):
             return Instant(self._asked + self._resend_s)
         return Instant(self._in_flight[0].sent + self._resend_s) if self._in_flight else None
 
     def on_time(self, now: Instant) -> list[Effect]:
         """Say again what was not answered; tell callers of a batch that takes too long."""
-        if (due := self.deadline()) is None or now < due:
+        self._full_disks.expire(now)
+        if (due := self._said_again_at()) is None or now < due:
             return []
         if self.takeover is not Takeover.OPEN:
             return self._ask(now) + self._expire_waiting(now)
@@ -430,7 +455,7 @@ class ShardWriter:
         return effects
 
     def _to_all(self, message: Message) -> list[Effect]:
-        return [Send(replica, message) for replica in self._replicas]
+        return [Send(replica, message) for replica in self.replicas]
 
     def check_invariants(self) -> None:
         """In flight, batches follow on; the count of pending appends is what the queues hold."""

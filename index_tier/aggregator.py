@@ -18,6 +18,7 @@ from indilog.roles import (
     Location,
     Persisted,
     Received,
+    SpaceChanged,
     Started,
 )
 from indilog.view import Views
@@ -61,7 +62,7 @@ class Aggregator:
                 return [Ignore(event, f"an aggregator has no use for {type(message).__name__}")]
             case Started():
                 return []
-            case Persisted() | FrameRead():
+            case Persisted() | FrameRead() | SpaceChanged():
                 raise AssertionError("an aggregator has no journal")
             case unreachable:
                 assert_never(unreachable)

@@ -43,6 +43,7 @@ from indilog.roles import (
     Persisted,
     Received,
     Send,
+    SpaceChanged,
     Started,
 )
 from indilog.view import Views, placement_of
@@ -153,7 +154,7 @@ class IndexNode:
                 return self._on_received(event, now)
             case Started():
                 return self._begin_fetch(NO_POSITION)
-            case Persisted() | FrameRead():
+            case Persisted() | FrameRead() | SpaceChanged():
                 raise AssertionError("an index node has no journal")
             case unreachable:
                 assert_never(unreachable)

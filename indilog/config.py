@@ -145,6 +145,12 @@ class NodeConfig:
     page_bytes_max: int = 4 * MIB
     """Bytes of records in one answer to `read_range`."""
 
+    disk_reserve_bytes: int = 16 * MIB
+    """When the disk has no room for a further segment and so much is left in the last one (or a
+    quarter of a segment, if that is less), the node takes no more records.
+    """
+    disk_retry_s: float = 1.0
+    """How often a node whose disk is full looks for room."""
     repair_bytes_per_s: int = 32 * MIB
     """What a storage node that lost records fetches from other replicas."""
     repair_retry_s_max: float = 60.0

@@ -25,6 +25,12 @@ class NotReadyError(IndilogError):
     retryable: ClassVar[bool] = True
 
 
+class DiskFullError(NotReadyError):
+    """There is no disk space left; nothing was appended. Reads go on, and appends as soon as there
+    is room.
+    """
+
+
 class OverloadedError(NotReadyError):
     """A bounded queue is full; nothing was done."""
 

@@ -390,7 +390,18 @@ class AuxSet(_Message, frozen=True):
     aux: bytes
 
 
-# --- repair
+# --- disks
+
+
+class DiskFull(_Message, frozen=True):
+    """storage, primary → engine: there is no room on my disk (`full`), so take no appends; or there
+    is again.
+
+    Lost: said again while the disk is full; a receiver believes it for a few repetitions only.
+    Repeated: absolute.
+    """
+
+    full: bool
 
 
 class BatchesWanted(_Message, frozen=True):
@@ -442,6 +453,7 @@ Message: TypeAlias = (
     | ReadRecords
     | RecordsRead
     | AuxSet
+    | DiskFull
     | BatchesWanted
     | Batches
 )

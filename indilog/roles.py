@@ -75,7 +75,16 @@ class FrameRead(NamedTuple):
     payload: bytes | None
 
 
-Event: TypeAlias = Started | Received | Persisted | FrameRead
+class SpaceChanged(NamedTuple):
+    """The disk is full but for `room` bytes, which are for what is under way; None: no longer.
+
+    Told to roles that persist (`SurvivesLoss`). What they write beyond `room` is kept waiting.
+    """
+
+    room: int | None
+
+
+Event: TypeAlias = Started | Received | Persisted | FrameRead | SpaceChanged
 
 
 # --- effects

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from indilog.config import Config
 from indilog.errors import DataDirectoryError
+from indilog.full_notice import FullNotice
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId, majority
 from indilog.messages import (
     MetalogAppend,
@@ -62,6 +63,7 @@ class Primary:
         self._readers = view.engines + view.storage_nodes
         """Storage first: in one process its index data then reaches an engine in the same turn."""
         self._reader_set = frozenset(self._readers)
+        self._full_notice = FullNotice(view.engines)
         self._committed = MetalogReplay()
         proposed = MetalogReplay()
         for position in range(len(metalog)):
@@ -94,16 +96,19 @@ class Primary:
 
     def advance(self, now: Instant) -> list[Effect]:
         """Commit and publish, propose at most one entry, send backups what they miss."""
-        effects = self._commit() + self._propose()
+        effects = self._commit() + self._propose() + self._full_notice.conclude(now)
         for node, backup in self._backups.items():
             effects += self._replicate(node, backup, now)
         return effects
 
     def deadline(self) -> Instant | None:
-        """When a backup's silence calls for saying something again."""
-        return min(
-            (b.resend_at for b in self._backups.values() if b.resend_at is not None), default=None
-        )
+        """When a backup's silence calls for saying something again, or a full disk does."""
+        times = [b.resend_at for b in self._backups.values()] + [self._full_notice.deadline()]
+        return min((time for time in times if time is not None), default=None)
+
+    def on_space_changed(self, *, full: bool, now: Instant) -> None:
+        """Tell engines whether there is room on this disk; entries go on, they need little."""
+        self._full_notice.changed(full=full, now=now)
 
     def check_invariants(self) -> None:
         """Assert that entries pass their stages in order."""

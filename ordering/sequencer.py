@@ -21,6 +21,7 @@ from indilog.roles import (
     Lost,
     Persisted,
     Received,
+    SpaceChanged,
     Started,
 )
 from indilog.view import Views
@@ -92,7 +93,7 @@ class Sequencer:
         """Apply a batch of events; propose at most one entry, or answer once, for all of them."""
         effects: list[Effect] = []
         for event in events:
-            effects += self._on_event(event)
+            effects += self._on_event(event, now)
         match self._part:
             case Primary() as primary:
                 effects += primary.advance(now)
@@ -113,7 +114,7 @@ class Sequencer:
         if self._part is not None:
             self._part.check_invariants()
 
-    def _on_event(self, event: Event) -> list[Effect]:
+    def _on_event(self, event: Event, now: Instant) -> list[Effect]:
         match event:
             case Received():
                 assert self._part is not None, "Started is the first event"
@@ -123,6 +124,10 @@ class Sequencer:
                 return []
             case Started():
                 self._start(event)
+                return []
+            case SpaceChanged(room=room):
+                if isinstance(self._part, Primary):
+                    self._part.on_space_changed(full=room is not None, now=now)
                 return []
             case FrameRead():
                 raise AssertionError("a sequencer reads no frame back")

@@ -14,6 +14,7 @@ journal, so a restart finds what was there; they are answered when they are dura
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from indilog.config import Config
 from indilog.errors import MalformedFrameError
@@ -30,6 +31,10 @@ from indilog.metalog import Span
 from indilog.records import RecordBatch
 from indilog.roles import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from storage.shard import Shard, ShardState, state_encoded
+
+_FULL: Final = "a batch for which the disk has no room"
+_FRAME_OVERHEAD_BYTES: Final = 40
+"""What a frame takes on disk beside its payload, at most."""
 
 
 class Stored:
@@ -52,6 +57,8 @@ class Appends:
         self._unordered_bytes_max = config.node.append_pending_bytes_max
         self._resend_s = config.node.resend_s
         self._unordered_bytes = 0
+        self.room: int | None = None
+        """What the disk has left for batches that are under way; None: enough."""
         self._last_token = 0
         self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
         self._states: dict[int, tuple[NodeId, ShardState]] = {}
@@ -80,13 +87,20 @@ class Appends:
         if shard is None or header.logspace != self._logspace or not header.records:
             return [Ignore(event, "a batch of a shard that is not kept here, or without records")]
         if header.epoch == shard.opened == shard.claimed and header.first == shard.written:
-            return self._accept(shard, batch)
+            return self._accept(shard, batch) if self._has_room(buffer) else [Ignore(event, _FULL)]
         if shard.changing and header.epoch >= shard.claimed:
             return [Ignore(event, "a batch of a writer that is about to open the shard here")]
         # To a writer that has not opened the shard here it says which one has, or that none has.
         unopened = header.epoch >= shard.claimed and header.epoch != shard.opened
         self._refused[event.sender, shard.id] = shard.opened if unopened else shard.claimed
         return []
+
+    def _has_room(self, buffer: bytes) -> bool:
+        """Whether the disk has room; what is under way may use the rest of it."""
+        if self.room is None:
+            return True
+        self.room -= len(buffer) + _FRAME_OVERHEAD_BYTES
+        return self.room >= 0
 
     def _accept(self, shard: Shard, batch: RecordBatch) -> list[Effect]:
         shard.written = batch.header.end

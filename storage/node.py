@@ -11,13 +11,14 @@ absent, and gets it back from another replica (`Repair`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cachetools import LRUCache
 
 from indilog.config import Config
 from indilog.errors import DataLossError, MalformedFrameError
+from indilog.full_notice import FullNotice
 from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.messages import (
     AppendBatch,
@@ -46,6 +47,7 @@ from indilog.roles import (
     Persisted,
     Received,
     Send,
+    SpaceChanged,
     Started,
 )
 from indilog.view import Views, placement_of
@@ -90,6 +92,7 @@ class StorageNode:
             config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
         )
         self._repair = Repair(node, views, self._shards, config.node)
+        self._full_notice = FullNotice(_writers_of(self._shards, views))
         self._gaps = False
         """Whether a part of the ordering journal was lost; it is fetched again."""
         self._lossy = False
@@ -119,6 +122,7 @@ class StorageNode:
             "position": self.position,
             "tail": self._ordering.tail,
             "cached_bytes": self._reads.cached_bytes,
+            "read_only": int(self._appends.room is not None),
             "reads_waiting": len(self._waiting),
             "damaged_batches": self._damaged,
             "missing_records": sum(shard.missing for shard in self._shards.values()),
@@ -235,6 +239,11 @@ class StorageNode:
                 return self._on_persisted(token, location)
             case FrameRead(token, payload):
                 return self._reads.on_read(token, payload)
+            case SpaceChanged(room):
+                self._appends.room = room
+                self._repair.paused = room is not None
+                self._full_notice.changed(full=room is not None, now=now)
+                return []
             case Started():
                 self._appends.start()
                 self._catch_up.start()
@@ -284,13 +293,14 @@ class StorageNode:
             self._catch_up.deadline(),
             self._waiting.deadline(),
             self._repair.deadline(),
+            self._full_notice.deadline(),
         )
         return min((time for time in times if time is not None), default=None)
 
     def _conclude(self, now: Instant) -> list[Effect]:
         """Say what this turn's events add up to, and what is due."""
         primary = self._views[-1].primary
-        effects = self._appends.conclude(primary, now)
+        effects = self._appends.conclude(primary, now) + self._full_notice.conclude(now)
         if self._blocks:
             blocks, self._blocks = self._blocks, []
             effects += unasked(self._views[-1], blocks)
@@ -419,3 +429,8 @@ def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:
         leading, alone = placement.replicas[0] == node, len(placement.replicas) == 1
         shards[shard] = Shard(shard, leading=leading, alone=alone)
     return shards
+
+
+def _writers_of(shards: Iterable[ShardId], views: Views) -> list[NodeId]:
+    placements = (placement_of(views, shard) for shard in shards)
+    return [placement.writer for placement in placements if placement is not None]

@@ -35,6 +35,7 @@ class Repair:
     """Asks for what is missing and takes it in.
 
     Attributes:
+        paused: the disk is full.
         repaired: localids that were got back in this life.
     """
 
@@ -54,6 +55,7 @@ class Repair:
         """Holes of which a replica had nothing: how often in a row, and when to ask again."""
         self._persisting: dict[int, tuple[Shard, RecordBatch]] = {}
         self._last_token = 0
+        self.paused = False
         self.repaired = 0
 
     # --- asking
@@ -65,7 +67,8 @@ class Repair:
         if self._asked is not None:
             self._failed(self._asked, now)
             self._asked = None
-        if self._persisting:
+        if self._persisting or self.paused:
+            self._next_at = None
             return []
         return self._ask(now)
 

@@ -34,6 +34,7 @@ from indilog.runtime.segment import (
     BATCH_KINDS,
     END_OF_SEGMENT,
     FRAME_HEADER_BYTES,
+    NO_ROOM,
     SEGMENT_BYTES_MAX,
     FrameHeader,
     frame_bytes,
@@ -146,6 +147,30 @@ class Journal:
         Frames that can be derived again (`ORDERING`) do not count; they go with the next sync.
         """
         return self._frames_written != self._frames_synced
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write or sync has failed: nothing works any more."""
+        return self._failed
+
+    @property
+    def starved(self) -> bool:
+        """Whether there was no room for the next segment, when it was looked for last."""
+        spare = self._spare
+        if spare is None or not spare.done():
+            return False
+        error = spare.exception()
+        return isinstance(error, OSError) and error.errno in NO_ROOM
+
+    @property
+    def room(self) -> int:
+        """Bytes left in the active segment."""
+        return self._capacity - self._end - FRAME_HEADER_BYTES
+
+    def look_for_room(self) -> None:
+        """Try again to prepare the next segment, if there was no room for it."""
+        if self.starved and not self._closing:
+            self._spare = self._prepared(self._number + 1)
 
     # --- recovery
 

@@ -9,7 +9,8 @@ through this store yet.
 
 File: magic "ILMD", version u8, CRC32C u32 of the body, body (msgpack). It is written anew for each
 change, synced, renamed over the old one, and the directory synced: after a crash there is the
-old or the new contents, never a mixture. These facts change a few times in a day.
+old or the new contents, never a mixture. A file of zeros beside it keeps room for that, so that a
+process can be started on a full disk. These facts change a few times in a day.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from typing import Final, NamedTuple, Protocol, Self
 import msgspec
 from crc32c import crc32c
 
-from indilog.config import NodeConfig
-from indilog.errors import DataDirectoryError, OverloadedError, TooLargeError
-from indilog.runtime.segment import synced_directory
+from indilog.config import KIB, NodeConfig
+from indilog.errors import DataDirectoryError, DiskFullError, OverloadedError, TooLargeError
+from indilog.runtime.segment import NO_ROOM, synced_directory
 
 MAGIC: Final = b"ILMD"
 VERSION: Final = 1
 _HEADER: Final = Struct("<4sBI")
+_RESERVE_BYTES: Final = 256 * KIB
+"""Room that is kept on the disk, so that a full one can still be started from."""
 KEY_BYTES_MAX: Final = 256
 _REMEDY: Final = "put it back from a copy of the whole directory, or choose another directory."
 
@@ -127,6 +130,7 @@ class EmbeddedMetadataStore:
         self._config = config
         self._watchers: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._failed = False
+        self._reserve = file.with_name(file.name + ".reserve")
         file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(file.with_name(file.name + ".lock"))
         try:
@@ -222,11 +226,38 @@ class EmbeddedMetadataStore:
         if self._failed or self._lock < 0:
             raise DataDirectoryError(f"{self._file} takes no more writes; start the process anew.")
         try:
-            _replace(self._file, _encoded(contents))
+            self._put_in_place(_encoded(contents))
         except OSError as error:
             self._failed = True
             raise DataDirectoryError(f"{self._file} cannot be written: {error}.") from error
         self._contents = contents
+
+    def _put_in_place(self, data: bytes) -> None:
+        """Replace the file; on a full disk with the room that was kept for that.
+
+        Raises:
+            DiskFullError: there is no room all the same; nothing was changed.
+        """
+        new = self._file.with_name(self._file.name + ".new")
+        try:
+            _written(new, data)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            if error.errno not in NO_ROOM:
+                raise
+            self._reserve.unlink(missing_ok=True)
+            _written_or_full(new, data)
+        new.replace(self._file)
+        synced_directory(self._file.parent)
+        self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        """Keep a file whose room the next write may take; without room, without."""
+        if not self._reserve.exists():
+            try:
+                _written(self._reserve, bytes(_RESERVE_BYTES))
+            except OSError:
+                self._reserve.unlink(missing_ok=True)
 
 
 def _encoded(contents: _Contents) -> bytes:
@@ -256,15 +287,24 @@ def _read(file: Path) -> _Contents:
         raise DataDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error
 
 
-def _replace(file: Path, data: bytes) -> None:
-    """Put `data` in place of the contents of `file`: all of it or nothing, durable on return."""
-    new = file.with_name(file.name + ".new")
-    with new.open("wb") as target:
+def _written(file: Path, data: bytes) -> None:
+    """Write a file anew and sync it."""
+    with file.open("wb") as target:
         target.write(data)
         target.flush()
         os.fsync(target.fileno())
-    new.replace(file)
-    synced_directory(file.parent)
+
+
+def _written_or_full(file: Path, data: bytes) -> None:
+    try:
+        _written(file, data)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        if error.errno not in NO_ROOM:
+            raise
+        raise DiskFullError(
+            f"There is no disk space left for {file}; make room and try again."
+        ) from error
 
 
 def _locked(file: Path) -> int:

@@ -46,7 +46,9 @@ from indilog.roles import (
     Send,
     ServesCallers,
     Started,
+    SurvivesLoss,
 )
+from indilog.runtime.disk_space import DiskSpace
 from indilog.runtime.fence import Fence, Refused
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.outbox import Outbox
@@ -118,6 +120,7 @@ class NodeShell:
         self._scheduled = False
         self._sync: asyncio.Future[None] | None = None
         """The sync that runs in the thread."""
+        self._disk_space = DiskSpace(journal, config.node, self._wake_after)
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
@@ -230,6 +233,7 @@ class NodeShell:
         try:
             self._drain()
             self._finish()
+            self._tell_of_space()
         except Exception as error:  # noqa: BLE001 the outermost loop: our bug, or the disk
             self._fail(error)
             return
@@ -242,6 +246,8 @@ class NodeShell:
         """Call roles until nothing is left for them."""
         now = self.clock.now()
         inbox, roles = self._inbox, self.roles
+        for node, persisted in self._disk_space.retried(now):
+            inbox.setdefault(node, []).append(persisted)
         for node, overdue in self._deadlines.items():
             if overdue <= now:
                 inbox.setdefault(node, [])
@@ -262,6 +268,13 @@ class NodeShell:
                 else:
                     self._perform(node, effect)
         self._note_deadlines(touched)
+
+    def _tell_of_space(self) -> None:
+        """Tell the roles that persist when the disk is full, and when it no longer is."""
+        if (news := self._disk_space.news(self.clock.now())) is not None:
+            for node, role in self.roles.items():
+                if isinstance(role, SurvivesLoss):
+                    self._inbox.setdefault(node, []).append(news)
 
     def _take_later(self, now: Instant) -> bool:
         """Begin with what is not urgent; False: there is nothing, or callers wait for a sync first.
@@ -294,9 +307,11 @@ class NodeShell:
                 self._outbox.put(node, to, message)
             case Appended() | Answer():
                 self._held.append(effect)
-            case Persist(kind, payload, token):
-                location = self._journal.write(self._streams[node], kind, payload)
-                self._inbox.setdefault(node, []).append(Persisted(token, location))
+            case Persist():
+                location = self._disk_space.write(node, self._streams[node], effect)
+                if location is not None:
+                    persisted = Persisted(effect.token, location)
+                    self._inbox.setdefault(node, []).append(persisted)
             case ReadFrame(location, token):
                 payload_read = self._journal.read(location)
                 self._inbox.setdefault(node, []).append(FrameRead(token, payload_read))
@@ -382,6 +397,9 @@ class NodeShell:
         self._timer_due = due
         delay = max(0.001, due - self.clock.now())
         self._timer = self._loop.call_later(delay, self._on_timer)
+
+    def _wake_after(self, seconds: float) -> None:
+        self._loop.call_later(seconds, self._schedule)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -28,6 +28,7 @@ from indilog.errors import IndilogError
 from indilog.ids import NodeId
 from indilog.runtime.assembly import gateway_running, joined, logs_of, role_of
 from indilog.runtime.cluster_state import NodeStart, node_start
+from indilog.runtime.data_directory import directory_usable
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
@@ -74,11 +75,13 @@ async def node_running(
     config, view = start.config, start.view
     role = role_of(name, [view], config)
     persists = name in view.sequencers or name in view.storage_nodes
-    journal = Journal.open(
-        config.node.data_dir / name,
-        segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
-        durability=config.cluster.durability,
-    )
+    directory = config.node.data_dir / name
+    with directory_usable(directory):
+        journal = Journal.open(
+            directory,
+            segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
+            durability=config.cluster.durability,
+        )
     with contextlib.ExitStack() as undo:
         undo.callback(journal.close)
         loop = asyncio.get_running_loop()
@@ -98,7 +101,8 @@ async def node_running(
         shell.metrics.dropped = transport.counts.dropped  # scraped with the node's other numbers
         undo.pop_all()
     try:
-        shell.start()
+        with directory_usable(directory):
+            shell.start()
         yield RunningNode(shell, start, transport)
     finally:
         await shell.close()

@@ -39,6 +39,8 @@ BATCH_KINDS: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED})
 """Frames whose payload is a record batch."""
 SEGMENT_BYTES_MAX: Final = 2**32 - 1
 """`synced` and the length of a frame are 32 bits."""
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system says when the disk is full, or the part of it that is ours."""
 _HEADER: Final = Struct("<2sBBIQIII")
 _CRC: Final = Struct("<I")
 FRAME_HEADER_BYTES: Final = _HEADER.size + _CRC.size

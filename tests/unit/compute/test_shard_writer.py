@@ -10,6 +10,7 @@ from compute.shard_writer import ShardWriter, Takeover
 from indilog.config import Config, NodeConfig
 from indilog.errors import (
     AppendOutcomeUnknownError,
+    DiskFullError,
     NotReadyError,
     OverloadedError,
     SealedError,
@@ -114,6 +115,37 @@ def test_a_replica_that_forgot_its_writer_is_claimed_and_opened_again() -> None:
     assert shard.on_opened(A, ShardOpened(SHARD, EPOCH, 4)) == [sent]
     assert shard.on_opened(A, ShardOpened(SHARD, EPOCH, 4)) == []
     assert shard.on_claimed(A, claimed, at(1)) == []
+
+
+def test_a_full_disk_refuses_what_was_not_sent_and_what_comes() -> None:
+    """A35: at once, with one sentence; what is under way may still find room."""
+    shard = opened(frames_in_flight_max=1)
+    append(shard, b"sent")
+    shard.flush(at(0))
+    append(shard, b"waits")
+    (refused,) = shard.on_disk_full(A, full=True, now=at(1))
+    assert isinstance(refused, Answer)
+    assert (refused.waiter, type(refused.outcome)) == (b"waits", DiskFullError)
+    with pytest.raises(DiskFullError, match="no disk space left on storage-0"):
+        append(shard, b"late")
+    with pytest.raises(DiskFullError):
+        shard.add_batch([(b"late", TAGS, NAMES)], b"late")
+    shard.check_invariants()
+    assert shard.pending == 1
+    shard.on_disk_full(A, full=False, now=at(2))
+    append(shard, b"again")
+
+
+def test_a_node_that_no_longer_says_that_its_disk_is_full_is_tried_again() -> None:
+    shard = opened()
+    shard.on_disk_full(A, full=True, now=at(1))
+    due = shard.deadline()
+    assert due is not None
+    shard.on_time(at(due - 0.1))
+    with pytest.raises(DiskFullError):
+        append(shard, b"early")
+    shard.on_time(due)
+    append(shard, b"again")
 
 
 def test_takeover_asks_again_only_those_who_have_not_answered() -> None:

@@ -33,6 +33,7 @@ def test_only_what_changed_nothing_may_be_retried_as_it_is() -> None:
     assert {kind.__name__ for kind in ALL if kind.retryable} == {
         "NotReadyError",
         "OverloadedError",
+        "DiskFullError",
         "SealedError",
         "QuorumUnavailableError",
         "ConflictError",

@@ -11,6 +11,7 @@ from indilog.config import Config, NodeConfig
 from indilog.errors import DataDirectoryError
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.messages import (
+    DiskFull,
     MetalogAppend,
     MetalogEntries,
     MetalogStored,
@@ -30,6 +31,7 @@ from indilog.roles import (
     Persisted,
     Received,
     Send,
+    SpaceChanged,
     Started,
 )
 from indilog.view import View, view_of
@@ -434,3 +436,15 @@ def test_one_shard_out_of_place_does_not_spoil_the_others() -> None:
     report = ShardProgress({ShardId(9): (Epoch(1), 2), ShardId(0): (Epoch(1), 2)})
     effects = node.handle([Received(STORAGE, report)], T0)
     assert [type(effect) for effect in effects] == [Ignore, Persist]
+
+
+def test_engines_are_told_while_the_disk_of_the_primary_is_full() -> None:
+    node = started()
+    start(node)
+    told = [Send(ENGINE, DiskFull(full=True))]
+    assert node.handle([SpaceChanged(100)], T0) == told
+    due = node.deadline()
+    assert due is not None
+    assert node.handle([], due) == told
+    assert node.handle([SpaceChanged(None)], due) == [Send(ENGINE, DiskFull(full=False))]
+    assert node.deadline() is None

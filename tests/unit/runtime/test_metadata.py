@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from indilog.config import NodeConfig
-from indilog.errors import DataDirectoryError, OverloadedError
+from indilog.errors import DataDirectoryError, DiskFullError, OverloadedError
 from indilog.runtime.metadata import EmbeddedMetadataStore, Versioned, Written
 
 CONFIG = NodeConfig()
@@ -84,7 +85,7 @@ def test_the_file_and_its_directory_are_synced_before_a_write_is_told(
 
     monkeypatch.setattr(os, "fsync", fsync)
     asyncio.run(set_once(tmp_path))
-    assert steps == ["metadata.new", tmp_path.name]
+    assert steps == ["metadata.new", tmp_path.name, "metadata.reserve"]
 
 
 def test_after_a_failed_sync_no_write_is_tried_again(
@@ -95,7 +96,7 @@ def test_after_a_failed_sync_no_write_is_tried_again(
             await store.compare_and_set("view", b"one", expected_version=0)
             with monkeypatch.context() as broken:
                 broken.setattr(os, "fsync", _fail)
-                with pytest.raises(DataDirectoryError, match="No space"):
+                with pytest.raises(DataDirectoryError, match="disk"):
                     await store.compare_and_set("view", b"two", expected_version=1)
             with pytest.raises(DataDirectoryError, match="start the process anew"):
                 await store.compare_and_set("view", b"two", expected_version=1)
@@ -106,7 +107,40 @@ def test_after_a_failed_sync_no_write_is_tried_again(
 
 
 def _fail(descriptor: int) -> None:
-    raise OSError(28, "No space left on device")
+    raise OSError(errno.EIO, "disk")
+
+
+def test_a_full_disk_takes_a_write_into_the_room_that_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A35: a process can be started, which needs a new epoch."""
+    reserve = tmp_path / "metadata.reserve"
+    whole = os.fsync
+
+    def full(descriptor: int) -> None:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "full")
+        whole(descriptor)
+
+    def quite_full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            await store.compare_and_set("view", b"one", expected_version=0)
+            assert reserve.exists()
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", full)
+                assert await store.next_sequence("epoch") == 1
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", quite_full)
+                with pytest.raises(DiskFullError, match="make room"):
+                    await store.next_sequence("epoch")
+            assert not (tmp_path / "metadata.new").exists()
+            assert await store.next_sequence("epoch") == 2
+            assert reserve.exists()
+
+    asyncio.run(story())
 
 
 def test_the_repetition_of_a_named_write_succeeds_again(tmp_path: Path) -> None:

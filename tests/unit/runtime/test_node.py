@@ -50,6 +50,9 @@ class Story:
 class StoryJournal:
     """A journal that tells what was asked of it; a sync can be made to wait or to fail."""
 
+    starved = failed = False
+    room = 1 << 30
+
     def __init__(self, story: Story) -> None:
         self._story = story
         self.dirty = False

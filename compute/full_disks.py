@@ -1,0 +1,45 @@
+"""Which nodes have told this compute node that their disks are full: then it takes no appends
+(ARCHITECTURE 11, decision 0009).
+"""
+
+from __future__ import annotations
+
+from indilog.errors import DiskFullError
+from indilog.full_notice import BELIEVED_S
+from indilog.ids import Instant, NodeId
+
+
+class FullDisks:
+    """Believes each node for a while; one that is still full says so again."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self) -> None:
+        self._until: dict[NodeId, Instant] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any disk is full."""
+        return bool(self._until)
+
+    def told(self, node: NodeId, *, full: bool, now: Instant) -> None:
+        """Take note of what `node` says."""
+        if full:
+            self._until[node] = Instant(now + BELIEVED_S)
+        else:
+            self._until.pop(node, None)
+
+    def expire(self, now: Instant) -> None:
+        """Forget what was not said again."""
+        if self._until and min(self._until.values()) <= now:
+            self._until = {node: until for node, until in self._until.items() if until > now}
+
+    def error(self) -> DiskFullError:
+        """Return what a caller is told whose append is refused."""
+        return DiskFullError(
+            f"There is no disk space left on {', '.join(sorted(self._until))}; nothing was "
+            "appended. Make room: the log takes appends again by itself."
+        )
+
+    def deadline(self) -> Instant | None:
+        """When the next one is to be forgotten."""
+        return min(self._until.values(), default=None)

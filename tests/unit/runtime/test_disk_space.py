@@ -1,0 +1,93 @@
+"""What a shell knows of the room on its disk (A35)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from indilog.config import KIB, NodeConfig
+from indilog.ids import Instant, NodeId
+from indilog.roles import FrameKind, Persist, Persisted, SpaceChanged
+from indilog.runtime.disk_space import DiskSpace
+from indilog.runtime.journal import Journal
+
+NODE = NodeId("storage-0")
+SEGMENT_BYTES = 64 * KIB
+T0, T1 = Instant(100.0), Instant(102.0)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    opened = Journal.open(tmp_path, segment_bytes=SEGMENT_BYTES, durability="fsync")
+    list(opened.recover())
+    yield opened
+    opened.close()
+
+
+def space_of(journal: Journal) -> DiskSpace:
+    config = NodeConfig(segment_bytes=SEGMENT_BYTES)
+    return DiskSpace(journal, config, lambda _seconds: None)
+
+
+def write(space: DiskSpace, journal: Journal, number: int) -> bool:
+    """Write a frame of 8 KiB; tell whether it was taken."""
+    payload = bytes([number]) * (8 * KIB - 32)
+    taken = space.write(NODE, 7, Persist(FrameKind.METALOG, payload, number)) is not None
+    journal.flush()
+    journal._preparer.submit(int).result()
+    return taken
+
+
+def _no_room(_path: object) -> os.statvfs_result:
+    return os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+
+
+def test_roles_are_told_when_the_reserve_is_reached_and_frames_wait_when_it_is_used_up(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = space_of(journal)
+    with monkeypatch.context() as full:
+        full.setattr(os, "statvfs", _no_room)
+        told = []
+        for number in range(7):
+            assert write(space, journal, number)
+            told.append(space.news(T0))
+        assert told == [None] * 5 + [SpaceChanged((16 * KIB - 32) // 2), None]
+        assert [write(space, journal, number) for number in (7, 8)] == [False, False]
+        assert space.news(T0) is None
+        assert space.retried(T0) == []
+        assert space.retried(T1) == []
+        space.news(T1)
+    done = space.retried(Instant(T1 + 2))
+    assert [(node, persisted.token) for node, persisted in done] == [(NODE, 7), (NODE, 8)]
+    assert space.news(Instant(T1 + 2)) == SpaceChanged(None)
+    for _, persisted in done:
+        assert isinstance(persisted, Persisted)
+        assert journal.read(persisted.location) == bytes([persisted.token]) * (8 * KIB - 32)
+
+
+def test_a_frame_behind_one_that_waits_waits_too(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes back after a crash is a prefix of what was written."""
+    space = space_of(journal)
+    with monkeypatch.context() as full:
+        full.setattr(os, "statvfs", _no_room)
+        for number in range(7):
+            write(space, journal, number)
+        assert not write(space, journal, 7)
+        assert space.write(NODE, 7, Persist(FrameKind.METALOG, b"small", 9)) is None
+
+
+def test_a_full_disk_that_nobody_needs_is_no_news(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = space_of(journal)
+    with monkeypatch.context() as full:
+        full.setattr(os, "statvfs", _no_room)
+        write(space, journal, 0)
+        assert journal.starved
+        assert space.news(T0) is None

@@ -1,0 +1,52 @@
+"""What a storage node does while its disk is full (A35)."""
+
+from __future__ import annotations
+
+from indilog.ids import Epoch
+from indilog.messages import AppendBatch, DiskFull, ShardProgress
+from indilog.roles import FrameKind, SpaceChanged
+from tests.unit.storage.machine import (
+    ENGINE,
+    PRIMARY,
+    SHARD,
+    append,
+    batch,
+    entries,
+    machine_of,
+    messages,
+    read,
+)
+
+
+def test_a_full_disk_takes_what_is_under_way_and_then_nothing() -> None:
+    machine = machine_of()
+    append(machine, b"0", first=0)
+    machine.tell(entries({SHARD: 1}), sender=PRIMARY)
+    room = len(batch(1, [b"1"])) + 40
+    assert messages(machine.turn(SpaceChanged(room)), ENGINE) == [DiskFull(full=True)]
+    assert messages(machine.tell(AppendBatch(batch(1, [b"1"]))))[0] == ShardProgress(
+        {SHARD: (Epoch(1), 2)}
+    )
+    assert machine.tell(AppendBatch(batch(2, [b"2"]))) == []
+    assert machine.ignored == ["a batch for which the disk has no room"]
+    assert read(machine, 0).records
+    assert machine.node.status()["read_only"] == 1
+    assert messages(machine.turn(SpaceChanged(None)), ENGINE) == [DiskFull(full=False)]
+    append(machine, b"2", first=2)
+    assert machine.node.records == 3
+    assert machine.node.status()["read_only"] == 0
+
+
+def test_writers_are_told_again_while_the_disk_is_full() -> None:
+    machine = machine_of()
+    machine.turn(SpaceChanged(0))
+    assert messages(machine.wait(2.0), ENGINE) == [DiskFull(full=True)]
+    assert messages(machine.wait(2.0), ENGINE) == [DiskFull(full=True)]
+
+
+def test_nothing_is_repaired_on_a_full_disk() -> None:
+    machine = machine_of()
+    machine.turn(SpaceChanged(0))
+    machine.tell(entries({SHARD: 5}), sender=PRIMARY)
+    machine.wait(60)
+    assert FrameKind.REPAIRED not in [kind for kind, _, _ in machine.frames]
