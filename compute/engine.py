@@ -48,6 +48,7 @@ from indilog.messages import (
     ShardClaimed,
     ShardOpened,
     ShardStored,
+    TagFirsts,
     TailIs,
     TailWanted,
 )
@@ -79,6 +80,7 @@ class Engine:
         self._node = node
         self._views = views
         self._config = config
+        self._extended = config.node.local_index == "extended"
         self._cache = RecordCache(
             config.node.record_cache_bytes_max, aux_bytes_max=config.node.aux_cache_bytes_max
         )
@@ -126,6 +128,8 @@ class Engine:
             NotReadyError: this node has no shard.
         """
         (self._writer or self._without_shard()).add(data, tags, names, waiter)
+        if self._extended:
+            self._reads.questions.appended(tags)
 
     def append_batch(
         self, records: Sequence[tuple[bytes, Sequence[TagHash], bytes]], waiter: object
@@ -135,6 +139,8 @@ class Engine:
         Raises: as `append`.
         """
         (self._writer or self._without_shard()).add_batch(records, waiter)
+        if self._extended:
+            self._reads.questions.appended(tag for _, tags, _ in records for tag in tags)
 
     def _without_shard(self) -> NoReturn:
         raise NotReadyError("This compute node has no shard to append to (yet).")
@@ -254,6 +260,7 @@ class Engine:
         """Return figures of every part, for people."""
         parts = self._local.status() if self._local is not None else {}
         parts["record_cache"] = self._cache.status()
+        parts |= self._reads.status()
         parts["progress"] = {
             "position": self.position,
             "tag_position": self.tag_position,
@@ -310,6 +317,8 @@ class Engine:
                 return self._reads.on_records(event.sender, message, now)
             case LookupResult():
                 return self._reads.on_result(message)
+            case TagFirsts():
+                return self._reads.questions.on_firsts(event.sender, message)
             case TailIs(request=request) if request == self._join_request:
                 return self._on_joined(message, now)
             case TailIs():

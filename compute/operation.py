@@ -63,6 +63,7 @@ class Operation:
             begin.
         limit: of a lookup under way, the seqnum below which it looks.
         route: of a lookup under way, whom it asks.
+        trims: of a lookup under way, `LocalIndex.trims` when it was asked.
         seqnums, shards: the records to fetch, in the order of the answer, once they are known.
         asked: what each shard was asked for in this try, and of whom, while it has not answered.
         asked_at: when this try went to storage.
@@ -72,7 +73,7 @@ class Operation:
     __slots__ = (
         "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction", "fresh",
         "limit", "log_names", "page", "position", "probed", "records", "reflects", "route",
-        "seqnums", "shards", "stage", "started", "tag", "waiter",
+        "seqnums", "shards", "stage", "started", "tag", "trims", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,7 @@ class Operation:
         self.route: Route | None = None
         self.asked: dict[ShardId, Asked] = {}
         self.asked_at = Instant(0.0)
+        self.trims = 0
         self.denied: set[tuple[NodeId, ShardId]] = set()
 
     def contradicted_by(self, message: RecordsRead) -> str | None:
@@ -132,6 +134,11 @@ class Operation:
         """Tell whether a replica of `shard` was asked that has not said "unknown"."""
         asked = self.asked.get(shard)
         return asked is not None and any((r, shard) not in self.denied for r in asked.replicas)
+
+    @staticmethod
+    def match_in(message: RecordsRead) -> SeqNum:
+        """Return the only match that storage was told to send; `contradicted_by` found nothing."""
+        return message.records[0].seqnum if message.records else message.unknown[0]
 
     def lookup_contradicted_by(self, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]) -> bool:
         """Tell whether this cannot be the result of the lookup that was asked for."""

@@ -28,7 +28,9 @@ from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
 from compute.lookup_routes import LookupRoutes
 from compute.operation import Answered, Asked, Operation, Stage
 from compute.record_cache import RecordCache
+from compute.tag_questions import TagQuestions
 from compute.tail_questions import TailQuestions
+from compute.tier_answers import TierAnswers
 from indilog.config import Config
 from indilog.errors import (
     DataLossError,
@@ -81,6 +83,9 @@ class Reads:
             delay_s_max=config.node.lookup_timeout_s,
         )
         self._tails = TailQuestions(config.node.resend_s)
+        self._answers = TierAnswers(cache)
+        self.questions = TagQuestions(config.node, self._routes, self._number)
+        """What is asked so that later reads find more here."""
 
     def number_from(self, request: int) -> None:
         """Number tries above `request`, so that answers meant for an earlier life find nothing."""
@@ -109,6 +114,7 @@ class Reads:
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
         """Take the engine's index and replay into use; reads waited until now."""
         self._local, self._replay = local, replay
+        self.questions.joined(local)
 
     def start(self, operation: Operation) -> None:
         """Take an operation on; it is decided when the turn ends.
@@ -128,7 +134,11 @@ class Reads:
             operation.created = now
             effects += self._decide(operation, now)
             del self._starting[0]
-        return effects + self._ask_for_tail(now)
+        return effects + self.questions.begin(now) + self._ask_for_tail(now)
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """Return figures for people: what the index tier was asked, and what it answered."""
+        return {"index_tier": dict(self._answers.figures), "tag_questions": self.questions.status()}
 
     def advanced(self, now: Instant) -> list[Effect]:
         """Decide the operations whose position is applied now."""
@@ -177,7 +187,7 @@ class Reads:
             case Empty():
                 return [_answer(operation, None)]
             case Miss():
-                return self._probe(operation, local) or self._look_up(operation)
+                return self._try_bound(operation, local) or self._look_up(operation)
             case unreachable:
                 assert_never(unreachable)
 
@@ -191,6 +201,16 @@ class Reads:
                 return [_answer(operation, [])]
             case unreachable:
                 assert_never(unreachable)
+
+    def _try_bound(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        """Answer without the index tier if the record at the bound is the one: from the cache, or
+        from storage.
+        """
+        record = self._answers.at_bound(operation, self._replay.tail)
+        if record is None:
+            return self._probe(operation, local)
+        operation.reflects = self._replay.position
+        return [_answer(operation, record)]
 
     def _probe(self, operation: Operation, local: LocalIndex) -> list[Effect]:
         """Try the record at the bound itself: every log has most seqnums of a logspace, or all."""
@@ -210,6 +230,9 @@ class Reads:
         operation.reflects = self._replay.position
         operation.limit = self._replay.tail
         operation.asked = {}
+        if self._local is not None:
+            operation.trims = self._local.trims
+        self.questions.missed(operation.tag)
         request = self._request(operation)
         route = operation.route = self._routes.choose(request, operation.started)
         lookup = IndexLookup(
@@ -221,6 +244,7 @@ class Reads:
             position=self._replay.position,
             count=operation.count,
             aggregator=route.aggregator,
+            names_first=self._answers.names_first(operation),
         )
         return [Send(node, lookup) for node in route.replicas]
 
@@ -287,14 +311,18 @@ class Reads:
     def _ask_for_tail(self, now: Instant) -> list[Effect]:
         if not self._tails.is_due(now):
             return []
+        request = self._number()
+        self._tails.asked(request, now)
+        return [Send(self._views[-1].primary, TailWanted(request))]
+
+    def _number(self) -> int:
         self._next_request += 1
-        self._tails.asked(self._next_request, now)
-        return [Send(self._views[-1].primary, TailWanted(self._next_request))]
+        return self._next_request
 
     def _request(self, operation: Operation) -> int:
-        self._next_request += 1
-        self._requests[self._next_request] = operation
-        return self._next_request
+        request = self._number()
+        self._requests[request] = operation
+        return request
 
     # --- answers
 
@@ -305,6 +333,8 @@ class Reads:
             return []
         if (reason := self._refusal(sender, operation, message)) is not None:
             return [Ignore(message, reason)]
+        if operation.stage is Stage.LOOKUP:
+            self._answers.came(operation, operation.match_in(message), message.shard, self._local)
         records = [self._taken(stored) for stored in message.records]
         if message.unknown:
             operation.denied.add((sender, message.shard))
@@ -377,7 +407,9 @@ class Reads:
         return self._collect(operation, operation.seqnums, operation.shards)
 
     def on_result(self, message: LookupResult) -> list[Effect]:
-        """Take in the aggregator's word: nothing matches, or where the records of a page are."""
+        """Take in the aggregator's word: nothing matches, or where the records are."""
+        if (effects := self.questions.on_result(message)) is not None:
+            return effects
         operation = self._requests.get(message.request)
         if operation is None:
             return []
@@ -389,7 +421,9 @@ class Reads:
         if operation.route is not None:
             self._routes.answered(operation.route)
         if not message.seqnums:
+            self._answers.none_came()
             return [_answer(operation, [] if operation.page else None)]
+        self._answers.came(operation, message.seqnums[0], message.shards[0], self._local)
         if self._local is not None:
             for seqnum, shard in zip(message.seqnums, message.shards, strict=True):
                 self._local.learn(seqnum, shard)
@@ -439,10 +473,13 @@ class Reads:
             times.append(asking)
         if (hedging := self._hedges.deadline(self._requests)) is not None:
             times.append(hedging)
+        if (questions := self.questions.deadline()) is not None:
+            times.append(questions)
         return Instant(min(times)) if times else None
 
     def on_time(self, now: Instant) -> list[Effect]:
         """Start overdue tries again elsewhere; fail reads that took too long."""
+        self.questions.on_time(now)
         effects: list[Effect] = []
         while self._requests:
             request, operation = next(iter(self._requests.items()))

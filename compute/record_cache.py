@@ -141,6 +141,13 @@ class RecordCache:
             return record
         return Record(seqnum, record.names, record.data, record.time, aux)
 
+    def holds(self, seqnum: SeqNum) -> bool:
+        """Whether `get` would find `seqnum`; neither a hit nor a miss."""
+        index = bisect_right(self._firsts, seqnum, self._start) - 1
+        if index >= self._start and seqnum - self._firsts[index] < len(self._spans[index].datas):
+            return True
+        return seqnum in self._read
+
     def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep `aux` beside the record at `seqnum`, in place of what was set before."""
         replaced = self._aux.pop(seqnum, None)

@@ -13,6 +13,7 @@ It has no disk. What it misses, after a restart everything, it fetches from stor
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -26,12 +27,15 @@ from indilog.index_feed import IndexFeed, ReadyBlock
 from indilog.index_schedule import NO_POSITION, IndexPositions
 from indilog.log import READ_RANGE_LIMIT_MAX
 from indilog.messages import (
+    NO_RECORD,
     Direction,
     IndexAnswer,
     IndexBlock,
     IndexData,
     IndexLookup,
     ReadRecords,
+    TagFirsts,
+    TagFirstsWanted,
 )
 from indilog.roles import (
     Effect,
@@ -126,7 +130,7 @@ class IndexNode:
         advanced = self._feed.position > position
         if advanced:
             for origin, lookup, _ in self._waiting.take_ready(self._feed.position):
-                effects += self._answer(origin, lookup, now)
+                effects += self._answer_any(origin, lookup, now)
             if self._fetch is not None:
                 effects += self._fetch.go_on(self._feed.position)
         for waiting in self._waiting.take_expired(now):
@@ -163,6 +167,8 @@ class IndexNode:
         match event.message:
             case IndexLookup() as lookup:
                 return self._on_lookup(event, lookup, now)
+            case TagFirstsWanted() as wanted:
+                return self._on_firsts_wanted(event, wanted, now)
             case IndexAnswer() as answer:
                 return self._merging.add(event.sender, answer, now)
             case IndexData(blocks=blocks):
@@ -229,11 +235,39 @@ class IndexNode:
             return [Ignore(event, "a lookup that names nobody who merges")]
         if not 1 <= lookup.count <= READ_RANGE_LIMIT_MAX:
             return [Ignore(event, "a lookup for too many records, or for none")]
+        return self._answer_in_time(event, lookup, now)
+
+    def _on_firsts_wanted(
+        self, event: Received, wanted: TagFirstsWanted, now: Instant
+    ) -> list[Effect]:
+        if event.sender not in self._engines:
+            return [Ignore(event, "a question from a node that is no engine")]
+        if len(wanted.tags) % 8 or not 0 < len(wanted.tags) <= 8 * READ_RANGE_LIMIT_MAX:
+            return [Ignore(event, "a question about too many tags, or about none")]
+        return self._answer_in_time(event, wanted, now)
+
+    def _answer_in_time(
+        self, event: Received, lookup: IndexLookup | TagFirstsWanted, now: Instant
+    ) -> list[Effect]:
+        """Answer what is asked about positions that are applied; let the rest wait for them."""
         if lookup.position <= self._feed.position:
-            return self._answer(event.sender, lookup, now)
+            return self._answer_any(event.sender, lookup, now)
         if not self._waiting.put(event.sender, lookup, now):
             return [Ignore(event, "too many lookups wait for index data")]
         return []
+
+    def _answer_any(
+        self, origin: NodeId, lookup: IndexLookup | TagFirstsWanted, now: Instant
+    ) -> list[Effect]:
+        if isinstance(lookup, IndexLookup):
+            return self._answer(origin, lookup, now)
+        seqnums, shards = array("Q"), array("H")
+        for tag in array("Q", lookup.tags):
+            first, its_shard = self._index.next(tag, 0, lookup.limit, 1)
+            seqnums.append(first[0] if first else NO_RECORD)
+            shards.append(its_shard[0] if first else 0)
+        columns = seqnums.tobytes(), shards.tobytes()
+        return [Send(origin, TagFirsts(lookup.request, self.index_shard, *columns))]
 
     def _answer(self, origin: NodeId, lookup: IndexLookup, now: Instant) -> list[Effect]:
         find = self._index.next if lookup.direction is Direction.NEXT else self._index.prev
@@ -241,7 +275,7 @@ class IndexNode:
         exact = lookup.count == 1 and bool(seqnums) and seqnums[0] == lookup.bound
         answer = IndexAnswer(
             lookup.request, origin, lookup.direction, self.index_shard,
-            lookup.count, exact, seqnums, shards,
+            lookup.count, exact, seqnums, shards, lookup.names_first,
         )  # fmt: skip
         if lookup.aggregator == self._node:
             effects = self._merging.add(self._node, answer, now)

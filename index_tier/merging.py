@@ -110,7 +110,7 @@ class Merging:
     def _result(self, answer: IndexAnswer, lookup: _Lookup) -> list[Effect]:
         """Tell the origin, or for a single match have storage tell it."""
         seqnums, shards = lookup.merged()
-        if lookup.count > 1 or not seqnums:
+        if lookup.count > 1 or not seqnums or answer.names_first:
             return [Send(answer.origin, LookupResult(answer.request, seqnums, shards))]
         placement = placement_of(self._views, shards[0])
         if placement is None:

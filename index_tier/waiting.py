@@ -12,14 +12,14 @@ from typing import NamedTuple
 from sortedcontainers import SortedList
 
 from indilog.ids import Instant, MetalogPosition, NodeId
-from indilog.messages import IndexLookup
+from indilog.messages import IndexLookup, TagFirstsWanted
 
 
 class WaitingLookup(NamedTuple):
     """One lookup, who asked it, and when it is given up."""
 
     origin: NodeId
-    lookup: IndexLookup
+    lookup: IndexLookup | TagFirstsWanted
     expires: Instant
 
 
@@ -38,7 +38,7 @@ class WaitingLookups:
     def __len__(self) -> int:
         return len(self._lookups)
 
-    def put(self, origin: NodeId, lookup: IndexLookup, now: Instant) -> bool:
+    def put(self, origin: NodeId, lookup: IndexLookup | TagFirstsWanted, now: Instant) -> bool:
         """Let a lookup wait; False: there is no room. One that waits already goes on waiting."""
         key = origin, lookup.request
         if key in self._lookups:

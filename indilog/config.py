@@ -128,6 +128,20 @@ class NodeConfig:
     answer_cache_entries_max: int = 10_000
     """Answers of the index tier that can never change, such as the first record of a tag."""
     answer_cache_bytes_max: int = 8 * MIB
+    new_tags_pending_max: int = 16_384
+    """Tags about which the index tier is asked at once whether they are new; more are not asked
+    about.
+    """
+    refill_after_misses: int = 2
+    """Lookups of a tag that miss before its newest records are fetched from the index tier, ..."""
+    refill_seqnums_max: int = 256
+    """... so many of them, ..."""
+    refill_candidates_max: int = 10_000
+    """... of the tags that missed lately, ..."""
+    refills_pending_max: int = 64
+    """... at most so many tags at once ..."""
+    refills_per_s_max: int = 500
+    """... and in a second; 0: none."""
     record_cache_bytes_max: int = 64 * MIB
     aux_cache_bytes_max: int = 16 * MIB
 
@@ -209,6 +223,10 @@ class NodeConfig:
             )
         if self.hedged_reads_share_max > 1:
             raise ConfigError("hedged_reads_share_max is a share, at most 1.")
+        if not 2 <= self.refill_seqnums_max <= 10_000:
+            raise ConfigError(
+                f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
+            )
         if self.restart_s_min > self.restart_s_max:
             raise ConfigError("restart_s_min must not exceed restart_s_max.")
 
@@ -225,6 +243,7 @@ _ZERO_IS_FINE: Final = frozenset(
         "tag_cache_bytes_max",
         "answer_cache_entries_max",
         "answer_cache_bytes_max",
+        "refills_per_s_max",
         "tag_cache_seqnums_max",
         "tag_cache_seqnums_per_tag_max",
         "record_cache_bytes_max",

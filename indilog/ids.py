@@ -194,6 +194,12 @@ def names_decoded(names: bytes) -> tuple[str, tuple[UserTag, ...]]:
     return log, tuple(int(n[1:]) if n[0] == _INTEGER else n[1:] for n in spelled)
 
 
+def names_bear(names: bytes, tag: TagHash) -> bool:
+    """Tell whether a record that carries `names` has a tag with this hash, its log's included."""
+    log, *spelled = names.decode().split("\x1f")
+    return tag == log_tag(log) or any(_folded(log, name) == tag for name in spelled)
+
+
 def names_match(names: bytes, log: str, tag: UserTag | None) -> bool:
     """Tell whether a record that carries `names` is in `log` and has `tag` (None: any)."""
     parts = names.split(_SEPARATOR)

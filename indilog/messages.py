@@ -14,7 +14,7 @@ harmless by itself.
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -289,6 +289,8 @@ class IndexLookup(_Message, frozen=True):
     limit - 1)], descending. The node answers when it has applied all *its* metalog positions below
     `position`; so every index shard answers about the same prefix of the log, and the aggregate
     skips nothing.
+    `names_first`: the engine may have the record, so it wants to be told where a single match is
+    that is not the bound itself, and asks storage on its own.
     Lost: the engine starts the lookup again under a new `request` when its deadline passes.
     Repeated: answered again; the aggregator counts each index shard once.
     """
@@ -301,6 +303,7 @@ class IndexLookup(_Message, frozen=True):
     position: MetalogPosition
     count: int
     aggregator: NodeId
+    names_first: bool = False
 
 
 class IndexAnswer(_Message, frozen=True):
@@ -321,12 +324,14 @@ class IndexAnswer(_Message, frozen=True):
     exact: bool
     seqnums: tuple[SeqNum, ...]
     shards: tuple[ShardId, ...]
+    names_first: bool = False
 
 
 class LookupResult(_Message, frozen=True):
     """aggregator, index → engine: the merged matches, best first; empty: proven that there is none.
 
-    Sent for `count` > 1 and for no match; a single match goes to storage as `ReadRecords` instead.
+    Sent for `count` > 1, for no match, and with `names_first`; a single match goes to storage as
+    `ReadRecords` instead.
     Lost: the lookup is started again.
     Repeated: the second one finds no request.
     """
@@ -334,6 +339,44 @@ class LookupResult(_Message, frozen=True):
     request: int
     seqnums: tuple[SeqNum, ...]
     shards: tuple[ShardId, ...]
+
+
+NO_RECORD: Final = 2**64 - 1
+"""In `TagFirsts`: no record has the tag."""
+NOT_TOLD: Final = 2**64 - 2
+"""In `TagFirsts`: the node cannot say."""
+
+
+class TagFirstsWanted(_Message, frozen=True):
+    """engine → index: which is the first record with each of these tags (u64 each), below `limit`?
+
+    Asked of one replica of every index shard about tags that are appended and not known here
+    (thesis 5.7). As a lookup, it is answered when all positions of the index shard below `position`
+    are applied: records of later positions, the one that is being appended among them, do not
+    count.
+    Lost: the engine does not learn whether the tags are new, and asks the index tier when it is
+    asked.
+    Repeated: answered again.
+    """
+
+    request: int
+    tags: bytes
+    limit: SeqNum
+    position: MetalogPosition
+
+
+class TagFirsts(_Message, frozen=True):
+    """index → engine: the first seqnum in this index shard for each tag (u64), and its shard (u16).
+
+    `NO_RECORD` and `NOT_TOLD` stand for seqnums. The engine takes the smallest of all index shards.
+    Lost: as `TagFirstsWanted`.
+    Repeated: the engine counts each index shard once.
+    """
+
+    request: int
+    index_shard: int
+    seqnums: bytes
+    shards: bytes
 
 
 # --- records
@@ -450,6 +493,8 @@ Message: TypeAlias = (
     | IndexLookup
     | IndexAnswer
     | LookupResult
+    | TagFirstsWanted
+    | TagFirsts
     | ReadRecords
     | RecordsRead
     | AuxSet

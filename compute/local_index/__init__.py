@@ -8,5 +8,6 @@ tags in use); `local_index` puts them together, `answers` are the outcomes.
 
 from compute.local_index.answers import Answer, Empty, Found, Matches, Miss, RangeAnswer
 from compute.local_index.local_index import LocalIndex
+from compute.local_index.tag_rows import First
 
-__all__ = ["Answer", "Empty", "Found", "LocalIndex", "Matches", "Miss", "RangeAnswer"]
+__all__ = ["Answer", "Empty", "First", "Found", "LocalIndex", "Matches", "Miss", "RangeAnswer"]

@@ -13,29 +13,15 @@ from collections.abc import Sequence
 
 from compute.local_index.answer_cache import AnswerCache
 from compute.local_index.answers import MISS, Answer, RangeAnswer
+from compute.local_index.index_parts import malformed
 from compute.local_index.popularity_cache import PopularityCache
 from compute.local_index.suffix import Suffix
 from compute.local_index.tag_cache import TagCache
-from compute.local_index.tag_rows import SHARD_MASK, First
+from compute.local_index.tag_rows import First
 from indilog.config import NodeConfig
-from indilog.ids import EMPTY_TAG, MAX_SEQNUM, MetalogPosition, SeqNum, ShardId, TagHash
+from indilog.ids import EMPTY_TAG, MetalogPosition, SeqNum, ShardId, TagHash
 from indilog.messages import Direction, ShardTags
 from indilog.metalog import Span
-
-
-def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
-    """Say why `parts` cannot be the index data that follows on `tail`; None: they can."""
-    for part in parts:
-        if not part.count == len(part.tag_counts) > 0:
-            return "a part has another number of records than of tag counts"
-        if sum(part.tag_counts) * 8 != len(part.tags):
-            return "a part has another number of tags than its counts add up to"
-        if part.first_seqnum < tail or not 0 <= part.shard <= SHARD_MASK:
-            return "the parts do not ascend from the tail of what is applied"
-        tail = part.first_seqnum + part.count
-        if tail > MAX_SEQNUM:
-            return "the parts go beyond the last seqnum that can exist"
-    return None
 
 
 class LocalIndex:
@@ -48,17 +34,14 @@ class LocalIndex:
 
     Attributes:
         tag_position: how many metalog positions the Tag Cache has applied.
+        trims: how often trimmed records were forgotten; what was asked before the last time may
+            not be learned.
     """
 
     __slots__ = (
-        "_answers",
-        "_parts",
-        "_popularity",
-        "_suffix",
-        "_tag_tail",
-        "_tags",
-        "tag_position",
-    )
+        "_answers", "_parts", "_popularity", "_suffix", "_tag_tail", "_tags", "tag_position",
+        "trims",
+    )  # fmt: skip
 
     def __init__(self, config: NodeConfig, position: MetalogPosition = 0, tail: SeqNum = 0) -> None:
         scale = 0 if config.local_index == "none" else 1
@@ -86,6 +69,7 @@ class LocalIndex:
         self._tag_tail = tail
         """No seqnum of the index data to come is below this."""
         self.tag_position = position
+        self.trims = 0
 
     def apply_spans(self, spans: Sequence[Span]) -> None:
         """Apply what the next metalog entry ordered (type-O)."""
@@ -174,8 +158,10 @@ class LocalIndex:
         """Forget what is known of the records of `tag` below `until`: they were trimmed.
 
         Bounds below the first record kept miss from now on, so that the index tier tells what was
-        trimmed. Afterwards nothing may be learned that was asked before the trim.
+        trimmed. What the index tier is asked about later, it must not answer as if nothing had been
+        trimmed: as long as records of a tag are trimmed, its first record is not told.
         """
+        self.trims += 1
         self._tags.forget_below(tag, until)
         self._answers.forget(tag)
 
@@ -183,6 +169,11 @@ class LocalIndex:
     def tag_tail(self) -> SeqNum:
         """The tail of the log at `tag_position`."""
         return self._tag_tail
+
+    @property
+    def has_tag_cache(self) -> bool:
+        """Whether records of tags are remembered at all."""
+        return self._tags.enabled
 
     def knows_tag(self, tag: TagHash) -> bool:
         """Whether there is no reason to ask the index tier if `tag` is new."""

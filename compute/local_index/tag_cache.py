@@ -31,6 +31,7 @@ from typing import Final, TypeAlias
 
 from compute.local_index.answers import EMPTY, MISS, Answer, Matches, RangeAnswer
 from compute.local_index.expectations import Expectations
+from compute.local_index.index_parts import columns_of
 from compute.local_index.tag_rows import (
     ACCESSED_SHIFT,
     COMPLETE_BIT,
@@ -126,6 +127,11 @@ class TagCache:
         return self._tags
 
     @property
+    def enabled(self) -> bool:
+        """Whether it may hold anything."""
+        return self._seqnums_max > 0
+
+    @property
     def size_bytes(self) -> int:
         """Bytes held, by the measured cost of a tag, of its arrays and of a seqnum."""
         tags = self._tags + len(self._expectations)
@@ -143,34 +149,10 @@ class TagCache:
         self._position += 1
 
     def _apply_part(self, part: ShardTags) -> None:
-        """Add records in columns where they have the same shape, one by one otherwise.
-
-        Writers put the tag of the log first. So where all records have as many tags as each other,
-        every `width`-th tag is often the same one: a column that is one tag, the largest of the
-        cache, is added at the speed of C.
-        """
-        counts, count, shard = part.tag_counts, part.count, part.shard
-        seqnums = range(part.first_seqnum, part.first_seqnum + count)
-        tags = array("Q", part.tags)
-        width = counts[0]
-        if count == 1:
-            self._add(tags, [part.first_seqnum] * width, shard)
-            return
-        if counts.count(width) < count:
-            each = [s for s, width in zip(seqnums, counts, strict=True) for _ in range(width)]
-            self._add(tags, each, shard)
-            return
-        while width and (column := tags[::width]).tobytes() == column[:1].tobytes() * count:
-            others = tags[:]
-            del others[::width]
-            if column[0] in others:
-                break
-            self._extend(column[0], seqnums, shard)
-            tags, width = others, width - 1
-        if width == 1:
-            self._add(tags, seqnums, shard)
-        else:
-            self._add(tags, [s for s in seqnums for _ in range(width)], shard)
+        columns = columns_of(part)
+        for tag in columns.runs:
+            self._extend(tag, columns.seqnums_of_run, part.shard)
+        self._add(columns.tags, columns.seqnums, part.shard)
 
     def _extend(self, tag: TagHash, seqnums: range, shard: ShardId) -> None:
         """Add a run of records with one tag."""

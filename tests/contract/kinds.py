@@ -65,10 +65,7 @@ async def embedded_replicated(directory: Path) -> AsyncIterator[LogSource]:
     node = NodeConfig(
         data_dir=directory,
         segment_bytes=8 * MIB,
-        suffix_cuts_max=0,
-        popularity_entries_max=0,
-        tag_cache_seqnums_max=0,
-        tag_cache_seqnums_per_tag_max=0,
+        local_index="none",
         record_cache_bytes_max=0,
     )
     async with embedded(Config(cluster=cluster, node=node)) as platform:

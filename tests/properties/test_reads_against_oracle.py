@@ -24,20 +24,26 @@ from indilog.view import view_of
 from tests.role_cluster import LOG, RoleCluster
 
 TAGS = ("a", "b", "rare", "never")
-SIZES: dict[str, dict[str, int]] = {
-    "none": {
-        "suffix_cuts_max": 0, "popularity_entries_max": 0, "tag_cache_seqnums_max": 0,
-        "tag_cache_seqnums_per_tag_max": 0, "record_cache_bytes_max": 0,
-    },
+SIZES: dict[str, dict[str, int | str]] = {
+    "none": {"local_index": "none", "record_cache_bytes_max": 0},
     "one": {
         "suffix_cuts_max": 1, "popularity_entries_max": 1, "tag_cache_seqnums_max": 1,
         "tag_cache_seqnums_per_tag_max": 1, "record_cache_bytes_max": 0,
+        "answer_cache_entries_max": 1, "refill_seqnums_max": 2,
     },
     "small": {
         "suffix_cuts_max": 4, "popularity_entries_max": 3, "tag_cache_seqnums_max": 12,
         "tag_cache_seqnums_per_tag_max": 5, "record_cache_bytes_max": 2000,
+        "answer_cache_entries_max": 4, "refill_seqnums_max": 3,
     },
     "default": {},
+    "extended": {"local_index": "extended"},
+    "extended small": {
+        "local_index": "extended", "suffix_cuts_max": 4, "popularity_entries_max": 3,
+        "tag_cache_seqnums_max": 20, "tag_cache_seqnums_per_tag_max": 5,
+        "tag_cache_bytes_max": 2000, "record_cache_bytes_max": 2000,
+        "answer_cache_entries_max": 4, "refill_seqnums_max": 3, "new_tags_pending_max": 3,
+    },
 }  # fmt: skip
 
 
@@ -153,7 +159,7 @@ def test_a19_every_seqnum_is_found_through_the_empty_tag(sizes: str) -> None:
 
 @pytest.mark.parametrize("slow", ["engine-1", "index-0-0", "index-2-0", "storage-0"])
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("sizes", ["none", "small", "default"])
+@pytest.mark.parametrize("sizes", ["none", "small", "default", "extended small"])
 def test_a20_reads_amid_appends_reflect_the_session_and_skip_nothing(
     sizes: str, seed: int, slow: str
 ) -> None:

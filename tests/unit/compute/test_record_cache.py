@@ -59,6 +59,17 @@ def test_a_record_read_comes_back_and_one_never_seen_does_not() -> None:
     assert (cache.hits, cache.misses) == (1, 1)
 
 
+def test_to_ask_whether_a_record_is_held_is_no_use_of_it() -> None:
+    cache = RecordCache(10_000)
+    add_span(cache, 5, 2)
+    cache.add(record_of(9))
+    assert [s for s in range(12) if cache.holds(s)] == held(cache, 12) == [5, 6, 9]
+    before = cache.status()
+    assert cache.holds(5)
+    assert not cache.holds(8)
+    assert cache.status() == before
+
+
 def test_own_appends_are_evicted_oldest_span_first() -> None:
     cache = RecordCache(span_bytes(4))
     for first in (0, 2, 4):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
-from compute.local_index.local_index import malformed
+from compute.local_index.index_parts import malformed
 from compute.local_index.tag_cache import TagCache
 from indilog.ids import MAX_SEQNUM, ShardId
 from indilog.messages import ShardTags

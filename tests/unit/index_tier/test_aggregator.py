@@ -84,6 +84,17 @@ def test_no_match_anywhere_is_proven_to_the_origin() -> None:
     assert effects == [Send(ENGINE, LookupResult(1, (), ()))]
 
 
+def test_a_match_is_named_to_an_origin_that_wants_to_be_told_first() -> None:
+    node = aggregator()
+    effects: list[Effect] = []
+    for index_shard, seqnums in enumerate(((9,), (), (5,))):
+        event = answer(index_shard, *seqnums)
+        assert isinstance(event.message, IndexAnswer)
+        named = msgspec.structs.replace(event.message, names_first=True)
+        effects += node.handle([Received(event.sender, named)], T0)
+    assert effects == [Send(ENGINE, LookupResult(1, (5,), (ShardId(1),)))]
+
+
 def test_an_index_shard_without_a_match_does_not_hide_the_others() -> None:
     assert aggregator().handle([answer(0), answer(1, 4), answer(2)], T0) == read(4, to="storage-1")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from index_tier.waiting import WaitingLookups
+from index_tier.waiting import WaitingLookup, WaitingLookups
 from indilog.ids import Instant, NodeId
 from indilog.messages import Direction, IndexLookup
 
@@ -18,7 +18,7 @@ def waiting(lookups_max: int = 10) -> WaitingLookups:
     return WaitingLookups(lookups_max=lookups_max, timeout_s=5.0)
 
 
-def requests(taken: list[tuple[NodeId, IndexLookup, Instant]]) -> list[int]:
+def requests(taken: list[WaitingLookup]) -> list[int]:
     return [lookup.request for _, lookup, _ in taken]
 
 

@@ -13,6 +13,7 @@ from indilog.ids import (
     _ColumnsCache,
     log_tag,
     majority,
+    names_bear,
     names_decoded,
     names_match,
     tag_columns,
@@ -112,6 +113,13 @@ def test_columns_in_use_are_kept_while_others_come_and_go() -> None:
 def test_the_names_column_spells_log_and_tags() -> None:
     _, names = tag_columns("orders", ("s7", 7, "i7", "7"))
     assert names_decoded(names) == ("orders", ("s7", 7, "i7", "7"))
+
+
+def test_names_bear_the_hashes_that_the_record_was_appended_with() -> None:
+    hashes, names = tag_columns("orders", ("new", 7))
+    assert all(names_bear(names, tag) for tag in hashes)
+    others = (*tag_columns("orders", ("7", "old"))[0][1:], *tag_columns("order", ("new",))[0])
+    assert not any(names_bear(names, tag) for tag in others)
 
 
 def test_names_match_only_their_own_log_and_tags() -> None:

@@ -1,0 +1,89 @@
+"""What a compute node makes of the answers of the index tier, beside giving them to who asked
+(thesis 5.4.2 and 10).
+
+*The record cache after a miss.* A lookup that misses the local index may be about a record that the
+record cache holds. If it is the record at the bound itself, the record tells so: its names say its
+tags, and nobody needs an index. If it is another one, only the index tier knows which; then storage
+sends what is here already, unless the index tier names the record first. Being told first saves the
+record's bytes and a trip when the record is here (3 trips for 4), and costs a trip when it is not
+(5 for 4); so it is asked for while more than half of such answers were here lately.
+
+*Answers that stay true* go to the local index: where the record is, and, if nothing can come in
+between, that it is the next or the previous one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from compute.local_index import LocalIndex
+from compute.operation import Operation
+from compute.record_cache import RecordCache
+from indilog.ids import EMPTY_TAG, SeqNum, ShardId, names_bear
+from indilog.log import Record
+
+_SMOOTHING: Final = 1 / 32
+"""How much the newest answer counts in the share of those that were here."""
+
+
+class TierAnswers:
+    """Counts and remembers what the index tier answered.
+
+    Attributes:
+        figures: reads that asked the index tier: answered by the record at the bound, by another
+            one, by none, pages; how many asked to be told first, and how many records came from
+            the record cache although the local index missed.
+    """
+
+    __slots__ = ("_cache", "_here", "figures")
+
+    def __init__(self, cache: RecordCache) -> None:
+        self._cache = cache
+        self._here = 0.0
+        """Share of the answers lately, not at the bound, whose record was in the cache."""
+        self.figures = {
+            "exact": 0, "closest": 0, "none": 0, "pages": 0, "named_first": 0, "from_cache": 0,
+        }  # fmt: skip
+
+    def at_bound(self, operation: Operation, tail: SeqNum) -> Record | None:
+        """Return the record at the bound if it is in the record cache and answers the read."""
+        if operation.page or operation.bound >= tail or not self._cache.holds(operation.bound):
+            return None
+        record = self._cache.get(operation.bound)
+        assert record is not None, "it is held"
+        if operation.tag != EMPTY_TAG and not names_bear(record.names, operation.tag):
+            return None
+        self.figures["from_cache"] += 1
+        return record
+
+    def names_first(self, operation: Operation) -> bool:
+        """Whether a lookup asks to be told where the record is rather than be sent it."""
+        wanted = not operation.page and self._here > 0.5
+        self.figures["named_first"] += wanted
+        return wanted
+
+    def none_came(self) -> None:
+        """The index tier has proven that there is no record."""
+        self.figures["none"] += 1
+
+    def came(
+        self, operation: Operation, seqnum: SeqNum, shard: ShardId, local: LocalIndex | None
+    ) -> None:
+        """The index tier has found the best match, or the first of a page, at `seqnum`.
+
+        Called before the record is put into the cache.
+        """
+        if operation.page:
+            self.figures["pages"] += 1
+        elif seqnum == operation.bound:
+            self.figures["exact"] += 1
+        else:
+            here = self._cache.holds(seqnum)
+            self._here += (here - self._here) * _SMOOTHING
+            self.figures["closest"] += 1
+            self.figures["from_cache"] += here
+        if local is not None and operation.trims == local.trims:
+            local.learn_answer(
+                operation.direction, operation.tag, operation.bound, (seqnum, shard),
+                operation.limit,
+            )  # fmt: skip

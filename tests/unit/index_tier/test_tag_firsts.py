@@ -1,0 +1,85 @@
+"""Claims about index nodes that are asked for the first records of tags (thesis 5.7)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from indilog.ids import Instant, NodeId
+from indilog.messages import NO_RECORD, TagFirsts, TagFirstsWanted
+from indilog.roles import Effect, Received, Send
+from tests.unit.index_tier.test_index_node import (
+    ENGINE,
+    T0,
+    TAG,
+    block,
+    data,
+    index_node,
+    one,
+    reasons,
+    tags,
+)
+
+
+def wanted(*about: int, limit: int = 100, position: int = 0) -> Received:
+    column = array("Q", about).tobytes()
+    return Received(ENGINE, TagFirstsWanted(7, column, limit, position))
+
+
+def told(effects: Sequence[Effect]) -> list[list[int]]:
+    found = []
+    for effect in effects:
+        if isinstance(effect, Send) and isinstance(effect.message, TagFirsts):
+            assert effect.to == ENGINE
+            assert (effect.message.request, effect.message.index_shard) == (7, 1)
+            found.append(array("Q", effect.message.seqnums).tolist())
+    return found
+
+
+def test_the_first_record_of_each_tag_is_told_with_its_shard() -> None:
+    node = index_node()
+    node.handle([data(one(1, 4)), data(block(3, 9, [0], tags(7, (TAG, 8), (8,))))], T0)
+    (effect,) = node.handle([wanted(TAG, 8, 99)], T0)
+    assert told([effect]) == [[4, 7, NO_RECORD]]
+    assert isinstance(effect, Send)
+    assert isinstance(effect.message, TagFirsts)
+    assert array("H", effect.message.shards).tolist() == [0, 0, 0]
+
+
+def test_what_lies_beyond_the_limit_does_not_count() -> None:
+    """The record that is being appended may be indexed before the question comes: the race of
+    thesis 5.7.
+    """
+    node = index_node()
+    node.handle([data(one(1, 4))], T0)
+    assert told(node.handle([wanted(TAG, limit=4, position=1)], T0)) == [[NO_RECORD]]
+    assert told(node.handle([wanted(TAG, limit=5, position=2)], T0)) == [[4]]
+
+
+def test_the_answer_waits_for_the_positions_that_it_is_about() -> None:
+    node = index_node()
+    assert told(node.handle([wanted(TAG, position=2)], T0)) == []
+    assert told(node.handle([data(one(1, 4))], T0)) == [[4]]
+
+
+def test_a_question_that_waits_too_long_is_dropped() -> None:
+    node = index_node()
+    node.handle([wanted(TAG, position=2)], T0)
+    effects = node.handle([], Instant(T0 + 5.0))
+    assert "a lookup waited too long for index data" in reasons(effects)
+    assert told(node.handle([data(one(1, 4))], Instant(T0 + 6.0))) == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Received(NodeId("storage-0"), TagFirstsWanted(7, bytes(8), 100, 0)),
+        Received(ENGINE, TagFirstsWanted(7, b"", 100, 0)),
+        Received(ENGINE, TagFirstsWanted(7, bytes(9), 100, 0)),
+        Received(ENGINE, TagFirstsWanted(7, bytes(8 * 10_001), 100, 0)),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_ignored(event: Received) -> None:
+    assert len(reasons(index_node().handle([event], T0))) == 1
