@@ -4,8 +4,8 @@ or repeated.
 The first line of each docstring reads `sender → receiver: meaning.`, the line `Lost:` what happens
 then, the line `Repeated:` why that is harmless; `docs/PROTOCOL.md` is this table, and a test keeps
 them equal. A transport may lose, delay and repeat messages; it never changes one. On a socket
-messages travel in an `Envelope`, which carries the sender's view and epoch; in one process they are
-passed by reference, so nobody may change one.
+messages travel in an `Envelope` (`indilog.envelope`), which carries the sender's view and epoch; in
+one process they are passed by reference, so nobody may change one.
 
 Where a field is an absolute figure ("how far", "from where") rather than a step, repetition is
 harmless by itself.
@@ -18,7 +18,6 @@ from typing import ClassVar, Final, TypeAlias
 
 import msgspec
 
-from indilog.errors import MalformedFrameError
 from indilog.ids import (
     Epoch,
     LocalId,
@@ -27,7 +26,6 @@ from indilog.ids import (
     SeqNum,
     ShardId,
     TagHash,
-    ViewNumber,
 )
 from indilog.metalog import Entry
 
@@ -502,43 +500,3 @@ Message: TypeAlias = (
     | BatchesWanted
     | Batches
 )
-
-
-class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What travels on a socket: messages of one sender to one receiver, with the sender's view and
-    epoch.
-    """
-
-    version: int
-    view: ViewNumber
-    epoch: Epoch
-    sender: NodeId
-    receiver: NodeId
-    messages: tuple[Message, ...]
-
-
-WIRE_VERSION = 1
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Envelope)
-
-
-def envelope_encoded(envelope: Envelope) -> bytes:
-    """Return an envelope's bytes."""
-    return _encoder.encode(envelope)
-
-
-def envelope_decoded(frame: bytes | memoryview) -> Envelope:
-    """Return the envelope in `frame`.
-
-    Raises:
-        MalformedFrameError: it holds none, or one of another wire version.
-    """
-    try:
-        envelope = _decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedFrameError(f"not an envelope: {error}") from error
-    if envelope.version != WIRE_VERSION:
-        raise MalformedFrameError(
-            f"envelope of wire version {envelope.version}; this node speaks {WIRE_VERSION}"
-        )
-    return envelope

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple, TypeAlias
 
+from indilog.envelope import Envelope, envelope_decoded
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, NodeId
-from indilog.messages import Envelope, envelope_decoded
 from indilog.view import Views
 
 

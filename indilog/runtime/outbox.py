@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from indilog.config import Config
+from indilog.envelope import WIRE_VERSION, Envelope, envelope_encoded
 from indilog.ids import Epoch, NodeId
-from indilog.messages import WIRE_VERSION, Envelope, Message, envelope_encoded
+from indilog.messages import Message
 from indilog.runtime.transport import Transport
 from indilog.telemetry import Metrics
 from indilog.view import Views

@@ -9,16 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from indilog.client import Client
+from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
 from indilog.errors import IndilogError
 from indilog.ids import Epoch, NodeId, ShardId, names_decoded
-from indilog.messages import (
-    WIRE_VERSION,
-    Envelope,
-    ReadRecords,
-    RecordsRead,
-    envelope_decoded,
-    envelope_encoded,
-)
+from indilog.messages import ReadRecords, RecordsRead
 from indilog.metalog import entry_encoded
 from indilog.testing.simulation import SimulatedCluster, Stuck, World
 from ordering.sequencer import Sequencer

@@ -7,11 +7,10 @@ import typing
 import msgspec
 import pytest
 
+from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, NodeId, ShardId, ViewNumber
 from indilog.messages import (
-    WIRE_VERSION,
-    Envelope,
     IndexBlock,
     IndexData,
     Message,
@@ -22,8 +21,6 @@ from indilog.messages import (
     ShardTags,
     StoredRecord,
     TailWanted,
-    envelope_decoded,
-    envelope_encoded,
 )
 from indilog.metalog import NewRecords
 

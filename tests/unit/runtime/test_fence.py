@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from indilog.envelope import Envelope, envelope_encoded
 from indilog.ids import Epoch, NodeId, ViewNumber
-from indilog.messages import Envelope, MetalogWanted, envelope_encoded
+from indilog.messages import MetalogWanted
 from indilog.runtime.fence import Fence, Refused
 from indilog.view import view_of
 

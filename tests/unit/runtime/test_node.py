@@ -9,15 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from indilog.config import Config, NodeConfig
+from indilog.envelope import Envelope, envelope_decoded, envelope_encoded
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.ids import Epoch, Instant, NodeId, ViewNumber
-from indilog.messages import (
-    Envelope,
-    MetalogAppend,
-    MetalogWanted,
-    envelope_decoded,
-    envelope_encoded,
-)
+from indilog.messages import MetalogAppend, MetalogWanted
 from indilog.roles import (
     Answer,
     Appended,

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from indilog.envelope import Envelope, envelope_encoded
 from indilog.ids import Epoch, Instant, ViewNumber
-from indilog.messages import Envelope, MetalogWanted, envelope_encoded
+from indilog.messages import MetalogWanted
 from indilog.roles import (
     Answer,
     Effect,

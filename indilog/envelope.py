@@ -1,0 +1,51 @@
+"""The envelope: what travels on a socket between nodes (docs/FORMATS.md)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import Epoch, NodeId, ViewNumber
+from indilog.messages import Message
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """What travels on a socket: messages of one sender to one receiver, with the sender's view and
+    epoch.
+    """
+
+    version: int
+    view: ViewNumber
+    epoch: Epoch
+    sender: NodeId
+    receiver: NodeId
+    messages: tuple[Message, ...]
+
+
+WIRE_VERSION: Final = 1
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def envelope_encoded(envelope: Envelope) -> bytes:
+    """Return an envelope's bytes."""
+    return _encoder.encode(envelope)
+
+
+def envelope_decoded(frame: bytes | memoryview) -> Envelope:
+    """Return the envelope in `frame`.
+
+    Raises:
+        MalformedFrameError: it holds none, or one of another wire version.
+    """
+    try:
+        envelope = _decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedFrameError(f"not an envelope: {error}") from error
+    if envelope.version != WIRE_VERSION:
+        raise MalformedFrameError(
+            f"envelope of wire version {envelope.version}; this node speaks {WIRE_VERSION}"
+        )
+    return envelope
