@@ -313,12 +313,8 @@ class Engine:
                 return self._on_metalog_entries(message, now)
             case IndexData():
                 return self._on_index_data(event, message, now)
-            case RecordsRead():
-                return self._reads.on_records(event.sender, message, now)
-            case LookupResult():
-                return self._reads.on_result(message)
-            case TagFirsts():
-                return self._reads.questions.on_firsts(event.sender, message)
+            case RecordsRead() | LookupResult() | TagFirsts():
+                return self._reads.on_message(event.sender, message, now)
             case TailIs(request=request) if request == self._join_request:
                 return self._on_joined(message, now)
             case TailIs():

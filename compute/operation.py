@@ -135,6 +135,20 @@ class Operation:
         asked = self.asked.get(shard)
         return asked is not None and any((r, shard) not in self.denied for r in asked.replicas)
 
+    def gathered(self, bytes_max: int) -> Record | list[Record]:
+        """Return the record read, or the page: up to the first gap, and bounded in bytes."""
+        page: list[Record] = []
+        size_bytes = 0
+        for seqnum in self.seqnums:
+            record = self.records.get(seqnum)
+            if record is None:
+                break
+            size_bytes += len(record.data) + len(record.aux or b"")
+            if page and size_bytes > bytes_max:
+                break
+            page.append(record)
+        return page if self.page else page[0]
+
     @staticmethod
     def match_in(message: RecordsRead) -> SeqNum:
         """Return the only match that storage was told to send; `contradicted_by` found nothing."""

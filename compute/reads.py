@@ -30,7 +30,7 @@ from compute.operation import Answered, Asked, Operation, Stage
 from compute.record_cache import RecordCache
 from compute.tag_questions import TagQuestions
 from compute.tail_questions import TailQuestions
-from compute.tier_answers import TierAnswers
+from compute.tier_lookups import TierLookups
 from indilog.config import Config
 from indilog.errors import (
     DataLossError,
@@ -42,11 +42,11 @@ from indilog.ids import EMPTY_TAG, Instant, NodeId, SeqNum, ShardId
 from indilog.log import Record
 from indilog.messages import (
     Direction,
-    IndexLookup,
     LookupResult,
     ReadRecords,
     RecordsRead,
     StoredRecord,
+    TagFirsts,
     TailIs,
     TailWanted,
 )
@@ -66,9 +66,6 @@ class Reads:
         self._node = node
         self._views = views
         self._config = config.node
-        self._routes = LookupRoutes(
-            views[-1], config.cluster.aggregation, pause_s=config.node.lookup_timeout_s
-        )
         self._cache = cache
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
@@ -83,8 +80,11 @@ class Reads:
             delay_s_max=config.node.lookup_timeout_s,
         )
         self._tails = TailQuestions(config.node.resend_s)
-        self._answers = TierAnswers(cache)
-        self.questions = TagQuestions(config.node, self._routes, self._number)
+        routes = LookupRoutes(
+            views[-1], config.cluster.aggregation, pause_s=config.node.lookup_timeout_s
+        )
+        self._tier = TierLookups(cache, routes)
+        self.questions = TagQuestions(config.node, routes, self._number)
         """What is asked so that later reads find more here."""
 
     def number_from(self, request: int) -> None:
@@ -138,7 +138,7 @@ class Reads:
 
     def status(self) -> dict[str, dict[str, int]]:
         """Return figures for people: what the index tier was asked, and what it answered."""
-        return {"index_tier": dict(self._answers.figures), "tag_questions": self.questions.status()}
+        return {"index_tier": dict(self._tier.figures), "tag_questions": self.questions.status()}
 
     def advanced(self, now: Instant) -> list[Effect]:
         """Decide the operations whose position is applied now."""
@@ -206,7 +206,7 @@ class Reads:
         """Answer without the index tier if the record at the bound is the one: from the cache, or
         from storage.
         """
-        record = self._answers.at_bound(operation, self._replay.tail)
+        record = self._tier.at_bound(operation, self._replay.tail)
         if record is None:
             return self._probe(operation, local)
         operation.reflects = self._replay.position
@@ -225,28 +225,9 @@ class Reads:
         return self._ask_storage(operation, {shard: [operation.bound]})
 
     def _look_up(self, operation: Operation) -> list[Effect]:
-        """Ask one replica of every index shard about the log below our metalog position."""
-        operation.stage = Stage.LOOKUP
-        operation.reflects = self._replay.position
-        operation.limit = self._replay.tail
-        operation.asked = {}
-        if self._local is not None:
-            operation.trims = self._local.trims
         self.questions.missed(operation.tag)
         request = self._request(operation)
-        route = operation.route = self._routes.choose(request, operation.started)
-        lookup = IndexLookup(
-            request=request,
-            direction=operation.direction,
-            tag=operation.tag,
-            bound=operation.bound,
-            limit=operation.limit,
-            position=self._replay.position,
-            count=operation.count,
-            aggregator=route.aggregator,
-            names_first=self._answers.names_first(operation),
-        )
-        return [Send(node, lookup) for node in route.replicas]
+        return self._tier.ask(operation, request, self._replay, self._local)
 
     def _collect(
         self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
@@ -263,7 +244,7 @@ class Reads:
             else:
                 missing.setdefault(shard, []).append(seqnum)
         if not missing:
-            return [self._answer_records(operation)]
+            return [_answer(operation, operation.gathered(self._config.page_bytes_max))]
         return self._ask_storage(operation, missing)
 
     def _ask_storage(
@@ -326,16 +307,28 @@ class Reads:
 
     # --- answers
 
-    def on_records(self, sender: NodeId, message: RecordsRead, now: Instant) -> list[Effect]:
+    def on_message(
+        self, sender: NodeId, message: RecordsRead | LookupResult | TagFirsts, now: Instant
+    ) -> list[Effect]:
+        """Take in what storage or the index tier answered."""
+        match message:
+            case RecordsRead():
+                return self._on_records(sender, message, now)
+            case LookupResult():
+                return self._on_result(message)
+            case TagFirsts():
+                return self.questions.on_firsts(sender, message)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_records(self, sender: NodeId, message: RecordsRead, now: Instant) -> list[Effect]:
         """Take in records from storage; a late answer to an earlier try finds nothing."""
         operation = self._requests.get(message.request)
         if operation is None:
             return []
         if (reason := self._refusal(sender, operation, message)) is not None:
             return [Ignore(message, reason)]
-        if operation.stage is Stage.LOOKUP:
-            self._answers.came(operation, operation.match_in(message), message.shard, self._local)
-        records = [self._taken(stored) for stored in message.records]
+        records = self._records_of(operation, message)
         if message.unknown:
             operation.denied.add((sender, message.shard))
             operation.records.update({r.seqnum: r for r in records})
@@ -363,6 +356,11 @@ class Reads:
             return "records from a node that does not keep their shard"
         return operation.contradicted_by(message)
 
+    def _records_of(self, operation: Operation, message: RecordsRead) -> list[Record]:
+        if operation.stage is Stage.LOOKUP:
+            self._tier.came(operation, operation.match_in(message), message.shard, self._local)
+        return [self._taken(stored) for stored in message.records]
+
     def _taken(self, stored: StoredRecord) -> Record:
         """Return a record from storage as people see it; aux data set here is newer."""
         if (aux := self._cache.aux_of(stored.seqnum)) is None:
@@ -386,7 +384,7 @@ class Reads:
         seqnums = tuple(r.seqnum for r in records) or message.unknown
         del self._requests[message.request]
         if seqnums[0] != operation.bound and operation.route is not None:
-            self._routes.answered(operation.route)  # at the bound, one index shard did alone
+            self._tier.routes.answered(operation.route)  # at the bound, one index shard did alone
         operation.records.update({r.seqnum: r for r in records})
         if self._local is not None:
             for seqnum in seqnums:
@@ -403,10 +401,10 @@ class Reads:
         del self._requests[message.request]
         first_missing = next((s for s in operation.seqnums if s not in operation.records), None)
         if first_missing is None or (operation.page and first_missing != operation.seqnums[0]):
-            return [self._answer_records(operation)]
+            return [_answer(operation, operation.gathered(self._config.page_bytes_max))]
         return self._collect(operation, operation.seqnums, operation.shards)
 
-    def on_result(self, message: LookupResult) -> list[Effect]:
+    def _on_result(self, message: LookupResult) -> list[Effect]:
         """Take in the aggregator's word: nothing matches, or where the records are."""
         if (effects := self.questions.on_result(message)) is not None:
             return effects
@@ -419,11 +417,11 @@ class Reads:
             return [Ignore(message, "a result of another lookup than was asked for")]
         del self._requests[message.request]
         if operation.route is not None:
-            self._routes.answered(operation.route)
+            self._tier.routes.answered(operation.route)
         if not message.seqnums:
-            self._answers.none_came()
+            self._tier.none_came()
             return [_answer(operation, [] if operation.page else None)]
-        self._answers.came(operation, message.seqnums[0], message.shards[0], self._local)
+        self._tier.came(operation, message.seqnums[0], message.shards[0], self._local)
         if self._local is not None:
             for seqnum, shard in zip(message.seqnums, message.shards, strict=True):
                 self._local.learn(seqnum, shard)
@@ -441,20 +439,6 @@ class Reads:
                 operation.reflects = message.position
                 effects.append(_answer(operation, message.tail))
         return effects + self._ask_for_tail(now)
-
-    def _answer_records(self, operation: Operation) -> Effect:
-        """Answer with the records up to the first gap: a page is bounded in bytes."""
-        page: list[Record] = []
-        size_bytes = 0
-        for seqnum in operation.seqnums:
-            record = operation.records.get(seqnum)
-            if record is None:
-                break
-            size_bytes += len(record.data) + len(record.aux or b"")
-            if page and size_bytes > self._config.page_bytes_max:
-                break
-            page.append(record)
-        return _answer(operation, page if operation.page else page[0])
 
     def _fail(self, operation: Operation, error: IndilogError) -> Effect:
         return Answer(operation.waiter, error)
@@ -488,7 +472,7 @@ class Reads:
             del self._requests[request]
             operation.attempt += 1
             if operation.stage is Stage.LOOKUP and operation.route is not None:
-                self._routes.timed_out(operation.route, now)
+                self._tier.routes.timed_out(operation.route, now)
             effects += (
                 [self._fail(operation, self._unavailable())]
                 if now >= operation.created + self._config.read_timeout_s

@@ -348,12 +348,9 @@ NOT_TOLD: Final = 2**64 - 2
 class TagFirstsWanted(_Message, frozen=True):
     """engine → index: which is the first record with each of these tags (u64 each), below `limit`?
 
-    Asked of one replica of every index shard about tags that are appended and not known here
-    (thesis 5.7). As a lookup, it is answered when all positions of the index shard below `position`
-    are applied: records of later positions, the one that is being appended among them, do not
-    count.
-    Lost: the engine does not learn whether the tags are new, and asks the index tier when it is
-    asked.
+    Asked of every index shard about tags that are appended and not known here (thesis 5.7), and
+    answered as a lookup is: when all its positions below `position` are applied.
+    Lost: the engine does not learn whether the tags are new.
     Repeated: answered again.
     """
 
@@ -366,7 +363,7 @@ class TagFirstsWanted(_Message, frozen=True):
 class TagFirsts(_Message, frozen=True):
     """index → engine: the first seqnum in this index shard for each tag (u64), and its shard (u16).
 
-    `NO_RECORD` and `NOT_TOLD` stand for seqnums. The engine takes the smallest of all index shards.
+    `NO_RECORD` and `NOT_TOLD` stand for seqnums.
     Lost: as `TagFirstsWanted`.
     Repeated: the engine counts each index shard once.
     """

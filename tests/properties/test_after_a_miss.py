@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from compute.tier_answers import TierAnswers
+from compute.tier_lookups import TierLookups
 from indilog.config import ClusterConfig, Config, NodeConfig
 from indilog.ids import MAX_SEQNUM, NodeId, tag_hash
 from indilog.messages import Direction, Message
@@ -60,7 +60,7 @@ def cost_of_a_read(
     direction: Direction, bound: int, *, cached: bool, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> Cost:
     """Read with no local index; the record is an own append, or of the other engine."""
-    monkeypatch.setattr(TierAnswers, "names_first", lambda _self, _operation: named)
+    monkeypatch.setattr(TierLookups, "_names_first", lambda _self, _operation: named)
     node = NodeConfig(local_index="none")
     view = view_of(engines=2, index_shards=2)
     cluster = CountingCluster(view, Config(cluster=ClusterConfig(), node=node), seed=1)

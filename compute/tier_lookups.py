@@ -1,5 +1,5 @@
-"""What a compute node makes of the answers of the index tier, beside giving them to who asked
-(thesis 5.4.2 and 10).
+"""What a compute node asks the index tier for its readers, and what it makes of the answers beside
+giving them to who asked (thesis 5.4, 5.4.2 and 10).
 
 *The record cache after a miss.* A lookup that misses the local index may be about a record that the
 record cache holds. If it is the record at the bound itself, the record tells so: its names say its
@@ -17,28 +17,34 @@ from __future__ import annotations
 from typing import Final
 
 from compute.local_index import LocalIndex
-from compute.operation import Operation
+from compute.lookup_routes import LookupRoutes
+from compute.operation import Operation, Stage
 from compute.record_cache import RecordCache
 from indilog.ids import EMPTY_TAG, SeqNum, ShardId, names_bear
 from indilog.log import Record
+from indilog.messages import IndexLookup
+from indilog.metalog import MetalogReplay
+from indilog.roles import Effect, Send
 
 _SMOOTHING: Final = 1 / 32
 """How much the newest answer counts in the share of those that were here."""
 
 
-class TierAnswers:
-    """Counts and remembers what the index tier answered.
+class TierLookups:
+    """Sends lookups; counts and remembers what the index tier answered.
 
     Attributes:
+        routes: chooses whom to ask.
         figures: reads that asked the index tier: answered by the record at the bound, by another
             one, by none, pages; how many asked to be told first, and how many records came from
             the record cache although the local index missed.
     """
 
-    __slots__ = ("_cache", "_here", "figures")
+    __slots__ = ("_cache", "_here", "figures", "routes")
 
-    def __init__(self, cache: RecordCache) -> None:
+    def __init__(self, cache: RecordCache, routes: LookupRoutes) -> None:
         self._cache = cache
+        self.routes = routes
         self._here = 0.0
         """Share of the answers lately, not at the bound, whose record was in the cache."""
         self.figures = {
@@ -56,14 +62,37 @@ class TierAnswers:
         self.figures["from_cache"] += 1
         return record
 
-    def names_first(self, operation: Operation) -> bool:
+    def ask(
+        self, operation: Operation, request: int, replay: MetalogReplay, local: LocalIndex | None
+    ) -> list[Effect]:
+        """Ask one replica of every index shard about the log below the metalog's position."""
+        operation.stage = Stage.LOOKUP
+        operation.reflects = replay.position
+        operation.limit = replay.tail
+        operation.asked = {}
+        operation.trims = local.trims if local is not None else 0
+        route = operation.route = self.routes.choose(request, operation.started)
+        lookup = IndexLookup(
+            request=request,
+            direction=operation.direction,
+            tag=operation.tag,
+            bound=operation.bound,
+            limit=operation.limit,
+            position=replay.position,
+            count=operation.count,
+            aggregator=route.aggregator,
+            names_first=self._names_first(operation),
+        )
+        return [Send(node, lookup) for node in route.replicas]
+
+    def _names_first(self, operation: Operation) -> bool:
         """Whether a lookup asks to be told where the record is rather than be sent it."""
         wanted = not operation.page and self._here > 0.5
         self.figures["named_first"] += wanted
         return wanted
 
     def none_came(self) -> None:
-        """The index tier has proven that there is no record."""
+        """The index tier has proven that there is no match."""
         self.figures["none"] += 1
 
     def came(
