@@ -1,19 +1,21 @@
 """What is deployed, as records of the reserved log `$apps`: so it survives a restart, and reaches
 other nodes.
 
-Each deployment is one record tagged with the application's name; the newest record of a name wins.
+Each deployment is one record tagged with the application's name; the newest record of a name wins,
+on every compute node that reads the log.
 The sources are in the record, so a node needs nothing but the log.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 
-from indilog.deployed import FunctionSpec
+from indilog.deployed import AppInfo, FunctionSpec
 from indilog.errors import DeployError, InvalidTagError, TooLargeError
+from indilog.ids import SeqNum
 from indilog.log import Log, LogSource, Session
 
 APPS_LOG: Final = "$apps"
@@ -29,6 +31,18 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     sources: dict[str, str]
     functions: tuple[FunctionSpec, ...]
+
+    @property
+    def info(self) -> AppInfo:
+        """What callers may know of it."""
+        return AppInfo(self.name, self.version, self.owner, self.functions)
+
+
+class Placed(NamedTuple):
+    """A deployment, and its place in the log."""
+
+    seqnum: SeqNum
+    deployment: Deployment
 
 
 def check_log_name(name: str) -> str:
@@ -46,31 +60,43 @@ def check_log_name(name: str) -> str:
 
 
 class DeploymentLog:
-    """The deployments in a log source."""
+    """The deployments in a log source.
+
+    Attributes:
+        newest: of each application, by name, among the records read so far (`catch_up`).
+    """
 
     def __init__(self, logs: LogSource) -> None:
         self._log: Log = logs.log(APPS_LOG, Session())
+        self._bound: SeqNum = 0
+        self.newest: dict[str, Placed] = {}
 
-    async def append(self, deployment: Deployment) -> None:
-        """Record a deployment; when this returns it survives a crash.
+    async def append(self, deployment: Deployment) -> SeqNum:
+        """Record a deployment and return its place; it survives a crash then.
 
         Raises:
             DeployError: its sources exceed the limit of a record.
         """
         data = msgspec.json.encode(deployment)
         try:
-            await self._log.append(data, tags=[deployment.name])
+            return await self._log.append(data, tags=[deployment.name])
         except TooLargeError as error:
             raise DeployError(
                 f"The sources of {deployment.name} are {error.size:,} bytes, the limit is "
                 f"{error.limit:,}; leave data files out."
             ) from error
 
-    async def newest(self) -> dict[str, Deployment]:
-        """Return the newest deployment of each application, by name."""
-        found: dict[str, Deployment] = {}
-        bound = 0
-        while page := await self._log.read_range(bound=bound):
+    async def until_more(self, wait_s: float) -> None:
+        """Wait up to `wait_s` for a record that `catch_up` has not read."""
+        await self._log.read_next(bound=self._bound, wait=wait_s)
+
+    async def catch_up(self) -> None:
+        """Read what was recorded since, into `newest`.
+
+        Whoever reads the same records comes to the same result, whatever was deployed at the same
+        time on several compute nodes: the first owner of a name keeps it, versions count up.
+        """
+        while page := await self._log.read_range(bound=self._bound):
             for record in page:
                 try:
                     deployment = msgspec.json.decode(record.data, type=Deployment)
@@ -79,6 +105,14 @@ class DeploymentLog:
                         "deployment not understood", seqnum=record.seqnum, reason=str(error)
                     )
                     continue
-                found[deployment.name] = deployment
-            bound = page[-1].seqnum + 1
-        return found
+                self._take(record.seqnum, deployment)
+            self._bound = max(self._bound, page[-1].seqnum + 1)
+
+    def _take(self, seqnum: SeqNum, deployment: Deployment) -> None:
+        before = self.newest.get(deployment.name)
+        if before is not None:
+            if before.seqnum >= seqnum or before.deployment.owner != deployment.owner:
+                return
+            version = max(deployment.version, before.deployment.version + 1)
+            deployment = msgspec.structs.replace(deployment, version=version)
+        self.newest[deployment.name] = Placed(seqnum, deployment)

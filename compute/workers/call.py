@@ -12,7 +12,7 @@ from indilog.calls import (
     Returned,
 )
 from indilog.deployed import AppInfo, FunctionSpec
-from indilog.ids import MetalogPosition
+from indilog.ids import MetalogPosition, SeqNum
 
 if TYPE_CHECKING:
     from compute.workers.process import WorkerProcess
@@ -23,6 +23,7 @@ class Deployed:
 
     Attributes:
         number: of this deployment in this host; workers know it by that.
+        seqnum: of its record in the log of deployments.
         functions: by name.
         running: its calls that wait or run.
         successor: the newer version that took its place; then it is unloaded when `running` is 0.
@@ -31,12 +32,14 @@ class Deployed:
     """
 
     __slots__ = (
-        "functions", "number", "problem", "record", "running", "successor", "workers_lost",
+        "functions", "number", "problem", "record", "running", "seqnum", "successor",
+        "workers_lost",
     )  # fmt: skip
 
-    def __init__(self, number: int, record: Deployment) -> None:
+    def __init__(self, number: int, record: Deployment, seqnum: SeqNum) -> None:
         self.number = number
         self.record = record
+        self.seqnum = seqnum
         self.functions: dict[str, FunctionSpec] = {f.name: f for f in record.functions}
         self.running = 0
         self.successor: Deployed | None = None
@@ -46,8 +49,7 @@ class Deployed:
     @property
     def info(self) -> AppInfo:
         """What callers may know of it."""
-        record = self.record
-        return AppInfo(record.name, record.version, record.owner, record.functions)
+        return self.record.info
 
 
 class Call:

@@ -86,6 +86,11 @@ class CallRouter:
         """Calls that wait for a slot."""
         return self._dispatcher.waiting
 
+    def calls_of(self, worker: WorkerProcess) -> int:
+        """Return how many calls `worker` has."""
+        kept = self._workers.get(worker)
+        return len(kept.calls) if kept is not None else 0
+
     async def check_arguments(self, call: str, question: CheckArguments) -> None:
         """Have a worker check arguments for `call` without running it.
 

@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from compute.gateway import GatewayServer, create_gateway
 from compute.workers.host import FunctionHost
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.log import LogSource
 from indilog.runtime.assembly import embedded
 
 DEMO = """
@@ -112,39 +114,51 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.05)
 
 
+def config_in(directory: Path, *, engines: int = 1, **node: Any) -> Config:  # noqa: ANN401
+    """Return a configuration for tests; `node` says what is different."""
+    own: dict[str, Any] = {
+        "data_dir": directory,
+        "port": 0,
+        "segment_bytes": 8 * MIB,
+        "worker_silent_s": 0.3,
+    }
+    cluster = ClusterConfig(durability="memory", engines=engines)
+    return Config(cluster=cluster, node=NodeConfig(**(own | node)))
+
+
 @asynccontextmanager
-async def running(
-    directory: Path,
-    *,
-    workers: int,
-    worker_calls_max: int = 256,
-    import_timeout_s: float = 30.0,
-    worker_stop_s: float = 5.0,
-) -> AsyncIterator[Platform]:
-    config = Config(
-        cluster=ClusterConfig(durability="memory"),
-        node=NodeConfig(
-            data_dir=directory,
-            port=0,
-            segment_bytes=8 * MIB,
-            workers=workers,
-            worker_calls_max=worker_calls_max,
-            import_timeout_s=import_timeout_s,
-            worker_silent_s=0.3,
-            worker_stop_s=worker_stop_s,
-        ),
-    )
-    async with embedded(config) as there:
-        host = FunctionHost(config, there.logs)
-        app = create_gateway(host, there.logs, lambda: {"ready": True}, config)
-        limit = config.cluster.message_bytes_max
-        server = GatewayServer(app, config.node.host, 0, message_bytes_max=limit)
-        await host.start()
-        try:
-            await server.start()
-            url = f"http://127.0.0.1:{server.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-                yield Platform(host, url, http)
-        finally:
-            await server.stop()
-            await host.stop()
+async def running(directory: Path, **node: Any) -> AsyncIterator[Platform]:  # noqa: ANN401
+    """Run a platform with one compute node; `node` are its settings."""
+    config = config_in(directory, **node)
+    async with embedded(config) as there, served(config, there.logs) as platform:
+        yield platform
+
+
+@asynccontextmanager
+async def running_two(directory: Path) -> AsyncIterator[tuple[Platform, Platform]]:
+    """Run a platform with two compute nodes."""
+    async with embedded(config_in(directory, engines=2)) as there:
+        one, two = there.engines.values()
+        async with (
+            served(config_in(directory / "one", workers=1), one) as first,
+            served(config_in(directory / "two", workers=1), two) as second,
+        ):
+            yield first, second
+
+
+@asynccontextmanager
+async def served(config: Config, logs: LogSource) -> AsyncIterator[Platform]:
+    """Run the functions and the gateway of one compute node."""
+    host = FunctionHost(config, logs)
+    app = create_gateway(host, logs, lambda: {"ready": True}, config)
+    limit = config.cluster.message_bytes_max
+    server = GatewayServer(app, config.node.host, 0, message_bytes_max=limit)
+    await host.start()
+    try:
+        await server.start()
+        url = f"http://127.0.0.1:{server.port}"
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+            yield Platform(host, url, http)
+    finally:
+        await server.stop()
+        await host.stop()

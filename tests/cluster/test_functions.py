@@ -13,7 +13,7 @@ import pytest_asyncio
 import indilog
 from compute.gateway import GatewayServer
 from indilog.errors import CallOutcomeUnknownError
-from tests.cluster.function_platform import DEMO, Platform, running
+from tests.cluster.function_platform import DEMO, Platform, running, running_two, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -210,6 +210,42 @@ async def test_every_deployed_function_is_described(platform: Platform) -> None:
     assert "/functions/demo/count" in paths
     await platform.deploy("late", DEMO)
     assert "/functions/late/count" in (await platform.http.get("/openapi.json")).json()["paths"]
+
+
+async def test_a_deployment_reaches_every_compute_node_at_once(tmp_path: Path) -> None:
+    async with running_two(tmp_path) as (first, second):
+
+        def versions() -> list[list[tuple[str, int]]]:
+            return [[(a.name, a.version) for a in p.host.apps()] for p in (first, second)]
+
+        await first.deploy("demo", DEMO)
+        await until(lambda: versions() == [[("demo", 1)]] * 2)
+        assert (await second.call("demo.count", name="a")).json() == 1
+        await asyncio.gather(
+            first.deploy("demo", DEMO.replace("version 1", "of one")),
+            second.deploy("demo", DEMO.replace("version 1", "of the other")),
+        )
+        await until(lambda: versions() == [[("demo", 3)]] * 2)
+        async with indilog.connect(first.url) as client:
+            await client.log("gate").append(b"told", tags=["release"])
+        told = [(await p.call("demo.wait_for_release")).json() for p in (first, second)]
+        assert told[0] == told[1]
+        assert told[0] in ("told by of one", "told by of the other")
+
+
+async def test_a_deployment_that_harms_its_process_elsewhere_says_so_there(tmp_path: Path) -> None:
+    """It imports on the node where it was deployed, and not on the other one."""
+    async with running_two(tmp_path) as (first, second):
+        deadly = "import os\nif '/two/' in __file__: os._exit(5)\n"
+        await first.deploy("other", DEMO)
+        assert (await first.deploy("deadly", deadly + DEMO)).status_code == 200
+        await until(lambda: len(second.host.apps()) == 2)
+        assert (await first.call("deadly.count", name="a")).json() == 1
+        refused = await second.call("deadly.count", name="a")
+        assert refused.status_code == 503
+        assert "deadly.py, line 2: importing the code ends" in refused.json()["detail"]
+        assert (await second.call("other.count", name="a")).json() == 2
+        assert second.host.status()["worker_restarts"] == 0
 
 
 async def test_an_app_of_another_owner_is_not_replaced(platform: Platform) -> None:

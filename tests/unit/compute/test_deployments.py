@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from compute.deployments import APPS_LOG, Deployment, DeploymentLog, check_log_name
@@ -14,10 +16,17 @@ pytestmark = pytest.mark.asyncio
 SPEC = FunctionSpec("f", "Words.", {"type": "object"}, {"type": "integer"}, timeout_s=2.0)
 
 
-def deployment(name: str, version: int, text: str = "x") -> Deployment:
+def deployment(name: str, version: int, text: str = "x", owner: str = "me") -> Deployment:
     return Deployment(
-        name=name, version=version, owner="me", sources={"a.py": text}, functions=(SPEC,)
+        name=name, version=version, owner=owner, sources={"a.py": text}, functions=(SPEC,)
     )
+
+
+async def newest(logs: MemoryLogs) -> dict[str, Deployment]:
+    """What a compute node that starts now reads."""
+    read = DeploymentLog(logs)
+    await read.catch_up()
+    return {name: placed.deployment for name, placed in read.newest.items()}
 
 
 async def test_the_newest_deployment_of_each_name_comes_back_whole() -> None:
@@ -25,10 +34,7 @@ async def test_the_newest_deployment_of_each_name_comes_back_whole() -> None:
     written = DeploymentLog(logs)
     for one in (deployment("a", 1), deployment("b", 1), deployment("a", 2, "y")):
         await written.append(one)
-    assert await DeploymentLog(logs).newest() == {
-        "a": deployment("a", 2, "y"),
-        "b": deployment("b", 1),
-    }
+    assert await newest(logs) == {"a": deployment("a", 2, "y"), "b": deployment("b", 1)}
 
 
 async def test_a_record_that_is_not_understood_hides_no_other() -> None:
@@ -36,22 +42,47 @@ async def test_a_record_that_is_not_understood_hides_no_other() -> None:
     await DeploymentLog(logs).append(deployment("a", 1))
     await logs.log(APPS_LOG).append(b'{"of": "a later version"}')
     await DeploymentLog(logs).append(deployment("b", 1))
-    assert sorted(await DeploymentLog(logs).newest()) == ["a", "b"]
+    assert sorted(await newest(logs)) == ["a", "b"]
 
 
 async def test_sources_over_the_limit_of_a_record_say_so() -> None:
     logs = MemoryLogs(ClusterConfig(record_bytes_max=1000))
     with pytest.raises(DeployError, match=r"the limit is 1,000; leave data files out\."):
         await DeploymentLog(logs).append(deployment("a", 1, "x" * 2000))
-    assert await DeploymentLog(logs).newest() == {}
+    assert await newest(logs) == {}
 
 
 async def test_many_deployments_are_read_page_by_page() -> None:
     logs = MemoryLogs(page_bytes_max=300)
     for version in range(20):
         await DeploymentLog(logs).append(deployment(f"app{version % 3}", version))
-    newest = await DeploymentLog(logs).newest()
-    assert {name: d.version for name, d in newest.items()} == {"app0": 18, "app1": 19, "app2": 17}
+    found = await newest(logs)
+    assert {name: d.version for name, d in found.items()} == {"app0": 18, "app1": 19, "app2": 17}
+
+
+async def test_who_deploys_at_the_same_time_comes_to_the_same_result() -> None:
+    """Two nodes each recorded a first version; a third one lost the race for another's name."""
+    logs = MemoryLogs()
+    one, two = DeploymentLog(logs), DeploymentLog(logs)
+    await one.append(deployment("a", 1, "one"))
+    await one.catch_up()
+    await two.append(deployment("a", 1, "two"))
+    await two.append(deployment("a", 2, "eve's", owner="eve"))
+    for read in (one, two, DeploymentLog(logs)):
+        await read.catch_up()
+        placed = read.newest["a"]
+        assert placed == (1, deployment("a", 2, "two"))
+
+
+async def test_a_log_of_deployments_says_when_there_are_more() -> None:
+    logs = MemoryLogs()
+    read = DeploymentLog(logs)
+    more = asyncio.ensure_future(read.until_more(60))
+    await asyncio.sleep(0)
+    await DeploymentLog(logs).append(deployment("a", 1))
+    await more
+    await read.catch_up()
+    assert read.newest["a"].seqnum == 0
 
 
 async def test_the_platforms_own_names_are_not_a_users() -> None:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.asyncio
 def deployed() -> Deployed:
     spec = FunctionSpec("f", "", {}, {})
     record = Deployment(name="demo", version=1, owner="me", sources={}, functions=(spec,))
-    return Deployed(1, record)
+    return Deployed(1, record, 0)
 
 
 class Seen:
@@ -295,7 +295,7 @@ async def test_a_call_that_waited_runs_on_the_version_that_is_the_newest_when_it
     worker.process.deployments.add(2)
     first, second = submitted(router, app), submitted(router, app)
     [(number, _)] = await worker.until_asked(1)
-    app.successor = Deployed(2, app.record)
+    app.successor = Deployed(2, app.record, 1)
     worker.link.answer(number, Returned(0, b"1"))
     await first.outcome
     asked = await worker.until_asked(2)

@@ -20,6 +20,7 @@ from indilog.calls import (
     LINK_VERSION,
     Answer,
     CallFunction,
+    Cancel,
     Done,
     Failed,
     Greeting,
@@ -162,6 +163,8 @@ class Node:
             link.answer(call, Returned(message.position + 3, b"84"))
         elif isinstance(message, ThreadsLeft):
             self.threads_left.append(message.count)
+        elif isinstance(message, Cancel):
+            self._service.cancel(call)
         else:
             assert isinstance(message, LogQuestion)
             self._service.serve(link, call, message)

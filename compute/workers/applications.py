@@ -1,0 +1,331 @@
+"""What is deployed on this compute node: deployed here, followed from other nodes, loaded into the
+workers.
+
+The log of deployments decides: its newest record of a name is what runs, on every compute node. A
+deployment made here is tried, loaded everywhere and recorded before calls go to it; one that
+appears in the log is tried and loaded as soon as it is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from compute.deployments import Deployment, DeploymentLog, Placed
+from compute.workers.call import Deployed
+from compute.workers.loading import Trials, load_into
+from compute.workers.process import WorkerProcess
+from indilog.app import check_app_name
+from indilog.calls import Limits, Load, Loaded, Unload
+from indilog.config import NodeConfig
+from indilog.deployed import AppInfo, FunctionSpec
+from indilog.errors import (
+    AppNameTakenError,
+    DeployError,
+    IndilogError,
+    NotReadyError,
+    UnknownFunctionError,
+)
+from indilog.log import LogSource
+
+_WORKERS_LOST_MAX: Final = 2
+"""An application whose import has ended this many workers is not imported any more."""
+_FOLLOW_WAIT_S: Final = 30.0
+_FOLLOW_AGAIN_S: Final = 1.0
+"""After an error the log is looked at again after this."""
+
+
+class Applications:
+    """The applications of one compute node.
+
+    Args:
+        directory: for processes that try new code.
+        workers: gives those that take calls.
+
+    Attributes:
+        generation: grows with every change of what is deployed.
+    """
+
+    def __init__(
+        self,
+        node: NodeConfig,
+        logs: LogSource,
+        limits: Limits,
+        *,
+        directory: Path,
+        workers: Callable[[], tuple[WorkerProcess, ...]],
+    ) -> None:
+        self.generation = 0
+        self._node = node
+        self._workers = workers
+        self._log = DeploymentLog(logs)
+        self._trials = Trials(limits, directory, import_timeout_s=node.import_timeout_s)
+        self._apps: dict[str, Deployed] = {}
+        self._numbers = itertools.count(1)
+        self._loading = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        self._behind = asyncio.Event()
+
+    async def read(self) -> None:
+        """Take what the log says is deployed, to be loaded into workers as they come up.
+
+        Raises:
+            NotReadyError: the log cannot be read.
+        """
+        await self._log.catch_up()
+        for placed in self._log.newest.values():
+            number = next(self._numbers)
+            deployed = Deployed(number, placed.deployment, placed.seqnum)
+            self._apps[deployed.record.name] = deployed
+        self.generation += 1
+
+    def follow(self) -> None:
+        """Take what other compute nodes deploy, from now on."""
+        self._following = asyncio.ensure_future(self._follow())
+
+    async def stop(self) -> None:
+        """Follow no more."""
+        if self._following is not None:
+            self._following.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._following
+
+    # --- questions
+
+    def all(self) -> list[Deployed]:
+        """Return what is deployed, by name."""
+        return [self._apps[name] for name in sorted(self._apps)]
+
+    def function(self, name: str) -> tuple[Deployed, FunctionSpec]:
+        """Return `app.function`.
+
+        Raises:
+            UnknownFunctionError: there is none; with what may have been meant.
+        """
+        app, _, function = name.partition(".")
+        deployed = self._apps.get(app)
+        spec = deployed.functions.get(function) if deployed is not None else None
+        if deployed is None or spec is None:
+            raise self._unknown(name)
+        return deployed, spec
+
+    # --- changes
+
+    async def deploy(self, sources: Mapping[str, str], *, name: str | None, owner: str) -> AppInfo:
+        """Deploy sources; see `FunctionHost.deploy`."""
+        if name is not None:
+            self._check_owner(_checked_name(name), owner)
+        if not self._workers():
+            raise NotReadyError("No function worker is up to take the application; try again.")
+        number = next(self._numbers)
+        load = Load(number, name, dict(sources))
+        self._check_owner((await self._trials.imported(load)).name, owner)
+        async with self._loading:
+            try:
+                loaded = await self._load_everywhere(load)
+                self._check_owner(loaded.name, owner)
+                info = await self._recorded(number, loaded, load.sources, owner)
+            except BaseException:
+                self._unload_number(number)
+                raise
+        structlog.get_logger().info("deployed", app=info.name, version=info.version)
+        return info
+
+    async def load_into_new(self, worker: WorkerProcess) -> bool:
+        """Load everything into a worker that runs no calls yet; False: it did not survive that.
+
+        An application that does not load any more is logged, and its calls say why.
+        """
+        async with self._loading:
+            for deployed in self._apps.values():
+                if deployed.workers_lost < _WORKERS_LOST_MAX:
+                    await self._load_again(worker, deployed)
+                if worker.link.is_lost:
+                    return False
+            return True
+
+    def unload(self, deployed: Deployed) -> None:
+        """The last call of a version that was replaced is over."""
+        self._unload_number(deployed.number)
+
+    # --- inside: deploying
+
+    async def _recorded(
+        self, number: int, loaded: Loaded, sources: dict[str, str], owner: str
+    ) -> AppInfo:
+        """Record what was loaded, and let calls go to it, if the log says that it is the newest.
+
+        Another compute node may have recorded one of that name a moment before, or since.
+        """
+        before = self._apps.get(loaded.name)
+        record = Deployment(
+            name=loaded.name,
+            version=before.record.version + 1 if before is not None else 1,
+            owner=owner,
+            sources=sources,
+            functions=loaded.functions,
+        )
+        seqnum = await self._log.append(record)
+        await self._log.catch_up()
+        placed = self._log.newest[record.name]
+        if placed.deployment.owner != owner:
+            raise _name_taken(record.name, placed.deployment.owner)
+        if placed.seqnum == seqnum:
+            self._replace(Deployed(number, placed.deployment, seqnum))
+        else:
+            self._unload_number(number)
+        if any(map(self._is_behind, self._log.newest.values())):
+            self._behind.set()
+        return placed.deployment.info
+
+    def _check_owner(self, name: str, owner: str) -> None:
+        there = self._apps.get(name)
+        if there is not None and there.record.owner != owner:
+            raise _name_taken(name, there.record.owner)
+
+    def _replace(self, deployed: Deployed) -> None:
+        """Send new calls to `deployed`; unload the version before when its last call is over."""
+        before = self._apps.get(deployed.record.name)
+        self._apps[deployed.record.name] = deployed
+        self.generation += 1
+        if before is not None:
+            before.successor = deployed
+            if before.running == 0:
+                self.unload(before)
+
+    # --- inside: following
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._news()
+                self._behind.clear()
+                await self._log.catch_up()
+                for placed in list(self._log.newest.values()):
+                    if self._is_behind(placed):
+                        await self._take(placed)
+            except IndilogError as error:
+                structlog.get_logger().warning("deployments not followed", reason=str(error))
+                self._behind.set()
+                await asyncio.sleep(_FOLLOW_AGAIN_S)
+
+    async def _news(self) -> None:
+        """Wait until the log has deployments that were not read, or not taken."""
+        waits = [
+            asyncio.ensure_future(self._behind.wait()),
+            asyncio.ensure_future(self._log.until_more(_FOLLOW_WAIT_S)),
+        ]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in done:
+                wait.result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _take(self, placed: Placed) -> None:
+        """Run what another compute node deployed; if it does not import here, its calls say so.
+
+        Raises:
+            NotReadyError: it could not be tried.
+        """
+        record = placed.deployment
+        number = next(self._numbers)
+        deployed = Deployed(number, record, placed.seqnum)
+        load = Load(number, record.name, record.sources)
+        try:
+            if self._node.workers > 0:
+                await self._trials.imported(load)
+        except DeployError as error:
+            deployed.workers_lost = _WORKERS_LOST_MAX
+            deployed.problem = _problem(record, error)
+        async with self._loading:
+            if not self._is_behind(placed):
+                return
+            if deployed.problem is None and self._node.workers > 0:
+                await self._load_everywhere(load)
+            self._replace(deployed)
+        structlog.get_logger().info(
+            "deployment followed", app=record.name, version=record.version, problem=deployed.problem
+        )
+
+    def _is_behind(self, placed: Placed) -> bool:
+        running = self._apps.get(placed.deployment.name)
+        return running is None or running.seqnum < placed.seqnum
+
+    # --- inside: loading
+
+    async def _load_everywhere(self, load: Load) -> Loaded:
+        """Load into every worker; one that dies meanwhile is replaced by one that loads it too."""
+        workers = self._workers()
+        answers = await asyncio.gather(
+            *(self._load(worker, load) for worker in workers), return_exceptions=True
+        )
+        loaded = None
+        for worker, answer in zip(workers, answers, strict=True):
+            if isinstance(answer, Loaded):
+                loaded = answer
+            elif not worker.link.is_lost:
+                raise answer
+        if loaded is None:
+            raise NotReadyError("No function worker is up to take the application; try again.")
+        return loaded
+
+    async def _load(self, worker: WorkerProcess, load: Load) -> Loaded:
+        return await load_into(worker, load, timeout_s=self._node.import_timeout_s)
+
+    async def _load_again(self, worker: WorkerProcess, deployed: Deployed) -> None:
+        record = deployed.record
+        try:
+            await self._load(worker, Load(deployed.number, record.name, record.sources))
+            deployed.problem, deployed.workers_lost = None, 0
+        except IndilogError as error:
+            deployed.workers_lost += worker.link.is_lost
+            deployed.problem = _problem(record, error)
+            structlog.get_logger().error(
+                "app not loaded", app=record.name, version=record.version, reason=str(error)
+            )
+
+    def _unload_number(self, number: int) -> None:
+        for worker in self._workers():
+            worker.deployments.discard(number)
+            worker.link.tell(Unload(number))
+
+    def _unknown(self, name: str) -> UnknownFunctionError:
+        app, dot, function = name.partition(".")
+        if not dot or not function:
+            return UnknownFunctionError(f"A function is named app.function, not {name!r}.")
+        if app not in self._apps:
+            near = get_close_matches(app, self._apps, n=1)
+            return UnknownFunctionError(f"No app {app!r} is deployed{_did_you_mean(near)}")
+        near = get_close_matches(function, self._apps[app].functions, n=1)
+        return UnknownFunctionError(f"App {app} has no function {function!r}{_did_you_mean(near)}")
+
+
+def _problem(record: Deployment, error: IndilogError) -> str:
+    return f"App {record.name} does not load: {error}"
+
+
+def _name_taken(name: str, owner: str) -> AppNameTakenError:
+    return AppNameTakenError(
+        f"The app name {name} is taken by {owner}; deploy under another name, or as that owner."
+    )
+
+
+def _did_you_mean(near: list[str]) -> str:
+    return f"; did you mean {near[0]!r}?" if near else "; `indilog apps` lists what is."
+
+
+def _checked_name(name: str) -> str:
+    try:
+        return check_app_name(name)
+    except ValueError as error:
+        raise DeployError(str(error)) from error
