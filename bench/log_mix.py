@@ -40,7 +40,7 @@ SUFFIX = 100
 OWN_KEPT = 1000
 """Own records that a caller remembers to read again."""
 SEED = 1
-PARTS = ("suffix", "popularity_cache", "tag_cache", "record cache")
+PARTS = ("suffix", "popularity_cache", "tag_cache", "answer_cache", "record_cache")
 
 
 class Workload(NamedTuple):
@@ -217,7 +217,8 @@ async def main(asked: argparse.Namespace) -> None:
     table = table_of(
         "mixed workloads: p50 and p99 per kind, hits of each part of the compute node",
         "workload, append:read, callers", "ops/s", "append p50", "p99", "seq p50", "p99",
-        "tag p50", "p99", "suffix", "popular", "tags", "records", "CPU/op", "index+cache MB",
+        "tag p50", "p99", "suffix", "popular", "tags", "answers", "records", "CPU/op",
+        "index+cache MB",
     )  # fmt: skip
     for name in asked.workloads:
         for ratio in asked.ratios:

@@ -1,0 +1,258 @@
+"""Memory of a compute node's local index over very many new tags, beside a complete index (A21,
+thesis 3.2.1 and 7.4).
+
+Every append has the tag of its log and one that was never used before; every position orders 256 of
+them, and 16 of their tags are read from the head of the log, as in the thesis. The index is driven
+directly, role by role, without disk or sockets: what is measured is its memory, not the platform's
+speed. Each side runs in a process of its own: how much its resident memory has grown is compared
+with what the index says of itself and with the sum of its limits. *Complete* is an index shard that
+holds all positions, which is what Boki's compute nodes hold.
+
+    python -m bench.index_memory [--appends 10000000] [--complete-appends 3000000] [--picture FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from bench.harness import ROOT, Report, arguments, run, table_of
+from compute.local_index import Empty, First, Found, LocalIndex, Miss
+from index_tier.tag_index import TagIndex
+from indilog.config import NodeConfig
+from indilog.ids import ShardId
+from indilog.messages import Direction, ShardTags
+from indilog.metalog import Span
+
+Side: TypeAlias = Literal["default", "extended", "complete"]
+SIDES: tuple[Side, ...] = get_args(Side)
+RECORDS = 256
+"""Records of one position."""
+READS = 16
+"""Tags of each position that are read from the head of the log."""
+SAMPLES = 80
+SEED = 1
+LOG = 2**63 + 5
+SHARD = ShardId(0)
+MIB = 1024 * 1024
+
+
+class Sample(NamedTuple):
+    """What a side holds after so many appends."""
+
+    appends: int
+    told_bytes: int
+    """What the index says of itself."""
+    grown_bytes: int
+    """By how much the resident memory of its process has grown."""
+
+
+def limit_bytes(config: NodeConfig) -> int:
+    """Return the sum of the limits of all parts of a local index."""
+    return (
+        config.suffix_bytes_max
+        + config.popularity_bytes_max
+        + config.tag_cache_bytes_max
+        + config.answer_cache_bytes_max
+    )
+
+
+def parts_of(appends: int) -> Iterator[ShardTags]:
+    """Yield the index data of position after position; its tags are new, but for the log's."""
+    chance = np.random.default_rng(SEED)
+    counts = bytes([2]) * RECORDS
+    for first in range(0, appends, RECORDS):
+        tags = np.full(2 * RECORDS, LOG, dtype=np.uint64)
+        tags[1::2] = chance.integers(1, 2**64 - 1, RECORDS, dtype=np.uint64)
+        yield ShardTags(SHARD, first, RECORDS, counts, tags.tobytes())
+
+
+class Local:
+    """A local index whose engine appends everything and reads some of it."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._extended = config.local_index == "extended"
+        self.index = LocalIndex(config)
+        self.hits = self.reads = 0
+
+    def add(self, part: ShardTags) -> None:
+        """Append the records of one position, then read some."""
+        index, first = self.index, part.first_seqnum
+        tags: list[int] = np.frombuffer(part.tags, dtype=np.uint64)[1::2].tolist()
+        if self._extended:
+            for tag in tags:
+                index.expect(tag)
+        index.apply_spans([Span(SHARD, first, first, part.count)])
+        index.apply_block(index.tag_position, [part])
+        if self._extended:
+            for tag in tags:
+                index.learn_first(tag, first, None)
+        for place in range(0, RECORDS, RECORDS // READS):
+            self._read_head(tags[place], first + place)
+
+    def _read_head(self, tag: int, seqnum: int) -> None:
+        """Read the first record with a tag; the index tier answers what misses."""
+        self.reads += 1
+        match self.index.find_next(tag, 0):
+            case Found(seqnum=found):
+                assert found == seqnum
+                self.hits += 1
+            case Miss():
+                self.index.learn_answer(Direction.NEXT, tag, 0, First(seqnum, SHARD), seqnum + 1)
+                self.index.learn(seqnum, SHARD)
+            case Empty():
+                raise AssertionError("the record is there")
+
+    @property
+    def size_bytes(self) -> int:
+        """What the index says of itself."""
+        return self.index.size_bytes
+
+
+class Complete:
+    """An index of everything."""
+
+    def __init__(self) -> None:
+        self._index = TagIndex()
+
+    def add(self, part: ShardTags) -> None:
+        """Append the records of one position."""
+        self._index.add(part)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the index says of itself."""
+        return self._index.memory_bytes
+
+
+def indexed(side: Side, config: NodeConfig | None = None) -> Local | Complete:
+    """Return an empty index."""
+    if side == "complete":
+        return Complete()
+    return Local(config or NodeConfig(local_index=side))
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def samples_of(index: Local | Complete, appends: int) -> Iterator[Sample]:
+    """Append, and measure now and then."""
+    for _ in parts_of(RECORDS * 8):
+        pass
+    gc.collect()
+    before = resident_bytes()
+    every = max(appends // RECORDS // SAMPLES, 1)
+    for number, part in enumerate(parts_of(appends), 1):
+        index.add(part)
+        if number % every == 0:
+            yield Sample(number * RECORDS, index.size_bytes, resident_bytes() - before)
+
+
+def measured(side: Side, appends: int) -> dict[str, object]:
+    """Measure one side in a process of its own."""
+    command = [sys.executable, "-m", "bench.index_memory", "--side", side]
+    done = subprocess.run(
+        [*command, "--appends", str(appends)],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def tell_side(side: Side, appends: int) -> None:
+    """Measure one side here; print what was found as JSON."""
+    index = indexed(side)
+    start = time.perf_counter()
+    samples = list(samples_of(index, appends))
+    hits = None
+    if isinstance(index, Local):
+        index.index.check_invariants()
+        hits = index.hits / index.reads
+    seconds = time.perf_counter() - start
+    print(json.dumps({"samples": samples, "hits": hits, "seconds": seconds}))
+
+
+def picture(found: dict[str, list[Sample]], limit: int, path: Path) -> None:
+    """Draw resident memory over appends."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for side, samples in found.items():
+        x = [sample.appends / 1e6 for sample in samples]
+        axes.plot(x, [sample.grown_bytes / MIB for sample in samples], label=side)
+    axes.axhline(limit / MIB, color="black", linestyle="--", linewidth=0.8, label="sum of limits")
+    axes.set_xlabel("appends with a new tag, millions")
+    axes.set_ylabel("memory of the index, MiB")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    axes.set_title("Local index and complete index over new tags")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Measure every side; print a table, draw a picture."""
+    if asked.side is not None:
+        tell_side(asked.side, asked.appends)
+        return
+    limit = limit_bytes(NodeConfig())
+    report = Report("index_memory", asked, limit_bytes=limit, records_a_position=RECORDS)
+    table = table_of(
+        "memory of an index over new tags",
+        "index", "appends", "grown, largest MiB", "after half", "at the end", "of limits",
+        "told MiB", "hits of head reads",
+    )  # fmt: skip
+    found: dict[str, list[Sample]] = {}
+    for side in SIDES:
+        appends = asked.complete_appends if side == "complete" else asked.appends
+        told = await asyncio.to_thread(measured, side, appends)
+        raw = told["samples"]
+        assert isinstance(raw, list)
+        samples = found[side] = [Sample(*sample) for sample in raw]
+        report.keep(side, told)
+        largest = max(sample.grown_bytes for sample in samples)
+        hits = told["hits"]
+        table.add_row(
+            side,
+            f"{appends:,}",
+            f"{largest / MIB:.1f}",
+            f"{samples[len(samples) // 2].grown_bytes / MIB:.1f}",
+            f"{samples[-1].grown_bytes / MIB:.1f}",
+            "-" if side == "complete" else f"{largest / limit:.2f}",
+            f"{samples[-1].told_bytes / MIB:.1f}",
+            f"{hits:.0%}" if isinstance(hits, float) else "-",
+        )
+    report.show(table)
+    report.write()
+    if asked.picture is not None:
+        picture(found, limit, asked.picture)
+
+
+if __name__ == "__main__":
+    run(
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            appends={"type": int, "default": 10_000_000},
+            complete_appends={"type": int, "default": 3_000_000},
+            side={"choices": SIDES, "default": None, "help": "measure this one here, print JSON"},
+            picture={"type": Path, "default": None, "help": "draw it into this file (PNG)"},
+        ),
+    )

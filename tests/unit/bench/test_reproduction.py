@@ -1,0 +1,29 @@
+"""The reproduction benchmark counts what it says: a short run of two experiments."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from bench.reproduction import EXPERIMENTS, Found, measure
+
+
+def found(experiment: str) -> dict[str, Found]:
+    asked = argparse.Namespace(seconds=0.2, rounds=1, processes=False)
+    return asyncio.run(measure(EXPERIMENTS[experiment], 8, asked))
+
+
+def test_new_tags_are_hits_with_detection_and_misses_without() -> None:
+    sides = found("new-tags-skewed")
+    assert sides["default"].local_hits < 0.1
+    assert sides["extended"].local_hits > 0.5
+    for side in sides.values():
+        assert side.reads == sum(len(v) for k, v in side.latencies_s.items() if k != "append") > 0
+
+
+def test_without_a_local_index_every_read_asks_the_index_tier_and_a_new_tag_is_local() -> None:
+    sides = found("types")
+    assert sides["tier"].local_hits < 0.05
+    assert sides["tier"].share("exact") > 0.3
+    assert sides["tier"].share("closest") > 0.3
+    assert sides["local"].local_hits > 0.9
