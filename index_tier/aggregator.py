@@ -18,6 +18,7 @@ from indilog.roles import (
     Location,
     Persisted,
     Received,
+    SnapshotsAnswered,
     SpaceChanged,
     Started,
 )
@@ -62,7 +63,7 @@ class Aggregator:
                 return [Ignore(event, f"an aggregator has no use for {type(message).__name__}")]
             case Started():
                 return []
-            case Persisted() | FrameRead() | SpaceChanged():
+            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged():
                 raise AssertionError("an aggregator has no journal")
             case unreachable:
                 assert_never(unreachable)

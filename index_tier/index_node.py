@@ -8,7 +8,9 @@ lookup's `limit`: so all index shards answer about the same prefix of the log (A
 As the master of a lookup (thesis 5.2, "master-slave-mode") it merges the answers of all index
 shards, like an aggregator.
 
-It has no disk. What it misses, after a restart everything, it fetches from storage.
+What it writes to its disk are snapshots: after a restart it begins with the newest one and fetches
+what it misses from storage, everything if there is none. Memory is bounded: what is asked for
+seldom is in the snapshot only, and a lookup of it waits until it is read (`IndexStore`).
 """
 
 from __future__ import annotations
@@ -18,16 +20,28 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from index_tier.fetch import Fetch, sources_of
+from index_tier.index_store import IndexStore, Search
 from index_tier.merging import Merging
-from index_tier.tag_index import TagIndex
+from index_tier.snapshots import Snapshots
+from index_tier.spilled_lookups import SpilledLookup, SpilledLookups
+from index_tier.tag_index import Matches
 from index_tier.waiting import WaitingLookups
 from indilog.config import Config
-from indilog.ids import MAX_SEQNUM, Instant, MetalogPosition, NodeId, SeqNum
+from indilog.ids import MAX_SEQNUM, Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.index_feed import IndexFeed, ReadyBlock
 from indilog.index_schedule import NO_POSITION, IndexPositions
+from indilog.index_snapshot import (
+    ReadRows,
+    RowsRead,
+    Snapshot,
+    SnapshotAnswer,
+    SnapshotOpened,
+    SnapshotWritten,
+)
 from indilog.log import READ_RANGE_LIMIT_MAX
 from indilog.messages import (
     NO_RECORD,
+    NOT_TOLD,
     Direction,
     IndexAnswer,
     IndexBlock,
@@ -38,6 +52,7 @@ from indilog.messages import (
     TagFirstsWanted,
 )
 from indilog.roles import (
+    AskSnapshots,
     Effect,
     Event,
     FrameKind,
@@ -47,6 +62,7 @@ from indilog.roles import (
     Persisted,
     Received,
     Send,
+    SnapshotsAnswered,
     SpaceChanged,
     Started,
 )
@@ -76,13 +92,11 @@ class IndexNode:
         self._known_shards = frozenset(shard for v in views for shard in v.shards)
         self.index_shard = mine[0]
         self._positions = IndexPositions.of(view.eras, self.index_shard)
-        self._feed = IndexFeed(
-            0,
-            positions=self._positions,
-            positions_max=config.node.index_positions_ahead_max,
-            bytes_max=config.node.index_ahead_bytes_max,
-        )
-        self._index = TagIndex()
+        self._config = config.node
+        self._store = self._empty_store()
+        self._feed = self._feed_from(0)
+        self._snapshots = Snapshots(view, self.index_shard, config.node)
+        self._spilled = SpilledLookups(config.node.lookups_pending_max)
         self._waiting = WaitingLookups(
             lookups_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
         )
@@ -101,18 +115,17 @@ class IndexNode:
     @property
     def tail(self) -> SeqNum:
         """The seqnum after the last record in the index."""
-        return self._index.end
+        return self._store.end
 
     def status(self) -> dict[str, int]:
         """Return figures for people: what is indexed, its bytes, and the lookups that wait."""
-        index = self._index
         return {
             "position": self.position,
             "tail": self.tail,
-            "entries": index.entries,
-            "tags": index.tags,
-            "spans": index.spans,
-            "bytes": index.memory_bytes,
+            **self._store.status(),
+            "snapshots_written": self._snapshots.written,
+            "snapshots_failed": self._snapshots.failed,
+            "reading": len(self._spilled),
             "waiting": len(self._waiting),
             "merging": len(self._merging),
         }
@@ -133,13 +146,21 @@ class IndexNode:
                 effects += self._answer_any(origin, lookup, now)
             if self._fetch is not None:
                 effects += self._fetch.go_on(self._feed.position)
+            self._store.shrink()
+        if advanced or self._snapshots.deadline() is not None:
+            effects += self._snapshots.write(self._store, self.position, now)
         for waiting in self._waiting.take_expired(now):
             effects.append(Ignore(waiting, "a lookup waited too long for index data"))
         return effects + self._catch_up(now, advanced=advanced)
 
     def deadline(self) -> Instant | None:
         """When the first lookup expires, or what is missed is asked for again."""
-        instants = (self._stalled_at, self._waiting.deadline, self._merging.deadline())
+        instants = (
+            self._stalled_at,
+            self._waiting.deadline,
+            self._merging.deadline(),
+            self._snapshots.deadline(),
+        )
         return min((instant for instant in instants if instant is not None), default=None)
 
     def check_invariants(self) -> None:
@@ -149,6 +170,7 @@ class IndexNode:
         assert first is None or first > self._feed.position, "what can be answered is answered"
         assert (self._stalled_at is None) == (not self._missing)
         self._merging.check_invariants()
+        self._store.check_invariants()
 
     # --- events
 
@@ -157,7 +179,9 @@ class IndexNode:
             case Received():
                 return self._on_received(event, now)
             case Started():
-                return self._begin_fetch(NO_POSITION)
+                return [self._snapshots.open()]
+            case SnapshotsAnswered(answer):
+                return self._on_snapshots(answer, now)
             case Persisted() | FrameRead() | SpaceChanged():
                 raise AssertionError("an index node has no journal")
             case unreachable:
@@ -185,20 +209,26 @@ class IndexNode:
             return [Ignore(event, "index data from a node that is no storage node")]
         if not all(map(self._plausible, blocks)):
             return [Ignore(event, "index data that contradicts itself")]
+        if self._snapshots.opening:
+            return []  # it is fetched when the snapshot says from where on
         position, horizon = self._feed.position, self._feed.horizon
         self._feed.put(blocks)
-        effects: list[Effect] = []
-        for block in self._feed.take():
-            if not self._consistent(block):
-                self._feed.reject(block)
-                effects.append(Ignore(event, "index data that contradicts the log before it"))
-                break
-            for part in block.parts:
-                self._index.add(part)
+        effects = self._apply(event)
         if self._fetch is not None and self._fetch.is_answer(event.sender, blocks):
             effects += self._fetch.on_answer(event.sender, blocks, position, horizon)
             self._stalled_at = None
         return effects
+
+    def _apply(self, event: Event) -> list[Effect]:
+        """Index what is complete, as long as there is memory for it."""
+        ready = self._feed.take()
+        while not self._store.full and (block := next(ready, None)) is not None:
+            if not self._consistent(block):
+                self._feed.reject(block)
+                return [Ignore(event, "index data that contradicts the log before it")]
+            for part in block.parts:
+                self._store.add(part)
+        return []
 
     def _plausible(self, block: IndexBlock) -> bool:
         """Tell whether a block is this index shard's and its columns fit each other."""
@@ -218,7 +248,7 @@ class IndexNode:
         if not block.parts:
             return True
         end = block.parts[0].first_seqnum
-        if end < self._index.end:
+        if end < self._store.end:
             return False
         for part in block.parts:
             if part.first_seqnum != end:
@@ -263,15 +293,32 @@ class IndexNode:
             return self._answer(origin, lookup, now)
         seqnums, shards = array("Q"), array("H")
         for tag in array("Q", lookup.tags):
-            first, its_shard = self._index.next(tag, 0, lookup.limit, 1)
-            seqnums.append(first[0] if first else NO_RECORD)
-            shards.append(its_shard[0] if first else 0)
+            search = Search(Direction.NEXT, tag, 0, lookup.limit, 1)
+            if self._store.search(search) is not None:
+                search.take(([NOT_TOLD], [ShardId(0)]))  # not worth a read
+            seqnums.extend(search.seqnums or [NO_RECORD])
+            shards.extend(search.shards or [ShardId(0)])
         columns = seqnums.tobytes(), shards.tobytes()
         return [Send(origin, TagFirsts(lookup.request, self.index_shard, *columns))]
 
     def _answer(self, origin: NodeId, lookup: IndexLookup, now: Instant) -> list[Effect]:
-        find = self._index.next if lookup.direction is Direction.NEXT else self._index.prev
-        seqnums, shards = find(lookup.tag, lookup.bound, lookup.limit, lookup.count)
+        search = Search(lookup.direction, lookup.tag, lookup.bound, lookup.limit, lookup.count)
+        return self._go_on(SpilledLookup(origin, lookup, search), now)
+
+    def _go_on(self, waiting: SpilledLookup, now: Instant) -> list[Effect]:
+        """Search until the end, or until something must be read from the snapshot first."""
+        needed = self._store.search(waiting.search)
+        if needed is None:
+            return self._found(waiting.origin, waiting.lookup, waiting.search.matches, now)
+        if self._spilled.full:
+            return [Ignore(waiting.lookup, "too many lookups wait for the snapshot")]
+        return [AskSnapshots(needed)] if self._spilled.put(needed, waiting) else []
+
+    def _found(
+        self, origin: NodeId, lookup: IndexLookup, matches: Matches, now: Instant
+    ) -> list[Effect]:
+        """Tell who merges, and for an exact match storage, what was found."""
+        seqnums, shards = matches
         exact = lookup.count == 1 and bool(seqnums) and seqnums[0] == lookup.bound
         answer = IndexAnswer(
             lookup.request, origin, lookup.direction, self.index_shard,
@@ -289,10 +336,82 @@ class IndexNode:
             effects.insert(0, Send(replica, read))
         return effects
 
+    # --- snapshots
+
+    def _empty_store(self) -> IndexStore:
+        return IndexStore(
+            memory_bytes_max=self._config.index_memory_bytes_max,
+            entries_min=self._config.index_snapshot_entries_min,
+        )
+
+    def _feed_from(self, position: MetalogPosition) -> IndexFeed:
+        return IndexFeed(
+            position,
+            positions=self._positions,
+            positions_max=self._config.index_positions_ahead_max,
+            bytes_max=self._config.index_ahead_bytes_max,
+        )
+
+    def _on_snapshots(self, answer: SnapshotAnswer, now: Instant) -> list[Effect]:
+        match answer:
+            case SnapshotOpened(snapshot):
+                return self._on_opened(snapshot)
+            case SnapshotWritten(position, snapshot):
+                stored = snapshot is not None
+                if self._snapshots.on_written(position, stored=stored, now=now):
+                    self._store.written(snapshot)
+                    return self._apply(SnapshotsAnswered(answer))
+                return []
+            case RowsRead():
+                return self._on_rows(answer, now)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_opened(self, snapshot: Snapshot | None) -> list[Effect]:
+        """Begin with a snapshot if it is one of ours; fetch the rest."""
+        if not self._snapshots.opening:
+            return [Ignore(snapshot, "a snapshot that nobody waits for")]
+        if snapshot is not None and not self._snapshots.is_ours(snapshot):
+            return [self._snapshots.open(below=snapshot.info.position)]
+        self._snapshots.opening = False
+        if snapshot is not None:
+            self._store.restore(snapshot)
+            self._feed = self._feed_from(snapshot.info.position)
+        return self._begin_fetch(NO_POSITION)
+
+    def _on_rows(self, answer: RowsRead, now: Instant) -> list[Effect]:
+        """Go on with the lookups that waited; without the rows, begin again without the file."""
+        position, group, rows = answer
+        effects: list[Effect] = []
+        base = self._store.base
+        if base is not None and base.info.position == position:
+            if rows is None:
+                effects = self._begin_again(below=position)
+            else:
+                self._store.keep(group, rows)
+        for waiting in self._spilled.take(ReadRows(position, group)):
+            if waiting.lookup.position <= self._feed.position:
+                effects += self._go_on(waiting, now)
+            elif not self._waiting.put(waiting.origin, waiting.lookup, now):
+                effects.append(Ignore(waiting.lookup, "too many lookups wait for index data"))
+        return effects
+
+    def _begin_again(self, below: MetalogPosition) -> list[Effect]:
+        """Rebuild the index: what a damaged snapshot had is in an older one, or in storage."""
+        self._store = self._empty_store()
+        self._feed = self._feed_from(0)
+        self._fetch = None
+        return [
+            Ignore(below, "a damaged snapshot; the index is rebuilt"),
+            self._snapshots.open(below),
+        ]
+
     # --- what is missed
 
     @property
     def _missing(self) -> bool:
+        if self._snapshots.opening or self._store.full:
+            return False  # what came could not be kept
         return self._fetch is not None or self._feed.behind or bool(self._waiting)
 
     def _catch_up(self, now: Instant, *, advanced: bool) -> list[Effect]:

@@ -15,7 +15,10 @@ from collections.abc import Iterable
 from itertools import chain, repeat
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from indilog.ids import EMPTY_TAG, SeqNum, ShardId, TagHash
+from indilog.index_snapshot import Rows
 from indilog.messages import ShardTags
 
 Matches: TypeAlias = tuple[tuple[SeqNum, ...], tuple[ShardId, ...]]
@@ -37,12 +40,12 @@ class TagIndex:
 
     __slots__ = ("_columns", "_ends", "_firsts", "_shards", "end", "entries")
 
-    def __init__(self) -> None:
+    def __init__(self, end: SeqNum = 0) -> None:
         self._columns: dict[TagHash, array[int]] = {}
         self._firsts = array("Q")
         self._ends = array("Q")
         self._shards = array("H")
-        self.end: SeqNum = 0
+        self.end = end
         self.entries = 0
 
     @property
@@ -113,6 +116,32 @@ class TagIndex:
         end = bisect_left(column, above)
         seqnums, shards = self._with_shards(column[max(0, end - count) : end])
         return seqnums[::-1], shards[::-1]
+
+    def rows(self) -> Rows:
+        """Return everything as rows of a snapshot, those of the empty tag first.
+
+        May be called in another thread, if nothing is added meanwhile.
+        """
+        firsts = np.frombuffer(self._firsts, np.uint64)
+        counts = (np.frombuffer(self._ends, np.uint64) - firsts).astype(np.int64)
+        span_shards = np.frombuffer(self._shards, np.uint16)
+        total = int(counts.sum())
+        offsets = np.cumsum(counts) - counts
+        skipped = firsts.astype(np.int64) - offsets
+        records = (np.repeat(skipped, counts) + np.arange(total)).astype(np.uint64)
+        whole = Rows(np.zeros(total, np.uint64), records, np.repeat(span_shards, counts))
+        if not self._columns:
+            return whole
+        columns = [(tag, self._columns[tag]) for tag in sorted(self._columns)]
+        lengths = [len(column) for _, column in columns]
+        tags = np.repeat(np.array([tag for tag, _ in columns], np.uint64), lengths)
+        seqnums = np.concatenate([np.frombuffer(column, np.uint64) for _, column in columns])
+        spans = np.searchsorted(firsts, seqnums, side="right") - 1
+        return Rows(
+            np.concatenate([whole.tags, tags]),
+            np.concatenate([whole.seqnums, seqnums]),
+            np.concatenate([whole.shards, span_shards[spans]]),
+        )
 
     # --- adding
 

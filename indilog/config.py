@@ -113,6 +113,16 @@ class NodeConfig:
     """
     index_ahead_bytes_max: int = 64 * MIB
     """Bytes of such data; beyond it the farthest positions are dropped, and asked for again."""
+    index_memory_bytes_max: int = 512 * MIB
+    """Bytes of index that an index node keeps in memory; what is asked for seldom is then in its
+    snapshot only, and read from there.
+    """
+    index_snapshot_entries_min: int = 1_000_000
+    """An index node writes a snapshot when this many entries are new, and half as many as the
+    snapshot before has; earlier when memory is short.
+    """
+    index_snapshot_retry_s: float = 10.0
+    """After this a snapshot that could not be written is tried again."""
 
     local_index: Literal["none", "default", "extended"] = "default"
     """`none`: every lookup goes to the index tier. `extended`: the index tier is also asked whether

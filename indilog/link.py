@@ -19,6 +19,7 @@ from typing import Final, TypeAlias, cast
 import structlog
 
 from indilog.calls import (
+    ANSWERS,
     Answer,
     Cancel,
     Failed,
@@ -213,7 +214,7 @@ class Link:
 
     def _dispatch(self, frame: Frame) -> None:
         message = frame.message
-        if isinstance(message, Answer):
+        if isinstance(message, ANSWERS):
             on_answer = self._open.pop(frame.call, None)
             if on_answer is not None:  # none: it was abandoned meanwhile
                 on_answer(message)

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
 from indilog.messages import Message
+
+if TYPE_CHECKING:
+    from indilog.index_snapshot import SnapshotAnswer, SnapshotRequest
 
 
 class FrameKind(enum.IntEnum):
@@ -75,6 +78,12 @@ class FrameRead(NamedTuple):
     payload: bytes | None
 
 
+class SnapshotsAnswered(NamedTuple):
+    """The answer to an `AskSnapshots`."""
+
+    answer: SnapshotAnswer
+
+
 class SpaceChanged(NamedTuple):
     """The disk is full but for `room` bytes, which are for what is under way; None: no longer.
 
@@ -84,7 +93,7 @@ class SpaceChanged(NamedTuple):
     room: int | None
 
 
-Event: TypeAlias = Started | Received | Persisted | FrameRead | SpaceChanged
+Event: TypeAlias = Started | Received | Persisted | FrameRead | SnapshotsAnswered | SpaceChanged
 
 
 # --- effects
@@ -117,6 +126,15 @@ class ReadFrame(NamedTuple):
     token: int
 
 
+class AskSnapshots(NamedTuple):
+    """Open, write or read a snapshot of this index node, then say `SnapshotsAnswered`.
+
+    A shell that keeps no snapshots answers that there are none and that none was written.
+    """
+
+    request: SnapshotRequest
+
+
 Ordered: TypeAlias = tuple[SeqNum, MetalogPosition]
 """What the caller of an append is told: where its record is, and the position that ordered it."""
 
@@ -147,7 +165,7 @@ class Ignore(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Send | Persist | ReadFrame | Appended | Answer | Ignore
+Effect: TypeAlias = Send | Persist | ReadFrame | AskSnapshots | Appended | Answer | Ignore
 
 
 class Role(Protocol):

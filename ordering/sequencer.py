@@ -21,6 +21,7 @@ from indilog.roles import (
     Lost,
     Persisted,
     Received,
+    SnapshotsAnswered,
     SpaceChanged,
     Started,
 )
@@ -129,8 +130,8 @@ class Sequencer:
                 if isinstance(self._part, Primary):
                     self._part.on_space_changed(full=room is not None, now=now)
                 return []
-            case FrameRead():
-                raise AssertionError("a sequencer reads no frame back")
+            case FrameRead() | SnapshotsAnswered():
+                raise AssertionError("a sequencer reads nothing back")
             case unreachable:
                 assert_never(unreachable)
 

@@ -17,11 +17,13 @@ from compute.engine import Engine
 from compute.operation import PENDING, Answered
 from indilog.config import Config
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, tag_columns
+from indilog.index_snapshot import without_snapshots
 from indilog.log import Record
 from indilog.messages import Direction, Message, MetalogEntries
 from indilog.roles import (
     Answer,
     Appended,
+    AskSnapshots,
     Effect,
     Event,
     FrameKind,
@@ -34,6 +36,7 @@ from indilog.roles import (
     Received,
     Role,
     Send,
+    SnapshotsAnswered,
     Started,
 )
 from indilog.runtime.assembly import role_of
@@ -51,11 +54,9 @@ class Oracle:
     def __init__(self) -> None:
         self.records: dict[SeqNum, tuple[bytes, tuple[str, ...]]] = {}
         self.tails: dict[MetalogPosition, SeqNum] = {0: 0}
-        self.times: dict[MetalogPosition, int] = {}
 
     def published(self, message: MetalogEntries) -> None:
         for entry in message.entries:
-            assert self.times.setdefault(entry.position, entry.time_us) == entry.time_us
             before = self.tails.get(entry.position)
             if before is not None:
                 tail = before + sum(entry.counts.values())
@@ -174,14 +175,6 @@ class RoleCluster:
         assert isinstance(waiter.outcome, Answered), waiter.outcome
         return waiter.outcome.value, waiter.outcome.position  # type: ignore[return-value]
 
-    def find_time(self, time_us: int, *, engine: int = 0) -> SeqNum:
-        waiter = Waiter()
-        role = self.engine(engine)
-        role.times.start(time_us, role.position, waiter)
-        self.run_until(lambda: waiter.outcome is not PENDING)
-        assert isinstance(waiter.outcome, Answered), waiter.outcome
-        return waiter.outcome.value  # type: ignore[return-value]
-
     # --- running
 
     def step(self) -> bool:
@@ -276,19 +269,24 @@ class RoleCluster:
                 self._events[node].append(Persisted(token, location))
             case ReadFrame(location, token):
                 self._events[node].append(FrameRead(token, self._frames[node][location.offset][1]))
-            case Appended(waiters, first, _):
-                for seqnum, waiter in enumerate(waiters, first):
-                    if isinstance(waiter, Waiter):
-                        waiter.seqnum = seqnum
-                        assert seqnum not in self.oracle.records, "seqnums are unique"
-                        self.oracle.records[seqnum] = (waiter.data, waiter.tags)
+            case Appended():
+                self._on_appended(effect)
             case Answer(waiter, outcome):
                 assert isinstance(waiter, Waiter)
                 waiter.outcome = outcome
+            case AskSnapshots(request):
+                self._events[node].append(SnapshotsAnswered(without_snapshots(request)))
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case unreachable:
                 assert_never(unreachable)
+
+    def _on_appended(self, effect: Appended) -> None:
+        for seqnum, waiter in enumerate(effect.waiters, effect.first):
+            if isinstance(waiter, Waiter):
+                waiter.seqnum = seqnum
+                assert seqnum not in self.oracle.records, "seqnums are unique"
+                self.oracle.records[seqnum] = (waiter.data, waiter.tags)
 
     def _deliver(self, to: NodeId, event: Event, message: Message) -> None:
         assert to in self.roles, f"{message} to {to}"

@@ -31,9 +31,11 @@ from indilog.errors import (
     NotReadyError,
 )
 from indilog.ids import Epoch, Instant, NodeId
+from indilog.index_snapshot import SnapshotAnswer
 from indilog.roles import (
     Answer,
     Appended,
+    AskSnapshots,
     Effect,
     Event,
     FrameRead,
@@ -45,6 +47,7 @@ from indilog.roles import (
     Role,
     Send,
     ServesCallers,
+    SnapshotsAnswered,
     Started,
     SurvivesLoss,
 )
@@ -53,6 +56,7 @@ from indilog.runtime.fence import Fence, Refused
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.outbox import Outbox
 from indilog.runtime.recovery import recover
+from indilog.runtime.snapshot_files import SnapshotFiles
 from indilog.runtime.transport import Transport
 from indilog.telemetry import Metrics
 from indilog.view import View, Views
@@ -124,6 +128,9 @@ class NodeShell:
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
+        self._snapshots = SnapshotFiles(
+            config.node.data_dir / "snapshots", self._settled_alive, self._on_snapshots
+        )
 
     # --- life
 
@@ -159,6 +166,7 @@ class NodeShell:
         self._abandon_callers()
         if self._transport is not None:
             self._transport.close()
+        await self._snapshots.close()
         self._thread.shutdown()
         self._journal.close()
 
@@ -203,6 +211,16 @@ class NodeShell:
             waiter = self._loop.create_future()
             self._settled.append(waiter)
             await waiter
+
+    async def _settled_alive(self) -> bool:
+        """Wait like `settled`; whether the shell goes on."""
+        await self.settled()
+        return not self.ended
+
+    def _on_snapshots(self, node: NodeId, answer: SnapshotAnswer) -> None:
+        if not self.ended:
+            self._inbox.setdefault(node, []).append(SnapshotsAnswered(answer))
+            self._schedule()
 
     def _on_frames(self, frames: Sequence[bytes]) -> None:
         if self.ended:
@@ -315,6 +333,8 @@ class NodeShell:
             case ReadFrame(location, token):
                 payload_read = self._journal.read(location)
                 self._inbox.setdefault(node, []).append(FrameRead(token, payload_read))
+            case AskSnapshots(request):
+                self._snapshots.ask(node, request)
             case Ignore(event, reason):
                 self._count_ignored(reason, node=node, what=repr(event)[:200])
             case unreachable:

@@ -22,6 +22,7 @@ from index_tier.aggregator import Aggregator
 from index_tier.index_node import IndexNode
 from indilog.config import Config, NodeConfig
 from indilog.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId
+from indilog.index_snapshot import SnapshotRequest
 from indilog.messages import (
     Direction,
     IndexBlock,
@@ -33,8 +34,18 @@ from indilog.messages import (
     ReadRecords,
     ShardTags,
 )
-from indilog.roles import Effect, Event, Ignore, Received, Send, Started
+from indilog.roles import (
+    AskSnapshots,
+    Effect,
+    Event,
+    Ignore,
+    Received,
+    Send,
+    SnapshotsAnswered,
+    Started,
+)
 from indilog.view import View, view_of, with_index_tier_of
+from tests.snapshot_disk import SnapshotDisk
 
 ENGINE: Final = NodeId("engine-0")
 LOG_TAGS: Final = (100, 200)
@@ -119,6 +130,9 @@ class IndexTier:
         self.lookups: dict[int, IndexLookup] = {}
         self.answered: set[int] = set()
         self.ignored: list[str] = []
+        self.disks: dict[NodeId, SnapshotDisk] = {n: SnapshotDisk() for n in self.view.index_nodes}
+        self.asked: list[tuple[NodeId, SnapshotRequest]] = []
+        """What index nodes want of their disks, which never lose a request."""
         self.roles: dict[NodeId, IndexNode | Aggregator] = {}
         for node in (*self.view.index_nodes, *self.view.aggregators):
             self.restart(node)
@@ -130,6 +144,7 @@ class IndexTier:
 
     def restart(self, node: NodeId) -> None:
         kind = Aggregator if node in self.view.aggregators else IndexNode
+        self.asked = [(asker, request) for asker, request in self.asked if asker != node]
         self.roles[node] = kind(node, [self.view], self.config)
         self.give(node, Started(Epoch(1)))
 
@@ -142,6 +157,8 @@ class IndexTier:
         match effect:
             case Send(to=to, message=message):
                 self.network.append((node, to, message))
+            case AskSnapshots(request=request):
+                self.asked.append((node, request))
             case Ignore(reason=reason):
                 self.ignored.append(reason)
             case other:
@@ -223,6 +240,11 @@ class IndexTier:
             case _:
                 self.give(to, Received(sender, message))
 
+    def answer_disk(self, which: int) -> None:
+        if self.asked:
+            node, request = self.asked.pop(which % len(self.asked))
+            self.give(node, SnapshotsAnswered(self.disks[node].answer(request)))
+
     def lose(self, which: int) -> None:
         if self.network:
             del self.network[which % len(self.network)]
@@ -237,13 +259,16 @@ class IndexTier:
     def settle(self) -> None:
         """Deliver everything in order, until nobody has anything to say."""
         for _ in range(100_000):
-            if not self.network:
+            if not self.network and not self.asked:
                 return
             self.deliver(0)
+            self.answer_disk(0)
         raise AssertionError("they talk for ever")
 
     def heal(self) -> None:
         """From now on nothing is lost: what was asked is answered, if need be on a second try."""
+        for disk in self.disks.values():
+            disk.heal()
         for _ in self.history.positions:
             self.order()
         self.settle()
@@ -288,6 +313,7 @@ def faults(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.deliver(chance.randrange(64)),
         lambda: tier.deliver(chance.randrange(64), repeat=True),
         lambda: tier.restart(chance.choice(tier.merging)),
+        lambda: tier.disks[chance.choice(tier.view.index_nodes)].damage(chance),
     ]
 
 
@@ -298,6 +324,7 @@ def work(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.ask_anything(chance),
         lambda: tier.ask_anything(chance),
         *[lambda: tier.deliver(0)] * 6,
+        *[lambda: tier.answer_disk(chance.randrange(64))] * 3,
         lambda: tier.wait(chance.choice([0.4, 1.0])),
     ]
 
@@ -307,7 +334,14 @@ def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: 
     """Also when data comes after the lookup, in parts, or again to a node that lost everything."""
     chance = Random(seed)
     ahead_max = chance.choice([1, 3, 65_536])
-    node = NodeConfig(resend_s=1.0, read_timeout_s=20.0, index_positions_ahead_max=ahead_max)
+    node = NodeConfig(
+        resend_s=1.0,
+        read_timeout_s=20.0,
+        index_positions_ahead_max=ahead_max,
+        index_memory_bytes_max=chance.choice([500, 3_000, 10**9]),
+        index_snapshot_entries_min=chance.choice([1, 10, 10**6]),
+        index_snapshot_retry_s=2.0,
+    )
     history = History(chance, view_from(chance), positions=chance.randint(1, 25))
     tier = IndexTier(history, Config(node=node))
     goes_wrong = faults(tier, chance)
@@ -321,6 +355,7 @@ def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: 
     assert set(tier.ignored) <= {
         "a lookup waited too long for index data",
         "an index shard did not answer in time",
+        "a damaged snapshot; the index is rebuilt",
     }
 
 

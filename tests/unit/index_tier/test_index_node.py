@@ -11,6 +11,7 @@ import pytest
 from index_tier.index_node import IndexNode
 from indilog.config import Config, NodeConfig
 from indilog.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, Instant, NodeId, ShardId
+from indilog.index_snapshot import SnapshotOpened
 from indilog.messages import (
     Direction,
     IndexAnswer,
@@ -31,6 +32,7 @@ from indilog.roles import (
     Received,
     Role,
     Send,
+    SnapshotsAnswered,
     Started,
 )
 from indilog.view import view_of
@@ -40,6 +42,7 @@ ENGINE, AGGREGATOR = NodeId("engine-0"), NodeId("aggregator-0")
 T0 = Instant(1000.0)
 LOG, TAG = 1000, 5
 EVERYTHING = 2**62
+NO_SNAPSHOT = SnapshotsAnswered(SnapshotOpened(None))
 VIEW = view_of(storage_nodes=2, replicas=1, index_shards=2, engines=2)
 """Shard 0 is on storage-0, shard 1 on storage-1; index-1-0 has the positions 1, 3, 5, ..."""
 
@@ -52,7 +55,8 @@ def index_node(*, started: bool = True, **settings: float) -> IndexNode:
     node = IndexNode(NodeId("index-1-0"), [VIEW], config)
     if started:
         nothing = IndexData(())
-        node.handle([Started(Epoch(1)), Received(A, nothing), Received(B, nothing)], T0)
+        node.handle([Started(Epoch(1)), NO_SNAPSHOT], T0)
+        node.handle([Received(A, nothing), Received(B, nothing)], T0)
         assert node.deadline() is None
     return node
 
@@ -294,14 +298,14 @@ def test_a_slave_answers_to_the_master() -> None:
 
 def test_a_started_node_fetches_everything_from_storage_nodes_that_keep_every_shard() -> None:
     node = index_node(started=False)
-    effects = node.handle([Started(Epoch(1))], T0)
+    effects = node.handle([Started(Epoch(1)), NO_SNAPSHOT], T0)
     assert asked(effects) == [(A, 1, EVERYTHING), (B, 1, EVERYTHING)]
     assert node.deadline() == T0 + 1.0
 
 
 def test_a_started_node_asks_again_until_storage_answers() -> None:
     node = index_node(started=False)
-    node.handle([Started(Epoch(1))], T0)
+    node.handle([Started(Epoch(1)), NO_SNAPSHOT], T0)
     assert asked(node.handle([], Instant(T0 + 0.9))) == []
     again = asked(node.handle([], Instant(T0 + 1.0)))
     assert again == [(B, 1, EVERYTHING), (A, 1, EVERYTHING)]
@@ -311,7 +315,7 @@ def test_a_started_node_asks_again_until_storage_answers() -> None:
 
 def test_page_after_page_is_fetched_until_an_answer_brings_nothing_new() -> None:
     node = index_node(started=False)
-    node.handle([Started(Epoch(1)), Received(B, IndexData(()))], T0)
+    node.handle([Started(Epoch(1)), NO_SNAPSHOT, Received(B, IndexData(()))], T0)
     assert asked(node.handle([data(one(1, 4), one(3, 7))], T0)) == [(A, 5, EVERYTHING)]
     assert asked(node.handle([data(one(5, 8))], T0)) == [(A, 7, EVERYTHING)]
     assert asked(node.handle([data()], T0)) == []
@@ -341,7 +345,7 @@ def test_a_waiting_lookup_tells_how_far_to_ask() -> None:
 
 def test_a_source_held_at_the_horizon_is_asked_when_there_is_room() -> None:
     node = index_node(started=False, index_positions_ahead_max=2)
-    node.handle([Started(Epoch(1))], T0)
+    node.handle([Started(Epoch(1)), NO_SNAPSHOT], T0)
     ahead = [block(p, p + 1, [0, 1], tags(p - 1, (LOG,))) for p in (1, 3, 5)]
     assert asked(node.handle([data(*ahead)], T0)) == []
     rest = data(block(1, 2, [0, 1], tags(1, (LOG,), shard=1)), sender=B)

@@ -1,0 +1,313 @@
+"""The index of one index node, in memory and on the disk (in thesis 5.2 it grows without bound).
+
+Index data comes in log order, so the index is a row of *generations*, each a `TagIndex` of
+consecutive seqnums. From time to time the newest one is closed and a snapshot is written of
+everything up to there, by merging the snapshot before with the generations since. A generation that
+a snapshot covers may stay in memory, for speed, or go when memory is short: then its rows are read
+from the file, a row group at a time, and those used lately are kept. So what is seldom asked for is
+on the disk only, what comes in is in memory, and a lookup looks at both.
+
+Everything here is a value: it says which row group it needs, somebody else reads it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from index_tier.spilled import Found, GroupDirectory, RowCache, next_in, prev_in
+from index_tier.tag_index import Matches, TagIndex
+from indilog.ids import SeqNum, ShardId, TagHash
+from indilog.index_snapshot import ReadRows, Rows, Snapshot, sorted_rows
+from indilog.messages import Direction, ShardTags
+
+_CACHE_SHARE: Final = 4
+"""Of the memory, one part in so many is for row groups."""
+_RESIDENT_SHARE: Final = 2
+"""Above one part in so many, generations go to the disk."""
+
+
+class Search:
+    """A lookup on its way through the index; goes on where it stopped to wait for the disk.
+
+    Attributes:
+        bound: where a search for the next begins, inclusive. above: where one for the previous
+            does, exclusive. left: how many matches are still wanted. seqnums, shards: those found.
+    """
+
+    __slots__ = (
+        "_base", "_groups", "above", "bound", "direction", "left", "limit", "seqnums", "shards",
+        "started", "tag",
+    )  # fmt: skip
+
+    def __init__(
+        self, direction: Direction, tag: TagHash, bound: SeqNum, limit: SeqNum, count: int
+    ) -> None:
+        self.direction = direction
+        self.tag = tag
+        self.bound = bound
+        self.limit = limit
+        self.above = min(bound + 1, limit)
+        self.left = count
+        self.seqnums: list[SeqNum] = []
+        self.shards: list[ShardId] = []
+        self.started = False
+        self._base: Snapshot | None = None
+        self._groups: deque[int] = deque()
+
+    @property
+    def matches(self) -> Matches:
+        """What was found, best first."""
+        return tuple(self.seqnums), tuple(self.shards)
+
+    def take(self, found: Found | Matches) -> None:
+        """Add matches that are worse than all before."""
+        seqnums, shards = found
+        if not seqnums:
+            return
+        self.seqnums += seqnums
+        self.shards += shards
+        self.left -= len(seqnums)
+        if self.direction is Direction.NEXT:
+            self.bound = seqnums[-1] + 1
+        else:
+            self.above = seqnums[-1]
+
+    def groups_of(self, base: Snapshot, directory: GroupDirectory) -> deque[int]:
+        """Return the row groups of `base` that are not looked through yet."""
+        if self._base is not base:
+            self._base = base
+            if self.direction is Direction.NEXT:
+                self._groups = deque(directory.first_for_next(self.tag, self.bound))
+            else:
+                self._groups = deque(directory.first_for_prev(self.tag, self.above))
+        return self._groups
+
+
+class _Generation:
+    """Consecutive seqnums from `start` on, until it is `closed` at a seqnum."""
+
+    __slots__ = ("closed", "index", "records", "start")
+
+    def __init__(self, start: SeqNum) -> None:
+        self.start = start
+        self.index = TagIndex(start)
+        self.records = 0
+        """How many were added: the empty tag's rows in a snapshot."""
+        self.closed: SeqNum | None = None
+
+
+class IndexStore:
+    """Finds the records of a tag among all that were added, or are in the snapshot.
+
+    Args:
+        memory_bytes_max: bytes of generations and row groups together. A single position goes
+            beyond; so do the copies that are made while a snapshot is written.
+        entries_min: this many entries are worth a snapshot.
+    """
+
+    def __init__(self, *, memory_bytes_max: int, entries_min: int) -> None:
+        self._memory_bytes_max = memory_bytes_max
+        self._entries_min = entries_min
+        self._generations = [_Generation(0)]
+        self._base: Snapshot | None = None
+        self._directory: GroupDirectory | None = None
+        self._cache = RowCache(memory_bytes_max // _CACHE_SHARE)
+        self._writing: list[_Generation] = []
+
+    # --- figures
+
+    @property
+    def end(self) -> SeqNum:
+        """The seqnum after the last one added."""
+        return self._generations[-1].index.end
+
+    @property
+    def base(self) -> Snapshot | None:
+        """The newest snapshot."""
+        return self._base
+
+    @property
+    def resident_bytes(self) -> int:
+        """About how much memory the generations take."""
+        return sum(generation.index.memory_bytes for generation in self._generations)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory everything takes."""
+        directory = self._directory.memory_bytes if self._directory is not None else 0
+        return self.resident_bytes + self._cache.bytes + directory
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may be added until a snapshot is written."""
+        return (
+            self.resident_bytes >= self._memory_bytes_max - self._memory_bytes_max // _CACHE_SHARE
+        )
+
+    @property
+    def memory_from(self) -> SeqNum:
+        """Seqnums from here on are in memory."""
+        return self._generations[0].start
+
+    def status(self) -> dict[str, int]:
+        """Return figures for people.
+
+        `tags` and `entries` are those in memory (a tag counts in each generation that has it),
+        `snapshot_rows` those in the snapshot, `spilled_rows` those that are nowhere else.
+        """
+        indexes = [generation.index for generation in self._generations]
+        rows = self._base.rows if self._base is not None else 0
+        covered = sum(g.index.entries + g.records for g in self._generations if self._is_covered(g))
+        return {
+            "entries": sum(index.entries for index in indexes),
+            "tags": sum(index.tags for index in indexes),
+            "spans": sum(index.spans for index in indexes),
+            "generations": len(indexes),
+            "bytes": self.memory_bytes,
+            "snapshot_rows": rows,
+            "spilled_rows": max(0, rows - covered),
+            "row_groups_cached": len(self._cache),
+        }
+
+    # --- adding
+
+    def add(self, part: ShardTags) -> None:
+        """Add records that follow all added before; the part's columns must fit each other."""
+        generation = self._generations[-1]
+        generation.index.add(part)
+        generation.records += part.count
+
+    # --- finding
+
+    def search(self, search: Search) -> ReadRows | None:
+        """Go on with a search; None: it is over, else what must be read first."""
+        if search.direction is Direction.NEXT:
+            return self._search_next(search)
+        return self._search_prev(search)
+
+    def _search_next(self, search: Search) -> ReadRows | None:
+        start = self.memory_from
+        if search.bound < start and (needed := self._search_base(search)) is not None:
+            return needed
+        for generation in self._generations:
+            if not search.left:
+                break
+            end = generation.closed
+            if end is None or search.bound < end:
+                search.take(
+                    generation.index.next(search.tag, search.bound, search.limit, search.left)
+                )
+        return None
+
+    def _search_prev(self, search: Search) -> ReadRows | None:
+        if not search.started:
+            search.started = True
+            for generation in reversed(self._generations):
+                if search.left and search.above > generation.start:
+                    search.take(
+                        generation.index.prev(
+                            search.tag, search.above - 1, search.above, search.left
+                        )
+                    )
+            search.above = min(search.above, self.memory_from)
+        return self._search_base(search)
+
+    def _search_base(self, search: Search) -> ReadRows | None:
+        """Look through the snapshot, as far as what is on the disk only.
+
+        Of a row group all that matches is taken, also what is in memory: more of it may be on the
+        disk only when the search goes on after a wait.
+        """
+        base, directory = self._base, self._directory
+        if base is None or directory is None:
+            return None
+        start = self.memory_from
+        groups = search.groups_of(base, directory)
+        backward = search.direction is Direction.PREV
+        while groups and search.left and (backward or search.bound < start):
+            rows = self._cache.get(groups[0])
+            if rows is None:
+                return ReadRows(base.info.position, groups[0])
+            groups.popleft()
+            if backward:
+                search.take(prev_in(rows, search.tag, search.above, search.left))
+            else:
+                search.take(next_in(rows, search.tag, search.bound, search.limit, search.left))
+        return None
+
+    def keep(self, group: int, rows: Rows) -> None:
+        """Keep a row group of the newest snapshot that was read."""
+        self._cache.put(group, rows)
+
+    # --- snapshots
+
+    @property
+    def due(self) -> bool:
+        """Whether a snapshot should be written: much is new, or memory is short."""
+        if self._writing:
+            return False
+        fresh = [g for g in self._generations if not self._is_covered(g)]
+        entries = sum(g.index.entries + g.records for g in fresh)
+        covered = self._base.rows if self._base is not None else 0
+        if entries >= max(self._entries_min, covered // 2):
+            return True
+        allowed = self._memory_bytes_max // _RESIDENT_SHARE
+        return entries > 0 and sum(g.index.memory_bytes for g in fresh) > allowed
+
+    def close_generation(self) -> partial[Rows]:
+        """Begin a new generation; return what gives the rows that the newest snapshot has not.
+
+        To be followed by `written`, and no other call of this between.
+        """
+        assert not self._writing, "one snapshot at a time"
+        end = self.end
+        self._writing = [g for g in self._generations if not self._is_covered(g)]
+        self._generations[-1].closed = end
+        self._generations.append(_Generation(end))
+        return partial(_rows_of, [generation.index for generation in self._writing])
+
+    def written(self, snapshot: Snapshot | None) -> None:
+        """Use the snapshot that was written; None: there is none."""
+        self._writing = []
+        if snapshot is not None:
+            self._adopt(snapshot)
+            self.shrink()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Begin with a snapshot instead of with nothing."""
+        assert self.end == 0, "nothing was added"
+        self._generations = [_Generation(snapshot.info.tail)]
+        self._adopt(snapshot)
+
+    def shrink(self) -> None:
+        """Let go of generations that the snapshot covers, oldest first, while memory is short."""
+        allowed = self._memory_bytes_max // _RESIDENT_SHARE
+        while self._is_covered(self._generations[0]) and self.resident_bytes > allowed:
+            del self._generations[0]
+
+    def check_invariants(self) -> None:
+        """Assert that nothing lies between the disk and the memory."""
+        for before, after in zip(self._generations, self._generations[1:], strict=False):
+            assert before.closed == after.start
+        assert self._generations[-1].closed is None
+        covered = self._base.info.tail if self._base is not None else 0
+        assert self.memory_from <= covered or not self.memory_from
+
+    def _adopt(self, snapshot: Snapshot) -> None:
+        self._base = snapshot
+        self._directory = GroupDirectory(snapshot.groups)
+        self._cache.clear()
+
+    def _is_covered(self, generation: _Generation) -> bool:
+        return (
+            self._base is not None
+            and generation.closed is not None
+            and generation.closed <= self._base.info.tail
+        )
+
+
+def _rows_of(indexes: Sequence[TagIndex]) -> Rows:
+    return sorted_rows([index.rows() for index in indexes])

@@ -1,0 +1,84 @@
+"""When an index node writes a snapshot, and with which one it begins (thesis 5.6.2: an index node
+that fails is rebuilt; here from its snapshot, and storage for what came later).
+"""
+
+from __future__ import annotations
+
+from index_tier.index_store import IndexStore
+from indilog.config import NodeConfig
+from indilog.ids import Instant, MetalogPosition
+from indilog.index_schedule import NO_POSITION, eras_below
+from indilog.index_snapshot import OpenSnapshot, Snapshot, SnapshotInfo, WriteSnapshot
+from indilog.roles import AskSnapshots
+from indilog.view import View
+
+
+class Snapshots:
+    """The snapshots of one index node.
+
+    Attributes:
+        opening: whether the snapshot to begin with is not known yet. written: how many were
+            written. failed: how many could not be.
+    """
+
+    def __init__(self, view: View, index_shard: int, config: NodeConfig) -> None:
+        self._view = view
+        self._index_shard = index_shard
+        self._retry_s = config.index_snapshot_retry_s
+        self._writing: SnapshotInfo | None = None
+        self._retry_at: Instant | None = None
+        self.opening = False
+        self.written = 0
+        self.failed = 0
+
+    def open(self, below: MetalogPosition = NO_POSITION + 1) -> AskSnapshots:
+        """Ask for the newest snapshot below a position; what is being written is not waited for."""
+        self.opening = True
+        self._writing = self._retry_at = None
+        return AskSnapshots(OpenSnapshot(below))
+
+    def is_ours(self, snapshot: Snapshot) -> bool:
+        """Tell whether a snapshot holds what this index shard has below its position.
+
+        One of another schedule does not: positions that it holds may be others'.
+        """
+        info = snapshot.info
+        return (
+            info.logspace == self._view.logspace
+            and info.index_shard == self._index_shard
+            and info.eras == eras_below(self._view.eras, info.position)
+        )
+
+    def write(
+        self, store: IndexStore, position: MetalogPosition, now: Instant
+    ) -> list[AskSnapshots]:
+        """Have a snapshot of everything below `position` written, if one is due."""
+        if self._writing is not None or (self._retry_at is not None and now < self._retry_at):
+            return []
+        self._retry_at = None
+        if not store.due:
+            return []
+        base = store.base.info.position if store.base is not None else None
+        self._writing = SnapshotInfo(
+            logspace=self._view.logspace,
+            index_shard=self._index_shard,
+            position=position,
+            tail=store.end,
+            eras=eras_below(self._view.eras, position),
+        )
+        return [AskSnapshots(WriteSnapshot(self._writing, base, store.close_generation()))]
+
+    def on_written(self, position: MetalogPosition, *, stored: bool, now: Instant) -> bool:
+        """Take in that a snapshot was written, or not; False: it is none that is waited for."""
+        if self._writing is None or self._writing.position != position:
+            return False
+        self._writing = None
+        self.written += stored
+        self.failed += not stored
+        if not stored:
+            self._retry_at = Instant(now + self._retry_s)
+        return True
+
+    def deadline(self) -> Instant | None:
+        """When a snapshot that could not be written is tried again."""
+        return self._retry_at

@@ -1,0 +1,327 @@
+"""Index snapshots: what an index shard knows below a metalog position, as a Parquet file (format in
+docs/FORMATS.md).
+
+A row says that the record at `seqnum`, of shard `shard`, has `tag`; every record also has a row for
+the empty tag, 0. Rows are sorted by (tag, seqnum), in row groups of bounded size: the unit in which
+a file is read again. The file's name carries the CRC of the whole file, so that damage is noticed
+wherever it is; the pages carry their own, for later reads.
+
+Index nodes write and read snapshots through their shell, by the requests and answers defined here;
+whatever else rebuilds an index writes the same files with the functions here. pyarrow is imported
+where it is used: it takes longer to import than a command takes to run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import MetalogPosition, SeqNum
+from indilog.index_schedule import IndexEra
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+SNAPSHOT_VERSION: Final = 1
+GROUP_ROWS: Final = 16_384
+"""Rows of a row group; the last one of a file may have fewer."""
+ROW_BYTES: Final = 18
+"""What a row takes in memory."""
+_VERSION_KEY: Final = b"indilog.index_snapshot.version"
+_INFO_KEY: Final = b"indilog.index_snapshot.info"
+_NAME: Final = re.compile(r"snapshot-(?P<position>\d{20})-(?P<crc>[0-9a-f]{8})\.parquet")
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot covers: the index data of `index_shard` at all its positions below
+    `position`, according to the schedule `eras`; all its seqnums are below `tail`.
+    """
+
+    logspace: int = 0
+    index_shard: int
+    position: MetalogPosition
+    tail: SeqNum
+    eras: tuple[IndexEra, ...]
+
+
+class Rows(NamedTuple):
+    """Rows as columns of equal length, sorted by (tag, seqnum); no two are equal."""
+
+    tags: NDArray[np.uint64]
+    seqnums: NDArray[np.uint64]
+    shards: NDArray[np.uint16]
+
+    def part(self, start: int, end: int) -> Rows:
+        """Return the rows `start` to `end`."""
+        return Rows(self.tags[start:end], self.seqnums[start:end], self.shards[start:end])
+
+
+class RowGroups(NamedTuple):
+    """Of each row group of a file, its smallest and largest tag and seqnum."""
+
+    first_tags: NDArray[np.uint64]
+    last_tags: NDArray[np.uint64]
+    lowest: NDArray[np.uint64]
+    highest: NDArray[np.uint64]
+
+
+class Snapshot(NamedTuple):
+    """A snapshot on the disk, and where in it what is found. `rows`: how many there are."""
+
+    info: SnapshotInfo
+    groups: RowGroups
+    rows: int
+
+
+# --- what an index node asks its shell for, and what it is answered
+
+
+class OpenSnapshot(NamedTuple):
+    """Find the newest intact snapshot of a position below `below`; answered by `SnapshotOpened`."""
+
+    below: MetalogPosition
+
+
+class SnapshotOpened(NamedTuple):
+    """The snapshot found; None: there is none."""
+
+    snapshot: Snapshot | None
+
+
+class WriteSnapshot(NamedTuple):
+    """Write a snapshot of the rows of `base` (None: there is none before) and those of `recent`.
+
+    Begins when everything persisted before is synced, so that no snapshot is ahead of the log.
+    `recent` is called in a thread; its rows are all beyond the base's tail.
+    """
+
+    info: SnapshotInfo
+    base: MetalogPosition | None
+    recent: Callable[[], Rows]
+
+
+class SnapshotWritten(NamedTuple):
+    """The snapshot is on the disk, durably; None: it could not be written."""
+
+    position: MetalogPosition
+    snapshot: Snapshot | None
+
+
+class ReadRows(NamedTuple):
+    """Read a row group of the snapshot of `position`; answered by `RowsRead`."""
+
+    position: MetalogPosition
+    group: int
+
+
+class RowsRead(NamedTuple):
+    """Its rows; None: they are damaged, or gone."""
+
+    position: MetalogPosition
+    group: int
+    rows: Rows | None
+
+
+SnapshotRequest: TypeAlias = OpenSnapshot | WriteSnapshot | ReadRows
+SnapshotAnswer: TypeAlias = SnapshotOpened | SnapshotWritten | RowsRead
+
+
+def without_snapshots(request: SnapshotRequest) -> SnapshotAnswer:
+    """Answer for a shell that keeps no snapshots."""
+    match request:
+        case OpenSnapshot():
+            return SnapshotOpened(None)
+        case WriteSnapshot(info):
+            return SnapshotWritten(info.position, None)
+        case ReadRows(position, group):
+            return RowsRead(position, group, None)
+        case unreachable:
+            assert_never(unreachable)
+
+
+# --- rows
+
+
+def no_rows() -> Rows:
+    """Return no rows."""
+    return Rows(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
+
+
+def sorted_rows(pieces: Sequence[Rows]) -> Rows:
+    """Return the rows of all pieces; of a tag, those of an earlier piece have smaller seqnums."""
+    if len(pieces) == 1:
+        return pieces[0]
+    tags, seqnums, shards = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    order = np.argsort(tags, kind="stable")
+    return Rows(tags[order], seqnums[order], shards[order])
+
+
+def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
+    """Yield the rows of both, sorted; of a tag, those of `base` have smaller seqnums.
+
+    Holds one piece of `base` at a time.
+    """
+    taken = 0
+    for piece in base:
+        # A tag at the end of the piece may go on in the next one, before our rows of it.
+        until = int(np.searchsorted(recent.tags, piece.tags[-1], side="left"))
+        yield sorted_rows([piece, recent.part(taken, max(taken, until))])
+        taken = max(taken, until)
+    if taken < len(recent.tags):
+        yield recent.part(taken, len(recent.tags))
+
+
+def regrouped(pieces: Iterable[Rows], group_rows: int = GROUP_ROWS) -> Iterator[Rows]:
+    """Yield the same rows in groups of `group_rows`; the last one may be smaller."""
+    held: list[Rows] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece.tags)
+        if count >= group_rows:
+            joined = Rows(*(np.concatenate(column) for column in zip(*held, strict=True)))
+            whole = count - count % group_rows
+            for start in range(0, whole, group_rows):
+                yield joined.part(start, start + group_rows)
+            held = [joined.part(whole, count)]
+            count -= whole
+    if count:
+        yield Rows(*(np.concatenate(column) for column in zip(*held, strict=True)))
+
+
+# --- files
+
+
+def snapshot_name(position: MetalogPosition, crc: int) -> str:
+    """Return the name of the snapshot of `position` whose file has that CRC32C."""
+    return f"snapshot-{position:020d}-{crc:08x}.parquet"
+
+
+def snapshot_files(directory: Path) -> list[tuple[MetalogPosition, Path]]:
+    """Return the snapshots in `directory`, newest first, intact or not."""
+    if not directory.is_dir():
+        return []
+    found = [(m, path) for path in directory.iterdir() if (m := _NAME.fullmatch(path.name))]
+    return sorted(((int(m["position"]), path) for m, path in found), reverse=True)
+
+
+def write_rows(file: Path, info: SnapshotInfo, pieces: Iterable[Rows]) -> None:
+    """Write a snapshot to `file`, and sync it; the name is the caller's business."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            pa.field("tag", pa.uint64(), nullable=False),
+            pa.field("seqnum", pa.uint64(), nullable=False),
+            pa.field("shard", pa.uint16(), nullable=False),
+        ],
+        metadata={
+            _VERSION_KEY: str(SNAPSHOT_VERSION).encode(),
+            _INFO_KEY: msgspec.json.encode(info),
+        },
+    )
+    with pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding={"tag": "DELTA_BINARY_PACKED", "seqnum": "DELTA_BINARY_PACKED"},
+        write_page_checksum=True,
+    ) as writer:
+        for rows in regrouped(pieces):
+            columns = [pa.array(column) for column in rows]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema), GROUP_ROWS)
+    with file.open("rb+") as written:
+        os.fsync(written.fileno())
+
+
+def file_crc(file: Path) -> int:
+    """Return the CRC32C of a file."""
+    crc = 0
+    with file.open("rb") as read:
+        while chunk := read.read(_CHUNK_BYTES):
+            crc = crc32c(chunk, crc)
+    return crc
+
+
+def check_file(file: Path) -> None:
+    """Refuse a file that is not what its name says.
+
+    Raises:
+        MalformedFrameError: it is damaged.
+    """
+    name = _NAME.fullmatch(file.name)
+    assert name is not None, "files are found by their names"
+    if file_crc(file) != int(name["crc"], 16):
+        raise MalformedFrameError(f"{file} is damaged: its CRC differs from its name's.")
+
+
+def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
+    """Open a snapshot whose bytes are as they were written.
+
+    Raises:
+        MalformedFrameError: it holds none, or one of another version.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise MalformedFrameError(f"{file} is no Parquet file: {error}") from error
+    metadata = parquet.schema_arrow.metadata or {}
+    if (version := metadata.get(_VERSION_KEY)) != str(SNAPSHOT_VERSION).encode():
+        raise MalformedFrameError(
+            f"{file} is an index snapshot of version {version!r}; this release reads version "
+            f"{SNAPSHOT_VERSION}."
+        )
+    try:
+        info = msgspec.json.decode(metadata[_INFO_KEY], type=SnapshotInfo)
+    except (KeyError, msgspec.DecodeError) as error:
+        raise MalformedFrameError(f"{file} does not say what it covers: {error}") from error
+    return parquet, Snapshot(info, _groups_of(parquet), parquet.metadata.num_rows)
+
+
+def _groups_of(parquet: ParquetFile) -> RowGroups:
+    """Return what the statistics of a file say.
+
+    Raises:
+        MalformedFrameError: it has none.
+    """
+    metadata = parquet.metadata
+    bounds: list[list[int]] = [[], [], [], []]
+    for group in range(metadata.num_row_groups):
+        for column in (0, 1):
+            statistics = metadata.row_group(group).column(column).statistics
+            if statistics is None or statistics.min is None or statistics.max is None:
+                raise MalformedFrameError(f"row group {group} has no statistics")
+            bounds[2 * column].append(statistics.min)
+            bounds[2 * column + 1].append(statistics.max)
+    return RowGroups(*(np.array(values, np.uint64) for values in bounds))
+
+
+def read_rows(parquet: ParquetFile, group: int) -> Rows:
+    """Read a row group.
+
+    Raises:
+        MalformedFrameError: its bytes are damaged.
+    """
+    import pyarrow as pa
+
+    try:
+        table = parquet.read_row_group(group)
+    except (OSError, pa.ArrowException) as error:
+        raise MalformedFrameError(f"row group {group} cannot be read: {error}") from error
+    tags, seqnums, shards = (table.column(n).to_numpy() for n in range(3))
+    return Rows(tags, seqnums, shards)

@@ -1,0 +1,209 @@
+"""The index snapshots of the index nodes of a process: files, and the threads that read and write
+them (ARCHITECTURE 9.6; format in `indilog.index_snapshot`).
+
+A directory a node. A snapshot is written under a temporary name, synced, and renamed to its own;
+the two newest stay. One that is damaged is passed over with a warning, and put aside when that
+shows while it is in use. Snapshots are derived: losing one costs time, never an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, assert_never
+
+import structlog
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import MetalogPosition, NodeId
+from indilog.index_snapshot import (
+    OpenSnapshot,
+    ReadRows,
+    Rows,
+    RowsRead,
+    Snapshot,
+    SnapshotAnswer,
+    SnapshotOpened,
+    SnapshotRequest,
+    SnapshotWritten,
+    WriteSnapshot,
+    check_file,
+    file_crc,
+    merged,
+    opened_snapshot,
+    read_rows,
+    snapshot_files,
+    snapshot_name,
+    write_rows,
+)
+from indilog.runtime.segment import synced_directory
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+_KEPT: Final = 2
+_TEMPORARY: Final = "writing.tmp"
+_DAMAGED: Final = ".damaged"
+
+log = structlog.get_logger(__name__)
+
+
+class _StoppedError(Exception):
+    """The process ends; what is being written is not needed."""
+
+
+class SnapshotFolder:
+    """The snapshots of one node. Each call may take long: for threads, one of them writing."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: dict[MetalogPosition, ParquetFile] = {}
+        self.stopped = False
+
+    def opened(self, below: MetalogPosition) -> Snapshot | None:
+        """Return the newest intact snapshot of a position below `below`."""
+        for position, file in snapshot_files(self._directory):
+            if position >= below:
+                continue
+            try:
+                check_file(file)
+                self._open[position], snapshot = opened_snapshot(file)
+            except (MalformedFrameError, OSError) as error:
+                log.warning("index snapshot passed over", file=str(file), error=str(error))
+                continue
+            return snapshot
+        return None
+
+    def rows(self, position: MetalogPosition, group: int) -> Rows | None:
+        """Return a row group of a snapshot that is open; None: it is damaged, and put aside."""
+        parquet = self._open.get(position)
+        if parquet is None:
+            return None
+        try:
+            return read_rows(parquet, group)
+        except MalformedFrameError as error:
+            log.warning("index snapshot put aside", position=position, error=str(error))
+            self._put_aside(position)
+            return None
+
+    def write(self, request: WriteSnapshot) -> Snapshot | None:
+        """Write a snapshot, keep the newest ones; None: it could not be written."""
+        try:
+            return self._write(request)
+        except _StoppedError:
+            return None
+        except (MalformedFrameError, OSError) as error:
+            log.warning("index snapshot not written", error=str(error))
+            return None
+
+    def _write(self, request: WriteSnapshot) -> Snapshot:
+        directory, position = self._directory, request.info.position
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            synced_directory(directory.parent)
+        temporary = directory / _TEMPORARY
+        write_rows(temporary, request.info, merged(self._rows_of(request.base), request.recent()))
+        file = directory / snapshot_name(position, file_crc(temporary))
+        temporary.rename(file)
+        synced_directory(directory)
+        self._open[position], snapshot = opened_snapshot(file)
+        for old, path in snapshot_files(directory)[_KEPT:]:
+            self._open.pop(old, None)
+            path.unlink()
+        log.info("index snapshot written", file=str(file), rows=snapshot.rows)
+        return snapshot
+
+    def _rows_of(self, base: MetalogPosition | None) -> Iterator[Rows]:
+        """Yield the rows of the snapshot before, through a file of its own."""
+        if base is None:
+            return
+        found = [path for position, path in snapshot_files(self._directory) if position == base]
+        if not found:
+            raise MalformedFrameError(f"the snapshot of position {base} is gone")
+        parquet, snapshot = opened_snapshot(found[0])
+        for group in range(len(snapshot.groups.lowest)):
+            if self.stopped:
+                raise _StoppedError
+            yield read_rows(parquet, group)
+
+    def _put_aside(self, position: MetalogPosition) -> None:
+        self._open.pop(position, None)
+        for found, path in snapshot_files(self._directory):
+            if found == position:
+                path.rename(path.with_name(path.name + _DAMAGED))
+
+
+class SnapshotFiles:
+    """Serves what the index nodes of a process ask for, in threads.
+
+    Args:
+        directory: has a folder a node.
+        settled: waits until everything written to the journal is synced; False: the process ends.
+        deliver: takes the answers, on the loop.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settled: Callable[[], Awaitable[bool]],
+        deliver: Callable[[NodeId, SnapshotAnswer], None],
+    ) -> None:
+        self._directory = directory
+        self._settled = settled
+        self._deliver = deliver
+        self._folders: dict[NodeId, SnapshotFolder] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reading: ThreadPoolExecutor | None = None
+        self._writing: ThreadPoolExecutor | None = None
+
+    def ask(self, node: NodeId, request: SnapshotRequest) -> None:
+        """Serve a request of an index node; its answer is delivered later, or at once."""
+        if isinstance(request, OpenSnapshot) and not snapshot_files(self._directory / node):
+            self._deliver(node, SnapshotOpened(None))
+            return
+        if self._reading is None or self._writing is None:
+            self._reading = ThreadPoolExecutor(1, thread_name_prefix="snapshot-read")
+            self._writing = ThreadPoolExecutor(1, thread_name_prefix="snapshot-write")
+        task = asyncio.get_running_loop().create_task(
+            self._serve(node, request, self._reading, self._writing)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Stop; what is being written is given up."""
+        for folder in self._folders.values():
+            folder.stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for executor in (self._reading, self._writing):
+            if executor is not None:
+                executor.shutdown(cancel_futures=True)
+
+    async def _serve(
+        self,
+        node: NodeId,
+        request: SnapshotRequest,
+        reading: ThreadPoolExecutor,
+        writing: ThreadPoolExecutor,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        folder = self._folders.get(node)
+        if folder is None:
+            folder = self._folders[node] = SnapshotFolder(self._directory / node)
+        match request:
+            case OpenSnapshot(below):
+                snapshot = await loop.run_in_executor(reading, folder.opened, below)
+                self._deliver(node, SnapshotOpened(snapshot))
+            case ReadRows(position, group):
+                rows = await loop.run_in_executor(reading, folder.rows, position, group)
+                self._deliver(node, RowsRead(position, group, rows))
+            case WriteSnapshot(info):
+                if await self._settled():
+                    written = await loop.run_in_executor(writing, folder.write, request)
+                    self._deliver(node, SnapshotWritten(info.position, written))
+            case unreachable:
+                assert_never(unreachable)

@@ -1,0 +1,115 @@
+"""A platform whose index nodes write snapshots: restarts from them, and bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from index_tier.index_node import IndexNode
+from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.index_snapshot import snapshot_files
+from indilog.log import Log
+from indilog.runtime.assembly import Platform, embedded
+
+TAGS = 50
+ROUND = 2_000
+WAVE = 40
+
+
+def config_in(directory: Path) -> Config:
+    """No local index, so that every read goes to the index tier, which has little memory."""
+    node = NodeConfig(
+        data_dir=directory, suffix_cuts_max=0, popularity_entries_max=0, tag_cache_seqnums_max=0,
+        tag_cache_seqnums_per_tag_max=0, record_cache_bytes_max=0,
+        index_memory_bytes_max=40_000, index_snapshot_entries_min=1_000,
+    )  # fmt: skip
+    return Config(cluster=ClusterConfig(index_shards=2), node=node)
+
+
+def index_nodes(platform: Platform) -> list[IndexNode]:
+    return [role for role in platform.shell.roles.values() if isinstance(role, IndexNode)]
+
+
+async def append_round(log: Log, number: int) -> None:
+    """Append in waves, so that both index shards get their part."""
+    for first in range(number * ROUND, (number + 1) * ROUND, WAVE):
+        wave = range(first, first + WAVE)
+        await asyncio.gather(
+            *(log.append(b"%d" % n, tags=[n % TAGS + 1, f"only-{n}"]) for n in wave)
+        )
+
+
+async def check(log: Log, rounds: int) -> None:
+    end = rounds * ROUND
+    for tag in (0, 17, TAGS - 1):
+        found = []
+        bound = 0
+        while page := await log.read_range(tag=tag + 1, bound=bound, limit=70):
+            found += [int(record.data) for record in page]
+            bound = page[-1].seqnum + 1
+        assert sorted(found) == list(range(tag, end, TAGS))
+    for n in range(0, end, end // 40):
+        record = await log.read_prev(f"only-{n}")
+        assert record is not None
+        assert record.data == b"%d" % n
+        assert await log.read_next(f"only-{n}", record.seqnum + 1) is None
+    assert await log.read_next("never", 0) is None
+
+
+async def snapshots_opened(platform: Platform) -> None:
+    """Wait until all index nodes have begun with what an earlier start wrote."""
+    async with asyncio.timeout(60):
+        while not all(node.status()["snapshot_rows"] for node in index_nodes(platform)):
+            await platform.logs.log("orders").tail()
+    assert not any(node.status()["snapshots_written"] for node in index_nodes(platform))
+
+
+async def snapshots_written(platform: Platform) -> None:
+    """Wait until every index node has written a snapshot."""
+    async with asyncio.timeout(60):
+        while not all(node.status()["snapshots_written"] for node in index_nodes(platform)):
+            await platform.logs.log("orders").tail()
+
+
+def test_an_index_that_does_not_fit_in_memory_is_complete_before_and_after_restarts(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        for starts in (1, 2, 3):
+            async with embedded(config_in(tmp_path)) as platform:
+                log = platform.logs.log("orders")
+                if starts > 1:
+                    await snapshots_opened(platform)
+                await append_round(log, starts - 1)
+                await snapshots_written(platform)
+                await check(log, starts)
+                for node in index_nodes(platform):
+                    status = node.status()
+                    assert status["spilled_rows"] > 0
+                    assert status["snapshots_failed"] == 0
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("lost", ["newest damaged", "all gone"])
+def test_a_platform_that_lost_snapshots_rebuilds_its_index_from_storage(
+    tmp_path: Path, lost: str
+) -> None:
+    async def story() -> None:
+        async with embedded(config_in(tmp_path)) as platform:
+            await append_round(platform.logs.log("orders"), 0)
+            await snapshots_written(platform)
+        for node in ("index-0-0", "index-1-0"):
+            files = snapshot_files(tmp_path / "snapshots" / node)
+            assert files
+            for _, file in files[:1] if lost == "newest damaged" else files:
+                content = bytearray(file.read_bytes())
+                content[len(content) // 2] ^= 1
+                file.write_bytes(content) if lost == "newest damaged" else file.unlink()
+        async with embedded(config_in(tmp_path)) as platform:
+            await check(platform.logs.log("orders"), 1)
+
+    uvloop.run(story())

@@ -1,0 +1,135 @@
+"""Claims about the index in memory and on the disk."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from array import array
+
+from index_tier.index_store import IndexStore, Search
+from indilog.ids import ShardId
+from indilog.index_schedule import IndexEra
+from indilog.index_snapshot import ReadRows, SnapshotInfo, WriteSnapshot
+from indilog.messages import Direction, ShardTags
+from tests.snapshot_disk import SnapshotDisk
+
+TAG = 7
+MANY = 10**9
+
+
+def part(first: int, *tags: int) -> ShardTags:
+    """Consecutive records with a tag each."""
+    return ShardTags(
+        ShardId(0), first, len(tags), bytes([1]) * len(tags), array("Q", tags).tobytes()
+    )
+
+
+def stored(store: IndexStore, disk: SnapshotDisk, position: int) -> None:
+    """Write a snapshot of everything that the store has."""
+    base = store.base.info.position if store.base is not None else None
+    info = SnapshotInfo(index_shard=0, position=position, tail=store.end, eras=(IndexEra(0, (0,)),))
+    store.written(disk.write(WriteSnapshot(info, base, store.close_generation())))
+
+
+def is_due(store: IndexStore) -> bool:
+    return store.due
+
+
+def is_full(store: IndexStore) -> bool:
+    return store.full
+
+
+def finished(store: IndexStore, disk: SnapshotDisk, search: Search) -> list[int]:
+    while (needed := store.search(search)) is not None:
+        rows = disk.rows(needed.position, needed.group)
+        assert rows is not None
+        store.keep(needed.group, rows)
+    return search.seqnums
+
+
+def test_a_search_that_waits_while_more_goes_to_the_disk_skips_nothing() -> None:
+    """The row group before the one it waits for had records that were in memory at that time."""
+    store, disk = IndexStore(memory_bytes_max=2_500, entries_min=1), SnapshotDisk(group_rows=3)
+    for position, tags in ((1, (TAG, 9)), (2, (TAG, TAG))):
+        store.add(part(store.end, *tags))
+        stored(store, disk, position)
+    store.add(part(store.end, *range(100, 105)))
+    store.shrink()
+    assert store.memory_from == 2, "the second generation is in memory, and in the snapshot"
+    search = Search(Direction.NEXT, TAG, 0, 4, 10)
+    needed = store.search(search)
+    assert isinstance(needed, ReadRows)
+    rows = disk.rows(needed.position, needed.group)
+    assert rows is not None
+    assert rows.seqnums.tolist() == [3, 0, 2], "the end of the empty tag, and two of ours"
+    store.keep(needed.group, rows)
+    store.search(search)
+    store.add(part(store.end, *range(200, 210)))
+    store.shrink()
+    assert store.memory_from == 4
+    assert finished(store, disk, search) == [0, 2, 3]
+
+
+def test_what_never_was_is_proven_by_one_read_at_most() -> None:
+    store, disk = IndexStore(memory_bytes_max=1, entries_min=1), SnapshotDisk(group_rows=3)
+    store.add(part(0, *range(10, 100)))
+    stored(store, disk, 1)
+    assert store.memory_from == store.end
+    reads = 0
+    search = Search(Direction.NEXT, 55_555, 0, MANY, 1)
+    while (needed := store.search(search)) is not None:
+        reads += 1
+        rows = disk.rows(needed.position, needed.group)
+        assert rows is not None
+        store.keep(needed.group, rows)
+    assert (search.seqnums, reads <= 1) == ([], True)
+
+
+def test_a_snapshot_is_due_when_half_as_much_is_new_as_the_last_one_had() -> None:
+    store, disk = IndexStore(memory_bytes_max=MANY, entries_min=10), SnapshotDisk(group_rows=100)
+    store.add(part(0, *[TAG] * 4))
+    assert not is_due(store)
+    store.add(part(4, TAG))
+    assert is_due(store), "five records, each with a tag and the empty one"
+    stored(store, disk, 1)
+    store.add(part(5, *[TAG] * 20))
+    stored(store, disk, 2)
+    store.add(part(25, *[TAG] * 12))
+    assert not is_due(store)
+    store.add(part(37, TAG))
+    assert is_due(store)
+
+
+def test_memory_short_of_limit_lets_go_of_what_the_snapshot_has_only() -> None:
+    store, disk = IndexStore(memory_bytes_max=2_000, entries_min=1), SnapshotDisk(group_rows=100)
+    store.add(part(0, *range(1, 30)))
+    store.shrink()
+    assert store.memory_from == 0, "it is nowhere else"
+    assert is_full(store)
+    stored(store, disk, 1)
+    assert store.memory_from == 29
+    assert not is_full(store)
+
+
+def test_a_write_that_failed_leaves_everything_in_memory_and_due() -> None:
+    store = IndexStore(memory_bytes_max=100, entries_min=1)
+    store.add(part(0, TAG))
+    store.close_generation()
+    assert not is_due(store), "one at a time"
+    store.written(None)
+    assert is_due(store)
+    assert finished(store, SnapshotDisk(), Search(Direction.NEXT, TAG, 0, 1, 1)) == [0]
+
+
+def test_the_bytes_that_are_counted_are_those_that_are_taken() -> None:
+    """Within a fifth, for tags with one record each, and a tag with very many."""
+    for tags in (range(1, 40_001), [TAG] * 400_000):
+        columns = [part(first, *tags[first : first + 200]) for first in range(0, len(tags), 200)]
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        store = IndexStore(memory_bytes_max=MANY, entries_min=MANY)
+        for column in columns:
+            store.add(column)
+        taken = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert 0.8 < store.memory_bytes / taken < 1.25, sys.version

@@ -1,0 +1,148 @@
+"""Claims about the files of index snapshots, on a real disk."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import NodeId
+from indilog.index_schedule import IndexEra
+from indilog.index_snapshot import (
+    OpenSnapshot,
+    Rows,
+    RowsRead,
+    SnapshotAnswer,
+    SnapshotInfo,
+    SnapshotOpened,
+    SnapshotWritten,
+    WriteSnapshot,
+    opened_snapshot,
+    snapshot_files,
+)
+from indilog.runtime.snapshot_files import SnapshotFiles, SnapshotFolder
+
+EVERYTHING: Final = 2**62
+NODE = NodeId("index-0-0")
+
+
+def info(position: int) -> SnapshotInfo:
+    return SnapshotInfo(index_shard=0, position=position, tail=position, eras=(IndexEra(0, (0,)),))
+
+
+def rows(first: int, end: int) -> Rows:
+    seqnums = np.arange(first, end, dtype=np.uint64)
+    return Rows(np.full(len(seqnums), 7, np.uint64), seqnums, np.zeros(len(seqnums), np.uint16))
+
+
+def written(folder: SnapshotFolder, position: int, base: int | None = None) -> None:
+    """Write a snapshot that has a row for each seqnum below its position."""
+    snapshot = folder.write(WriteSnapshot(info(position), base, lambda: rows(base or 0, position)))
+    assert snapshot is not None
+    assert snapshot.rows == position
+
+
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 4
+    file.write_bytes(content)
+
+
+def test_the_newest_snapshot_is_found_again_with_all_its_rows(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path / "snapshots")
+    assert folder.opened(EVERYTHING) is None
+    written(folder, 10)
+    written(folder, 30, base=10)
+    again = SnapshotFolder(tmp_path / "snapshots")
+    snapshot = again.opened(EVERYTHING)
+    assert snapshot is not None
+    assert (snapshot.info, snapshot.rows) == (info(30), 30)
+    found = again.rows(30, 0)
+    assert found is not None
+    assert found.seqnums.tolist() == list(range(30))
+
+
+def test_the_two_newest_are_kept_and_nothing_else(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path)
+    (tmp_path / "writing.tmp").write_bytes(b"of a process that died")
+    for position, base in ((10, None), (20, 10), (30, 20)):
+        written(folder, position, base=base)
+    assert [position for position, _ in snapshot_files(tmp_path)] == [30, 20]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("at", [0, 4, 0.3, 0.5, 0.9, -1, -5, -40])
+def test_a_bit_that_flipped_anywhere_makes_the_older_one_be_used(tmp_path: Path, at: float) -> None:
+    """A5: damage is noticed, never served; wherever in the file it is."""
+    folder = SnapshotFolder(tmp_path)
+    written(folder, 10)
+    written(folder, 3000, base=10)
+    (_, newest), _ = snapshot_files(tmp_path)
+    flip(newest, int(at if isinstance(at, int) else at * newest.stat().st_size))
+    snapshot = SnapshotFolder(tmp_path).opened(EVERYTHING)
+    assert snapshot is not None
+    assert snapshot.info.position == 10
+
+
+def test_damage_while_a_snapshot_is_in_use_is_noticed_and_the_file_put_aside(
+    tmp_path: Path,
+) -> None:
+    folder = SnapshotFolder(tmp_path)
+    written(folder, 3000)
+    ((_, file),) = snapshot_files(tmp_path)
+    flip(file, 200)
+    assert folder.rows(3000, 0) is None
+    assert snapshot_files(tmp_path) == []
+    assert folder.write(WriteSnapshot(info(4000), 3000, lambda: rows(3000, 4000))) is None
+
+
+def test_a_snapshot_of_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    folder = SnapshotFolder(tmp_path)
+    written(folder, 10)
+    ((_, file),) = snapshot_files(tmp_path)
+    table = pq.read_table(file)
+    newer = {**table.schema.metadata, b"indilog.index_snapshot.version": b"2"}
+    pq.write_table(table.replace_schema_metadata(newer), file)
+    with pytest.raises(MalformedFrameError, match=r"version b'2'; .* version 1"):
+        opened_snapshot(file)
+
+
+def test_a_disk_that_cannot_be_written_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path / "file" / "below")
+    (tmp_path / "file").write_text("not a directory")
+    assert folder.write(WriteSnapshot(info(1), None, lambda: rows(0, 1))) is None
+
+
+def test_a_snapshot_is_written_only_when_what_it_knows_of_is_synced(tmp_path: Path) -> None:
+    """It must never be ahead of the log: what is not synced may be ordered otherwise later."""
+
+    async def story() -> None:
+        synced = asyncio.Event()
+        answers: asyncio.Queue[SnapshotAnswer] = asyncio.Queue()
+
+        async def settled() -> bool:
+            await synced.wait()
+            return True
+
+        files = SnapshotFiles(tmp_path, settled, lambda _, answer: answers.put_nowait(answer))
+        files.ask(NODE, WriteSnapshot(info(5), None, lambda: rows(0, 5)))
+        files.ask(NODE, OpenSnapshot(EVERYTHING))
+        assert await answers.get() == SnapshotOpened(None)
+        synced.set()
+        answer = await answers.get()
+        assert isinstance(answer, SnapshotWritten)
+        assert answer.snapshot is not None
+        await files.close()
+
+    asyncio.run(story())
+
+
+def test_rows_that_are_not_there_are_said_to_be_gone(tmp_path: Path) -> None:
+    assert SnapshotFolder(tmp_path).rows(7, 0) is None
+    assert RowsRead(7, 0, None).rows is None
