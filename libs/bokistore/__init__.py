@@ -5,8 +5,15 @@ the public `indilog.log.Log` interface.
 """
 
 from bokistore.cache import ViewCache
-from bokistore.errors import InvalidObjectError, MismatchError, StoreError, StoreVersionError
+from bokistore.errors import (
+    InvalidObjectError,
+    MismatchError,
+    ObjectTypeError,
+    StoreError,
+    StoreVersionError,
+)
 from bokistore.objects import Obj, TxnObject
+from bokistore.snapshot import Snapshot, Version
 from bokistore.store import Store
 from bokistore.transaction import Transaction
 from indilog.errors import ConflictError
@@ -16,10 +23,13 @@ __all__ = [
     "InvalidObjectError",
     "MismatchError",
     "Obj",
+    "ObjectTypeError",
+    "Snapshot",
     "Store",
     "StoreError",
     "StoreVersionError",
     "Transaction",
     "TxnObject",
+    "Version",
     "ViewCache",
 ]

@@ -67,13 +67,28 @@ class AddToSet(msgspec.Struct, frozen=True, array_like=True, tag="add_to_set"):
     value: Json
 
 
+class Pop(msgspec.Struct, frozen=True, array_like=True, tag="pop"):
+    """Take the last element off the list at a path, if there is one."""
+
+    path: Steps
+
+
+class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge"):
+    """Merge a patch into the object at a path (RFC 7396): null takes a key away, anything but an
+    object gives way to one.
+    """
+
+    path: Steps
+    value: dict[str, Json]
+
+
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     """Take away what is at a path; with an empty path, the object itself."""
 
     path: Steps
 
 
-Write: TypeAlias = Set | Increment | Push | AddToSet | Delete
+Write: TypeAlias = Set | Increment | Push | AddToSet | Pop | Merge | Delete
 Document: TypeAlias = dict[str, Json]
 
 _encoder = msgspec.json.Encoder()
@@ -178,6 +193,16 @@ def found(document: Document | None, steps: Steps) -> Json | Absent:
     return at
 
 
+def before(document: Document | None, write: Write) -> Json:
+    """Return what a write tells its caller: the value that was at its path, for a `Pop` the element
+    that it takes; None if there was nothing. Shares nothing with the document.
+    """
+    there = found(document, write.path)
+    if isinstance(write, Pop):
+        return copied(there[-1]) if isinstance(there, list) and there else None
+    return None if there is Absent.ABSENT else copied(there)
+
+
 def applied(document: Document | None, write: Write, *, name: str) -> Document | None:
     """Return the document after `write`; None is an object that does not exist.
 
@@ -187,9 +212,12 @@ def applied(document: Document | None, write: Write, *, name: str) -> Document |
         MismatchError: the write does not fit; the document is as before.
     """
     if not write.path:
-        return _whole_replaced(write, name)
+        return _whole_replaced(document, write, name)
     if isinstance(write, Delete):
         _delete(document, write.path)
+        return document
+    if isinstance(write, Pop):
+        _pop(document, write, name)
         return document
     document = {} if document is None else document
     holder = _holder(document, write, name)
@@ -204,16 +232,19 @@ def is_whole(write: Write) -> bool:
     return isinstance(write, Delete) or (isinstance(write, Set) and isinstance(write.value, dict))
 
 
-def _whole_replaced(write: Write, name: str) -> Document | None:
-    """Apply a write to the object itself: it can be set, or deleted."""
+def _whole_replaced(document: Document | None, write: Write, name: str) -> Document | None:
+    """Apply a write to the object itself: it can be set, merged into, or deleted."""
     match write:
+        case Merge(value=value):
+            merged: Document = _merged(document, value)
+            return merged
         case Set(value=dict() as value):
             return value
         case Delete():
             return None
         case Set(value=value):
             raise MismatchError(name, "", wanted="a JSON object", found=_kind(value))
-        case Push() | AddToSet():
+        case Push() | AddToSet() | Pop():
             raise MismatchError(name, "", wanted="a list", found="an object")
         case Increment():
             raise MismatchError(name, "", wanted="a number", found="an object")
@@ -221,7 +252,7 @@ def _whole_replaced(write: Write, name: str) -> Document | None:
             assert_never(unreachable)
 
 
-def _value_after(old: Json, write: Set | Increment | Push | AddToSet, name: str) -> Json:
+def _value_after(old: Json, write: Set | Increment | Push | AddToSet | Merge, name: str) -> Json:
     """Return what stands at the write's path afterwards."""
     match write:
         case Set(value=value):
@@ -239,6 +270,8 @@ def _value_after(old: Json, write: Set | Increment | Push | AddToSet, name: str)
             if not _contains(items, value):
                 items.append(value)
             return items
+        case Merge(value=value):
+            return _merged(old, value)
         case unreachable:
             assert_never(unreachable)
 
@@ -292,6 +325,27 @@ def _holder(document: Document, write: Write, name: str) -> Document | list[Json
             raise MismatchError(name, where, wanted="an object or a list", found=_kind(child))
         at = child
     return at
+
+
+def _merged(old: Json, patch: Json) -> Json:
+    """Return the value after a merge patch (RFC 7396, section 2)."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value)
+    return merged
+
+
+def _pop(document: Document | None, write: Pop, name: str) -> None:
+    there = found(document, write.path)
+    if there is not Absent.ABSENT and not isinstance(there, list):
+        raise _mismatch(name, write, wanted="a list", value=there)
+    if isinstance(there, list) and there:
+        there.pop()
 
 
 def _delete(document: Document | None, steps: Steps) -> None:

@@ -30,5 +30,17 @@ class MismatchError(StoreError):
         self.path = path
 
 
+class ObjectTypeError(StoreError):
+    """An object does not fit the type that was asked for; it is as it was.
+
+    Attributes:
+        name: the object.
+    """
+
+    def __init__(self, name: str, kind: str, problem: str) -> None:
+        super().__init__(f"{name!r} is no {kind}: {problem}.")
+        self.name = name
+
+
 class StoreVersionError(StoreError):
     """A record was written by a later version of BokiStore; upgrade this program to read it."""

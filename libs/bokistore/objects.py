@@ -5,6 +5,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -15,21 +16,25 @@ from bokistore.document import (
     Document,
     Increment,
     Json,
+    Merge,
     Path,
+    Pop,
     Push,
     Set,
     Write,
     applied,
+    before,
     check_value,
-    copied,
     encoded,
     found,
     steps_of,
 )
 from bokistore.errors import InvalidObjectError
 from bokistore.records import View
+from bokistore.types import as_type
 from indilog.ids import SeqNum
 
+_TypedT = TypeVar("_TypedT")
 _decode_write = msgspec.json.Decoder(Write).decode
 
 
@@ -56,6 +61,15 @@ class Obj(Mapping[str, Json]):
     def exists(self) -> bool:
         """Whether it was written and not deleted since."""
         return self._document is not None
+
+    def to(self, kind: type[_TypedT]) -> _TypedT:
+        """Return the object as a value of a type: a dataclass, a pydantic model, a TypedDict, a
+        msgspec Struct.
+
+        Raises:
+            ObjectTypeError: it does not exist, or does not fit the type.
+        """
+        return as_type(self.name, self._document, kind)
 
     @property
     def view(self) -> View:
@@ -133,6 +147,14 @@ class TxnObject(Obj):
         """Add `value` to the list at `path`, unless it is in it."""
         return self.write(add_to_set_at(path, value))  # type: ignore[no-any-return]
 
+    def pop(self, path: Path) -> Json:
+        """Take the last element off the list at `path`, and return it."""
+        return self.write(Pop(steps_of(path)))
+
+    def merge(self, path: Path, patch: Document) -> Json:
+        """Merge `patch` into what is at `path` (RFC 7396: null takes a key away)."""
+        return self.write(merge_at(path, patch))
+
     def delete(self, path: Path | None = None) -> Json:
         """Take away what is at `path`; without a path, the object itself."""
         return self.write(delete_at(path))
@@ -143,8 +165,7 @@ class TxnObject(Obj):
 
     def write(self, write: Write) -> Json:
         """Apply one write here, and buffer it for the transaction's record."""
-        before = found(self._document, write.path)
-        old = None if before is Absent.ABSENT else copied(before)
+        old = before(self._document, write)
         raw = msgspec.Raw(encoded(write))
         self._apply(raw)
         self._writes.append(raw)
@@ -185,6 +206,14 @@ def add_to_set_at(path: Path, value: Json) -> AddToSet:
     """Return the write that adds `value` to the list at `path` unless it is in it."""
     check_value(value)
     return AddToSet(steps_of(path), value)
+
+
+def merge_at(path: Path, patch: Document) -> Merge:
+    """Return the write that merges `patch` into what is at `path`."""
+    check_value(patch)
+    if not isinstance(patch, dict):
+        raise InvalidObjectError("A merge patch is a JSON object; use set for other values.")
+    return Merge(steps_of(path), patch)
 
 
 def delete_at(path: Path | None) -> Delete:

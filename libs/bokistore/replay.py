@@ -90,6 +90,10 @@ class Replay:
             self._cache.keep_view(self._log.name, name, view)
         return view
 
+    async def after(self, name: str, view: View, record: Record) -> View:
+        """Return the object as of `record`, given it as of the record before in its sub-stream."""
+        return await self._folded(name, view, [record])
+
     async def keep(
         self,
         views: Mapping[str, View],

@@ -7,41 +7,37 @@ place in the log, so nothing is ever lost between concurrent callers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Final, TypeVar, overload
 
 import msgspec
 
 from bokistore.cache import ViewCache, cache_of
-from bokistore.document import (
-    Absent,
-    Document,
-    Json,
-    Path,
-    Write,
-    applied,
-    copied,
-    encoded,
-    found,
-)
+from bokistore.document import Document, Json, Path, Pop, Write, applied, encoded, steps_of
+from bokistore.document import before as before_write
 from bokistore.errors import MismatchError
 from bokistore.objects import (
     Obj,
     add_to_set_at,
     delete_at,
     increment_at,
+    merge_at,
     push_at,
     set_at,
 )
 from bokistore.records import View, command_encoded, tag_of
 from bokistore.replay import Replay
+from bokistore.snapshot import Snapshot, Version, versions
 from bokistore.transaction import Transaction
+from bokistore.types import as_document
 from indilog.errors import ConflictError
-from indilog.log import Log
+from indilog.ids import SeqNum
+from indilog.log import Log, check_bound
 
 RETRIES: Final = 16
 
 _ResultT = TypeVar("_ResultT")
+_TypedT = TypeVar("_TypedT")
 _decode_write = msgspec.json.Decoder(Write).decode
 
 
@@ -61,9 +57,101 @@ class Store:
         self.log = log
         self._replay = Replay(log, cache_of(log) if cache is None else cache)
 
-    async def get(self, name: str) -> Obj:
-        """Return a snapshot of an object; false if it does not exist."""
-        return Obj(name, await self._replay.view(name))
+    @overload
+    async def get(self, name: str) -> Obj: ...
+    @overload
+    async def get(self, name: str, type: type[_TypedT]) -> _TypedT | None: ...
+    async def get(
+        self,
+        name: str,
+        type: type[_TypedT] | None = None,  # noqa: A002
+    ) -> Obj | _TypedT | None:
+        """Return a snapshot of an object; false if it does not exist.
+
+        With `type` (a dataclass, a pydantic model, a TypedDict, a msgspec Struct), return its value
+        as of that type, None if it does not exist.
+
+        Raises:
+            ObjectTypeError: it does not fit the type.
+        """
+        obj = Obj(name, await self._replay.view(name))
+        if type is None:
+            return obj
+        return obj.to(type) if obj.exists else None
+
+    def snapshot(self) -> Snapshot:
+        """Read several objects as of one place: `async with store.snapshot() as view`.
+
+        It sees all that committed before the block began, by whomever; nothing is appended.
+        """
+        return Snapshot(self.log, self._replay)
+
+    def at(self, seqnum: SeqNum) -> Snapshot:
+        """Return all objects as of the record at `seqnum`, that record included.
+
+        Raises:
+            ValueError: it is negative; on reading, it is beyond the tail. `TrimmedError` on
+            reading: what it hangs on is gone.
+        """
+        return Snapshot(self.log, self._replay, check_bound(seqnum) + 1)
+
+    def history(self, name: str, start: SeqNum = 0) -> AsyncIterator[Version]:
+        """Iterate over the committed writes of an object from seqnum `start` on, oldest first."""
+        return versions(self.log, self._replay, name, check_bound(start))
+
+    async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
+        """Return several objects by name, all as of the same place of the log."""
+        return await self.snapshot().multi_get(names)
+
+    async def put(self, name: str, value: object) -> Json:
+        """Replace the whole object by `value`: a dict, a dataclass, a model or a Struct.
+
+        Raises:
+            InvalidObjectError: it is none of these; nothing was appended.
+        """
+        return await self.set(name, "", as_document(value))
+
+    async def multi_put(self, values: Mapping[str, object]) -> None:
+        """Replace several objects, all or none, by one record; last writer wins.
+
+        Raises: as `put`.
+        """
+        async with self.transaction() as txn:
+            for name, value in values.items():
+                txn.set(name, "", as_document(value))
+
+    async def test_and_multi_put(
+        self,
+        tests: Mapping[str, object | None],
+        values: Mapping[str, object],
+        *,
+        retries: int = RETRIES,
+    ) -> bool:
+        """Replace several objects if others are as expected, as one step (CORFU section 3.1).
+
+        Args:
+            tests: by name the whole object as it must be, None: it must not exist.
+            values: by name what takes its place.
+            retries: as `transact`.
+
+        Returns:
+            Whether the tests held; if not, nothing was changed.
+
+        Raises:
+            ConflictError: as `transact`. InvalidObjectError: as `put`.
+        """
+        wanted = {name: None if w is None else as_document(w) for name, w in tests.items()}
+
+        async def body(txn: Transaction) -> bool:
+            for name, document in wanted.items():
+                obj = await txn.get(name)
+                if (dict(obj.value) if obj.exists else None) != document:
+                    return False
+            for name, value in values.items():
+                txn.set(name, "", as_document(value))
+            return True
+
+        return await self.transact(body, retries=retries)
 
     async def set(self, name: str, path: Path, value: Json) -> Json:
         """Put `value` at `path`; objects on the way are made.
@@ -110,6 +198,23 @@ class Store:
         assert old is None or isinstance(old, list), "a set is a list"
         return old
 
+    async def pop(self, name: str, path: Path) -> Json:
+        """Take the last element off the list at `path` and return it; None if it was empty or not
+        there.
+
+        Raises:
+            MismatchError: something else than a list is there.
+        """
+        return await self._operate(name, Pop(steps_of(path)))
+
+    async def merge(self, name: str, path: Path, patch: Document) -> Json:
+        """Merge `patch` into what is at `path` (RFC 7396: null takes a key away).
+
+        Raises:
+            MismatchError: something on the way is no object.
+        """
+        return await self._operate(name, merge_at(path, patch))
+
     async def delete(self, name: str, path: Path | None = None) -> Json:
         """Take away what is at `path`; without a path, the object itself."""
         return await self._operate(name, delete_at(path))
@@ -149,8 +254,7 @@ class Store:
         document: Document | None = (
             None if before.document is None else msgspec.json.decode(before.document)
         )
-        there = found(document, write.path)
-        old = None if there is Absent.ABSENT else copied(there)
+        old = before_write(document, write)
         mismatch = None
         try:
             document = applied(document, _decode_write(raw), name=name)

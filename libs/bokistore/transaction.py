@@ -13,12 +13,13 @@ from typing import Self
 
 import msgspec
 
-from bokistore.document import Json, Path, Write, encoded
+from bokistore.document import Document, Json, Path, Pop, Write, encoded, steps_of
 from bokistore.objects import (
     TxnObject,
     add_to_set_at,
     delete_at,
     increment_at,
+    merge_at,
     push_at,
     set_at,
 )
@@ -96,6 +97,14 @@ class Transaction:
     def add_to_set(self, name: str, path: Path, value: Json) -> None:
         """Add `value` to the list at `path`, unless it is in it."""
         self._write(name, add_to_set_at(path, value))
+
+    def pop(self, name: str, path: Path) -> None:
+        """Take the last element off the list at `path`; to see it, `get` the object first."""
+        self._write(name, Pop(steps_of(path)))
+
+    def merge(self, name: str, path: Path, patch: Document) -> None:
+        """Merge `patch` into what is at `path` of the object (RFC 7396)."""
+        self._write(name, merge_at(path, patch))
 
     def delete(self, name: str, path: Path | None = None) -> None:
         """Take away what is at `path`; without a path, the object itself."""

@@ -39,7 +39,11 @@ def model_write(document: Json, write: list[Json]) -> tuple[Json, Json]:
         old = old.get(step) if isinstance(old, dict) else None
     if kind == "delete":
         return model_without(document, path), old
+    if kind == "pop":
+        return model_popped(document, path)
     if not path:
+        if kind == "merge":
+            return model_merged(document, rest[0]), old
         fits = kind == "set" and isinstance(rest[0], dict)
         return (rest[0], old) if fits else (document, MISFIT)
     at = {} if document is None else document
@@ -53,8 +57,8 @@ def model_write(document: Json, write: list[Json]) -> tuple[Json, Json]:
 
 
 def model_value(kind: str, old: Json, rest: list[Json], *, present: bool) -> Json:
-    if kind == "set":
-        return rest[0]
+    if kind in {"set", "merge"}:
+        return rest[0] if kind == "set" else model_merged(old, rest[0])
     if kind == "increment":
         if not present:
             return rest[0]
@@ -67,6 +71,28 @@ def model_value(kind: str, old: Json, rest: list[Json], *, present: bool) -> Jso
         items = [*items, rest[0]]
     limit = rest[1] if kind == "push" else None
     return items[max(0, len(items) - limit) :] if limit else items
+
+
+def model_merged(old: Json, patch: Json) -> Json:
+    if not isinstance(patch, dict):
+        return patch
+    base = old if isinstance(old, dict) else {}
+    return {key: value for key, value in base.items() if key not in patch} | {
+        key: model_merged(base.get(key), value) for key, value in patch.items() if value is not None
+    }
+
+
+def model_popped(document: Json, path: list[str]) -> tuple[Json, Json]:
+    if not path:
+        return document, MISFIT
+    there = document
+    for step in path:
+        if not isinstance(there, dict) or step not in there:
+            return document, None
+        there = there[step]
+    if not isinstance(there, list):
+        return document, MISFIT
+    return (model_with(document, path, there[:-1]), there[-1]) if there else (document, None)
 
 
 def model_with(document: Json, path: list[str], value: Json) -> Json:
@@ -127,6 +153,10 @@ writes = st.one_of(
     st.tuples(st.just("increment"), paths, st.integers(-3, 3)),
     st.tuples(st.just("push"), paths, values, st.sampled_from([None, 1, 2])),
     st.tuples(st.just("add_to_set"), paths, values),
+    st.tuples(st.just("pop"), paths),
+    st.tuples(
+        st.just("merge"), paths, st.sampled_from([{}, {"n": None}, {"o": {"n": 1, "l": None}}])
+    ),
     st.tuples(st.just("delete"), st.one_of(st.none(), paths)),
 )
 reads_and_writes = st.lists(

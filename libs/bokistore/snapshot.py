@@ -1,0 +1,110 @@
+"""Objects as of one place in the log: read-only snapshots, and time travel (thesis 2.3.3: state is
+replayed, so any earlier state can be).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self, TypeVar, overload
+
+from bokistore.objects import Obj
+from bokistore.records import UNWRITTEN, tag_of
+from bokistore.replay import Replay
+from indilog.ids import SeqNum
+from indilog.log import Log
+
+_PAGE: Final = 256
+_TypedT = TypeVar("_TypedT")
+
+
+class Snapshot:
+    """All objects as of the records below `end`. Appends nothing, and never conflicts."""
+
+    def __init__(self, log: Log, replay: Replay, end: SeqNum | None = None) -> None:
+        self._log = log
+        self._replay = replay
+        self._asked = end
+        self._ends: list[SeqNum] = []
+        """Of several first reads at once each asks for the tail; the first answer holds for all."""
+
+    @property
+    def end(self) -> SeqNum | None:
+        """The first seqnum that is not seen; None before the first read of a snapshot of now."""
+        return self._ends[0] if self._ends else None
+
+    async def __aenter__(self) -> Self:
+        await self._place()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to give back."""
+
+    async def _place(self) -> SeqNum:
+        """Return `end`, decided once.
+
+        Raises:
+            ValueError: it is in the future, where nothing is decided yet.
+        """
+        if not self._ends:
+            tail = await self._log.tail()
+            end = tail if self._asked is None else self._asked
+            if end > tail:
+                raise ValueError(
+                    f"The log ends at seqnum {tail - 1}; there is no state as of {end - 1} yet."
+                )
+            self._ends.append(end)
+        return self._ends[0]
+
+    @overload
+    async def get(self, name: str) -> Obj: ...
+    @overload
+    async def get(self, name: str, type: type[_TypedT]) -> _TypedT | None: ...
+    async def get(
+        self,
+        name: str,
+        type: type[_TypedT] | None = None,  # noqa: A002
+    ) -> Obj | _TypedT | None:
+        """Return an object, or its value as of a type; see `Store.get`."""
+        tag_of(name)
+        obj = Obj(name, await self._replay.view(name, await self._place() - 1))
+        if type is None:
+            return obj
+        return obj.to(type) if obj.exists else None
+
+    async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
+        """Return several objects by name, all as of the same place."""
+        return {name: await self.get(name) for name in dict.fromkeys(names)}
+
+
+@dataclass(frozen=True)
+class Version:
+    """One committed write of an object.
+
+    Attributes:
+        seqnum: its record; `store.at(seqnum)` shows everything else as of then.
+        time: when its writer took it in, seconds since 1970.
+        object: the object after it.
+    """
+
+    seqnum: SeqNum
+    time: float
+    object: Obj
+
+
+async def versions(log: Log, replay: Replay, name: str, start: SeqNum) -> AsyncIterator[Version]:
+    """Yield the committed writes of an object from seqnum `start` on, oldest first."""
+    tag = tag_of(name)
+    view = await replay.view(name, start - 1) if start else UNWRITTEN
+    while page := await log.read_range(tag, start, limit=_PAGE):
+        for record in page:
+            view = await replay.after(name, view, record)
+            if view.version == record.seqnum:
+                yield Version(record.seqnum, record.time, Obj(name, view))
+        start = page[-1].seqnum + 1
