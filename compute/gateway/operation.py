@@ -40,6 +40,11 @@ class HostCollector(Collector):
             "Worker processes that took the place of one that died",
             value=status["worker_restarts"],
         )
+        yield CounterMetricFamily(
+            "indilog_calls_moved",
+            "Function calls that ran elsewhere than where they were sent first",
+            value=status["calls_moved"],
+        )
         for name, documentation, value in (
             ("indilog_calls_running", "Function calls that run", status["calls_running"]),
             ("indilog_calls_waiting", "Calls that wait for a worker", status["calls_waiting"]),

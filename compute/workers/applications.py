@@ -91,11 +91,12 @@ class Applications:
         self._following = asyncio.ensure_future(self._follow())
 
     async def stop(self) -> None:
-        """Follow no more."""
+        """Follow no more, and try no more code."""
         if self._following is not None:
             self._following.cancel()
             with suppress(asyncio.CancelledError):
                 await self._following
+        await self._trials.stop()
 
     # --- questions
 

@@ -85,6 +85,15 @@ class Dispatcher(Generic[WorkerT, CallT]):
             self._waiting.appendleft(call)
         return worker
 
+    def withdraw_all(self) -> list[CallT]:
+        """Forget and return all waiting calls."""
+        waiting, self._waiting = list(self._waiting), deque()
+        return waiting
+
+    def is_suspended(self, worker: WorkerT) -> bool:
+        """Tell whether `worker` gets no calls at the moment."""
+        return worker in self._suspended
+
     def withdraw(self, call: CallT) -> bool:
         """Forget a waiting call; tell whether it was waiting."""
         try:

@@ -104,7 +104,8 @@ class FunctionHost:
         self._applications.follow()
 
     async def stop(self) -> None:
-        """End the workers; calls that still run fail."""
+        """End the workers; calls that still run fail, those that wait were not begun."""
+        self._router.stop()
         await self._applications.stop()
         await self._pool.stop()
 
@@ -239,7 +240,12 @@ class FunctionHost:
         apps = self._applications.all()
         return {
             "workers": [
-                {"index": w.index, "pid": w.pid, "calls": self._router.calls_of(w)}
+                {
+                    "index": w.index,
+                    "pid": w.pid,
+                    "calls": self._router.calls_of(w),
+                    "blocked": self._router.is_suspended(w),
+                }
                 for w in self._pool.workers
             ],
             "worker_restarts": self._pool.restarts,

@@ -85,6 +85,8 @@ class Trials:
         self._directory = directory
         self._import_timeout_s = import_timeout_s
         self._numbers = itertools.count(1)
+        self._running: set[WorkerProcess] = set()
+        self._stopping = False
         self._slots = asyncio.Semaphore(_TRIALS_MAX)
 
     async def imported(self, load: Load) -> Loaded:
@@ -95,6 +97,8 @@ class Trials:
             NotReadyError: no process could be started.
         """
         async with self._slots:
+            if self._stopping:
+                raise self._stopped()
             directory = self._directory / f"trial-{next(self._numbers)}"
             try:
                 return await self._tried(load, directory)
@@ -105,6 +109,17 @@ class Trials:
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
 
+    async def stop(self) -> None:
+        """End what is being tried, and try no more."""
+        self._stopping = True
+        running = list(self._running)
+        for worker in running:
+            worker.kill()
+        await asyncio.gather(*(worker.stopped() for worker in running))
+
+    def _stopped(self) -> NotReadyError:
+        return NotReadyError("The platform stopped before the code was deployed.")
+
     async def _tried(self, load: Load, directory: Path) -> Loaded:
         worker = await process.start(
             _TRIAL,
@@ -114,11 +129,17 @@ class Trials:
             serve=_refused,
             on_lost=lambda _: None,
         )
+        self._running.add(worker)
         try:
             if not await worker.until_ready():
                 raise NotReadyError("The process that tries new code does not start; try again.")
             return await load_into(worker, load, timeout_s=self._import_timeout_s)
+        except DeployError:
+            if self._stopping:
+                raise self._stopped() from None
+            raise
         finally:
+            self._running.discard(worker)
             worker.kill()
             await asyncio.shield(asyncio.ensure_future(worker.stopped()))
 

@@ -7,6 +7,7 @@ process died. What it prints goes to the log, line by line.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -26,6 +27,10 @@ from indilog.link import Link, SocketLink
 
 _STOP_S: Final = 5.0
 """A worker that does not end by itself is killed after this."""
+_LAST_ANSWERS_S: Final = 0.5
+"""What an ended worker has still sent is read for this long, if the link does not end by itself."""
+_OUTPUT_S: Final = 1.0
+"""The same for what it has printed."""
 _LINE_CHARACTERS_MAX: Final = 64 * 1024
 _LEVELS: Final = {name.lower(): level for name, level in logging.getLevelNamesMapping().items()}
 _READ_BYTES: Final = 64 * 1024
@@ -64,6 +69,7 @@ class WorkerProcess:
         self._lost = asyncio.Event()
         self._over = asyncio.Event()
         self._output = asyncio.ensure_future(self._log_output())
+        self._ending = asyncio.ensure_future(self._watch_end())
 
     @property
     def pid(self) -> int:
@@ -110,18 +116,43 @@ class WorkerProcess:
     async def stopped(self) -> int:
         """Close the link, wait until the process is gone (killing it if need be), return its code.
 
-        When this returns the process does not exist any more, and its output is logged.
+        When this returns the process does not exist any more, nor what it started in its process
+        group, and its output is logged.
         """
         self.link.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
-        await self._output
+        ended = {self._ending}
+        await asyncio.wait(ended, timeout=_STOP_S)
+        self.kill()
+        await asyncio.wait(ended)
+        await asyncio.wait({self._output}, timeout=_OUTPUT_S)
+        self._output.cancel()
+        # a stranger may hold the pipes open for ever; asyncio has no public way to let go of them
+        self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
         self.last_place = self.last_place or place_left(self._directory)
-        assert self._process.returncode is not None, "it was waited for"
+        assert self._process.returncode is not None, "it has ended"
         return self._process.returncode
+
+    async def _watch_end(self) -> None:
+        """Wait until the process has ended, by itself; then end its children, and the link.
+
+        A child that a function started may hold the link and the output open, so neither tells.
+        """
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        descriptor = os.pidfd_open(self.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # it led a group of its own
+        while self._process.returncode is None:  # noqa: ASYNC110 - asyncio reaps it now
+            await asyncio.sleep(0.001)
+        if not self.link.is_lost:
+            await asyncio.wait({asyncio.ensure_future(self._lost.wait())}, timeout=_LAST_ANSWERS_S)
+            self.link.close()
 
     async def _log_output(self) -> None:
         output = self._process.stdout

@@ -75,6 +75,7 @@ class CallRouter:
         self._workers: dict[WorkerProcess, _Worker] = {}
         self.calls: dict[str, int] = {"returned": 0, "failed": 0, "timed_out": 0, "crashed": 0}
         self.moved = 0
+        self._stopping = False
 
     @property
     def running(self) -> int:
@@ -107,6 +108,16 @@ class CallRouter:
             raise NotReadyError(f"No function worker answers for {call}; try again.") from None
         if isinstance(answer, Failed):
             raise error_from(answer)
+
+    def is_suspended(self, worker: WorkerProcess) -> bool:
+        """Tell whether `worker` gets no calls at the moment."""
+        return self._dispatcher.is_suspended(worker)
+
+    def stop(self) -> None:
+        """No call begins any more; those that wait are told so."""
+        self._stopping = True
+        for call in self._dispatcher.withdraw_all():
+            self._over(call, failed(_stopped(call)))
 
     def add(self, worker: WorkerProcess) -> None:
         """A worker takes calls from now on."""
@@ -143,6 +154,8 @@ class CallRouter:
         Raises:
             OverloadedError, NotReadyError: it is not kept; nothing was done.
         """
+        if self._stopping:
+            raise _stopped(call)
         worker = self._dispatcher.admit(call, nested=call.depth > 0)
         call.deployed.running += 1
         timeout_s = call.function.timeout_s or self._node.call_timeout_s
@@ -209,6 +222,9 @@ class CallRouter:
         """Run a call that was sent to a worker and certainly never begun there."""
         if call.outcome.done():  # its time was over meanwhile
             self._over(call, call.outcome.result())
+            return
+        if self._stopping:
+            self._over(call, failed(_stopped(call)))
             return
         self.moved += 1
         try:
@@ -362,6 +378,12 @@ class CallRouter:
         kept = self._workers.get(worker)
         if kept is not None and kept.idle is None:
             self._run_all(self._dispatcher.resume(worker), worker)
+
+
+def _stopped(call: Call) -> NotReadyError:
+    return NotReadyError(
+        f"The platform stopped before {call.name} began; repeat it when it is back."
+    )
 
 
 def _sent(revoked: tuple[Call, int]) -> int:

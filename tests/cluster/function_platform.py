@@ -19,7 +19,7 @@ from indilog.log import LogSource
 from indilog.runtime.assembly import embedded
 
 DEMO = """
-import os, asyncio, time
+import os, asyncio, subprocess, time
 import indilog
 
 app = indilog.App("demo")
@@ -81,6 +81,12 @@ async def blocks_loop(ctx: indilog.Context) -> None:
 def blocks_thread(ctx: indilog.Context) -> None:
     ctx.wait(ctx.log("gate").append(b"here", tags=["here"]))
     while True: time.sleep(0.01)
+
+@app.function
+async def leaves_children(ctx: indilog.Context) -> None:
+    child = subprocess.Popen(["sleep", "600"], close_fds=False)
+    await ctx.log("children").append(b"%d" % child.pid)
+    os._exit(3)
 
 @app.function
 async def gathers() -> None:

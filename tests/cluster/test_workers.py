@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import indilog
 from compute.workers import process
-from indilog.calls import Invoke, Load, Loaded
+from indilog.calls import Failed, Invoke, Load, Loaded
 from tests.cluster.function_platform import DEMO, Platform, running, until
 from tests.link_pair import LIMITS
 
@@ -97,6 +97,50 @@ async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
             "process (exit status 5)."
         )
         assert second.host.status()["worker_restarts"] <= 2
+
+
+async def test_what_a_crashed_function_started_keeps_nothing_alive(tmp_path: Path) -> None:
+    """Its child holds the worker's link and output; the death is noticed, the child is ended."""
+    async with running(tmp_path, workers=1) as platform:
+        await platform.deploy("demo", DEMO)
+        crashed = await platform.call("demo.leaves_children")
+        assert crashed.json()["title"] == "WorkerCrashedError"
+        async with indilog.connect(platform.url) as client:
+            [record] = await client.log("children").read_range()
+        assert (await platform.call("demo.count", name="a")).json() == 1
+        await until(lambda: is_dead(int(record.data)))
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a process that is not ours to wait for has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+async def test_calls_and_deployments_under_way_are_told_when_the_host_stops(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1, worker_calls_max=1) as platform:
+        await platform.deploy("demo", DEMO)
+        host = platform.host
+        async with indilog.connect(platform.url) as client:
+            runs = host.call("demo.wait_for_release", b"{}")
+            assert await client.log("gate").read_next("here", wait=30) is not None
+        waits = host.call("demo.wait_for_release", b"{}")
+        deploys = asyncio.ensure_future(host.deploy({"slow.py": "import time\ntime.sleep(600)"}))
+        await until(lambda: any((tmp_path / "workers").glob("trial-*/last_words")))
+        await host.stop()
+        told = [await call.outcome for call in (runs, waits)]
+        assert [t.kind for t in told if isinstance(t, Failed)] == [
+            "WorkerCrashedError",
+            "NotReadyError",
+        ]
+        with pytest.raises(indilog.NotReadyError, match="stopped before the code was deployed"):
+            await deploys
+        with pytest.raises(indilog.NotReadyError, match="stopped before"):
+            host.call("demo.count", b"{}")
+        assert not (tmp_path / "workers").exists()
 
 
 async def test_a_killed_worker_fails_its_calls_at_once(platform: Platform) -> None:
