@@ -8,18 +8,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tests.simulation.planted import BUGS, Bug
 from tests.simulation.run import Report, Run, run_seed
 
 _console = Console()
@@ -32,10 +37,13 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this seed alone")
     parser.add_argument("--trace", type=Path, help="with --seed: write every event to this file")
+    parser.add_argument("--planted", action="store_true", help="try the planted bugs")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     given = parser.parse_args()
     if given.seed is not None:
         return _replay(given.seed, given.trace)
+    if given.planted:
+        return _try_planted(given.jobs)
     return _run_many(given.start, given.seeds, given.jobs)
 
 
@@ -56,13 +64,7 @@ def _run_many(start: int, seeds: int, jobs: int) -> int:
     total: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     failed: list[Report] = []
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=_console,
-    ) as progress:
+    with _progress() as progress:
         task = progress.add_task("seeds", total=seeds)
         for report in reports(range(start, start + seeds), jobs):
             progress.advance(task)
@@ -86,6 +88,42 @@ def reports(seeds: range, jobs: int) -> Iterator[Report]:
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
+
+
+def _try_planted(jobs: int) -> int:
+    """Run the code with each bug planted in it; 1: one was not caught."""
+    missed = 0
+    table = Table("planted bug", "in", "caught by", "at seed", title="planted bugs")
+    with _progress() as progress, ThreadPoolExecutor(jobs) as pool:
+        task = progress.add_task("bugs", total=len(BUGS))
+        for bug, found in zip(BUGS, pool.map(_caught, BUGS), strict=True):
+            progress.advance(task)
+            missed += found["seed"] is None
+            checks = ", ".join(found["checks"]) or "NOTHING"
+            table.add_row(bug.name, bug.file, checks, str(found["seed"]))
+    _console.print(table)
+    _console.print(f"{len(BUGS) - missed} of {len(BUGS)} planted bugs were caught.")
+    return 1 if missed else 0
+
+
+def _caught(bug: Bug) -> dict[str, Any]:
+    """Run seeds with a bug in a process of its own."""
+    command = [sys.executable, "-m", "tests.simulation.planted", bug.name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        return {"seed": None, "checks": [done.stderr[-300:]]}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=_console,
+    )
 
 
 def _summed_up(seeds: int, total: Counter[str], faults: Counter[str], elapsed_s: float) -> Table:

@@ -130,7 +130,7 @@ def _top(operation: Operation) -> int | None:
 
 def reads_skip_nothing(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
     """A read answers what a scan of the log below the session's horizon would: it passes over no
-    match, and is not older than what its session has seen (A20).
+    match, and is not older than what its session has seen (A20), or anybody if it is fresh.
     """
     seen: dict[int, int] = {}
     order: list[tuple[int, bool, Operation]] = []
@@ -139,15 +139,18 @@ def reads_skip_nothing(evidence: Evidence, oracle: Oracle) -> Iterator[Violation
         if operation.returned is not None:
             order.append((operation.returned, False, operation))
     horizons: dict[int, int] = {}
+    anyone = 0
     for _, begins, operation in sorted(order, key=lambda entry: entry[0]):
         if begins:
             horizon = max(seen.get(operation.session, 0), oracle.tail_at(operation.position_before))
-            horizons[operation.number] = horizon
+            horizons[operation.number] = max(horizon, anyone if operation.fresh else 0)
         elif operation.outcome == "ok":
             if operation.kind in _EXPECTED:
                 yield from _read_is_right(operation, horizons[operation.number], oracle)
-            if operation.kind != "tail" and (top := _top(operation)) is not None:
-                seen[operation.session] = max(seen.get(operation.session, 0), top + 1)
+            if (top := _top(operation)) is not None:
+                anyone = max(anyone, top + 1)
+                if operation.kind != "tail":
+                    seen[operation.session] = max(seen.get(operation.session, 0), top + 1)
 
 
 def _read_is_right(operation: Operation, horizon: int, oracle: Oracle) -> Iterator[Violation]:
@@ -225,6 +228,8 @@ _EXPECTED: dict[str, Callable[[Operation, int, Oracle], str | None]] = {
 def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
     """The position of a session only grows, and a read that waits for nothing waits its time."""
     for operation in evidence.operations:
+        if operation.outcome == "lost":
+            yield Violation("lost", f"no disk lost it: {operation.told()}")
         if operation.position_after < operation.position_before:
             yield Violation("session", f"the session went back: {operation.told()}")
         if operation.kind == "wait" and operation.outcome == "ok" and not operation.value:

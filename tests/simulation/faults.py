@@ -45,8 +45,9 @@ class Chaos:
         """End the process whose place another one has taken."""
         if (old := self.taken_over) is not None:
             self.taken_over = None
-            old.crash(power=True)
-            self.cluster.remove_process(old)
+            if any(p is not old and p.nodes == old.nodes for p in self.cluster.processes):
+                old.crash(power=True)
+                self.cluster.remove_process(old)
 
     def _next(self) -> None:
         self.cluster.world.after(self.chance.expovariate(1 / self._mean_s), self._strike)
@@ -177,19 +178,27 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
     if not alone or chaos.taken_over is not None:
         return None
     old = chaos.chance.choice(alone)
-    old.pause()
-    twin = cluster.add_process(old.nodes)
-    twin.on_up = old.on_up
-    if twin.up:
-        twin.on_up(twin)
-
     chaos.taken_over = old
+    if chaos.chance.random() < 0.7:  # what it sends last reaches only some of the replicas
+        cluster.network.cut([old.name], [chaos.process().name])
+
+    def replace() -> None:
+        if chaos.over or not old.up:
+            return
+        old.pause()
+        old.replaced = True
+        cluster.network.join()
+        twin = cluster.add_process(old.nodes)
+        twin.on_up = old.on_up
+        if twin.up:
+            twin.on_up(twin)
 
     def undo() -> None:
         old.resume()
         cluster.world.after(chaos.a_while_s(), chaos.retire)
 
-    return undo, chaos.a_while_s()
+    cluster.world.after(chaos.chance.uniform(0.0, 0.03), replace)
+    return undo, 0.03 + chaos.a_while_s()
 
 
 FAULTS: Final[dict[str, Fault]] = {

@@ -1,7 +1,8 @@
 """What callers did and what they were told: the evidence that the checkers work from.
 
-An operation is *ok* (it has a value), *failed* (the platform said that nothing was done), or
-*unknown* (nobody was told: its process died, or the platform itself did not know).
+An operation is *ok* (it has a value), *failed* (the platform said that nothing was done), *unknown*
+(nobody was told: its process died, or the platform itself did not know), or *lost*: a read of a
+record that no replica can show.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
+Outcome: TypeAlias = Literal["ok", "failed", "unknown", "lost"]
 
 
 class Seen(NamedTuple):
@@ -30,6 +31,7 @@ class Operation:
         kind: the method of `Log`, with `wait` for a read that waits.
         invoked, returned: steps of the world, which order all that happened.
         position_before, position_after: the session's metalog position.
+        fresh: whether the read must know what any session was told before.
         entries: of appends, what was to be appended.
         value: of an ok operation: seqnums, records, or a number.
         note: what an error said.
@@ -44,6 +46,7 @@ class Operation:
     bound: int = 0
     limit: int = 0
     wait_s: float = 0.0
+    fresh: bool = False
     entries: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
     overlapping: bool = False
     invoked: int = 0
@@ -59,6 +62,8 @@ class Operation:
     def told(self) -> str:
         """Return what happened, in a line."""
         arguments = [repr(part) for part in (self.tag, self.bound or None) if part is not None]
+        if self.fresh:
+            arguments.append("fresh")
         if self.entries:
             arguments = [b"|".join(data[:24] for data, _ in self.entries).decode()]
         return (

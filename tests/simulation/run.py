@@ -12,13 +12,14 @@ from indilog.client import Client
 from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
 from indilog.errors import IndilogError
 from indilog.ids import Epoch, NodeId, ShardId, names_decoded
+from indilog.log import Record
 from indilog.messages import ReadRecords, RecordsRead
 from indilog.metalog import entry_encoded
 from indilog.testing.simulation import SimulatedCluster, Stuck, World
 from ordering.sequencer import Sequencer
 from tests.simulation import arrangement, checkers, faults
 from tests.simulation.history import Evidence, Operation, Seen, Violation
-from tests.simulation.workload import LOGS, Workload
+from tests.simulation.workload import BATCH_MAX, LOGS, Workload
 
 OPERATIONS: Final = 250
 """Operations of a run, about."""
@@ -26,6 +27,9 @@ _DURATION_S_MAX: Final = 20.0
 _HEALED_WITHIN_S: Final = 30.0
 """After healing everything must work again within so many simulated seconds (liveness)."""
 _TICK_S: Final = 0.02
+_WOKEN_WITHIN_S: Final = 5.0
+"""A read that waits for a record has it so soon after the record came, when nothing is wrong."""
+_WAITING_S: Final = 0.5
 _AGAIN_S: Final = 0.05
 """After this a call that was refused is made again."""
 _PAGE: Final = 200
@@ -107,6 +111,7 @@ class Run:
         while workload.goes_on() and world.now_s < end_s:
             world.run_for(_TICK_S)
             cluster.check_invariants()
+            self._check_limits(cluster)
             self._note_metalog(cluster)
             workload.move_homeless(moving)
         workload.stopped = True
@@ -114,6 +119,16 @@ class Run:
         evidence = _Aftermath(cluster, workload, self).gathered()
         self.report.violations += checkers.checked(evidence)
         self.report.records = len(evidence.records)
+
+    def _check_limits(self, cluster: SimulatedCluster) -> None:
+        """See that no more waits than the configuration allows (a batch goes in whole)."""
+        limit = cluster.config.node.append_pending_max + BATCH_MAX
+        for process in cluster.processes:
+            for node, logs in process.logs.items():
+                pending = logs.engine.status()["progress"]["appends_pending"]
+                if pending > limit:
+                    what = f"{pending} appends wait at {node}, {limit} are allowed"
+                    raise AssertionError(what)
 
     def _note_metalog(self, cluster: SimulatedCluster) -> None:
         """Keep a copy of what the primary calls committed, and may have said: it must not change.
@@ -247,14 +262,38 @@ class _Aftermath:
         cluster.world.run_until(cluster.ready, _HEALED_WITHIN_S)
         position = 0
         for engine, node in enumerate(cluster.view.engines):
-            position = max(position, cluster.run(self._works(node), engine=engine, within_s=30))
+            position = max(
+                position, cluster.run(self._works(node), engine=engine, within_s=_HEALED_WITHIN_S)
+            )
+        position = max(position, self._waiting_ends())
         for engine, node in enumerate(cluster.view.engines):
-            cluster.run(self._scan(node, position), engine=engine, within_s=30)
+            cluster.run(self._scan(node, position), engine=engine, within_s=_HEALED_WITHIN_S)
         cluster.world.run_for(0.5)
         cluster.check_invariants()
         tails = self._run.finish_metalog(cluster)
         records = self._replicas_agree(tails[-1])
         return Evidence(self._workload.history, records, tails, self._scans)
+
+    def _waiting_ends(self) -> int:
+        """Wait at every engine for the next record, append it, see everybody woken."""
+        cluster = self._cluster
+        waiting = [self._waiting(node) for node in cluster.view.engines]
+        cluster.world.run_for(_WAITING_S)
+        assert not any(task.done() for task in waiting), "there is nothing yet to wake them"
+        position = cluster.run(self._works(cluster.view.engines[0]), within_s=_HEALED_WITHIN_S)
+        for task in waiting:
+            cluster.world.run_until(task.done, _WOKEN_WITHIN_S)
+            assert task.result() is not None, "what was waited for has come"
+        return position
+
+    def _waiting(self, node: NodeId) -> asyncio.Task[Record | None]:
+        process = self._cluster.process_of(node)
+        log = Client(process.logs[node]).log(LOGS[0])
+
+        async def wait() -> Record | None:
+            return await log.read_next(None, await log.tail(), wait=_HEALED_WITHIN_S)
+
+        return self._cluster.call(process, wait)
 
     def _works(self, node: NodeId) -> Callable[[Client], Awaitable[int]]:
         """Append and read at an engine; give the session's position."""

@@ -72,6 +72,8 @@ def test_a_history_that_keeps_its_promises_is_clean() -> None:
         ("read_next", did(5, "read_next", seen(3), tag="a", bound=0)),
         ("read_next", did(5, "read_next", (), tag="a", position_before=1, position_after=1)),
         ("read_next", did(5, "read_next", (), tag="a", position_after=1)),
+        ("read_next", did(5, "read_next", (), tag="a", fresh=True)),
+        ("lost", did(5, "read", None, bound=1, outcome="lost")),
         ("read_prev", did(5, "read_prev", seen(0), tag="a", bound=9, position_before=1)),
         ("read_prev", did(5, "read_prev", seen(3), tag="a", bound=2)),
         ("read_range", did(5, "read_range", seen(0, 3), bound=0)),

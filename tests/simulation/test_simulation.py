@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.run import Run
 
-SEEDS = 50
+SEEDS = 100
 GROUPS = 10
 """Tests that share the seeds, so that they run side by side."""
 
@@ -49,13 +49,13 @@ def test_another_seed_is_another_run() -> None:
 
 
 def test_a_failure_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness notices a promise that is not kept: here a log that calls everything its tail."""
+    """The harness notices a promise that is not kept: here a log that finds nothing backwards."""
     from compute.local_log import LocalLog
 
-    async def wrong_tail(_: LocalLog) -> int:
-        return 0
+    async def nothing(*_: object, **__: object) -> None:
+        return None
 
-    monkeypatch.setattr(LocalLog, "tail", wrong_tail)
+    monkeypatch.setattr(LocalLog, "read_prev", nothing)
     told = Run(0).run().told()
-    assert "seed 0: tail: " in told
+    assert "seed 0: read_prev: " in told
     assert "replay: python -m tests.simulation --seed 0" in told

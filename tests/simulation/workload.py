@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from compute.local_log import LocalLogs
-from indilog.errors import AppendOutcomeUnknownError, IndilogError
+from indilog.errors import AppendOutcomeUnknownError, DataLossError, IndilogError
 from indilog.ids import MAX_SEQNUM, NodeId
 from indilog.log import Entry, Log, Record, Session
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
@@ -22,7 +22,11 @@ from tests.simulation.history import Operation, Seen
 LOGS = ("orders", "audit")
 TAGS = ("a", "b", "c", "d", "rare", "never")
 _TAG_WEIGHTS = (8, 4, 2, 1, 0.3)
-_OVERLAPPING_MAX = 6
+_OVERLAPPING_MAX = 12
+_MOVES = 0.1
+"""How often a roaming session goes on at another engine."""
+BATCH_MAX = 4
+"""Records of an atomic batch."""
 
 Perform: TypeAlias = Callable[[Log, Operation], Awaitable[Any]]
 
@@ -46,6 +50,7 @@ class Caller:
 
     Attributes:
         overlapping: its calls do not wait for each other.
+        roaming: it goes on at another engine now and then, with its position.
         think_s: how long it waits between calls, on average.
     """
 
@@ -53,6 +58,9 @@ class Caller:
         self.workload = workload
         self.number = number
         self.overlapping = overlapping
+        self.roaming = (
+            not overlapping and workload.cluster.world.chance(f"r{number}").random() < 0.5
+        )
         self.session = Session()
         self.chance = workload.cluster.world.chance(f"session {number}")
         self.think_s = self.chance.choice((0.0, 0.002, 0.01, 0.03))
@@ -80,6 +88,9 @@ class Caller:
             else:
                 await self._do(operation, log)
             await asyncio.sleep(self.chance.expovariate(1.0) * self.think_s)
+            if self.roaming and self.chance.random() < _MOVES:
+                self.workload.move(self, self.chance)
+                return
 
     def _drawn(self) -> Operation:
         workload, chance = self.workload, self.chance
@@ -140,10 +151,15 @@ class Workload:
 
     def move_homeless(self, chance: random.Random) -> None:
         """Let some sessions whose engine died go on elsewhere."""
-        homes = [(p, node) for p in self.cluster.processes if p.up for node in p.logs]
         for caller in self.callers:
-            if homes and not caller.housed and chance.random() < 0.2:
-                self._house(caller, *chance.choice(homes))
+            if not caller.housed and chance.random() < 0.2:
+                self.move(caller, chance)
+
+    def move(self, caller: Caller, chance: random.Random) -> None:
+        """Let a session go on at any engine that is up, if there is one."""
+        homes = [(p, node) for p in self.cluster.processes if p.up for node in p.logs]
+        if homes:
+            self._house(caller, *chance.choice(homes))
 
     def _house(self, caller: Caller, process: SimulatedProcess, node: NodeId) -> None:
         caller.home = (process, process.lives)
@@ -171,7 +187,7 @@ class Workload:
         except AppendOutcomeUnknownError as error:
             operation.note = f"{type(error).__name__}: {error}"
         except IndilogError as error:
-            operation.outcome = "failed"
+            operation.outcome = "lost" if isinstance(error, DataLossError) else "failed"
             operation.note = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 whatever else is raised is the fault looked for
             self.errors.append(error)
@@ -203,16 +219,16 @@ def _draw_append(caller: Caller, operation: Operation) -> None:
 
 
 def _draw_batch(caller: Caller, operation: Operation) -> None:
-    _records(caller, operation, caller.chance.randint(1, 4))
+    _records(caller, operation, caller.chance.randint(1, BATCH_MAX))
 
 
 def _draw_read(caller: Caller, operation: Operation) -> None:
     chance = caller.chance
     about = max((_highest(o) for o in caller.workload.history[-20:]), default=0)
     operation.tag = chance.choice((None, *TAGS))
-    operation.bound = chance.choice(
-        (0, MAX_SEQNUM, about, chance.randint(0, about + 3), chance.randint(0, about + 3))
-    )
+    near = max(0, about - chance.randint(0, 12))
+    operation.bound = chance.choice((0, MAX_SEQNUM, near, near, chance.randint(0, about + 3)))
+    operation.fresh = chance.random() < 0.2
     operation.limit = chance.choice((1, 3, 10, 100))
     operation.wait_s = chance.choice((0.001, 0.05, 0.3))
 
@@ -253,25 +269,29 @@ async def _append_batch(log: Log, operation: Operation) -> list[int]:
 
 
 async def _read_next(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    return _seen(await log.read_next(operation.tag, operation.bound))
+    return _seen(await log.read_next(operation.tag, operation.bound, fresh=operation.fresh))
 
 
 async def _wait(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    found = await log.read_next(operation.tag, operation.bound, wait=operation.wait_s)
+    found = await log.read_next(
+        operation.tag, operation.bound, wait=operation.wait_s, fresh=operation.fresh
+    )
     return _seen(found)
 
 
 async def _read_prev(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    return _seen(await log.read_prev(operation.tag, operation.bound))
+    return _seen(await log.read_prev(operation.tag, operation.bound, fresh=operation.fresh))
 
 
 async def _read_range(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    page = await log.read_range(operation.tag, operation.bound, limit=operation.limit)
+    page = await log.read_range(
+        operation.tag, operation.bound, limit=operation.limit, fresh=operation.fresh
+    )
     return _seen(*page)
 
 
 async def _read(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    return _seen(await log.read(operation.bound))
+    return _seen(await log.read(operation.bound, fresh=operation.fresh))
 
 
 async def _tail(log: Log, _: Operation) -> int:

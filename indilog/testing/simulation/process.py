@@ -45,6 +45,7 @@ class SimulatedProcess:
         loop: of this life, or of the last one.
         logs: of the engines that it has, in this life.
         failures: what ended a life by itself: a shell that failed, a start that was refused.
+        replaced: another process has its place: once down it stays down.
         on_up: called whenever it has started.
     """
 
@@ -65,6 +66,7 @@ class SimulatedProcess:
         self.failures: list[BaseException] = []
         self.on_up: Callable[[SimulatedProcess], None] = lambda _: None
         self.lives = 0
+        self.replaced = False
         self._transport: SimulatedTransport | None = None
 
     @property
@@ -85,7 +87,7 @@ class SimulatedProcess:
     def start(self) -> None:
         """Start, as after a boot: recover from the disk; nothing if it is up, or taken away."""
         cluster = self.cluster
-        if self.up or self not in cluster.processes:
+        if self.up or self.replaced or self not in cluster.processes:
             return
         world = cluster.world
         self.lives += 1

@@ -1,0 +1,331 @@
+"""Bugs planted in the code, each of which the simulator must notice: what shows that its checkers
+can fail.
+
+A bug is a replacement of a piece of a source file, made while the module is imported; so it runs in
+a process of its own: `python -m tests.simulation.planted NAME`. `--planted` of
+`tests.simulation` runs them all and reports which check caught which, and after how many seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SEEDS_MAX: Final = 400
+"""A planted bug must be caught within so many seeds."""
+
+
+class Bug(NamedTuple):
+    """One bug.
+
+    Attributes:
+        file: which source it is in, from the root of the project.
+        old: what stands there, once.
+        new: what stands there instead.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    @property
+    def module(self) -> str:
+        """The name under which the file is imported."""
+        return self.file.removesuffix(".py").replace("/", ".")
+
+    def planted(self) -> str:
+        """Return the source with the bug.
+
+        Raises:
+            ValueError: what is to be replaced is not there once; the table needs care.
+        """
+        source = (ROOT / self.file).read_text()
+        if (count := source.count(self.old)) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} is {count} times in {self.file}, not once")
+        return source.replace(self.old, self.new)
+
+
+BUGS: Final = (
+    # --- ordering
+    Bug(
+        "the largest prefix of the replicas is ordered, not the smallest",
+        "ordering/progress.py",
+        "reverse=True)[self._ack_quorum - 1]",
+        "reverse=True)[0]",
+    ),
+    Bug(
+        "one report is enough for a quorum",
+        "ordering/progress.py",
+        "if len(self._stored) < self._ack_quorum:",
+        "if not self._stored:",
+    ),
+    Bug(
+        "a restarted primary tells a tail before it knows what was committed",
+        "ordering/primary.py",
+        "if self.committed < self._recovered:",
+        "if self.committed < 0:",
+    ),
+    Bug(
+        "an entry counts as ordered only in the next one",
+        "ordering/primary.py",
+        "self._cut[shard] = progress\n",
+        "self._cut[shard] = progress - 1\n",
+    ),
+    Bug(
+        "a page of entries for the backup that missed some leaves one out",
+        "ordering/primary.py",
+        "metalog.page(start, end)\n            yield",
+        "metalog.page(start + 1, end)\n            yield",
+    ),
+    Bug(
+        "a metalog entry recovered from disk replaces nothing",
+        "ordering/stored_metalog.py",
+        "        del self._entries[entry.position :]\n        self._entries.append(entry)",
+        "        self._entries.append(entry)",
+    ),
+    # --- storage
+    Bug(
+        "a batch that leaves a gap is stored",
+        "storage/appends.py",
+        " and header.first == shard.written:",
+        " and header.first >= shard.written:",
+    ),
+    Bug(
+        "stored prefixes are never reported again",
+        "storage/appends.py",
+        "if self._report_at is not None and now >= self._report_at:",
+        "if self._report_at is None and now < 0:",
+    ),
+    Bug(
+        "the writer of a shard is forgotten by a restart",
+        "storage/node.py",
+        "shard.apply(state)",
+        "state.start",
+    ),
+    Bug(
+        "opening a shard keeps what lies beyond",
+        "storage/shard.py",
+        "        self._truncate(state.start)\n",
+        "        pass\n",
+    ),
+    Bug(
+        "a read beyond the applied metalog is answered at once",
+        "storage/node.py",
+        "if max(message.seqnums) < self._ordering.tail:",
+        "if max(message.seqnums) < 1 << 62:",
+    ),
+    Bug(
+        "a seqnum at the start of a span is looked for in the one before",
+        "storage/shard.py",
+        "bisect_right(self._span_seqnums, seqnum) - 1",
+        "bisect_right(self._span_seqnums, seqnum - 1) - 1",
+    ),
+    Bug(
+        "a gap in the metalog is not asked for",
+        "storage/catch_up.py",
+        "self._behind = gap or",
+        "self._behind = False and gap or",
+    ),
+    # --- index tier and feeds
+    Bug(
+        "an index node answers whatever it has applied",
+        "index_tier/index_node.py",
+        "if lookup.position <= self._feed.position:",
+        "if lookup.position >= 0:",
+    ),
+    Bug(
+        "the first answer of an index shard is taken for all",
+        "index_tier/merging.py",
+        "if len(pending.answered) == len(self._index_shards):",
+        "if pending.answered:",
+    ),
+    Bug(
+        "the worst match is taken for the best",
+        "index_tier/merging.py",
+        "reverse=self.direction is Direction.PREV)",
+        "reverse=self.direction is Direction.NEXT)",
+    ),
+    Bug(
+        "the bound itself is left out by the index",
+        "index_tier/tag_index.py",
+        "start = bisect_left(column, bound)",
+        "start = bisect_right(column, bound)",
+    ),
+    Bug(
+        "index data is taken before all shards have sent their part",
+        "indilog/index_feed.py",
+        "gathering is None or gathering.missing",
+        "gathering is None",
+    ),
+    Bug(
+        "an index node that missed data does not fetch it",
+        "index_tier/index_node.py",
+        "            effects = self._begin_fetch(end)",
+        "            effects = []",
+    ),
+    # --- compute
+    Bug(
+        "a shard is opened at the largest prefix of its replicas",
+        "compute/shard_writer.py",
+        "self._next = min(known)",
+        "self._next = max(known)",
+    ),
+    Bug(
+        "a writer whose shard was taken over goes on acknowledging",
+        "compute/shard_writer.py",
+        "return span.writer > self.epoch",
+        "return span.writer > 1 << 62",
+    ),
+    Bug(
+        "a batch that was lost is not sent again",
+        "compute/shard_writer.py",
+        "batch.sent = now\n            effects += self._to_all(AppendBatch(batch.encoded))",
+        "batch.sent = now",
+    ),
+    Bug(
+        "the limit of waiting appends is ignored",
+        "compute/shard_writer.py",
+        "    def add(\n        self, data: bytes, tags: Sequence[TagHash], names: bytes,"
+        " waiter: object | None\n    ) -> None:",
+        "    def add(\n        self, data: bytes, tags: Sequence[TagHash], names: bytes,"
+        " waiter: object | None\n    ) -> None:\n        self._pending_max = 1 << 62",
+    ),
+    Bug(
+        "reads are answered before the session's position is applied",
+        "compute/reads.py",
+        "if local is None or operation.position > local.tag_position:",
+        "if local is None:",
+    ),
+    Bug(
+        "the local index answers a session that is ahead of it",
+        "compute/engine.py",
+        "if local is not None and position <= local.tag_position and not fresh:",
+        "if local is not None and not fresh:",
+    ),
+    Bug(
+        "the tag cache answers one below what it holds",
+        "compute/local_index/tag_rows.py",
+        "                return Found(*self.minimum)\n            return MISS\n"
+        "        index = bisect_left(self.seqnums, bound)",
+        "                return Found(*self.minimum)\n            if bound < self.head - 1:\n"
+        "                return MISS\n        index = bisect_left(self.seqnums, bound)",
+    ),
+    Bug(
+        "the suffix calls its tail written",
+        "compute/local_index/suffix.py",
+        "        if bound >= self.tail:\n            return EMPTY\n        return Found(bound",
+        "        if bound > self.tail:\n            return EMPTY\n        return Found(bound",
+    ),
+    Bug(
+        "index data wakes nobody who waits for the newest record",
+        "compute/watches.py",
+        "if bound < block.tail]",
+        "if bound < block.tail - 1]",
+    ),
+    Bug(
+        "a session does not remember what it has read",
+        "compute/local_log.py",
+        "        self._session.saw(answer.position)\n        return answer.value",
+        "        return answer.value",
+    ),
+    # --- shell and journal
+    Bug(
+        "the shell writes and does not sync",
+        "indilog/runtime/node.py",
+        "            self._journal.sync()\n",
+        "            self._journal.flush()\n",
+    ),
+    Bug(
+        "every message leaves before the sync",
+        "indilog/runtime/outbox.py",
+        "self._waiting if message.promises else self._early",
+        "self._early",
+    ),
+    Bug(
+        "callers are answered before the sync",
+        "indilog/runtime/node.py",
+        "        self._outbox.send_early()\n        if self._sync",
+        "        self._outbox.send_early()\n"
+        "        self._release_answers(self._held)\n        self._held = []\n        if self._sync",
+    ),
+    Bug(
+        "the disk is not told to sync",
+        "indilog/runtime/journal.py",
+        "            os.fdatasync(fd)",
+        "            fd + 0",
+    ),
+    Bug(
+        "a damaged frame counts as intact",
+        "indilog/runtime/segment.py",
+        "        return crc32c(payload) == header.payload_crc",
+        "        return True",
+    ),
+)
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module with a bug in it."""
+
+    def __init__(self, bug: Bug) -> None:
+        super().__init__(bug.module, str(ROOT / bug.file))
+        self._bug = bug
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the planted source; nothing is cached."""
+        return compile(self._bug.planted(), self.get_filename(fullname), "exec")
+
+
+class Planting(importlib.abc.MetaPathFinder):
+    """Finds the module of a bug, with the bug."""
+
+    def __init__(self, bug: Bug) -> None:
+        self._bug = bug
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the one module; None for all others."""
+        if fullname != self._bug.module:
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        spec.loader = _Loader(self._bug)
+        return spec
+
+
+def main() -> int:
+    """Run seeds with one bug until it is caught; print seed and checks as JSON."""
+    parser = argparse.ArgumentParser("tests.simulation.planted", description=main.__doc__)
+    parser.add_argument("name", choices=[bug.name for bug in BUGS], metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=SEEDS_MAX, help="how many seeds to try")
+    given = parser.parse_args()
+    bug = next(bug for bug in BUGS if bug.name == given.name)
+    assert bug.module not in sys.modules, "planted before it is imported"
+    sys.meta_path.insert(0, Planting(bug))
+    from tests.simulation.run import run_seed
+
+    for seed in range(given.seeds):
+        if violations := run_seed(seed).violations:
+            checks = sorted({violation.check for violation in violations})
+            _say({"seed": seed, "checks": checks, "first": violations[0].what})
+            return 0
+    _say({"seed": None, "checks": [], "first": ""})
+    return 1
+
+
+def _say(found: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The harness catches planted bugs: a handful here, all of them by `--planted`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.planted import BUGS, Bug, Planting
+
+QUICK = (
+    "one report is enough for a quorum",
+    "the first answer of an index shard is taken for all",
+    "index data wakes nobody who waits for the newest record",
+    "the shell writes and does not sync",
+    "the disk is not told to sync",
+)
+"""Caught within a few seeds."""
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_every_bug_has_its_place_in_the_code(bug: Bug) -> None:
+    """Where this fails the code has changed: find the same mistake in it again."""
+    compile(bug.planted(), bug.file, "exec")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    command = [sys.executable, "-m", "tests.simulation.planted", name, "--seeds", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["checks"]
+
+
+def test_only_the_module_of_the_bug_is_changed() -> None:
+    finder = Planting(BUGS[0])
+    assert finder.find_spec("ordering.primary", None) is None
