@@ -111,6 +111,7 @@ async def embedded(
             [view],
             config,
             journal=journal,
+            snapshots=config.node.data_dir / "snapshots",
             epoch=epoch,
             on_fatal=on_fatal or (lambda _: None),
         )

@@ -20,6 +20,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final, assert_never
 
 import structlog
@@ -95,6 +96,7 @@ class NodeShell:
         *,
         journal: Journal,
         transport: Transport | None = None,
+        snapshots: Path | None = None,
         epoch: Epoch,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
@@ -128,9 +130,7 @@ class NodeShell:
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
-        self._snapshots = SnapshotFiles(
-            config.node.data_dir / "snapshots", self._settled_alive, self._on_snapshots
-        )
+        self._snapshots = SnapshotFiles(snapshots, self._settled_alive, self._on_snapshots)
 
     # --- life
 

@@ -94,6 +94,7 @@ async def node_running(
             [view],
             config,
             journal=journal,
+            snapshots=config.node.data_dir / "snapshots",
             transport=transport,
             epoch=start.epoch,
             on_fatal=on_fatal,

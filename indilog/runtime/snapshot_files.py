@@ -9,7 +9,7 @@ shows while it is in use. Snapshots are derived: losing one costs time, never an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
@@ -34,8 +34,10 @@ from indilog.index_snapshot import (
     merged,
     opened_snapshot,
     read_rows,
+    regrouped,
     snapshot_files,
     snapshot_name,
+    without_snapshots,
     write_rows,
 )
 from indilog.runtime.segment import synced_directory
@@ -104,7 +106,12 @@ class SnapshotFolder:
             directory.mkdir(parents=True)
             synced_directory(directory.parent)
         temporary = directory / _TEMPORARY
-        write_rows(temporary, request.info, merged(self._rows_of(request.base), request.recent()))
+        rows = merged(self._rows_of(request.base), request.recent())
+        try:
+            write_rows(temporary, request.info, self._until_stopped(regrouped(rows)))
+        except BaseException:
+            temporary.unlink(missing_ok=True)  # the disk may be full
+            raise
         file = directory / snapshot_name(position, file_crc(temporary))
         temporary.rename(file)
         synced_directory(directory)
@@ -124,9 +131,13 @@ class SnapshotFolder:
             raise MalformedFrameError(f"the snapshot of position {base} is gone")
         parquet, snapshot = opened_snapshot(found[0])
         for group in range(len(snapshot.groups.lowest)):
+            yield read_rows(parquet, group)
+
+    def _until_stopped(self, groups: Iterable[Rows]) -> Iterator[Rows]:
+        for rows in groups:
             if self.stopped:
                 raise _StoppedError
-            yield read_rows(parquet, group)
+            yield rows
 
     def _put_aside(self, position: MetalogPosition) -> None:
         self._open.pop(position, None)
@@ -139,14 +150,14 @@ class SnapshotFiles:
     """Serves what the index nodes of a process ask for, in threads.
 
     Args:
-        directory: has a folder a node.
+        directory: has a folder a node; None: no snapshots are kept.
         settled: waits until everything written to the journal is synced; False: the process ends.
         deliver: takes the answers, on the loop.
     """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         settled: Callable[[], Awaitable[bool]],
         deliver: Callable[[NodeId, SnapshotAnswer], None],
     ) -> None:
@@ -160,14 +171,19 @@ class SnapshotFiles:
 
     def ask(self, node: NodeId, request: SnapshotRequest) -> None:
         """Serve a request of an index node; its answer is delivered later, or at once."""
-        if isinstance(request, OpenSnapshot) and not snapshot_files(self._directory / node):
-            self._deliver(node, SnapshotOpened(None))
+        if self._directory is None or (
+            isinstance(request, OpenSnapshot) and not snapshot_files(self._directory / node)
+        ):
+            self._deliver(node, without_snapshots(request))
             return
+        folder = self._folders.get(node)
+        if folder is None:
+            folder = self._folders[node] = SnapshotFolder(self._directory / node)
         if self._reading is None or self._writing is None:
             self._reading = ThreadPoolExecutor(1, thread_name_prefix="snapshot-read")
             self._writing = ThreadPoolExecutor(1, thread_name_prefix="snapshot-write")
         task = asyncio.get_running_loop().create_task(
-            self._serve(node, request, self._reading, self._writing)
+            self._serve(node, folder, request, self._reading, self._writing)
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -186,14 +202,12 @@ class SnapshotFiles:
     async def _serve(
         self,
         node: NodeId,
+        folder: SnapshotFolder,
         request: SnapshotRequest,
         reading: ThreadPoolExecutor,
         writing: ThreadPoolExecutor,
     ) -> None:
         loop = asyncio.get_running_loop()
-        folder = self._folders.get(node)
-        if folder is None:
-            folder = self._folders[node] = SnapshotFolder(self._directory / node)
         match request:
             case OpenSnapshot(below):
                 snapshot = await loop.run_in_executor(reading, folder.opened, below)

@@ -23,7 +23,7 @@ def config_in(directory: Path, **cluster: int | str) -> Config:
     """Small caches, so that reads go to the index tier."""
     node = NodeConfig(
         data_dir=directory, suffix_cuts_max=1, popularity_entries_max=0, tag_cache_seqnums_max=0,
-        tag_cache_seqnums_per_tag_max=0, record_cache_bytes_max=0,
+        tag_cache_seqnums_per_tag_max=0, record_cache_bytes_max=0, index_snapshot_entries_min=25,
     )  # fmt: skip
     return Config(cluster=msgspec.convert(cluster, ClusterConfig), node=node)
 
@@ -50,7 +50,9 @@ def index_node(platform: Platform, name: str) -> IndexNode:
 
 
 def test_index_shards_come_and_go_between_starts_and_nothing_is_lost(tmp_path: Path) -> None:
-    """A retired index shard gets no further positions and answers for its own."""
+    """A retired index shard gets no further positions and answers for its own; index nodes write
+    snapshots all the while, and those of another schedule are not used.
+    """
 
     async def story() -> None:
         seen: list[int] = []

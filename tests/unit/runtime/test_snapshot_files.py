@@ -146,3 +146,22 @@ def test_a_snapshot_is_written_only_when_what_it_knows_of_is_synced(tmp_path: Pa
 def test_rows_that_are_not_there_are_said_to_be_gone(tmp_path: Path) -> None:
     assert SnapshotFolder(tmp_path).rows(7, 0) is None
     assert RowsRead(7, 0, None).rows is None
+
+
+def test_a_write_that_is_stopped_leaves_no_file(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path)
+    folder.stopped = True
+    assert folder.write(WriteSnapshot(info(5), None, lambda: rows(0, 5))) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shell_without_a_folder_for_them_keeps_no_snapshots() -> None:
+    answers: list[SnapshotAnswer] = []
+
+    async def settled() -> bool:
+        return True
+
+    files = SnapshotFiles(None, settled, lambda _, answer: answers.append(answer))
+    files.ask(NODE, WriteSnapshot(info(5), None, lambda: rows(0, 5)))
+    files.ask(NODE, OpenSnapshot(EVERYTHING))
+    assert answers == [SnapshotWritten(5, None), SnapshotOpened(None)]
