@@ -36,7 +36,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLERS = (1, 64, 256)
 LATENCIES_KEPT_MAX = 20_000
 """Latencies of one round in the JSON file; of more, every n-th is kept."""
-_PACKAGES = ("uvloop", "redis", "hiredis", "valkey-glide", "msgspec", "pyzmq", "fastapi", "uvicorn")
+_PACKAGES = (
+    "uvloop", "redis", "hiredis", "valkey-glide", "nats-py", "asyncpg", "msgspec", "pyzmq",
+    "fastapi", "uvicorn",
+)  # fmt: skip
 
 
 class Round(NamedTuple):
@@ -166,6 +169,10 @@ class Report:
     def show(self, table: Table) -> None:
         """Print a table."""
         self._console.print(table)
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def write(self) -> None:
         """Write everything to the file that was asked for."""

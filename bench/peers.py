@@ -1,313 +1,253 @@
-"""IndiLog beside Redis Streams, in the same run, driven from the same Python process (WORKLOADS 2).
+"""IndiLog beside Redis Streams, NATS JetStream, PostgreSQL and etcd, in the same run (WORKLOADS 2).
 
-Redis runs with `appendfsync always` and one stream a tag: XADD appends, XRANGE ... COUNT 1 is
-`read_next`, XREVRANGE ... COUNT 1 is `read_prev`. Three clients: redis-py's asyncio client with
-hiredis as its documentation sets it up (TCP, a pool of connections), which the ratios are to; the
-same with the fastest settings that were found (a Unix socket, one connection a caller); and
-valkey-glide, which pipelines all callers over one TCP connection. Every side runs its callers as
-tasks of one uvloop.
+Every side is driven in the same way: by one or two client processes with closed-loop callers as
+tasks of a uvloop, which append records of 1 KiB with one of 20 tags, and read by tag from a place
+on, or up to it. What each side does for that is said in its module (`bench/peer_*.py`); what its
+acknowledgement promises stands beside its figures. Servers come from Debian, keep their data in
+temporary directories and are started and ended here (`bench/servers.py`).
 
-IndiLog runs embedded in this process, R = 1; with `--processes`, its tiers run as separate
-processes (3 sequencers, R = 1), and this process is the compute node.
+Redis has three clients: redis-py's asyncio client with hiredis as its documentation sets it up,
+which the ratios are to; the same with the fastest settings that were found; and valkey-glide.
+IndiLog has three shapes, all with R = 1: embedded in the client process (so there is one); the
+client processes as compute nodes of a cluster of processes with 3 sequencers; and clients over the
+network of an embedded platform, which is what the others are.
 
-    python -m bench.peers [--seconds 1] [--rounds 5] [--callers 1 64 256] [--processes]
+    python -m bench.peers [--seconds 1] [--rounds 5] [--callers 1 64 256] [--clients 1 2]
+                          [--sides "PostgreSQL" "indilog, embedded" ...] [--operations append ...]
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import asyncio
+import json
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from itertools import cycle
-from typing import Protocol
+from array import array
+from asyncio.subprocess import PIPE, Process
+from base64 import b64decode
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-import redis.asyncio as redis
-from glide import (
-    GlideClient,
-    GlideClientConfiguration,
-    IdBound,
-    MaxId,
-    MinId,
-    NodeAddress,
-)
-
-from bench import platforms
+from bench import platforms, servers
 from bench.harness import (
-    Operation,
     Report,
     Round,
     Rounds,
     arguments,
-    interleaved,
     latency,
     median_of,
     ratio_of,
     run,
     table_of,
 )
-from bench.redis_server import RedisServer, redis_server
-from indilog.log import Log
+from bench.peer import OPERATIONS, RECORD_BYTES
+from bench.peer_client import SIDES
+from bench.servers import Server
+from indilog.cli.start import PlatformLog, check_port_free, platform, wait_ready
+from indilog.ids import NodeId
+from indilog.runtime.supervisor import supervised
 
-RECORD_BYTES = 1024
-TAGS = [f"tag-{number}" for number in range(20)]
-READ_BACK = 2000
-"""Records that the reads choose from."""
-SEED = 1
-BASE = "redis-py"
-TUNED = "redis-py, Unix socket"
-OPERATIONS = ("append", "read_next", "read_prev", "mixed")
-
-
-class Peer(Protocol):
-    """One side of the comparison; `caller` is the number of the closed-loop caller."""
-
-    async def prepare(self) -> None:
-        """Append what the reads will find."""
-
-    def append(self, caller: int) -> Awaitable[object]:
-        """Append a record of 1 KiB with one of the tags; durable on return."""
-
-    async def read_next(self, caller: int) -> object:
-        """Read the first record with a tag from a place on."""
-
-    async def read_prev(self, caller: int) -> object:
-        """Read the last record with a tag up to a place."""
-
-    async def mixed(self, caller: int) -> object:
-        """Append, and at the next call read."""
+BASE: Final = "redis-py"
+ANSWER_S_MAX: Final = 120.0
+"""A client that says nothing for longer, beside the time that it measures, has failed."""
+_LINE_BYTES_MAX: Final = 256 * 1024 * 1024
+_SYNCED: Final = "every write synced"
+_SERVERS: Final[Mapping[str, Callable[[], AbstractContextManager[Server]]]] = {
+    "redis-py": servers.redis_server,
+    "redis-py, Unix socket": servers.redis_server,
+    "valkey-glide": servers.redis_server,
+    "NATS JetStream": servers.nats_server,
+    "PostgreSQL": servers.postgres_server,
+    "etcd": servers.etcd_server,
+}
+COLUMNS: Final = (
+    "side", "callers", "clients", "ops/s", "p50", "p99", "ops/s ratio", "p50 ratio",
+    "acknowledged when",
+)  # fmt: skip
+Found: TypeAlias = dict[str, Rounds]
+"""Of each operation, the rounds of each side."""
 
 
-class _Sequence:
-    """What all sides share: which tag comes next, which place is read next, from one seed."""
-
-    def __init__(self) -> None:
-        chance = random.Random(SEED)
-        self.data = chance.randbytes(RECORD_BYTES)
-        self.tags = cycle(TAGS)
-        self.order = [chance.randrange(READ_BACK) for _ in range(10 * READ_BACK)]
-        self.turn = cycle((True, False))
-
-
-class RedisPy:
-    """redis-py's asyncio client, its parser in C (hiredis); `connections` holds one a caller."""
-
-    def __init__(self, connections: list[redis.Redis]) -> None:
-        self._connections = connections
-        self._sequence = _Sequence()
-        self._places: list[tuple[str, bytes]] = []
-        self._next = cycle(self._sequence.order)
-
-    async def prepare(self) -> None:
-        """Append what the reads will find."""
-        for _ in range(READ_BACK):
-            tag = next(self._sequence.tags)
-            place = await self._connections[0].xadd(tag, {"d": self._sequence.data})
-            assert isinstance(place, bytes), "connections decode nothing"
-            self._places.append((tag, place))
-
-    def append(self, caller: int) -> Awaitable[object]:
-        """XADD."""
-        tag = next(self._sequence.tags)
-        return self._connections[caller].xadd(tag, {"d": self._sequence.data})
-
-    async def read_next(self, caller: int) -> object:
-        """XRANGE ... COUNT 1."""
-        tag, place = self._places[next(self._next)]
-        return _found(await self._connections[caller].xrange(tag, place, "+", 1))
-
-    async def read_prev(self, caller: int) -> object:
-        """XREVRANGE ... COUNT 1."""
-        tag, place = self._places[next(self._next)]
-        return _found(await self._connections[caller].xrevrange(tag, place, "-", 1))
-
-    async def mixed(self, caller: int) -> object:
-        """Append, and at the next call read."""
-        return await (self.append if next(self._sequence.turn) else self.read_next)(caller)
-
-
-class Glide:
-    """valkey-glide: a client in Rust, all callers over one connection."""
-
-    def __init__(self, client: GlideClient) -> None:
-        self._client = client
-        self._sequence = _Sequence()
-        self._places: list[tuple[str, IdBound]] = []
-        self._next = cycle(self._sequence.order)
-
-    async def prepare(self) -> None:
-        """Append what the reads will find."""
-        for _ in range(READ_BACK):
-            tag = next(self._sequence.tags)
-            place = await self._client.xadd(tag, [("d", self._sequence.data)])
-            assert place is not None
-            self._places.append((tag, IdBound(place)))
-
-    def append(self, caller: int) -> Awaitable[object]:
-        """XADD."""
-        return self._client.xadd(next(self._sequence.tags), [("d", self._sequence.data)])
-
-    async def read_next(self, caller: int) -> object:
-        """XRANGE ... COUNT 1."""
-        tag, place = self._places[next(self._next)]
-        return _found(await self._client.xrange(tag, place, MaxId(), 1))
-
-    async def read_prev(self, caller: int) -> object:
-        """XREVRANGE ... COUNT 1."""
-        tag, place = self._places[next(self._next)]
-        return _found(await self._client.xrevrange(tag, place, MinId(), 1))
-
-    async def mixed(self, caller: int) -> object:
-        """Append, and at the next call read."""
-        return await (self.append if next(self._sequence.turn) else self.read_next)(caller)
-
-
-class IndiLog:
-    """The log, embedded or over its processes."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._sequence = _Sequence()
-        self._places: list[tuple[str, int]] = []
-        self._next = cycle(self._sequence.order)
-
-    async def prepare(self) -> None:
-        """Append what the reads will find."""
-        for _ in range(READ_BACK):
-            tag = next(self._sequence.tags)
-            place = await self._log.append(self._sequence.data, tags=(tag,))
-            self._places.append((tag, place))
-
-    def append(self, caller: int) -> Awaitable[object]:
-        """`Log.append`."""
-        return self._log.append(self._sequence.data, tags=(next(self._sequence.tags),))
-
-    async def read_next(self, caller: int) -> object:
-        """`Log.read_next`."""
-        tag, place = self._places[next(self._next)]
-        return _found(await self._log.read_next(tag, place))
-
-    async def read_prev(self, caller: int) -> object:
-        """`Log.read_prev`."""
-        tag, place = self._places[next(self._next)]
-        return _found(await self._log.read_prev(tag, place))
-
-    async def mixed(self, caller: int) -> object:
-        """Append, and at the next call read."""
-        return await (self.append if next(self._sequence.turn) else self.read_next)(caller)
-
-
-def _found(answer: object) -> object:
-    """Every read asks for a record that is there: an empty answer would be a wrong comparison."""
-    if not answer:
-        raise RuntimeError("a record that was appended was not found")
-    return answer
+# --- sides
 
 
 @asynccontextmanager
-async def redis_py(server: RedisServer, callers: int) -> AsyncIterator[Peer]:
-    """Give all callers one client, which takes connections out of its pool."""
-    async with redis.Redis(host="127.0.0.1", port=server.port, max_connections=callers) as client:
-        yield RedisPy([client] * callers)
+async def serving(side: str, clients: int) -> AsyncIterator[Server]:
+    """Run what the clients of a side talk to."""
+    if side in _SERVERS:
+        with _SERVERS[side]() as server:
+            yield server
+        return
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+        if side == "indilog, embedded":
+            yield Server({}, "", _SYNCED)
+        elif side == "indilog, compute node":
+            settings = {"cluster": {"engines": clients}}
+            config = platforms.configured(path, processes=True, **settings)
+            nodes = [NodeId(f"engine-{number}") for number in range(clients)]
+            async with supervised(config, left_out=nodes) as cluster:
+                address = {"metadata": cluster.metadata_address}
+                yield Server(address, "", f"{_SYNCED}, metalog on 2 of 3")
+        else:
+            port = servers.free_port()
+            check_port_free(port)
+            log = PlatformLog(Path(path) / "data")
+            url = f"http://{servers.HOST}:{port}"
+            with platform(log, Path(path) / "data", port) as process:
+                await asyncio.to_thread(wait_ready, process, url, log)
+                yield Server({"url": url}, "", _SYNCED)
+
+
+class Client:
+    """A client process of one side (`bench.peer_client`)."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def told(self, value: dict[str, Any]) -> None:
+        """Say something to it."""
+        assert self._process.stdin is not None, "it is a pipe"
+        self._process.stdin.write(json.dumps(value).encode() + b"\n")
+        await self._process.stdin.drain()
+
+    async def answer(self, seconds: float = 0.0) -> dict[str, Any]:
+        """Return what it answers."""
+        assert self._process.stdout is not None, "it is a pipe"
+        line = await asyncio.wait_for(self._process.stdout.readline(), seconds + ANSWER_S_MAX)
+        if not line:
+            raise SystemExit("A client process ended; what it said is above.")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
 
 @asynccontextmanager
-async def redis_py_tuned(server: RedisServer, callers: int) -> AsyncIterator[Peer]:
-    """Connect every caller over the Unix socket."""
-    connections = [
-        redis.Redis(unix_socket_path=server.path, single_connection_client=True)
-        for _ in range(callers)
-    ]
-    async with AsyncExitStack() as stack:
-        for connection in connections:
-            await stack.enter_async_context(connection)
-        yield RedisPy(connections)
-
-
-@asynccontextmanager
-async def glide(server: RedisServer) -> AsyncIterator[Peer]:
-    """Connect once."""
-    client = await GlideClient.create(
-        GlideClientConfiguration([NodeAddress("127.0.0.1", server.port)], request_timeout=10_000)
+async def client_process() -> AsyncIterator[Client]:
+    """Run a client process until the block is left."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.peer_client", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES_MAX
     )
     try:
-        yield Glide(client)
+        yield Client(process)
     finally:
-        await client.close()
+        assert process.stdin is not None, "it is a pipe"
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), 30)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
-async def compare(asked: argparse.Namespace, callers: int, operation: str) -> Rounds:
-    """Run one operation on every side, in turns.
+# --- measuring
 
-    Each side is set up for its round and taken down after it, so that what one side holds in
-    memory does not make the garbage collections of another one longer.
-    """
-    found: Rounds = {}
-    for _ in range(asked.rounds):
-        with redis_server() as server:
-            for name, side in sides_of(asked, server, callers).items():
-                async with side as peer:
-                    await peer.prepare()
-                    one: Operation = getattr(peer, operation)
-                    rounds = await interleaved(
-                        {name: one}, callers=callers, seconds=asked.seconds, rounds=1
-                    )
-                found.setdefault(name, []).extend(rounds[name])
+
+async def measured(
+    side: str, server: Server, asked: argparse.Namespace, callers: int, clients: int
+) -> dict[str, Round]:
+    """Open a side in its client processes; run every operation that it has once."""
+    found: dict[str, Round] = {}
+    async with AsyncExitStack() as stack:
+        processes = [await stack.enter_async_context(client_process()) for _ in range(clients)]
+        for number, process in enumerate(processes):
+            share = callers // clients + (number < callers % clients)
+            address = server.address
+            await process.told(
+                {"side": side, "address": address, "client": number, "callers": share}
+            )
+        ready = [await process.answer() for process in processes]
+        for operation in asked.operations:
+            if operation in ready[0]["lacks"]:
+                continue
+            for process in processes:
+                await process.told({"operation": operation, "seconds": asked.seconds})
+            answers = [await process.answer(asked.seconds) for process in processes]
+            found[operation] = merged(answers)
     return found
 
 
-def sides_of(
-    asked: argparse.Namespace, server: RedisServer, callers: int
-) -> dict[str, AbstractAsyncContextManager[Peer]]:
-    """Return all sides, not set up yet."""
-    return {
-        BASE: redis_py(server, callers),
-        TUNED: redis_py_tuned(server, callers),
-        "valkey-glide": glide(server),
-        "indilog": indilog_side(processes=asked.processes),
-    }
+def merged(answers: list[dict[str, Any]]) -> Round:
+    """Put together what several clients measured at the same time."""
+    latencies = array("d")
+    for answer in answers:
+        latencies.frombytes(b64decode(answer["latencies"]))
+    return Round(
+        len(latencies),
+        max(answer["seconds"] for answer in answers),
+        sum(answer["cpu_s"] for answer in answers),
+        latencies,
+    )
 
 
-@asynccontextmanager
-async def indilog_side(*, processes: bool) -> AsyncIterator[Peer]:
-    """Run a platform with its data in a temporary directory."""
-    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-        config = platforms.configured(path, processes=processes)
-        async with platforms.running(config, processes=processes) as running:
-            yield IndiLog(running.log)
+async def compare(
+    asked: argparse.Namespace, callers: int, clients: int, said: dict[str, Server]
+) -> Found:
+    """Run every operation on every side, side after side, round after round.
+
+    Each side is set up for its round and taken down after it, so that nothing of one runs beside
+    another. The order turns round with every round.
+    """
+    found: Found = {operation: {} for operation in asked.operations}
+    order = [side for side in asked.sides if clients == 1 or side != "indilog, embedded"]
+    for _ in range(asked.rounds):
+        for side in order:
+            async with serving(side, clients) as server:
+                said[side] = server
+                rounds = await measured(side, server, asked, callers, clients)
+            for operation, one in rounds.items():
+                found[operation].setdefault(side, []).append(one)
+        order.reverse()
+    return found
 
 
-def row_of(name: str, rounds: list[Round], base: list[Round]) -> tuple[str, ...]:
+# --- telling
+
+
+def row_of(
+    side: str, callers: int, clients: int, rounds: list[Round], base: list[Round] | None
+) -> tuple[str, ...]:
     """Return one side's medians, and its ratios to Redis."""
+    ratios = ("", "") if base is None else (
+        f"{ratio_of(rounds, base, lambda r: r.per_second):.2f}x",
+        f"{ratio_of(rounds, base, lambda r: r.quantile(0.5)):.2f}x",
+    )  # fmt: skip
     return (
-        name,
+        side,
+        str(callers),
+        str(clients),
         f"{median_of(rounds, lambda r: r.per_second):,.0f}",
         latency(median_of(rounds, lambda r: r.quantile(0.5))),
         latency(median_of(rounds, lambda r: r.quantile(0.99))),
-        f"{ratio_of(rounds, base, lambda r: r.per_second):.2f}x",
-        f"{ratio_of(rounds, base, lambda r: r.quantile(0.5)):.2f}x",
+        *ratios,
     )
 
 
 async def main(asked: argparse.Namespace) -> None:
-    """Compare every operation at every number of callers."""
-    mode = "3 sequencers, R = 1, processes" if asked.processes else "embedded, R = 1"
-    with redis_server() as server:
-        version = server.version
-    report = Report("IndiLog and Redis Streams", asked, redis=version, indilog=mode, sync="always")
+    """Compare every operation at every number of callers and clients."""
+    report = Report("IndiLog beside others", asked, replicas="1", record=f"{RECORD_BYTES} bytes")
+    said: dict[str, Server] = {}
+    tables = {
+        operation: table_of(f"{operation}; ratios to {BASE}", *COLUMNS)
+        for operation in asked.operations
+    }
+    for callers in asked.callers:
+        for clients in (number for number in asked.clients if number <= callers):
+            found = await compare(asked, callers, clients, said)
+            for operation, sides in found.items():
+                report.add(f"{operation} {callers} {clients}", sides)
+                for side, rounds in sorted(
+                    sides.items(), key=lambda one: asked.sides.index(one[0])
+                ):
+                    row = row_of(side, callers, clients, rounds, sides.get(BASE))
+                    tables[operation].add_row(*row, said[side].durability)
+                tables[operation].add_section()
     for operation in asked.operations:
-        table = table_of(
-            f"{operation}, {RECORD_BYTES} bytes, synced; ratios to {BASE}",
-            "side and callers", "ops/s", "p50", "p99", "ops/s ratio", "p50 ratio",
-        )  # fmt: skip
-        for callers in asked.callers:
-            found = await compare(asked, callers, operation)
-            report.add(f"{operation} {callers}", found)
-            for name, rounds in found.items():
-                table.add_row(*row_of(f"{name} {callers}", rounds, found[BASE]))
-            table.add_section()
-        report.show(table)
+        report.show(tables[operation])
+    versions = {side: server.version for side, server in said.items() if server.version}
+    report.keep("versions", versions)
+    report.say(", ".join(f"{side} {version}" for side, version in versions.items()))
     report.write()
 
 
@@ -317,6 +257,7 @@ if __name__ == "__main__":
         arguments(
             (__doc__ or "").partition("\n")[0],
             operations={"nargs": "+", "choices": OPERATIONS, "default": list(OPERATIONS)},
-            processes={"action": "store_true", "help": "IndiLog's tiers as processes"},
+            sides={"nargs": "+", "choices": tuple(SIDES), "default": list(SIDES)},
+            clients={"nargs": "+", "type": int, "default": [1, 2], "help": "client processes"},
         ),
     )

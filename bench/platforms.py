@@ -90,6 +90,16 @@ async def _processes(config: Config) -> AsyncIterator[Bench]:
         yield _bench_of(logs, config, {name: pid for name, pid in pids.items() if pid is not None})
 
 
+@asynccontextmanager
+async def joined_as(node: NodeId, metadata: str) -> AsyncIterator[Log]:
+    """Make this process the compute node `node` of a cluster; give one of its logs."""
+    async with node_running(node, metadata, _raise) as running:
+        logs = logs_of(running.shell, node, running.start.config)
+        assert logs is not None, "it is an engine"
+        await joined(logs)
+        yield logs.log("bench", Session())
+
+
 def _bench_of(logs: LocalLogs, config: Config, pids: Mapping[NodeId, int]) -> Bench:
     everybody = {NodeId("this process"): os.getpid(), **pids}
     return Bench(

@@ -23,6 +23,7 @@ from compute.operation import PENDING, Operation, Pending, Stage
 from compute.reads import Reads
 from compute.record_cache import RecordCache
 from compute.shard_writer import ShardWriter, Takeover, acknowledgements
+from compute.time_lookups import TimeLookups
 from compute.watches import Watches
 from indilog.config import Config
 from indilog.errors import NotReadyError, OverloadedError
@@ -68,6 +69,7 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
+from indilog.time_messages import TimeFound
 from indilog.view import Views, placement_of
 
 _REQUESTS_PER_EPOCH: Final = 1 << 32
@@ -75,7 +77,12 @@ _REQUESTS_PER_EPOCH: Final = 1 << 32
 
 
 class Engine:
-    """One compute node's role."""
+    """One compute node's role.
+
+    Attributes:
+        times: finds seqnums by time, for callers in this process.
+        watches: who waits for index data; answered once some may have brought a record.
+    """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
         self._node = node
@@ -86,11 +93,12 @@ class Engine:
             config.node.record_cache_bytes_max, aux_bytes_max=config.node.aux_cache_bytes_max
         )
         self._reads = Reads(node, views, config, self._cache)
+        self.times = TimeLookups(views, config.node)
         self._writer: ShardWriter | None = None
         self._replay = MetalogReplay()
         self._local: LocalIndex | None = None
         self._feed = self._feed_from(0)
-        self._watches = Watches(config.node.lookups_pending_max)
+        self.watches = Watches(config.node.lookups_pending_max)
         self._outbox: list[Effect] = []
         self._ready_waiters: list[object] = []
         self._asked_to_join = Instant(0.0)
@@ -213,18 +221,6 @@ class Engine:
         operation.stage = Stage.TAIL
         self._reads.start(operation)
 
-    def watch(self, tag: TagHash, bound: SeqNum, waiter: object) -> None:
-        """Answer the waiter once index data with `tag` may have brought a record >= `bound`.
-
-        Raises:
-            OverloadedError: too many wait already.
-        """
-        self._watches.add(tag, bound, waiter)
-
-    def unwatch(self, tag: TagHash, waiter: object) -> None:
-        """Forget a watch; harmless if it has fired."""
-        self._watches.remove(tag, waiter)
-
     def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep aux data beside a record, here and with the replicas, as far as there is room."""
         self._cache.set_aux(seqnum, aux)
@@ -252,8 +248,8 @@ class Engine:
         """
         effects = self._writer.abandon() if self._writer is not None else []
         error = NotReadyError("The platform was closed while the call waited.")
-        effects += self._reads.abandon(error)
-        waiters = [*self._ready_waiters, *self._watches.clear()]
+        effects += self._reads.abandon(error) + self.times.abandon(error)
+        waiters = [*self._ready_waiters, *self.watches.clear()]
         self._ready_waiters.clear()
         return effects + [Answer(waiter, error) for waiter in waiters]
 
@@ -269,7 +265,7 @@ class Engine:
             "appends_pending": self._writer.pending if self._writer is not None else 0,
             "reads_pending": self._reads.pending,
             "reads_hedged": self._reads.hedged,
-            "watches": len(self._watches),
+            "watches": len(self.watches),
         }
         return parts
 
@@ -286,7 +282,7 @@ class Engine:
         for event in events:
             effects += self._on_event(event, now)
         effects += self._reads.begin(now)
-        effects += self._on_time(now)
+        effects += self._on_time(now) + self.times.advance(now)
         if self._writer is not None and self._local is not None:
             effects += self._writer.flush(now)
         if self._ready_waiters and self.ready:
@@ -316,6 +312,8 @@ class Engine:
                 return self._on_index_data(event, message, now)
             case RecordsRead() | LookupResult() | TagFirsts():
                 return self._reads.on_message(event.sender, message, now)
+            case TimeFound():
+                return self.times.on_found(event.sender, message, now)
             case TailIs(request=request) if request == self._join_request:
                 return self._on_joined(message, now)
             case TailIs():
@@ -355,6 +353,7 @@ class Engine:
         view = self._views[-1]
         self._join_request = epoch * _REQUESTS_PER_EPOCH
         self._reads.number_from(self._join_request)
+        self.times.number_from(self._join_request)
         effects = self._ask_to_join(now)
         shard = view.shard_written_by(self._node)
         if shard is not None:
@@ -443,8 +442,8 @@ class Engine:
                 effects.append(Ignore(block.position, reason))
                 self._feed = self._feed_from(local.tag_position)
                 break
-            if self._watches:
-                effects += [Answer(w, None) for w in self._watches.fired_by(block)]
+            if self.watches:
+                effects += [Answer(w, None) for w in self.watches.fired_by(block)]
         return effects + self._reads.advanced(now)
 
     # --- time
@@ -461,7 +460,7 @@ class Engine:
     def deadline(self) -> Instant | None:
         """The earliest of all parts."""
         resend_s = self._config.node.resend_s
-        times = [self._reads.deadline()]
+        times = [self._reads.deadline(), self.times.deadline()]
         if self._writer is not None:
             times.append(self._writer.deadline())
         if self._local is None:
@@ -487,7 +486,7 @@ class Engine:
             self.position,
             self.tag_position,
             behind=self._behind(),
-            watched=bool(self._watches),
+            watched=bool(self.watches),
         )
 
     def check_invariants(self) -> None:

@@ -37,6 +37,7 @@ from indilog.log import (
     check_limit,
     check_record,
     check_tags,
+    check_time,
     check_wait,
 )
 from indilog.messages import Direction
@@ -225,6 +226,15 @@ class LocalLog(Log):
         assert isinstance(tail, int)
         return tail
 
+    async def find_time(self, time: float) -> SeqNum:
+        """Return the first seqnum ordered at `time` or later; see `Log.find_time`."""
+        waiter = self._logs.future()
+        self._engine.times.start(check_time(time), self._session.position, waiter)
+        self._logs.wake()
+        seqnum = self._seen(await waiter)
+        assert isinstance(seqnum, int)
+        return seqnum
+
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep aux data beside a record; see `Log.set_aux`."""
         if type(aux) is not bytes:
@@ -303,7 +313,7 @@ class LocalLog(Log):
         end = loop.time() + wait_s
         while True:
             watch = self._logs.future()
-            self._engine.watch(hashed, bound, watch)
+            self._engine.watches.add(hashed, bound, watch)
             timer: asyncio.TimerHandle | None = None
             try:
                 found = await read(fresh=fresh)
@@ -314,7 +324,7 @@ class LocalLog(Log):
                     timer = loop.call_at(end, _resolve_none(watch))
                 await watch
             finally:
-                self._engine.unwatch(hashed, watch)
+                self._engine.watches.remove(hashed, watch)
                 if timer is not None:
                     timer.cancel()
 

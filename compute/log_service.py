@@ -20,6 +20,7 @@ from indilog.calls import (
     Done,
     LogAppend,
     LogAppendBatch,
+    LogFindTime,
     LogQuestion,
     LogRead,
     LogReadNext,
@@ -129,6 +130,9 @@ async def _answer(  # noqa: PLR0911 - one answer per question
         case LogTail():
             seqnum = await log.tail()
             return TailFound(session.position, seqnum)
+        case LogFindTime():
+            found = await log.find_time(question.time)
+            return TailFound(session.position, found)
         case LogSetAux():
             await log.set_aux(question.seqnum, question.aux)
             return Done(session.position)

@@ -183,6 +183,19 @@ class LogTail(_Message, frozen=True):
     position: MetalogPosition
 
 
+class LogFindTime(_Message, frozen=True):
+    """worker, client → compute node: the first seqnum ordered at `time` (seconds since 1970) or
+    later; answered by `TailFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    time: float
+
+
 class LogSetAux(_Message, frozen=True):
     """worker, client → compute node: keep `aux` beside a record; answered by `Done`.
 
@@ -340,7 +353,7 @@ class RecordsFound(_Message, frozen=True):
 
 
 class TailFound(_Message, frozen=True):
-    """compute node → worker, client: the first seqnum not yet written.
+    """compute node → worker, client: the seqnum asked for: the tail, or where a time begins.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -423,6 +436,7 @@ LogQuestion: TypeAlias = (
     | LogReadPrev
     | LogReadRange
     | LogTail
+    | LogFindTime
     | LogSetAux
 )
 Question: TypeAlias = (
@@ -442,18 +456,6 @@ Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | Done | Returned | Accepted | Loaded | Deployed | Failed
 )
 LinkMessage: TypeAlias = Question | Greeting | Answer
-
-ANSWERS: Final = (
-    Appended,
-    RecordsFound,
-    TailFound,
-    Done,
-    Returned,
-    Accepted,
-    Loaded,
-    Deployed,
-    Failed,
-)
 
 
 class LinkLostError(NotReadyError):

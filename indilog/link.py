@@ -19,7 +19,6 @@ from typing import Final, TypeAlias, cast
 import structlog
 
 from indilog.calls import (
-    ANSWERS,
     Answer,
     Cancel,
     Failed,
@@ -214,7 +213,7 @@ class Link:
 
     def _dispatch(self, frame: Frame) -> None:
         message = frame.message
-        if isinstance(message, ANSWERS):
+        if isinstance(message, Answer):
             on_answer = self._open.pop(frame.call, None)
             if on_answer is not None:  # none: it was abandoned meanwhile
                 on_answer(message)

@@ -20,6 +20,7 @@ from indilog.errors import InvalidTagError, TooLargeError
 from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum, UserTag, names_decoded
 from indilog.subscription import pages
 
+_TIME_S_MAX: Final = 1e12
 _WAIT_S_MAX: Final = 366 * 86_400.0
 READ_RANGE_LIMIT_MAX: Final = 10_000
 """Records that one `read_range` may ask for."""
@@ -202,6 +203,16 @@ class Log(abc.ABC):
         """Return the first seqnum not yet written; linearizable over all sessions."""
 
     @abc.abstractmethod
+    async def find_time(self, time: float) -> SeqNum:
+        """Return the first seqnum that was ordered at `time` or later, seconds since 1970; the tail
+        if there is none.
+
+        By the clock of the primary sequencer, which never goes back along the log. So every record
+        whose append returned before `time` on that clock lies below, and every record appended
+        after it at the seqnum or above. (A record's own `time` is its writer's clock.)
+        """
+
+    @abc.abstractmethod
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep `aux` beside an immutable record, as a cache: it may vanish, and the last writer
         wins.
@@ -283,3 +294,14 @@ def check_wait(wait: float | None) -> float:
     if type(wait) not in {int, float} or not wait >= 0:
         raise ValueError(f"wait is a number of seconds, 0 or greater, not {wait!r}.")
     return float(wait) if wait < _WAIT_S_MAX else math.inf
+
+
+def check_time(time: float) -> int:
+    """Return a time as microseconds since 1970.
+
+    Raises:
+        ValueError: it is negative, or no number.
+    """
+    if type(time) not in {int, float} or not 0 <= time < _TIME_S_MAX:
+        raise ValueError(f"A time is a number of seconds since 1970, not {time!r}.")
+    return round(time * 1e6)

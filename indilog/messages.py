@@ -1,5 +1,5 @@
 """Every message between nodes, in one place: what it says, who says it to whom, what if it is lost
-or repeated.
+or repeated; those about times are in `indilog.time_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning.`, the line `Lost:` what happens
 then, the line `Repeated:` why that is harmless; `docs/PROTOCOL.md` is this table, and a test keeps
@@ -28,17 +28,8 @@ from indilog.ids import (
     TagHash,
 )
 from indilog.metalog import Entry
-
-
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages.
-
-    Attributes:
-        promises: whether it says anything that must hold after a crash of its sender. What promises
-            nothing may leave before the sync of what the sender wrote (decision 0006).
-    """
-
-    promises: ClassVar[bool] = True
+from indilog.time_messages import TimeFound, TimeLookup
+from indilog.wire_message import WireMessage as _Message
 
 
 class Direction(enum.IntEnum):
@@ -496,4 +487,6 @@ Message: TypeAlias = (
     | DiskFull
     | BatchesWanted
     | Batches
+    | TimeLookup
+    | TimeFound
 )

@@ -30,6 +30,8 @@ class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
     writers: dict[ShardId, Epoch] = {}
     """The newest writer of each productive shard; an older one learns from it that it was fenced.
     """
+    time_us: int = 0
+    """When it was proposed, in microseconds since 1970 on the primary's clock; never goes back."""
 
 
 Entry: TypeAlias = NewRecords

@@ -19,6 +19,7 @@ from indilog.calls import (
     LinkLostError,
     LogAppend,
     LogAppendBatch,
+    LogFindTime,
     LogQuestion,
     LogRead,
     LogReadNext,
@@ -42,6 +43,7 @@ from indilog.log import (
     check_bound,
     check_limit,
     check_record,
+    check_time,
     check_wait,
 )
 
@@ -158,6 +160,12 @@ class RemoteLog(Log):
         """Return the first seqnum not yet written; linearizable over all sessions."""
         answer = await self._read(LogTail(self.name, self._session.position))
         return _expected(TailFound, answer).seqnum
+
+    async def find_time(self, time: float) -> SeqNum:
+        """Return the first seqnum ordered at `time` or later (`Log.find_time`)."""
+        check_time(time)
+        question = LogFindTime(self.name, self._session.position, float(time))
+        return _expected(TailFound, await self._read(question)).seqnum
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep `aux` beside an immutable record, as a cache (`Log.set_aux`)."""

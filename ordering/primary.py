@@ -65,9 +65,12 @@ class Primary:
         self._reader_set = frozenset(self._readers)
         self._full_notice = FullNotice(view.engines)
         self._committed = MetalogReplay()
+        self._time_us = 0
+        """The time of the last entry: a clock that was set back stands still until it is past."""
         proposed = MetalogReplay()
         for position in range(len(metalog)):
             proposed.apply(metalog[position])
+            self._time_us = max(self._time_us, metalog[position].time_us)
         self._cut = proposed.cut
         """How far each shard is ordered by all entries, committed or not."""
 
@@ -96,7 +99,7 @@ class Primary:
 
     def advance(self, now: Instant) -> list[Effect]:
         """Commit and publish, propose at most one entry, send backups what they miss."""
-        effects = self._commit() + self._propose() + self._full_notice.conclude(now)
+        effects = self._commit() + self._propose(now) + self._full_notice.conclude(now)
         for node, backup in self._backups.items():
             effects += self._replicate(node, backup, now)
         return effects
@@ -205,7 +208,7 @@ class Primary:
         if backup.resend_at is None and (backup.probed or backup.stored < length):
             backup.resend_at = Instant(now + self._resend_s)
 
-    def _propose(self) -> list[Effect]:
+    def _propose(self, now: Instant) -> list[Effect]:
         """Put all progress since the last time into one entry."""
         if not self._reports.changed:
             return []
@@ -221,7 +224,9 @@ class Primary:
         if not counts:
             return []
         position = len(self._metalog)
-        entry = NewRecords(position, self._view.number, self._epoch, counts, writers)
+        self._time_us = max(self._time_us, int(now * 1e6))
+        number, epoch, time_us = self._view.number, self._epoch, self._time_us
+        entry = NewRecords(position, number, epoch, counts, writers, time_us)
         return [self._metalog.append(entry)]
 
 

@@ -51,6 +51,7 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
+from indilog.time_messages import TimeFound, TimeLookup
 from indilog.view import Views, placement_of
 from storage.appends import Appends, Stored
 from storage.batch_reads import BatchReads, BatchTask
@@ -260,8 +261,8 @@ class StorageNode:
                 effects = self._on_metalog_entries(event, message)
             case ReadRecords() as message:
                 effects = self._on_read_records(event, message, now)
-            case IndexDataWanted() as message:
-                effects = self._on_index_data_wanted(event, message)
+            case IndexDataWanted() | TimeLookup() as message:
+                effects = self._on_metalog_question(event, message)
             case BatchesWanted() as message:
                 effects = self._on_batches_wanted(event, message)
             case Batches() as message:
@@ -401,6 +402,22 @@ class StorageNode:
         if not self._reads.start(task):
             return [Ignore(event, "too many reads are under way")]
         return []
+
+    def _on_metalog_question(
+        self, event: Received, message: IndexDataWanted | TimeLookup
+    ) -> list[Effect]:
+        if isinstance(message, TimeLookup):
+            return self._on_time_lookup(event, message)
+        return self._on_index_data_wanted(event, message)
+
+    def _on_time_lookup(self, event: Received, message: TimeLookup) -> list[Effect]:
+        ordering = self._ordering
+        if (position := ordering.find_time(message.time_us)) is None:
+            answer = TimeFound(message.request, ordering.tail, ordering.position, found=False)
+        else:
+            seqnum = ordering.tail_before(position)
+            answer = TimeFound(message.request, seqnum, position + 1, found=True)
+        return [Send(event.sender, answer)]
 
     def _on_aux_set(self, event: Received, message: AuxSet) -> list[Effect]:
         size = len(message.aux)

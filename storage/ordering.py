@@ -2,13 +2,14 @@
 2 and 8.5).
 
 Entries are applied in order without gaps. What comes early waits, bounded; what is missing is asked
-for by the node. All that index data needs to know about a position is kept in flat arrays: 16 bytes
+for by the node. All that index data needs to know about a position is kept in flat arrays: 24 bytes
 a position and 18 bytes a span.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from indilog.ids import MetalogPosition, SeqNum, ShardId
@@ -20,7 +21,7 @@ class Ordering:
 
     __slots__ = (
         "_ahead", "_ahead_max", "_lengths", "_localids", "_replay", "_shards", "_span_ends",
-        "_tails",
+        "_tails", "_times",
     )  # fmt: skip
 
     def __init__(self, *, ahead_max: int) -> None:
@@ -28,6 +29,8 @@ class Ordering:
         self._ahead: dict[MetalogPosition, Entry] = {}
         self._replay = MetalogReplay()
         self._tails = array("Q")
+        self._times = array("Q")
+        """When each entry was proposed, in microseconds since 1970; never goes back."""
         self._span_ends = array("Q")
         self._shards = array("H")
         self._localids = array("Q")
@@ -74,6 +77,8 @@ class Ordering:
             self._shards.append(span.shard)
             self._localids.append(span.first_localid)
             self._lengths.append(span.length)
+        before_us = self._times[-1] if self._times else 0
+        self._times.append(max(before_us, entry.time_us))
         self._tails.append(self._replay.tail)
         self._span_ends.append(len(self._shards))
         return spans
@@ -94,6 +99,18 @@ class Ordering:
             spans.append(span)
             seqnum = span.end_seqnum
         return spans
+
+    def find_time(self, time_us: int) -> MetalogPosition | None:
+        """Return the position of the first entry that was proposed at `time_us` or later, or None.
+
+        It may have ordered nothing: then what follows was ordered later still.
+        """
+        position = bisect_left(self._times, time_us)
+        return position if position < len(self._times) else None
+
+    def tail_before(self, position: MetalogPosition) -> SeqNum:
+        """Return the log's tail before the entry at `position`, which is applied."""
+        return self._tails[position - 1] if position else 0
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""

@@ -54,9 +54,11 @@ class Oracle:
     def __init__(self) -> None:
         self.records: dict[SeqNum, tuple[bytes, tuple[str, ...]]] = {}
         self.tails: dict[MetalogPosition, SeqNum] = {0: 0}
+        self.times: dict[MetalogPosition, int] = {}
 
     def published(self, message: MetalogEntries) -> None:
         for entry in message.entries:
+            assert self.times.setdefault(entry.position, entry.time_us) == entry.time_us
             before = self.tails.get(entry.position)
             if before is not None:
                 tail = before + sum(entry.counts.values())
@@ -174,6 +176,14 @@ class RoleCluster:
         self.run_until(lambda: waiter.outcome is not PENDING)
         assert isinstance(waiter.outcome, Answered), waiter.outcome
         return waiter.outcome.value, waiter.outcome.position  # type: ignore[return-value]
+
+    def find_time(self, time_us: int, *, engine: int = 0) -> SeqNum:
+        waiter = Waiter()
+        role = self.engine(engine)
+        role.times.start(time_us, role.position, waiter)
+        self.run_until(lambda: waiter.outcome is not PENDING)
+        assert isinstance(waiter.outcome, Answered), waiter.outcome
+        return waiter.outcome.value  # type: ignore[return-value]
 
     # --- running
 

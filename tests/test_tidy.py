@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from indilog import messages
+from indilog import messages, time_messages
 from indilog.config import ClusterConfig, NodeConfig
 from tests import protocol_table, settings_table
 
@@ -178,7 +178,10 @@ def test_the_protocol_document_equals_the_code() -> None:
 
 def test_every_wire_message_is_in_the_protocol() -> None:
     described = [
-        kind for kind in protocol_table.messages_of(messages) if protocol_table.row_of(kind)
+        kind
+        for module in (messages, time_messages)
+        for kind in protocol_table.messages_of(module)
+        if protocol_table.row_of(kind)
     ]
     assert set(described) == set(typing.get_args(messages.Message))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
@@ -29,6 +30,10 @@ _OCTETS: Final = "application/octet-stream"
 Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
 Tag = Annotated[str | None, Query(description="A text tag; without: every record.")]
 TagInt = Annotated[int | None, Query(description="An integer tag, instead of `tag`.")]
+Since = Annotated[
+    datetime | None,
+    Query(description="Ordered then or later; ISO 8601, or seconds since 1970."),
+]
 Fresh = Annotated[bool, Query(description="See all that was appended before, by anybody.")]
 Bound = Annotated[int | None, Query(ge=0, description="Inclusive.")]
 
@@ -54,6 +59,7 @@ def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
     router.get("/records")(routes.read)
     router.get("/records/{seqnum}")(routes.read_one)
     router.get("/tail")(routes.tail)
+    router.get("/at")(routes.at)
     router.get("/stream", response_class=StreamingResponse)(routes.stream)
     return router
 
@@ -95,6 +101,7 @@ class LogRoutes:
         tag: Tag = None,
         tag_int: TagInt = None,
         bound: Bound = None,
+        since: Since = None,
         direction: Literal["next", "prev"] = "next",
         limit: Annotated[int, Query(ge=1, le=READ_RANGE_LIMIT_MAX)] = 100,
         wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
@@ -108,6 +115,10 @@ class LogRoutes:
         """
         opened, session = self._opened(log, position)
         wanted = tag_of(tag, tag_int)
+        if since is not None:
+            if direction == "prev":
+                raise ValueError("since goes with direction=next; with prev give a bound.")
+            bound = max(bound or 0, await opened.find_time(_seconds(since)))
         if direction == "prev":
             bound = MAX_SEQNUM if bound is None else bound
             records = await _backwards(opened, wanted, bound, limit, fresh=fresh)
@@ -134,12 +145,18 @@ class LogRoutes:
         opened, session = self._opened(log, 0)
         return _json({"tail": await opened.tail()}, session)
 
+    async def at(self, log: str, time: datetime, position: Position = 0) -> Response:
+        """Return the first seqnum ordered at `time` or later, or the tail."""
+        opened, session = self._opened(log, position)
+        return _json({"seqnum": await opened.find_time(_seconds(time))}, session)
+
     async def stream(
         self,
         log: str,
         tag: Tag = None,
         tag_int: TagInt = None,
         bound: Bound = None,
+        since: Since = None,
         last_event_id: Annotated[int | None, Header(alias="Last-Event-ID")] = None,
     ) -> StreamingResponse:
         """Stream records as server-sent events: history from `bound` on, then live, without end.
@@ -148,6 +165,8 @@ class LogRoutes:
         """
         opened, _ = self._opened(log, 0)
         start = bound or 0 if last_event_id is None else last_event_id + 1
+        if since is not None and last_event_id is None:
+            start = max(start, await opened.find_time(_seconds(since)))
         events = _events(opened, tag_of(tag, tag_int), start)
         return StreamingResponse(
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
@@ -156,6 +175,11 @@ class LogRoutes:
     def _opened(self, name: str, position: int) -> tuple[Log, Session]:
         session = Session(position)
         return self._logs.log(check_log_name(name), session), session
+
+
+def _seconds(time: datetime) -> float:
+    """Return seconds since 1970; a time that names no zone is UTC."""
+    return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
 
 
 async def _body(request: Request, bytes_max: int) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -12,6 +14,7 @@ import typer
 from indilog.cli import show
 from indilog.cli.follow import follow as follow_stream
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.cli.since import seconds_of
 from indilog.ids import log_tag
 
 logs = typer.Typer(help="Append to logs and read them.", no_args_is_help=True)
@@ -26,6 +29,10 @@ FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")
 ]
 LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many records.")]
+SinceOption = Annotated[
+    str | None,
+    typer.Option("--since", help="Ordered so long ago or later: 10m, 2d, 2026-11-21T18:00."),
+]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="See all that was appended before, by anybody.")
 ]
@@ -74,6 +81,7 @@ def read(
     tag: TagOption = None,
     tag_int: TagIntOption = None,
     bound: BoundOption = None,
+    since: SinceOption = None,
     limit: LimitOption = 10,
     last: Annotated[
         bool,
@@ -88,6 +96,10 @@ def read(
 ) -> None:
     """Print the first records from --bound on (or the last ones)."""
     gateway = Gateway(url)
+    if since is not None:
+        if last:
+            stop("Give --since or --last, not both.")
+        bound = max(bound or 0, _since(gateway, log, since))
     if follow and not last:
         _follow(gateway, log, tag, tag_int, bound, as_json=as_json)
         return
@@ -156,6 +168,15 @@ def tail(
         _follow(gateway, log, tag, tag_int, seqnum, as_json=as_json)
     else:
         show.line(str(seqnum))
+
+
+def _since(gateway: Gateway, log: str, since: str) -> int:
+    """Return the first seqnum that was ordered at that time or later."""
+    with mistakes_told():
+        seconds = seconds_of(since, time.time())
+    at = datetime.fromtimestamp(seconds, tz=UTC).isoformat()
+    seqnum: int = gateway.get(_path(log, "at"), time=at)["seqnum"]
+    return seqnum
 
 
 def _follow(

@@ -16,7 +16,6 @@ Used by one thread, but for `sync_flushed`, which may run beside `write`, `read`
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from xxhash import xxh3_64_intdigest
 from indilog.errors import DataDirectoryError
 from indilog.ids import NodeId
 from indilog.roles import FrameKind, Location
+from indilog.runtime.journal_directory import check_format, created, locked
 from indilog.runtime.segment import (
     BATCH_KINDS,
     END_OF_SEGMENT,
@@ -45,7 +45,6 @@ from indilog.runtime.segment import (
     prepare_segment,
     segment_numbers,
     segment_path,
-    synced_directory,
     write_all,
     zero_tail,
 )
@@ -57,8 +56,6 @@ from indilog.runtime.segment_scan import (
     newest_used,
 )
 
-FORMAT_VERSION: Final = 1
-_FORMAT_NAME: Final = "indilog-journal"
 _OPEN_FILES_MAX: Final = 64
 _BUFFERS_MAX: Final = 1024
 """Buffers that collect without a flush, when nothing asks for a sync."""
@@ -96,7 +93,7 @@ class Journal:
             else frozenset({FrameKind.SHARD_STATE})
         )
         self._always_synced = durability == "fsync"
-        self._lock_fd = _locked(directory)
+        self._lock_fd = locked(directory)
         # The active segment: its number, size, and how far it is decided, flushed, synced (bytes).
         self._number = 0
         self._capacity = 0
@@ -128,13 +125,10 @@ class Journal:
             DataDirectoryError: another process uses it, or a newer release wrote it.
             OSError: as the system says.
         """
-        missing = [path for path in (directory, *directory.parents) if not path.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            synced_directory(path.parent)
+        created(directory)
         journal = cls(directory, segment_bytes, durability)
         try:
-            _check_format(directory)
+            check_format(directory)
         except BaseException:
             journal.close()
             raise
@@ -440,42 +434,3 @@ def _kind_of(kind: int) -> FrameKind:
             f"The journal holds a frame of kind {kind}, which this release does not know; "
             "start the release that wrote it."
         ) from None
-
-
-def _locked(directory: Path) -> int:
-    """Take the directory for this process, for as long as the returned descriptor is open."""
-    fd = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise DataDirectoryError(
-            f"{directory} is in use by another process; stop it, or choose another directory."
-        ) from None
-    return fd
-
-
-def _check_format(directory: Path) -> None:
-    """Refuse what a newer release wrote; say in a new directory what is written here."""
-    path = directory / "FORMAT"
-    if not path.exists():
-        if segment_numbers(directory):
-            raise DataDirectoryError(
-                f"{directory} holds segments but no FORMAT file; it is damaged."
-            )
-        temporary = directory / "FORMAT.new"
-        with temporary.open("w") as file:
-            file.write(f"{_FORMAT_NAME} {FORMAT_VERSION}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        synced_directory(directory)
-        return
-    name, _, version = path.read_bytes().decode(errors="replace").strip().partition(" ")
-    if name != _FORMAT_NAME or not version.isdecimal():
-        raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
-    if int(version) > FORMAT_VERSION:
-        raise DataDirectoryError(
-            f"{directory} has format {version}, this release reads up to {FORMAT_VERSION}; "
-            "start a newer release."
-        )

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +30,7 @@ from indilog.runtime.data_directory import opened_metadata
 from indilog.runtime.layout import view_in
 from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.metadata_service import MetadataServer
+from indilog.runtime.run_directory import RunDirectory, remove_stale_directories
 from indilog.runtime.supervised_process import SupervisedProcess
 from indilog.view import View
 
@@ -39,7 +38,6 @@ PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
     "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
 }
 """What a cluster of processes has unless told otherwise: any one of its disks may be lost."""
-_DIRECTORY_PREFIX: Final = "indilog-run-"
 _SOCKET_PATH_BYTES_MAX: Final = 100
 _SCHEMES: Final[Mapping[str, str]] = {"stream": "unix", "zmq": "ipc"}
 """Of the nodes' addresses, by `transport`. The metadata store is always served by pyzmq."""
@@ -73,7 +71,7 @@ class Supervisor:
         self._left_out = left_out
         self._store: EmbeddedMetadataStore | None = None
         self._server: MetadataServer | None = None
-        self._directory: Path | None = None
+        self._directory: RunDirectory | None = None
         self.processes: dict[NodeId, SupervisedProcess] = {}
         self.metadata_address = ""
         self.view: View | None = None
@@ -90,12 +88,11 @@ class Supervisor:
         self._store = opened_metadata(self._config.node)
         await claim_arrangement(self._store, "processes")
         self.view = await view_in(self._store, self._config, "processes")
-        self._directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
+        remove_stale_directories()
+        self._directory = RunDirectory()
         scheme = _SCHEMES[self._config.node.transport]
         addresses = {node: self._address(scheme, node) for node in self.view.nodes}
-        before = await publish_run(self._store, self._config, addresses, self._directory)
-        if before is not None:
-            _remove_run_directory(Path(before.directory))
+        await publish_run(self._store, self._config, addresses, self._directory.path)
         self.metadata_address = self._address("ipc", "metadata")
         self._server = MetadataServer(self._store, self.metadata_address, self._config.node)
         self._start_processes(self.view)
@@ -130,7 +127,8 @@ class Supervisor:
         if self._store is not None:
             self._store.close()
         if self._directory is not None:
-            _remove_run_directory(self._directory)
+            self._directory.remove()
+            self._directory = None
 
     @property
     def url(self) -> str:
@@ -149,7 +147,8 @@ class Supervisor:
             process.start()
 
     def _address(self, scheme: str, name: str) -> str:
-        path = f"{self._directory}/{name}"
+        assert self._directory is not None, "it was made"
+        path = f"{self._directory.path}/{name}"
         if len(path.encode()) > _SOCKET_PATH_BYTES_MAX:
             raise ConfigError(
                 f"The path {path} is too long for a Unix socket; set TMPDIR to a shorter one."
@@ -168,14 +167,6 @@ async def supervised(
         yield supervisor
     finally:
         await supervisor.stop()
-
-
-def _remove_run_directory(directory: Path) -> None:
-    """Remove the sockets of a run that is over; touches nothing that `mkdtemp` did not name."""
-    if directory.name.startswith(_DIRECTORY_PREFIX) and str(directory.parent) == (
-        tempfile.gettempdir()
-    ):
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def run_processes(config: Config, on_ready: Callable[[str], None] | None = None) -> None:

@@ -31,6 +31,7 @@ from indilog.log import (
     check_bound,
     check_limit,
     check_record,
+    check_time,
     check_wait,
 )
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
@@ -59,6 +60,8 @@ class MemoryLogs:
         self.page_bytes_max = page_bytes_max
         self._clock = clock
         self._records: list[Record] = []
+        self._times_us: list[int] = []
+        """When each record was ordered; never goes back."""
         self._aux: dict[SeqNum, bytes] = {}
         self._streams: defaultdict[bytes, list[SeqNum]] = defaultdict(list)
         self._waiting: defaultdict[bytes, set[asyncio.Future[None]]] = defaultdict(set)
@@ -76,6 +79,8 @@ class MemoryLogs:
         """Append (data, names) pairs at consecutive seqnums, and wake who waits for them."""
         start = len(self._records)
         now = self._clock()
+        before_us = self._times_us[-1] if self._times_us else 0
+        self._times_us += [max(before_us, int(now * 1e6))] * len(entries)
         for seqnum, (data, names) in enumerate(entries, start):
             self._records.append(Record(seqnum, names, data, now))
             for stream in _streams_of(names):
@@ -95,6 +100,10 @@ class MemoryLogs:
             return None
         kept = self._records[seqnum]
         return Record(seqnum, kept.names, kept.data, kept.time, self._aux.get(seqnum))
+
+    def find_time(self, time_us: int) -> SeqNum:
+        """Return the first seqnum ordered at `time_us` or later."""
+        return bisect_left(self._times_us, time_us)
 
     def keep_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep `aux` beside a record that exists."""
@@ -249,6 +258,11 @@ class MemoryLog(Log):
         """See `Log.tail`."""
         self._saw()
         return self.logs.position
+
+    async def find_time(self, time: float) -> SeqNum:
+        """See `Log.find_time`."""
+        self._saw()
+        return self.logs.find_time(check_time(time))
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """See `Log.set_aux`."""

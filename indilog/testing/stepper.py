@@ -100,6 +100,11 @@ class SteppedLog(Log):
         await _Pause()
         return await self._log.tail()
 
+    async def find_time(self, time: float) -> SeqNum:
+        """See `Log.find_time`."""
+        await _Pause()
+        return await self._log.find_time(time)
+
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """See `Log.set_aux`."""
         await _Pause()

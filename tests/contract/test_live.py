@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -259,6 +260,40 @@ async def test_the_tail_is_the_first_seqnum_not_yet_written(
     for _ in range(5):
         seqnum = await writer.append(b"x")
         assert await writer.tail() == await other.tail() == seqnum + 1
+
+
+async def test_a_time_is_found_between_what_was_appended_before_and_after_it(
+    session_of: Callable[[], Log],
+) -> None:
+    log = session_of()
+    before = await log.append(b"before", tags=["t"])
+    moment, now, after = time.time() + 0.02, 0.0, before
+    while now < moment + 0.02:
+        after = await log.append(b"after", tags=["t"])
+        record = await log.read(after)
+        assert record is not None
+        now = record.time
+    for asker in (log, session_of()):
+        found = await asker.find_time(moment)
+        assert before < found <= after
+        page = await asker.read_range("t", found)
+        assert page
+        assert page[-1].seqnum <= after
+    assert await log.find_time(0) == 0
+    assert await log.find_time(moment + 3600) == await log.tail()
+
+
+@pytest.mark.parametrize("time", [-1, float("nan"), float("inf"), "yesterday", True])
+async def test_what_is_no_time_is_refused(log: Log, time: float) -> None:
+    with pytest.raises(ValueError, match="seconds since 1970"):
+        await log.find_time(time)
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), "long", True])
+async def test_what_is_no_wait_is_refused(log: Log, wait: float) -> None:
+    for read in (log.read_next, log.read_range):
+        with pytest.raises(ValueError, match="seconds"):
+            await read("t", wait=wait)
 
 
 async def test_an_opened_again_log_holds_what_was_acknowledged(

@@ -330,3 +330,23 @@ def test_nodes_that_start_again_from_their_disk_lose_nothing(seed: int) -> None:
     cluster.settle()
     assert sorted(cluster.oracle.records) == list(range(72))
     check_everything(cluster, 1, range(0, 75, 9))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_time_is_found_where_the_published_entries_say(seed: int) -> None:
+    cluster = cluster_with("small", 2, seed=seed, delay=0.2, repeat=0.1)
+    for n in range(25):
+        cluster.now += cluster.random.choice([0.0, 0.001, 3.0])
+        cluster.append(b"%d" % n, "a", engine=n % 2)
+        for _ in range(cluster.random.randint(0, 40)):
+            cluster.poke()
+            cluster.step()
+    cluster.settle()
+    times = sorted(cluster.oracle.times.items())
+    assert [time_us for _, time_us in times] == sorted(time_us for _, time_us in times)
+    stamps = {time_us for _, time_us in times}
+    for time_us in {0, *stamps, *(t + 1 for t in stamps), *(t - 1 for t in stamps)}:
+        first = next((p for p, stamp in times if stamp >= time_us), None)
+        tails = cluster.oracle.tails
+        expected = max(tails.values()) if first is None else tails[first]
+        assert cluster.find_time(time_us, engine=seed % 2) == expected

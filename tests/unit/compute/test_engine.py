@@ -217,9 +217,9 @@ def test_a_page_that_storage_cuts_short_ends_at_the_gap() -> None:
 
 def test_a_watch_fires_when_index_data_with_its_tag_arrives_and_only_then() -> None:
     driver = joined()
-    driver.engine.watch(TAG, 0, "watcher")
-    driver.engine.watch(999, 0, "other")
-    driver.engine.watch(TAG, 5, "beyond")
+    driver.engine.watches.add(TAG, 0, "watcher")
+    driver.engine.watches.add(999, 0, "other")
+    driver.engine.watches.add(TAG, 5, "beyond")
     effects = driver.order(1)
     assert [e.waiter for e in effects if isinstance(e, Answer)] == ["watcher"]
 
@@ -228,7 +228,7 @@ def idle_cost(watches: int) -> tuple[int, int]:
     """Return turns and messages in a minute in which nothing is appended."""
     driver = joined()
     for n in range(watches):
-        driver.engine.watch(1000 + n, 0, f"watcher {n}")
+        driver.engine.watches.add(1000 + n, 0, f"watcher {n}")
     driver.turn()
     turns = messages = 0
     while (due := driver.engine.deadline()) is not None and due < 60:
@@ -297,7 +297,7 @@ def test_a_node_that_stops_tells_everyone_who_waits_what_it_knows() -> None:
     driver.engine.append(b"sent", (LOG, TAG), NAMES, "sent")
     driver.turn()
     driver.engine.append(b"kept", (LOG, TAG), NAMES, "kept")
-    driver.engine.watch(TAG, 0, "watcher")
+    driver.engine.watches.add(TAG, 0, "watcher")
     driver.read(7, tag=99)
     told = {e.waiter: type(e.outcome) for e in driver.engine.abandon() if isinstance(e, Answer)}
     assert told == {
@@ -344,7 +344,7 @@ def test_a_record_has_one_time_from_memory_and_from_storage() -> None:
 
 def test_a_lost_last_entry_is_asked_for_while_a_watch_waits() -> None:
     driver = joined(resend_s=1)
-    driver.engine.watch(TAG, 0, "watcher")
+    driver.engine.watches.add(TAG, 0, "watcher")
     driver.turn()
     deadline = driver.engine.deadline()
     assert deadline is not None

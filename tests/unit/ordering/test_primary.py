@@ -21,7 +21,7 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import NewRecords, entry_encoded
+from indilog.metalog import NewRecords, entry_decoded, entry_encoded
 from indilog.roles import (
     Effect,
     FrameKind,
@@ -67,11 +67,17 @@ def persisted(token: int) -> Persisted:
     return Persisted(token, NOWHERE)
 
 
-def entry(position: int, counts: dict[int, int], *, writer: int = 1, epoch: int = 5) -> NewRecords:
+def entry(
+    position: int,
+    counts: dict[int, int],
+    *,
+    writer: int = 1,
+    epoch: int = 5,
+    at: Instant = T0,
+) -> NewRecords:
     by_shard = {ShardId(shard): count for shard, count in counts.items()}
-    return NewRecords(
-        position, ViewNumber(1), Epoch(epoch), by_shard, dict.fromkeys(by_shard, Epoch(writer))
-    )
+    writers = dict.fromkeys(by_shard, Epoch(writer))
+    return NewRecords(position, ViewNumber(1), Epoch(epoch), by_shard, writers, int(at * 1e6))
 
 
 def earlier(count: int, *, records: int = 1) -> list[NewRecords]:
@@ -448,3 +454,15 @@ def test_engines_are_told_while_the_disk_of_the_primary_is_full() -> None:
     assert node.handle([], due) == told
     assert node.handle([SpaceChanged(None)], due) == [Send(ENGINE, DiskFull(full=False))]
     assert node.deadline() is None
+
+
+def test_the_time_of_entries_never_goes_back_also_over_a_restart_with_an_earlier_clock() -> None:
+    node = started(recovered=[entry(0, {0: 1}, epoch=4, at=Instant(2000.0))])
+    start(node)
+    times = []
+    for stored, now in ((2, 1000.0), (3, 1999.0), (4, 2001.5), (5, 2001.0)):
+        (persist,) = [
+            e for e in node.handle([progress(stored)], Instant(now)) if isinstance(e, Persist)
+        ]
+        times.append(entry_decoded(persist.payload).time_us)
+    assert times == [2_000_000_000, 2_000_000_000, 2_001_500_000, 2_001_500_000]

@@ -15,6 +15,7 @@ from indilog.ids import NodeId
 from indilog.roles import FrameKind
 from indilog.runtime import segment
 from indilog.runtime.journal import Journal, stream_of
+from indilog.runtime.journal_directory import format_line
 from tests.unit.runtime.journals import (
     SEGMENT_BYTES,
     STREAM,
@@ -305,20 +306,37 @@ def test_a_directory_has_one_user(directory: Path, opened: list[Journal]) -> Non
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [("indilog-journal 2\n", "start a newer release"), ("something else", "damaged")],
-)
-def test_a_newer_or_unknown_format_is_refused(
-    directory: Path, opened: list[Journal], text: str, sentence: str
-) -> None:
+def test_a_newer_format_is_refused(directory: Path, opened: list[Journal]) -> None:
     started(directory, opened)[0].close()
-    (directory / "FORMAT").write_text(text)
-    with pytest.raises(DataDirectoryError, match=sentence):
+    (directory / "FORMAT").write_text(format_line(2))
+    with pytest.raises(DataDirectoryError, match="start a newer release"):
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
-    (directory / "FORMAT").unlink()
-    with pytest.raises(DataDirectoryError, match="no FORMAT file"):
+
+
+def test_an_unknown_format_is_refused_where_no_journal_is(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / "FORMAT").write_text("something else")
+    with pytest.raises(DataDirectoryError, match="damaged"):
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+
+
+@pytest.mark.parametrize("bit", [*range(0, 8 * len(format_line(1)), 5), None])
+def test_a_damaged_format_file_is_written_anew(
+    directory: Path, opened: list[Journal], bit: int | None
+) -> None:
+    """A5: one flipped bit, also where it makes the version a newer one; or no file at all."""
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.METALOG, b"entry")
+    journal.close()
+    file = directory / "FORMAT"
+    if bit is None:
+        file.unlink()
+    else:
+        data = bytearray(file.read_bytes())
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+    assert len(started(directory, opened)[1]) == 1
+    assert file.read_text() == format_line(1)
 
 
 def test_a_frame_of_a_newer_version_is_refused(

@@ -26,7 +26,8 @@ class Served:
             cluster=ClusterConfig(record_bytes_max=1000),
             node=NodeConfig(data_dir=directory, workers=0),
         )
-        self.logs = MemoryLogs(config.cluster)
+        self.now = 1_700_000_000.0
+        self.logs = MemoryLogs(config.cluster, clock=lambda: self.now)
         self.host = FunctionHost(config, self.logs)
         self.ready = True
         app = create_gateway(self.host, self.logs, lambda: {"ready": self.ready, "n": 1}, config)
@@ -102,6 +103,21 @@ async def test_reads_by_tag_bound_direction_and_limit(served: Served) -> None:
     assert await seqnums("tag=7") == []
     assert (await served.client.get("/logs/orders/tail")).json() == {"tail": 6}
     assert (await served.client.get("/logs/orders/records/3")).json()["data"] == "3"
+
+
+@pytest.mark.parametrize("form", ["2023-11-14T22:13:22Z", "2023-11-14T22:13:22", "1700000002"])
+async def test_reads_begin_at_a_time(served: Served, form: str) -> None:
+    for n in range(5):
+        served.now = 1_700_000_000.0 + n
+        await served.client.post("/logs/orders/records", json={"data": str(n)})
+    get = served.client.get
+    assert (await get(f"/logs/orders/at?time={form}")).json() == {"seqnum": 2}
+    found = (await get(f"/logs/orders/records?since={form}")).json()
+    assert [record["seqnum"] for record in found["records"]] == [2, 3, 4]
+    found = (await get(f"/logs/orders/records?since={form}&bound=4")).json()
+    assert [record["seqnum"] for record in found["records"]] == [4]
+    refused = problem(await get(f"/logs/orders/records?since={form}&direction=prev"))
+    assert refused == (400, "since goes with direction=next; with prev give a bound.")
 
 
 async def test_a_wait_over_http_ends_by_itself(served: Served) -> None:

@@ -1,0 +1,209 @@
+"""Servers of others, to compare with: from Debian's packages, in temporary directories, on free
+ports of this machine. A benchmark starts them and ends them; a package that is missing is installed
+first (as root).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HOST = "127.0.0.1"
+READY_S_MAX = 20.0
+END_S_MAX = 30.0
+CONNECTIONS_MAX = 600
+"""Of PostgreSQL: a client process opens at most a few hundred."""
+_NOBODY = "nobody"
+
+
+class Server(NamedTuple):
+    """A running server.
+
+    Attributes:
+        address: what a client needs, in plain values.
+        version: what the server says.
+        durability: what an acknowledged write has behind it.
+    """
+
+    address: dict[str, Any]
+    version: str
+    durability: str
+
+
+@contextmanager
+def redis_server() -> Iterator[Server]:
+    """Run Redis: `appendonly yes`, `appendfsync always`."""
+    program = _installed("redis-server", "redis-server")
+    version = _said(program, "--version").split("v=")[1].split()[0]
+    with _directory("redis") as directory:
+        port, path = free_port(), f"{directory}/redis.sock"
+        command = [
+            program, "--bind", HOST, "--port", str(port), "--unixsocket", path,
+            "--dir", str(directory), "--save", "", "--appendonly", "yes", "--appendfsync", "always",
+            "--auto-aof-rewrite-percentage", "0", "--daemonize", "no",
+        ]  # fmt: skip
+        with _running(command, port, directory):
+            yield Server({"port": port, "path": path}, version, "every write synced")
+
+
+@contextmanager
+def nats_server() -> Iterator[Server]:
+    """Run NATS with JetStream in files. Debian's release cannot sync a message before its ack."""
+    program = _installed("nats-server", "nats-server")
+    version = _said(program, "--version").split("v")[-1].strip()
+    with _directory("nats") as directory:
+        port = free_port()
+        command = [program, "-a", HOST, "-p", str(port), "-js", "-sd", str(directory)]
+        with _running(command, port, directory):
+            yield Server({"port": port}, version, "NOT synced (every 2 minutes)")
+
+
+@contextmanager
+def etcd_server() -> Iterator[Server]:
+    """Run one etcd; a put is acknowledged when it is synced."""
+    program = _installed("etcd", "etcd-server")
+    version = _said(program, "--version").split(":")[1].split()[0]
+    with _directory("etcd") as directory:
+        port, peers = free_port(), f"http://{HOST}:{free_port()}"
+        clients = f"http://{HOST}:{port}"
+        command = [
+            program, "--data-dir", f"{directory}/data", "--name", "one", "--log-level", "error",
+            "--listen-client-urls", clients, "--advertise-client-urls", clients,
+            "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers,
+            "--initial-cluster", f"one={peers}", "--quota-backend-bytes", str(8 << 30),
+        ]  # fmt: skip
+        with _running(command, port, directory):
+            yield Server({"port": port}, version, "every write synced")
+
+
+@contextmanager
+def postgres_server() -> Iterator[Server]:
+    """Run PostgreSQL with its defaults: `fsync` and `synchronous_commit` on. It refuses to be root,
+    so root runs it as nobody.
+    """
+    programs = _postgres_programs()
+    version = _said(str(programs / "postgres"), "--version").split()[2]
+    user = _NOBODY if os.geteuid() == 0 else None
+    with _directory("postgres") as directory:
+        if user is not None:
+            found = pwd.getpwnam(user)
+            os.chown(directory, found.pw_uid, found.pw_gid)
+        subprocess.run(
+            [
+                programs / "initdb", "-D", directory / "data", "-U", "bench", "-A", "trust",
+                "--no-sync", "-E", "UTF8", "--locale", "C",
+            ],
+            check=True, user=user, cwd=directory, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        port = free_port()
+        command = [
+            str(programs / "postgres"), "-D", f"{directory}/data", "-h", HOST, "-p", str(port),
+            "-k", str(directory), "-c", f"max_connections={CONNECTIONS_MAX}",
+        ]  # fmt: skip
+        with _running(command, port, directory, user=user):
+            address = {"port": port, "host": str(directory)}
+            yield Server(address, version, "every write synced (synchronous_commit)")
+
+
+# --- programs
+
+
+def _installed(program: str, package: str) -> str:
+    """Return the path of `program`; install Debian's `package` first when it is missing."""
+    if (found := shutil.which(program)) is None:
+        _install(package)
+        found = shutil.which(program)
+    if found is None:
+        raise SystemExit(f"apt-get installed {package}, but {program} is not on the path.")
+    return found
+
+
+def _postgres_programs() -> Path:
+    def found() -> list[Path]:
+        versions = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+        return sorted(versions, key=lambda path: float(path.parts[-3]))
+
+    if not found():
+        _install("postgresql")
+    if not found():
+        raise SystemExit("apt-get installed postgresql, but there is no /usr/lib/postgresql.")
+    return found()[-1].parent
+
+
+def _install(package: str) -> None:
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        raise SystemExit(f"{package} is missing; install it (Debian: apt-get install {package}).")
+    sys.stderr.write(f"Installing Debian's {package} ...\n")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", package]):
+        subprocess.run(
+            ["apt-get", "-qq", *command],
+            check=True, env=environment, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+# --- processes
+
+
+@contextmanager
+def _directory(name: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=f"indilog-{name}-") as path:
+        yield Path(path)
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], port: int, directory: Path, *, user: str | None = None
+) -> Iterator[None]:
+    """Run a server until the block is left; the block begins when it answers at its port."""
+    with (directory / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, user=user, cwd=directory
+        )
+    try:
+        _wait_ready(process, port, directory / "output")
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
+    until = time.monotonic() + READY_S_MAX
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            said = output.read_text(errors="replace").strip()
+            raise SystemExit(f"{process.args!r} ended with {process.returncode}: {said}")
+        try:
+            with socket.create_connection((HOST, port), 1):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit(f"{process.args!r} was not ready after {READY_S_MAX:.0f} s.")

@@ -1,0 +1,102 @@
+"""The directory of a journal, apart from its segments: who uses it, and in which format it is
+(ARCHITECTURE 7).
+
+`FORMAT` is one line: a name, a version, and the CRC32C of both in hexadecimal. A line whose CRC
+does not fit is damaged, and written anew if the segments hold frames of this release: each frame
+says its version itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+import structlog
+from crc32c import crc32c
+
+from indilog.errors import DataDirectoryError
+from indilog.runtime.segment import segment_numbers, synced_directory
+from indilog.runtime.segment_scan import newest_used
+
+FORMAT_VERSION: Final = 1
+_FORMAT_NAME: Final = "indilog-journal"
+
+log = structlog.get_logger(__name__)
+
+
+def created(directory: Path) -> None:
+    """Create the directory and those above it, durably, as far as they are not there."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        synced_directory(path.parent)
+
+
+def locked(directory: Path) -> int:
+    """Take the directory for this process, for as long as the returned descriptor is open.
+
+    Raises:
+        DataDirectoryError: another process has it.
+    """
+    fd = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise DataDirectoryError(
+            f"{directory} is in use by another process; stop it, or choose another directory."
+        ) from None
+    return fd
+
+
+def check_format(directory: Path) -> None:
+    """Refuse what a newer release wrote; say in a new directory what is written here.
+
+    Raises:
+        DataDirectoryError: it is of a newer format, or of none that is known.
+    """
+    path = directory / "FORMAT"
+    numbers = segment_numbers(directory)
+    if not path.exists():
+        if newest_used(directory, numbers):
+            log.warning("the FORMAT file of the journal was missing", file=str(path))
+        _write(path)
+        return
+    line = path.read_bytes().decode(errors="replace").strip()
+    stated, _, crc = line.rpartition(" ")
+    if crc != _crc_of(stated):
+        if newest_used(directory, numbers):
+            log.warning("the FORMAT file of the journal was damaged", file=str(path))
+            _write(path)
+            return
+        raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
+    name, _, version = stated.partition(" ")
+    if name != _FORMAT_NAME or not version.isdecimal():
+        raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
+    if int(version) > FORMAT_VERSION:
+        raise DataDirectoryError(
+            f"{directory} has format {version}, this release reads up to {FORMAT_VERSION}; "
+            "start a newer release."
+        )
+
+
+def format_line(version: int) -> str:
+    """Return what the file says in that version."""
+    stated = f"{_FORMAT_NAME} {version}"
+    return f"{stated} {_crc_of(stated)}\n"
+
+
+def _crc_of(stated: str) -> str:
+    return f"{crc32c(stated.encode()):08x}"
+
+
+def _write(path: Path) -> None:
+    temporary = path.with_name("FORMAT.new")
+    with temporary.open("w") as file:
+        file.write(format_line(FORMAT_VERSION))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    synced_directory(path.parent)
