@@ -20,6 +20,7 @@ from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, tag_col
 from indilog.index_snapshot import without_snapshots
 from indilog.log import Record
 from indilog.messages import Direction, Message, MetalogEntries
+from indilog.metalog import entry_encoded
 from indilog.roles import (
     Answer,
     Appended,
@@ -55,9 +56,11 @@ class Oracle:
         self.records: dict[SeqNum, tuple[bytes, tuple[str, ...]]] = {}
         self.tails: dict[MetalogPosition, SeqNum] = {0: 0}
         self.times: dict[MetalogPosition, int] = {}
+        self.entry_bytes: dict[MetalogPosition, int] = {}
 
     def published(self, message: MetalogEntries) -> None:
         for entry in message.entries:
+            self.entry_bytes[entry.position] = len(entry_encoded(entry))
             assert self.times.setdefault(entry.position, entry.time_us) == entry.time_us
             before = self.tails.get(entry.position)
             if before is not None:
@@ -107,6 +110,8 @@ class RoleCluster:
         self.oracle = Oracle()
         self.ignored: list[str] = []
         self.healed = False
+        self.stopped: frozenset[NodeId] = frozenset()
+        """Nodes that do nothing for now; what is sent to them waits."""
         self.sent: list[str] = []
         """The kind of every message sent."""
         self.down: set[NodeId] = set()
@@ -189,7 +194,9 @@ class RoleCluster:
 
     def step(self) -> bool:
         """Give one random node that has something to do its turn; False: nobody had."""
-        busy = [node for node, events in self._events.items() if events]
+        busy = [
+            node for node, events in self._events.items() if events and node not in self.stopped
+        ]
         if not busy:
             return self._release_late()
         node = self.random.choice(busy)
@@ -239,6 +246,24 @@ class RoleCluster:
                     self._pass_time(min(deadlines))
         raise AssertionError("it does not happen")
 
+    def lockstep(self) -> None:
+        """Let every node handle once all that was sent to it before: one network delay passes."""
+        self.now += 0.001
+        inboxes = {node: list(events) for node, events in self._events.items()}
+        for sent in self._events.values():
+            sent.clear()
+        for node, events in inboxes.items():
+            self._turn(node, events)
+
+    def pass_seconds(self, seconds: float) -> None:
+        """Let time pass, with whatever the nodes do meanwhile; not until they come to rest."""
+        end = self.now + seconds
+        while self.now < end:
+            self.poke()
+            while self.step():
+                pass
+            self._pass_time(min(end, self.now + 0.05))
+
     def _quiet(self) -> bool:
         tails = {engine.tail for engine in map(self.engine, range(len(self.view.engines)))}
         return (
@@ -256,7 +281,7 @@ class RoleCluster:
         self.now = max(self.now + 0.001, due)
         for node, role in list(self.roles.items()):
             deadline = role.deadline()
-            if deadline is not None and deadline <= self.now:
+            if deadline is not None and deadline <= self.now and node not in self.stopped:
                 self._turn(node, [])
 
     def _turn(self, node: NodeId, events: Sequence[Event]) -> None:
