@@ -175,6 +175,10 @@ class NodeConfig:
     """
     disk_retry_s: float = 1.0
     """How often a node whose disk is full looks for room."""
+    scrub_interval_s: float = 86_400.0
+    """How often a storage node reads and verifies all that it has."""
+    scrub_bytes_per_s: int = 4 * MIB
+    """How fast it does."""
     repair_bytes_per_s: int = 32 * MIB
     """What a storage node that lost records fetches from other replicas."""
     repair_retry_s_max: float = 60.0

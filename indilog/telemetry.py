@@ -125,7 +125,8 @@ class Metrics:
     """
 
     __slots__ = (
-        "appended", "dropped", "ignored", "node", "received", "sent", "sent_bytes", "syncs",
+        "appended", "damaged", "dropped", "ignored", "mended", "node", "received", "repaired",
+        "sent", "sent_bytes", "syncs",
     )  # fmt: skip
 
     def __init__(self, node: str) -> None:
@@ -140,6 +141,9 @@ class Metrics:
         """Events from outside that had no place, by reason."""
         self.sent_bytes = 0
         self.appended = 0
+        self.damaged = 0
+        self.mended = 0
+        self.repaired = 0
         self.syncs = SyncTimes()
 
 
@@ -152,6 +156,9 @@ _LABELLED: Final = (
 _PLAIN: Final = (
     ("sent_bytes", "indilog_sent_bytes", "Bytes sent to other processes"),
     ("appended", "indilog_records_appended", "Records appended and acknowledged"),
+    ("damaged", "indilog_damaged", "Damaged places found on disk, at starts, reads and scrubs"),
+    ("mended", "indilog_mended_bits", "Flipped bits on disk that were put right"),
+    ("repaired", "indilog_repaired_batches", "Batches got back from another replica"),
 )
 
 
@@ -190,17 +197,23 @@ class _NodeCollector(Collector):
 class FiguresCollector(Collector):
     """Reads figures by part and name, all at once, when somebody scrapes."""
 
-    def __init__(self, read: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, Mapping[str, object]]],
+        name: str = "indilog_engine",
+        documentation: str = "Figures of the engine, by part",
+    ) -> None:
         self._read = read
+        self._name = name
+        self._documentation = documentation
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family with a sample per figure."""
-        family = GaugeMetricFamily(
-            "indilog_engine", "Figures of the engine, by part", labels=("part", "figure")
-        )
+        family = GaugeMetricFamily(self._name, self._documentation, labels=("part", "figure"))
         for part, figures in self._read().items():
             for figure, value in figures.items():
-                family.add_metric((part, figure), value)
+                if isinstance(value, int | float):
+                    family.add_metric((part, figure), value)
         yield family
 
 

@@ -60,6 +60,7 @@ from storage.index_data import IndexPage, columns_of, index_block, part_of, unas
 from storage.ordering import Ordering
 from storage.record_reads import RecordPage, WaitingReads
 from storage.repair import BatchPage, Repair
+from storage.scrub import Scrub
 from storage.shard import Shard, state_decoded
 
 _ENTRIES_AHEAD_MAX: Final = 4096
@@ -94,6 +95,7 @@ class StorageNode:
             config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
         )
         self._repair = Repair(node, views, self._shards, config.node)
+        self._scrub = Scrub(self._shards, config.node)
         self._full_notice = FullNotice(_writers_of(self._shards, views))
         self._gaps = False
         """Whether a part of the ordering journal was lost; it is fetched again."""
@@ -128,6 +130,8 @@ class StorageNode:
             "reads_waiting": len(self._waiting),
             "damaged_batches": self._damaged,
             "missing_records": sum(shard.missing for shard in self._shards.values()),
+            "scrubbed_bytes": self._scrub.bytes,
+            "scrub_passes": self._scrub.passes,
             "repaired_records": self._repair.repaired,
         }
 
@@ -240,6 +244,8 @@ class StorageNode:
             case Persisted(token, location):
                 return self._on_persisted(token, location)
             case FrameRead(token, payload):
+                if token < 0:
+                    return self._scrub.on_read(token, payload)
                 return self._reads.on_read(token, payload)
             case SpaceChanged(room):
                 self._appends.room = room
@@ -248,6 +254,7 @@ class StorageNode:
                 return []
             case Started():
                 self._appends.start()
+                self._scrub.start(now)
                 self._catch_up.start()
                 return []
             case SnapshotsAnswered():
@@ -298,6 +305,7 @@ class StorageNode:
             self._waiting.deadline(),
             self._repair.deadline(),
             self._full_notice.deadline(),
+            self._scrub.deadline(),
         )
         return min((time for time in times if time is not None), default=None)
 
@@ -314,6 +322,7 @@ class StorageNode:
                 for read in self._waiting.expired(now)
             ]
         effects += self._reads.advance()
+        effects += self._scrub.conclude(now)
         self._note_damage()
         effects += self._repair.conclude(now)
         if self._catch_up.due(self.position, now, waiting=self._awaits_entries()):
@@ -322,10 +331,11 @@ class StorageNode:
 
     def _note_damage(self) -> None:
         """Make holes of batches that were found damaged; a read that finds one is no news."""
-        for location in self._reads.damaged:
-            if any(shard.lose(location) for shard in self._shards.values()):
-                self._damaged += 1
-        self._reads.damaged.clear()
+        for found in (self._reads.damaged, self._scrub.damaged):
+            for location in found:
+                if any(shard.lose(location) for shard in self._shards.values()):
+                    self._damaged += 1
+            found.clear()
 
     def _awaits_entries(self) -> bool:
         """Whether an entry that is not here may exist: somebody reads ahead, or it would order."""

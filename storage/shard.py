@@ -274,6 +274,18 @@ class Shard:
             return None
         return Location(self._segments[index], self._offsets[index], self._lengths[index])
 
+    def batch_from(self, localid: LocalId) -> tuple[LocalId, LocalId, Location] | None:
+        """Return the first batch known here that begins at `localid` or later: its localids and
+        where it is; None: there is none.
+        """
+        index = bisect_left(self._firsts, localid)
+        while index < len(self._firsts):
+            if self._segments[index] != _HOLE:
+                place = Location(self._segments[index], self._offsets[index], self._lengths[index])
+                return self._firsts[index], self._end_of(index), place
+            index += 1
+        return None
+
     def locations(self, first: LocalId, end: LocalId) -> list[Location]:
         """Return where the batches are that hold the stored ones of [first, end), in order."""
         if first >= min(end, self.stored):

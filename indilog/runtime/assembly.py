@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -178,6 +178,11 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
         await host.start()
         registry = registry_of([shell.metrics])
         registry.register(FiguresCollector(logs.engine.status))
+        registry.register(
+            FiguresCollector(
+                lambda: _figures_of_nodes(shell), "indilog_node", "Figures of roles of this process"
+            )
+        )
         gateway = create_gateway(host, logs, status, config, registry)
         limit = config.cluster.message_bytes_max
         server = GatewayServer(gateway, config.node.host, config.node.port, message_bytes_max=limit)
@@ -196,11 +201,6 @@ def status_of(shell: NodeShell, logs: LocalLogs) -> dict[str, Any]:
     `nodes` are the roles of this process, `elsewhere` the names of those in other processes.
     """
     view = shell.view
-    nodes = {
-        node: role.status()
-        for node, role in shell.roles.items()
-        if isinstance(role, ReportsStatus) and not isinstance(role, Engine)
-    }
     return {
         "ready": shell.failed is None and not shell.closed,
         "view": view.number,
@@ -208,9 +208,17 @@ def status_of(shell: NodeShell, logs: LocalLogs) -> dict[str, Any]:
             str(shard): {"writer": placed.writer, "replicas": list(placed.replicas)}
             for shard, placed in view.shards.items()
         },
-        "nodes": nodes,
+        "nodes": _figures_of_nodes(shell),
         "elsewhere": [node for node in view.nodes if node not in shell.roles],
         "engine": logs.engine.status(),
+    }
+
+
+def _figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+    return {
+        node: role.status()
+        for node, role in shell.roles.items()
+        if isinstance(role, ReportsStatus) and not isinstance(role, Engine)
     }
 
 

@@ -39,6 +39,7 @@ from indilog.roles import (
     AskSnapshots,
     Effect,
     Event,
+    FrameKind,
     FrameRead,
     Ignore,
     Persist,
@@ -54,6 +55,7 @@ from indilog.roles import (
 )
 from indilog.runtime.disk_space import DiskSpace
 from indilog.runtime.fence import Fence, Refused
+from indilog.runtime.ignored import count_effect, count_ignored
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.outbox import Outbox
 from indilog.runtime.recovery import recover
@@ -138,6 +140,8 @@ class NodeShell:
         """Recover the roles from the journal and start them."""
         by_stream = {self._streams[node]: role for node, role in self.roles.items()}
         frames = recover(self._journal, by_stream)
+        self.metrics.damaged += self._journal.damaged
+        self.metrics.mended += self._journal.mended
         if frames:
             log.info("journal recovered", frames=frames)
         if self._transport is not None:
@@ -228,7 +232,7 @@ class NodeShell:
         for frame in frames:
             envelope = self._fence.admitted(frame)
             if isinstance(envelope, Refused):
-                self._count_ignored(envelope.reason, what=str(envelope.detail)[:200])
+                count_ignored(self.metrics, envelope.reason, what=str(envelope.detail)[:200])
                 continue
             for message in envelope.messages:
                 self.metrics.received[type(message).__name__] += 1
@@ -327,6 +331,7 @@ class NodeShell:
                 self._held.append(effect)
             case Persist():
                 location = self._disk_space.write(node, self._streams[node], effect)
+                self.metrics.repaired += effect.kind is FrameKind.REPAIRED
                 if location is not None:
                     persisted = Persisted(effect.token, location)
                     self._inbox.setdefault(node, []).append(persisted)
@@ -335,8 +340,8 @@ class NodeShell:
                 self._inbox.setdefault(node, []).append(FrameRead(token, payload_read))
             case AskSnapshots(request):
                 self._snapshots.ask(node, request)
-            case Ignore(event, reason):
-                self._count_ignored(reason, node=node, what=repr(event)[:200])
+            case Ignore():
+                count_effect(self.metrics, node, effect)
             case unreachable:
                 assert_never(unreachable)
 
@@ -424,10 +429,6 @@ class NodeShell:
     def _on_timer(self) -> None:
         self._timer = None
         self._schedule()
-
-    def _count_ignored(self, reason: str, **details: object) -> None:
-        self.metrics.ignored[reason] += 1
-        log.debug("ignored", reason=reason, **details)
 
     def _fail(self, error: BaseException) -> None:
         """End for good, once: nothing that was not synced leaves any more."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+import structlog.testing
 
 from indilog.config import Config, NodeConfig
 from indilog.envelope import Envelope, envelope_decoded, envelope_encoded
@@ -19,6 +20,7 @@ from indilog.roles import (
     Effect,
     Event,
     FrameKind,
+    Ignore,
     Location,
     Persist,
     Persisted,
@@ -46,6 +48,7 @@ class StoryJournal:
     """A journal that tells what was asked of it; a sync can be made to wait or to fail."""
 
     starved = failed = False
+    damaged = mended = 0
     room = 1 << 30
 
     def __init__(self, story: Story) -> None:
@@ -424,3 +427,22 @@ async def test_a_failed_sync_in_the_thread_tells_everyone_and_lets_the_shell_clo
     assert len(house.fatal) == 1
     with pytest.raises(NotReadyError, match="stopped"):
         house.shell.wake(A)
+
+
+@pytest.mark.asyncio
+async def test_what_a_role_says_of_the_disk_is_counted_as_damage_and_logged() -> None:
+    def script(event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return [Ignore(Location(1, 32, 5), "a record batch on disk is damaged")]
+            case _:
+                return []
+
+    with structlog.testing.capture_logs() as logs:
+        house = House({A: Scripted(script)})
+        await turns()
+    assert house.shell.metrics.damaged == 1
+    assert [(e["log_level"], e["segment"]) for e in logs if "damaged" in e["event"]] == [
+        ("error", 1)
+    ]
+    await house.shell.close()

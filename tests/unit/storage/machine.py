@@ -104,6 +104,12 @@ class Machine:
                 return sent
             pending = following
 
+    @property
+    def busy(self) -> bool:
+        """Whether the node has anything to do but to verify its disk, some day."""
+        due = self.node.deadline()
+        return due is not None and due < self.now + 3600
+
     def confirm(self) -> list[Send]:
         """Confirm what was held."""
         held, self.held = self.held, []

@@ -1,0 +1,27 @@
+"""Counting and logging what has no place in a node (STYLE "Errors")."""
+
+from __future__ import annotations
+
+import structlog
+
+from indilog.ids import NodeId
+from indilog.roles import Ignore, Location
+from indilog.telemetry import Metrics
+
+log = structlog.get_logger(__name__)
+
+
+def count_ignored(metrics: Metrics, reason: str, **details: object) -> None:
+    """Count something from outside, and log it for those who look closely."""
+    metrics.ignored[reason] += 1
+    log.debug("ignored", reason=reason, **details)
+
+
+def count_effect(metrics: Metrics, node: NodeId, effect: Ignore) -> None:
+    """Count what a role ignores; what it says of a place on the disk is damage."""
+    if isinstance(effect.event, Location):
+        metrics.damaged += 1
+        metrics.ignored[effect.reason] += 1
+        log.error(effect.reason, node=node, **effect.event._asdict())
+    else:
+        count_ignored(metrics, effect.reason, node=node, what=repr(effect.event)[:200])

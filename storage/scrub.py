@@ -1,0 +1,104 @@
+"""Reading everything now and then, so that damage is found while another replica can still repair
+it (ARCHITECTURE 11, decision 0009).
+
+Every `scrub_interval_s` a pass begins that reads all batches of all shards from the disk, oldest
+first, and verifies them, at most `scrub_bytes_per_s`. What is damaged becomes a hole, which the
+repair fills. The first pass comes an interval after the start: recovery has just read everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from indilog.config import KIB, NodeConfig
+from indilog.errors import MalformedFrameError
+from indilog.ids import Instant, LocalId, ShardId
+from indilog.records import RecordBatch
+from indilog.roles import Effect, Ignore, Location, ReadFrame
+from storage.shard import Shard
+
+_CHUNK_BYTES: Final = 256 * KIB
+_BATCHES_MAX: Final = 256
+"""What is read in one turn, in bytes and in batches."""
+
+
+class _Reading(NamedTuple):
+    shard: Shard
+    first: LocalId
+    location: Location
+
+
+class Scrub:
+    """Reads in small steps. Its tokens are negative.
+
+    Attributes:
+        passes: how many are complete.
+        bytes: what was read, over all passes.
+        damaged: where no intact batch was, since somebody last emptied the list.
+    """
+
+    def __init__(self, shards: Mapping[ShardId, Shard], config: NodeConfig) -> None:
+        self._shards = shards
+        self._bytes_per_s = config.scrub_bytes_per_s
+        self._interval_s = config.scrub_interval_s
+        self._began: Instant | None = None
+        self._due: Instant | None = None
+        self._todo: list[ShardId] = []
+        """Shards of this pass, the one that is read now last."""
+        self._at: LocalId = 0
+        self._reading: dict[int, _Reading] = {}
+        self._last_token = 0
+        self.passes = 0
+        self.bytes = 0
+        self.damaged: list[Location] = []
+
+    def start(self, now: Instant) -> None:
+        """Recovery is over."""
+        self._due = Instant(now + self._interval_s)
+
+    def conclude(self, now: Instant) -> list[Effect]:
+        """Read the next batches, if it is time to."""
+        if self._due is None or now < self._due or self._reading:
+            return []
+        if self._began is None:
+            self._began = now
+            self._todo = sorted(self._shards, reverse=True)
+            self._at = 0
+        effects: list[Effect] = []
+        size = 0
+        while self._todo and size < _CHUNK_BYTES and len(effects) < _BATCHES_MAX:
+            shard = self._shards[self._todo[-1]]
+            if (batch := shard.batch_from(self._at)) is None:
+                self._todo.pop()
+                self._at = 0
+                continue
+            first, self._at, location = batch
+            size += location.length
+            self._last_token -= 1
+            self._reading[self._last_token] = _Reading(shard, first, location)
+            effects.append(ReadFrame(location, self._last_token))
+        self.bytes += size
+        self._due = Instant(now + size / self._bytes_per_s)
+        if not self._todo and not effects:
+            self._due = Instant(max(now, self._began + self._interval_s))
+            self._began = None
+            self.passes += 1
+        return effects
+
+    def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
+        """Verify a batch."""
+        reading = self._reading.pop(token)
+        try:
+            if payload is not None:
+                header = RecordBatch(payload).header
+                if (header.shard, header.first) == (reading.shard.id, reading.first):
+                    return []
+        except MalformedFrameError:
+            pass
+        self.damaged.append(reading.location)
+        return [Ignore(reading.location, "a record batch on disk is damaged")]
+
+    def deadline(self) -> Instant | None:
+        """When to read on."""
+        return self._due if not self._reading else None
