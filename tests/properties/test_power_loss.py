@@ -1,0 +1,121 @@
+"""Power loss behind every single file operation of the journal and of the metadata store: all that
+was promised is there, and nothing stands in the way of the next start (A3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import structlog
+
+from indilog.config import NodeConfig
+from indilog.roles import FrameKind
+from indilog.runtime.journal import Journal
+from indilog.runtime.metadata import EmbeddedMetadataStore
+from indilog.runtime.segment_scan import Damage
+from tests.properties.power_loss import Recorder
+
+SEGMENT_BYTES = 4096
+SUBSETS = 6
+"""Of what was not synced so many subsets are tried behind each operation."""
+
+
+def open_journal(directory: Path) -> Journal:
+    return Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+
+
+def payload(number: int) -> bytes:
+    return b"%06d" % number * 80
+
+
+def recovered(journal: Journal) -> list[bytes]:
+    frames = []
+    for found in journal.recover():
+        assert not isinstance(found, Damage), "a torn tail is no damage"
+        frames.append(found[2])
+    return frames
+
+
+def life(recorder: Recorder, directory: Path, start: int, count: int) -> None:
+    """Run a journal: frames, a sync now and then, rolls; what is synced is told."""
+    journal = open_journal(directory)
+    assert recovered(journal) == [payload(number) for number in range(start)]
+    recorder.told(start)
+    for number in range(start, start + count):
+        journal.write(7, FrameKind.METALOG, payload(number))
+        if number % 3 == 0:
+            journal.sync()
+            recorder.told(number + 1)
+        journal.flush()
+        journal._preparer.submit(int).result()
+    journal.close()
+    recorder.told(start + count)
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    root = tmp_path / "root"
+    root.mkdir()
+    return Recorder(root, monkeypatch)
+
+
+def behind_each(
+    recorder: Recorder, tmp_path: Path, check: Callable[[Path, list[object]], None]
+) -> None:
+    """Let the power go away behind each operation, and look at what is found."""
+    recorder.stop()
+    for end in range(len(recorder.operations) + 1):
+        for subset in range(SUBSETS):
+            directory = tmp_path / f"found-{end}-{subset}"
+            directory.mkdir()
+            promises = recorder.after(end, directory, random.Random(1000 * end + subset))
+            with structlog.testing.capture_logs():
+                check(directory, promises)
+
+
+def test_a_journal_keeps_what_it_promised_behind_every_file_operation(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    root = tmp_path / "root" / "journal"
+    life(recorder, root, 0, 20)
+    life(recorder, root, 20, 5)
+
+    def check(found: Path, promises: list[object]) -> None:
+        durable = max((p for p in promises if isinstance(p, int)), default=0)
+        for _ in range(2):
+            journal = open_journal(found / "journal")
+            frames = recovered(journal)
+            assert frames == [payload(number) for number in range(len(frames))]
+            assert len(frames) >= durable
+            durable = len(frames)
+            journal.close()
+
+    behind_each(recorder, tmp_path, check)
+
+
+def test_a_metadata_store_keeps_what_it_promised_behind_every_file_operation(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    root = tmp_path / "root" / "metadata"
+
+    async def write() -> None:
+        with EmbeddedMetadataStore(root, NodeConfig()) as store:
+            for number in range(3):
+                await store.compare_and_set("key", b"%d" % number, expected_version=number)
+                recorder.told(("key", number + 1))
+                recorder.told(("epoch", await store.next_sequence("epoch")))
+
+    asyncio.run(write())
+
+    def check(found: Path, promises: list[object]) -> None:
+        told: dict[object, int] = dict(p for p in promises if isinstance(p, tuple))
+        with EmbeddedMetadataStore(found / "metadata", NodeConfig()) as store:
+            value = asyncio.run(store.get("key"))
+            assert (value.version if value else 0) >= told.get("key", 0)
+            assert asyncio.run(store.next_sequence("epoch")) > told.get("epoch", 0)
+
+    behind_each(recorder, tmp_path, check)
