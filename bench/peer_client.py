@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import sys
 from base64 import b64encode
@@ -17,23 +18,30 @@ from typing import Any, Final, TypeAlias
 
 import uvloop
 
-from bench import peer_etcd, peer_indilog, peer_nats, peer_postgres, peer_redis
 from bench.harness import closed_loop
 from bench.peer import Peer
 
 Opened: TypeAlias = Callable[[dict[str, Any], int, int], AbstractAsyncContextManager[Peer]]
 
-SIDES: Final[dict[str, Opened]] = {
-    "redis-py": peer_redis.redis_py,
-    "redis-py, Unix socket": peer_redis.redis_py_tuned,
-    "valkey-glide": peer_redis.glide,
-    "NATS JetStream": peer_nats.jetstream,
-    "PostgreSQL": peer_postgres.postgres,
-    "etcd": peer_etcd.etcd,
-    "indilog, embedded": peer_indilog.embedded,
-    "indilog, compute node": peer_indilog.compute_node,
-    "indilog, connect": peer_indilog.connected,
+SIDES: Final[dict[str, tuple[str, str]]] = {
+    "redis-py": ("bench.peer_redis", "redis_py"),
+    "redis-py, Unix socket": ("bench.peer_redis", "redis_py_tuned"),
+    "valkey-glide": ("bench.peer_redis", "glide"),
+    "NATS JetStream": ("bench.peer_nats", "jetstream"),
+    "PostgreSQL": ("bench.peer_postgres", "postgres"),
+    "etcd": ("bench.peer_etcd", "etcd"),
+    "indilog, embedded": ("bench.peer_indilog", "embedded"),
+    "indilog, compute node": ("bench.peer_indilog", "compute_node"),
+    "indilog, connect": ("bench.peer_indilog", "connected"),
 }
+"""Where each side is opened: module and function. A client process imports its own side alone."""
+
+
+def opener_of(side: str) -> Opened:
+    """Return what opens a side."""
+    module, function = SIDES[side]
+    opened: Opened = getattr(importlib.import_module(module), function)
+    return opened
 
 
 async def serve() -> None:
@@ -41,7 +49,7 @@ async def serve() -> None:
     lines = asyncio.get_running_loop()
     first = json.loads(await lines.run_in_executor(None, sys.stdin.readline))
     callers = first["callers"]
-    async with SIDES[first["side"]](first["address"], first["client"], callers) as peer:
+    async with opener_of(first["side"])(first["address"], first["client"], callers) as peer:
         await peer.prepare(callers)
         _say({"lacks": sorted(peer.lacks)})
         while line := await lines.run_in_executor(None, sys.stdin.readline):
