@@ -147,7 +147,7 @@ class IndexNode:
             if self._fetch is not None:
                 effects += self._fetch.go_on(self._feed.position)
             self._store.shrink()
-        if advanced or self._snapshots.deadline() is not None:
+        if advanced or self._store.full or self._snapshots.deadline() is not None:
             effects += self._snapshots.write(self._store, self.position, now)
         for waiting in self._waiting.take_expired(now):
             effects.append(Ignore(waiting, "a lookup waited too long for index data"))

@@ -41,6 +41,7 @@ from tests.unit.index_tier.test_index_node import (
     lookup,
     one,
     reasons,
+    tags,
 )
 
 
@@ -156,3 +157,15 @@ def test_index_data_for_which_there_is_no_memory_waits_for_the_snapshot() -> Non
     written = Snapshot(request.info, snapshot_of(0).groups, 1)
     node.handle([told(SnapshotWritten(request.info.position, written))], T0)
     assert node.position > stopped
+
+
+def test_a_node_that_is_full_again_when_a_snapshot_is_written_writes_the_next_one() -> None:
+    """Nothing more is applied then, so nothing else would begin it."""
+    node = index_node(index_memory_bytes_max=500, index_snapshot_entries_min=10**6)
+    (first,) = asked_of_disk(node.handle([data(one(1, 4))], T0))
+    assert isinstance(first, WriteSnapshot)
+    node.handle([data(block(3, 8, [0], tags(7, (1, 2, 3))))], T0)
+    written = Snapshot(first.info, snapshot_of(0).groups, 1)
+    (second,) = asked_of_disk(node.handle([told(SnapshotWritten(3, written))], T0))
+    assert isinstance(second, WriteSnapshot)
+    assert (second.base, second.info.position) == (3, 5)
