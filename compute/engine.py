@@ -18,15 +18,18 @@ from collections.abc import Sequence
 from typing import Final, NoReturn, assert_never
 
 from compute.catch_up import CatchUp
-from compute.local_index import Empty, Found, LocalIndex
+from compute.local_index import LocalIndex
+from compute.local_reads import LocalReads
+from compute.log_floors import LogFloors
 from compute.operation import PENDING, Operation, Pending, Stage
 from compute.reads import Reads
 from compute.record_cache import RecordCache
 from compute.shard_writer import ShardWriter, Takeover, acknowledgements
 from compute.time_lookups import TimeLookups
-from compute.watches import Watches
+from compute.trims import Trims
+from compute.watches import ReadyWaiters, Watches
 from indilog.config import Config
-from indilog.errors import NotReadyError, OverloadedError
+from indilog.errors import NotReadyError
 from indilog.ids import (
     EMPTY_TAG,
     Epoch,
@@ -49,11 +52,10 @@ from indilog.messages import (
     ShardClaimed,
     ShardOpened,
     ShardStored,
-    TagFirsts,
     TailIs,
     TailWanted,
 )
-from indilog.metalog import Entry, MetalogReplay, Span, is_possible
+from indilog.metalog import Entry, MetalogReplay, Span, Trim, is_possible
 from indilog.roles import (
     Answer,
     Effect,
@@ -69,8 +71,9 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
+from indilog.tag_messages import TagFirsts, TrimIs
 from indilog.time_messages import TimeFound
-from indilog.view import Views, placement_of
+from indilog.view import Views, replicas_of
 
 _REQUESTS_PER_EPOCH: Final = 1 << 32
 """Requests are numbered from `epoch` times this: answers to an earlier life find nothing."""
@@ -92,15 +95,18 @@ class Engine:
         self._cache = RecordCache(
             config.node.record_cache_bytes_max, aux_bytes_max=config.node.aux_cache_bytes_max
         )
-        self._reads = Reads(node, views, config, self._cache)
+        self._floors = LogFloors(config.node.log_floors_max)
+        self._local_reads = LocalReads(self._cache, self._floors)
+        self._reads = Reads(node, views, config, self._cache, self._floors)
         self.times = TimeLookups(views, config.node)
+        self.trims = Trims(views[-1].primary, config.node)
         self._writer: ShardWriter | None = None
         self._replay = MetalogReplay()
         self._local: LocalIndex | None = None
         self._feed = self._feed_from(0)
         self.watches = Watches(config.node.lookups_pending_max)
         self._outbox: list[Effect] = []
-        self._ready_waiters: list[object] = []
+        self._ready_waiters = ReadyWaiters(config.node.lookups_pending_max)
         self._asked_to_join = Instant(0.0)
         self._join_request = 0
         self._catch_up = CatchUp(views, config.node.resend_s)
@@ -163,31 +169,25 @@ class Engine:
         waiter: object,
         log_names: bytes | None = None,
         *,
+        log: TagHash = 0,
         fresh: bool = False,
     ) -> Record | Pending | None:
         """Read the next or previous record with `tag`; the hot path of every read.
 
+        `log` is the tag of the log that is read, whose floor holds for all its tags.
         Returns the record or None (proven) as of `tag_position`, or `PENDING`: then the waiter gets
         an `Answered`. A `fresh` read reflects all that was committed when it came.
 
         Raises:
-            OverloadedError: too many reads wait already.
+            OverloadedError: too many reads wait already. TrimmedError: see `Log`.
         """
         local = self._local
         if local is not None and position <= local.tag_position and not fresh:
-            if direction is Direction.NEXT:
-                answer = local.find_next(tag, bound)
-            else:
-                answer = local.find_prev(tag, bound)
-            if isinstance(answer, Found):
-                record = self._cache.get(answer.seqnum)
-                if record is not None:
-                    return record
-            elif isinstance(answer, Empty):
-                return None
-        self._reads.start(
-            Operation(direction, tag, bound, position, waiter, log_names=log_names, fresh=fresh)
-        )
+            answer = self._local_reads.answer(local, direction, tag, log, bound)
+            if answer is not PENDING:
+                return answer
+        args = (direction, tag, bound, position, waiter)
+        self._reads.start(Operation(*args, log=log, log_names=log_names, fresh=fresh))
         return PENDING
 
     def read_page(
@@ -198,6 +198,7 @@ class Engine:
         limit: int,
         waiter: object,
         *,
+        log: TagHash = 0,
         fresh: bool = False,
     ) -> None:
         """Read the first records with `tag` from `bound` on; the waiter gets `Answered(list)`.
@@ -205,11 +206,8 @@ class Engine:
         Raises:
             OverloadedError: too many reads wait already.
         """
-        self._reads.start(
-            Operation(
-                Direction.NEXT, tag, bound, position, waiter, count=limit, page=True, fresh=fresh
-            )
-        )
+        args = (Direction.NEXT, tag, bound, position, waiter)
+        self._reads.start(Operation(*args, count=limit, page=True, log=log, fresh=fresh))
 
     def read_tail(self, waiter: object) -> None:
         """Ask the primary where the log ends; the waiter gets `Answered(seqnum)`.
@@ -224,22 +222,13 @@ class Engine:
     def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep aux data beside a record, here and with the replicas, as far as there is room."""
         self._cache.set_aux(seqnum, aux)
-        shard = self._local.shard_of(seqnum) if self._local is not None else None
-        if shard is not None:
+        if self._local is not None and (shard := self._local.shard_of(seqnum)) is not None:
             message = AuxSet(shard, seqnum, aux)
-            placement = placement_of(self._views, shard)
-            replicas = placement.replicas if placement is not None else ()
-            self._outbox += [Send(replica, message) for replica in replicas]
+            self._outbox += [Send(r, message) for r in replicas_of(self._views, shard)]
 
     def when_ready(self, waiter: object) -> None:
-        """Answer the waiter once this node has joined.
-
-        Raises:
-            OverloadedError: too many wait for it already.
-        """
-        if len(self._ready_waiters) >= self._config.node.lookups_pending_max:
-            raise OverloadedError(f"{len(self._ready_waiters):,} callers wait for this node.")
-        self._ready_waiters.append(waiter)
+        """Answer the waiter once this node has joined; raises as `ReadyWaiters.add`."""
+        self._ready_waiters.add(waiter)
 
     def abandon(self) -> list[Effect]:
         """Tell everyone who waits that nothing will come any more: the node stops.
@@ -249,8 +238,8 @@ class Engine:
         effects = self._writer.abandon() if self._writer is not None else []
         error = NotReadyError("The platform was closed while the call waited.")
         effects += self._reads.abandon(error) + self.times.abandon(error)
-        waiters = [*self._ready_waiters, *self.watches.clear()]
-        self._ready_waiters.clear()
+        effects += self.trims.abandon(error)
+        waiters = [*self._ready_waiters.take(), *self.watches.clear()]
         return effects + [Answer(waiter, error) for waiter in waiters]
 
     def status(self) -> dict[str, dict[str, int]]:
@@ -266,6 +255,7 @@ class Engine:
             "reads_pending": self._reads.pending,
             "reads_hedged": self._reads.hedged,
             "watches": len(self.watches),
+            "trims": self._replay.trims,
         }
         return parts
 
@@ -283,11 +273,11 @@ class Engine:
             effects += self._on_event(event, now)
         effects += self._reads.begin(now)
         effects += self._on_time(now) + self.times.advance(now)
+        effects += self.trims.advance(self.position, now)
         if self._writer is not None and self._local is not None:
             effects += self._writer.flush(now)
         if self._ready_waiters and self.ready:
-            effects += [Answer(waiter, None) for waiter in self._ready_waiters]
-            self._ready_waiters.clear()
+            effects += [Answer(waiter, None) for waiter in self._ready_waiters.take()]
         return effects
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
@@ -304,7 +294,7 @@ class Engine:
     def _on_message(self, event: Received, now: Instant) -> list[Effect]:  # noqa: PLR0911
         message = event.message
         match message:
-            case MetalogEntries() | TailIs() if event.sender != self._views[-1].primary:
+            case MetalogEntries() | TailIs() | TrimIs() if event.sender != self._views[-1].primary:
                 return [Ignore(event, "the word of a primary from somebody else")]
             case MetalogEntries():
                 return self._on_metalog_entries(message, now)
@@ -314,16 +304,21 @@ class Engine:
                 return self._reads.on_message(event.sender, message, now)
             case TimeFound():
                 return self.times.on_found(event.sender, message, now)
-            case TailIs(request=request) if request == self._join_request:
-                return self._on_joined(message, now)
-            case TailIs():
-                return self._reads.on_tail(message, now)
+            case TailIs() | TrimIs():
+                return self._on_primary_answer(message, now)
             case DiskFull(full=full):
                 return self._on_disk_full(event, now, full=full)
             case ShardClaimed() | ShardOpened() | ShardStored():
                 return self._on_writer_message(event.sender, message, now)
             case _:
                 return [Ignore(event, "not for an engine")]
+
+    def _on_primary_answer(self, message: TailIs | TrimIs, now: Instant) -> list[Effect]:
+        if isinstance(message, TrimIs):
+            return self.trims.on_answer(message, self._catch_up)
+        if message.request == self._join_request:
+            return self._on_joined(message, now)
+        return self._reads.on_tail(message, now)
 
     def _on_writer_message(
         self, sender: NodeId, message: ShardClaimed | ShardOpened | ShardStored, now: Instant
@@ -354,6 +349,7 @@ class Engine:
         self._join_request = epoch * _REQUESTS_PER_EPOCH
         self._reads.number_from(self._join_request)
         self.times.number_from(self._join_request)
+        self.trims.number_from(self._join_request)
         effects = self._ask_to_join(now)
         shard = view.shard_written_by(self._node)
         if shard is not None:
@@ -369,7 +365,8 @@ class Engine:
     def _on_joined(self, message: TailIs, now: Instant) -> list[Effect]:
         if self._local is not None:
             return []
-        self._replay = MetalogReplay(message.position, message.tail, message.cut)
+        self._replay = MetalogReplay(message.position, message.tail, message.cut, message.trims)
+        self._floors.joined(message.tail, message.trims)
         self._local = LocalIndex(self._config.node, position=message.position, tail=message.tail)
         self._feed = self._feed_from(message.position)
         self._reads.joined(self._local, self._replay)
@@ -396,6 +393,8 @@ class Engine:
     def _apply_entry(self, entry: Entry, local: LocalIndex) -> list[Effect]:
         spans = self._replay.apply(entry)
         local.apply_spans(spans)
+        if isinstance(entry, Trim):
+            self._floors.heard(entry)
         writer = self._writer
         if writer is None:
             return []
@@ -442,6 +441,8 @@ class Engine:
                 effects.append(Ignore(block.position, reason))
                 self._feed = self._feed_from(local.tag_position)
                 break
+            for floor in self._floors.reached(block.position):
+                local.forget_below(floor.tag, floor.until)
             if self.watches:
                 effects += [Answer(w, None) for w in self.watches.fired_by(block)]
         return effects + self._reads.advanced(now)
@@ -449,7 +450,7 @@ class Engine:
     # --- time
 
     def _behind(self) -> bool:
-        """Whether something is missing here: index data, entries, or what a session has seen."""
+        """Whether something is missing here."""
         return (
             self.tag_position < self._replay.position
             or self._replay.position < self._catch_up.known_end
@@ -460,7 +461,7 @@ class Engine:
     def deadline(self) -> Instant | None:
         """The earliest of all parts."""
         resend_s = self._config.node.resend_s
-        times = [self._reads.deadline(), self.times.deadline()]
+        times = [self._reads.deadline(), self.times.deadline(), self.trims.deadline()]
         if self._writer is not None:
             times.append(self._writer.deadline())
         if self._local is None:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from compute.engine import Engine
 from compute.operation import PENDING, Answered
 from indilog.config import ClusterConfig
-from indilog.errors import NotReadyError, TooLargeError
+from indilog.errors import NotReadyError, TooLargeError, TrimmedError
 from indilog.ids import (
     EMPTY_TAG,
     MAX_SEQNUM,
@@ -41,6 +41,7 @@ from indilog.log import (
     check_wait,
 )
 from indilog.messages import Direction
+from indilog.metalog import Floor
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
 from indilog.roles import Ordered
 from indilog.runtime.node import NodeShell
@@ -207,7 +208,9 @@ class LocalLog(Log):
         while True:
             waiter = self._logs.future()
             position = self._session.position
-            self._engine.read_page(tag_wanted, bound, position, limit, waiter, fresh=fresh)
+            self._engine.read_page(
+                tag_wanted, bound, position, limit, waiter, log=self._tag, fresh=fresh
+            )
             self._logs.wake()
             page = self._seen(await waiter)
             assert isinstance(page, list)
@@ -235,6 +238,14 @@ class LocalLog(Log):
         assert isinstance(seqnum, int)
         return seqnum
 
+    async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
+        """Forget the records below `until`; see `Log.trim`."""
+        floor = Floor(self._hash(tag), check_bound(until), of_log=tag is None)
+        waiter = self._logs.future()
+        self._engine.trims.start(floor, waiter)
+        self._logs.wake()
+        self._seen(await waiter)
+
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep aux data beside a record; see `Log.set_aux`."""
         if type(aux) is not bytes:
@@ -255,6 +266,8 @@ class LocalLog(Log):
     def _seen(self, answer: object) -> object:
         assert isinstance(answer, Answered)
         self._session.saw(answer.position)
+        if isinstance(answer.value, TrimmedError):
+            raise answer.value
         return answer.value
 
     async def _read(
@@ -269,9 +282,15 @@ class LocalLog(Log):
         """Read by the tag's hash; the record may carry another text with the same hash."""
         engine, session = self._engine, self._session
         waiter = self._logs.future()
-        answer = engine.read(
-            direction, tag, bound, session.position, waiter, log_names, fresh=fresh
-        )
+        try:
+            answer = engine.read(
+                direction, tag, bound, session.position, waiter, log_names,
+                log=self._tag, fresh=fresh,
+            )  # fmt: skip
+        except TrimmedError:
+            session.saw(engine.position)
+            await self._logs.paced()
+            raise
         if answer is PENDING:
             self._logs.wake()
             value = self._seen(await waiter)

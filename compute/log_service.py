@@ -28,6 +28,7 @@ from indilog.calls import (
     LogReadRange,
     LogSetAux,
     LogTail,
+    LogTrim,
     RecordsFound,
     RecordValue,
     TailFound,
@@ -133,11 +134,18 @@ async def _answer(  # noqa: PLR0911 - one answer per question
         case LogFindTime():
             found = await log.find_time(question.time)
             return TailFound(session.position, found)
-        case LogSetAux():
-            await log.set_aux(question.seqnum, question.aux)
+        case LogTrim() | LogSetAux():
+            await _change(log, question)
             return Done(session.position)
         case unreachable:
             assert_never(unreachable)
+
+
+async def _change(log: Log, question: LogTrim | LogSetAux) -> None:
+    if isinstance(question, LogTrim):
+        await log.trim(question.until, tag=question.tag)
+    else:
+        await log.set_aux(question.seqnum, question.aux)
 
 
 def _found(session: Session, record: Record | None) -> RecordsFound:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from compute.lookup_routes import Route
-from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
+from indilog.errors import TrimmedError
+from indilog.ids import EMPTY_TAG, Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
 from indilog.log import Record
 from indilog.messages import Direction, RecordsRead
 
@@ -67,13 +68,15 @@ class Operation:
         seqnums, shards: the records to fetch, in the order of the answer, once they are known.
         asked: what each shard was asked for in this try, and of whom, while it has not answered.
         asked_at: when this try went to storage.
+        log: the tag of the log that is read; 0: not of one log.
+        trimmed: of `seqnums`, those that turned out to be trimmed.
         denied: replicas that said "unknown" about something wanted.
     """
 
     __slots__ = (
         "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction", "fresh",
-        "limit", "log_names", "page", "position", "probed", "records", "reflects", "route",
-        "seqnums", "shards", "stage", "started", "tag", "trims", "waiter",
+        "limit", "log", "log_names", "page", "position", "probed", "records", "reflects", "route",
+        "seqnums", "shards", "stage", "started", "tag", "trimmed", "trims", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -87,8 +90,11 @@ class Operation:
         count: int = 1,
         page: bool = False,
         fresh: bool = False,
+        log: TagHash = 0,
         log_names: bytes | None = None,
     ) -> None:
+        self.log = log
+        self.trimmed: set[SeqNum] = set()
         self.direction = direction
         self.tag = tag
         self.bound = bound
@@ -113,10 +119,60 @@ class Operation:
         self.trims = 0
         self.denied: set[tuple[NodeId, ShardId]] = set()
 
+    @property
+    def whole(self) -> bool:
+        """Whether it reads all records of a log, or of the logspace, not those of a tag."""
+        return self.tag in (EMPTY_TAG, self.log)
+
+    @property
+    def at_seqnum(self) -> bool:
+        """Whether it reads the record at its bound: one of a log that is looked up by no tag."""
+        return self.tag == EMPTY_TAG and self.log != 0
+
+    def passed_by(self, seqnum: SeqNum) -> bool:
+        """Whether it wants the record at its bound and another one was found: that one is trimmed.
+
+        Seqnums are dense: if there are later records, there was one at the bound.
+        """
+        return self.at_seqnum and seqnum != self.bound
+
+    def step_over(self, seqnum: SeqNum) -> bool:
+        """Go on behind a record that is dead in its tags; False: there is nothing behind it."""
+        self.bound = seqnum + (1 if self.direction is Direction.NEXT else -1)
+        self.start_anew()
+        return self.bound >= 0
+
+    def start_anew(self) -> None:
+        """Forget what was found and who denied it."""
+        self.records.clear()
+        self.trimmed.clear()
+        self.denied.clear()
+        self.asked = {}
+
+    def leave_out_trimmed(self) -> None:
+        """Forget the seqnums that turned out to be trimmed."""
+        kept = [
+            (seqnum, shard)
+            for seqnum, shard in zip(self.seqnums, self.shards, strict=True)
+            if seqnum not in self.trimmed
+        ]
+        self.seqnums = [seqnum for seqnum, _ in kept]
+        self.shards = [shard for _, shard in kept]
+
+    def value_of_nothing(self, floor: SeqNum) -> object:
+        """Return the answer when a lookup found nothing at or above `floor`."""
+        if self.bound < floor or (self.direction is Direction.PREV and floor > 0):
+            return TrimmedError(floor)
+        if self.at_seqnum and self.bound < self.limit:
+            # Seqnums are dense: there was a record.
+            return TrimmedError(self.bound + 1)
+        return [] if self.page else None
+
     def contradicted_by(self, message: RecordsRead) -> str | None:
         """Say why an answer from storage cannot be one to what was asked; None: it can."""
         seqnums = [record.seqnum for record in message.records]
         seqnums += message.unknown
+        seqnums += message.trimmed
         if not seqnums:
             return "an answer about no record"
         if self.stage is Stage.LOOKUP:
@@ -152,7 +208,11 @@ class Operation:
     @staticmethod
     def match_in(message: RecordsRead) -> SeqNum:
         """Return the only match that storage was told to send; `contradicted_by` found nothing."""
-        return message.records[0].seqnum if message.records else message.unknown[0]
+        return (
+            message.records[0].seqnum
+            if message.records
+            else (message.unknown or message.trimmed)[0]
+        )
 
     def lookup_contradicted_by(self, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]) -> bool:
         """Tell whether this cannot be the result of the lookup that was asked for."""

@@ -6,15 +6,16 @@ of these ways:
 
 - the local index found the seqnum: ask a replica of its shard (read type 1);
 - a miss: ask one replica of every index shard, all about the log below one `limit`; storage answers
-directly for a
-  single match (read types 2 and 3), the aggregator for none or for a page;
+  directly for a single match (read types 2 and 3), the aggregator for none or for a page;
 - the reader's session is ahead of what is applied here: wait for it, then decide;
 - a fresh read: ask the primary what is committed, raise the session to it, then decide.
 
 Every try has a request number of its own, so late answers of earlier tries find nothing. A try that
 takes longer than `lookup_timeout_s` is started again with other replicas, a read that takes longer
 than `read_timeout_s` fails as retryable. A replica's "unknown" is never taken for "absent": the
-next replica is asked, and when all say it, the record is lost.
+next replica is asked, and when all say it, the record is lost. "Trimmed" is an answer of its own:
+the floor of the log or tag tells what the caller hears; a record that is dead in all its tags is
+passed over where a whole log is read (ARCHITECTURE 13).
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from compute.hedging import Hedges
 from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
+from compute.local_reads import LocalReads
+from compute.log_floors import LogFloors
 from compute.lookup_routes import LookupRoutes
-from compute.operation import Answered, Asked, Operation, Stage
+from compute.operation import Answered, Operation, Stage
 from compute.record_cache import RecordCache
+from compute.storage_questions import StorageQuestions
 from compute.tag_questions import TagQuestions
 from compute.tail_questions import TailQuestions
 from compute.tier_lookups import TierLookups
@@ -37,22 +40,21 @@ from indilog.errors import (
     IndilogError,
     OverloadedError,
     QuorumUnavailableError,
+    TrimmedError,
 )
 from indilog.ids import EMPTY_TAG, Instant, NodeId, SeqNum, ShardId
 from indilog.log import Record
 from indilog.messages import (
     Direction,
     LookupResult,
-    ReadRecords,
     RecordsRead,
-    StoredRecord,
-    TagFirsts,
     TailIs,
     TailWanted,
 )
 from indilog.metalog import MetalogReplay
 from indilog.roles import Answer, Effect, Ignore, Send
-from indilog.view import Views, placement_of
+from indilog.tag_messages import TagFirsts
+from indilog.view import Views
 
 
 class Reads:
@@ -62,11 +64,15 @@ class Reads:
     belong to the engine, which applies metalog and index data to them.
     """
 
-    def __init__(self, node: NodeId, views: Views, config: Config, cache: RecordCache) -> None:
+    def __init__(
+        self, node: NodeId, views: Views, config: Config, cache: RecordCache, floors: LogFloors
+    ) -> None:
         self._node = node
         self._views = views
         self._config = config.node
         self._cache = cache
+        self._floors = floors
+        self._local_reads = LocalReads(cache, floors)
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
         self._starting: list[Operation] = []
@@ -74,11 +80,7 @@ class Reads:
         self._requests: OrderedDict[int, Operation] = OrderedDict()
         self._next_request = 0
         self._now = Instant(0.0)
-        self._hedges = Hedges(
-            share_max=config.node.hedged_reads_share_max,
-            delay_s_min=config.node.hedge_delay_s_min,
-            delay_s_max=config.node.lookup_timeout_s,
-        )
+        self._storage = StorageQuestions(node, views, config.node)
         self._tails = TailQuestions(config.node.resend_s)
         routes = LookupRoutes(
             views[-1], config.cluster.aggregation, pause_s=config.node.lookup_timeout_s
@@ -105,7 +107,7 @@ class Reads:
     @property
     def hedged(self) -> int:
         """Tries for which a further replica was asked, since the start."""
-        return self._hedges.hedged
+        return self._storage.hedges.hedged
 
     def begin_turn(self, now: Instant) -> None:
         """Take note of the time: it holds for all that the turn sends."""
@@ -114,7 +116,7 @@ class Reads:
     def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
         """Take the engine's index and replay into use; reads waited until now."""
         self._local, self._replay = local, replay
-        self.questions.joined(local)
+        self.questions.joined(local, replay)
 
     def start(self, operation: Operation) -> None:
         """Take an operation on; it is decided when the turn ends.
@@ -157,7 +159,7 @@ class Reads:
         self._starting.clear()
         self._parked.clear()
         self._requests.clear()
-        self._hedges.clear()
+        self._storage.hedges.clear()
         return [self._fail(operation, error) for operation in operations]
 
     # --- deciding
@@ -175,23 +177,36 @@ class Reads:
         # The Suffix, which answers for the empty tag, is ahead of the Tag Cache.
         whole = operation.tag == EMPTY_TAG
         operation.reflects = self._replay.position if whole else local.tag_position
-        if operation.page:
-            return self._decide_page(operation, local)
-        return self._decide_one(operation, local)
+        try:
+            if operation.page:
+                return self._decide_page(operation, local)
+            return self._decide_one(operation, local)
+        except TrimmedError as error:
+            return [_answer(operation, error)]
 
     def _decide_one(self, operation: Operation, local: LocalIndex) -> list[Effect]:
         find = local.find_next if operation.direction is Direction.NEXT else local.find_prev
-        match find(operation.tag, operation.bound):
+        answer = find(operation.tag, operation.bound)
+        match answer:
             case Found(seqnum, shard):
-                return self._collect(operation, (seqnum,), (shard,))
+                if self._permitted(operation, seqnum):
+                    return self._collect(operation, (seqnum,), (shard,))
             case Empty():
-                return [_answer(operation, None)]
+                if self._permitted(operation, None):
+                    return [_answer(operation, None)]
             case Miss():
-                return self._try_bound(operation, local) or self._look_up(operation)
+                if self._permitted(operation, operation.bound):
+                    return self._try_bound(operation, local) or self._look_up(operation)
             case unreachable:
                 assert_never(unreachable)
+        return self._look_up(operation)
+
+    def _permitted(self, how: Operation, found: SeqNum | None) -> bool:
+        return self._floors.permit(how.direction, how.tag, how.log, how.bound, found)
 
     def _decide_page(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        if not self._permitted(operation, operation.bound):
+            return self._look_up(operation)
         match local.find_range(operation.tag, operation.bound, operation.count):
             case Miss():
                 return self._look_up(operation)
@@ -206,7 +221,9 @@ class Reads:
         """Answer without the index tier if the record at the bound is the one: from the cache, or
         from storage.
         """
-        record = self._tier.at_bound(operation, self._replay.tail)
+        record = None
+        if not self._floors.may_be_trimmed(operation.bound, whole=operation.whole):
+            record = self._tier.at_bound(operation, self._replay.tail)
         if record is None:
             return self._probe(operation, local)
         operation.reflects = self._replay.position
@@ -229,17 +246,28 @@ class Reads:
         request = self._request(operation)
         return self._tier.ask(operation, request, self._replay, self._local)
 
+    def _collect_learned(
+        self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
+    ) -> list[Effect]:
+        if self._local is not None:
+            for seqnum, shard in zip(seqnums, shards, strict=True):
+                self._local.learn(seqnum, shard)
+        return self._collect(operation, seqnums, shards)
+
     def _collect(
         self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
     ) -> list[Effect]:
         """Gather the records at `seqnums`: from the cache, and from storage what is not there."""
+        if operation.passed_by(seqnums[0]):
+            return [_answer(operation, TrimmedError(seqnums[0]))]
         operation.stage = Stage.RECORDS
         operation.seqnums, operation.shards = seqnums, shards
         missing: dict[ShardId, list[SeqNum]] = {}
         for seqnum, shard in zip(seqnums, shards, strict=True):
             if seqnum in operation.records:
                 continue
-            if (record := self._cache.get(seqnum)) is not None:
+            record = self._local_reads.cached(operation.tag, operation.log, seqnum)
+            if record is not None:
                 operation.records[seqnum] = record
             else:
                 missing.setdefault(shard, []).append(seqnum)
@@ -252,42 +280,9 @@ class Reads:
     ) -> list[Effect]:
         """Ask one replica of each shard that has not said "unknown"; fail if there is none left."""
         turn = self._next_request + 1 + operation.attempt
-        asked: dict[ShardId, Asked] = {}
-        others = False
-        for shard, seqnums in missing.items():
-            replicas = self._replicas_left(operation, shard)
-            if not replicas:
-                lost = f"No replica of shard {shard} holds seqnum {seqnums[0]}."
-                return [self._fail(operation, DataLossError(lost))]
-            others = others or len(replicas) > 1
-            asked[shard] = Asked((replicas[turn % len(replicas)],), tuple(seqnums))
-        operation.asked, operation.asked_at = asked, self._now
-        request = self._request(operation)
-        if others:
-            self._hedges.sent(request, self._now)
-        return [
-            Send(replicas[0], ReadRecords(request, self._node, shard, seqnums))
-            for shard, (replicas, seqnums) in asked.items()
-        ]
-
-    def _hedge(self, now: Instant) -> list[Effect]:
-        """Ask further replicas for what takes longer than usual; the first answer wins."""
-        effects: list[Effect] = []
-        for request in self._hedges.due(now, self._requests):
-            operation = self._requests[request]
-            for shard, (replicas, seqnums) in list(operation.asked.items()):
-                left = [r for r in self._replicas_left(operation, shard) if r not in replicas]
-                if left:
-                    further = left[request % len(left)]
-                    operation.asked[shard] = Asked((*replicas, further), seqnums)
-                    effects.append(Send(further, ReadRecords(request, self._node, shard, seqnums)))
-        return effects
-
-    def _replicas_left(self, operation: Operation, shard: ShardId) -> list[NodeId]:
-        placement = placement_of(self._views, shard)
-        if placement is None:
-            return []
-        return [r for r in placement.replicas if (r, shard) not in operation.denied]
+        if (lost := self._storage.choose(operation, missing, turn)) is not None:
+            return [self._fail(operation, DataLossError(lost))]
+        return self._storage.ask(operation, self._request(operation), self._replay.trims, self._now)
 
     def _ask_for_tail(self, now: Instant) -> list[Effect]:
         if not self._tails.is_due(now):
@@ -326,8 +321,19 @@ class Reads:
         operation = self._requests.get(message.request)
         if operation is None:
             return []
-        if (reason := self._refusal(sender, operation, message)) is not None:
+        if (reason := self._storage.refusal(sender, operation, message)) is not None:
             return [Ignore(message, reason)]
+        if message.trimmed and operation.reflects < message.position:
+            # Whose trim it is, and how far it goes, is known at that position.
+            del self._requests[message.request]
+            operation.position = max(operation.position, message.position)
+            operation.start_anew()
+            return self._decide(operation, now)
+        return self._on_records_wanted(operation, sender, message, now)
+
+    def _on_records_wanted(
+        self, operation: Operation, sender: NodeId, message: RecordsRead, now: Instant
+    ) -> list[Effect]:
         records = self._records_of(operation, message)
         if message.unknown:
             operation.denied.add((sender, message.shard))
@@ -335,39 +341,24 @@ class Reads:
             if operation.may_still_hear_of(message.shard):
                 return []
         elif operation.asked:
-            self._hedges.took(now - operation.asked_at)
+            self._storage.hedges.took(now - operation.asked_at)
         match operation.stage:
             case Stage.PROBE:
                 del self._requests[message.request]
                 return self._on_probed(operation, records, now)
             case Stage.LOOKUP:
-                return self._on_looked_up(operation, message, records)
+                return self._on_looked_up(operation, message, records, now)
             case Stage.RECORDS:
-                return self._on_fetched(operation, message, records)
+                return self._on_fetched(operation, message, records, now)
             case Stage.POSITION | Stage.TAIL:
                 raise AssertionError("such an operation is not waiting for records")
             case unreachable:
                 assert_never(unreachable)
 
-    def _refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:
-        """Return why an answer is not taken, or None."""
-        placement = placement_of(self._views, message.shard)
-        if placement is None or sender not in placement.replicas:
-            return "records from a node that does not keep their shard"
-        return operation.contradicted_by(message)
-
     def _records_of(self, operation: Operation, message: RecordsRead) -> list[Record]:
         if operation.stage is Stage.LOOKUP:
             self._tier.came(operation, operation.match_in(message), message.shard, self._local)
-        return [self._taken(stored) for stored in message.records]
-
-    def _taken(self, stored: StoredRecord) -> Record:
-        """Return a record from storage as people see it; aux data set here is newer."""
-        if (aux := self._cache.aux_of(stored.seqnum)) is None:
-            aux = stored.aux
-        record = Record(stored.seqnum, stored.names, stored.data, stored.time_us / 1e6, aux)
-        self._cache.add(record)
-        return record
+        return [self._cache.take_in(stored) for stored in message.records]
 
     def _on_probed(self, operation: Operation, records: list[Record], now: Instant) -> list[Effect]:
         prefix = operation.log_names
@@ -379,26 +370,39 @@ class Reads:
         return self._decide(operation, now)
 
     def _on_looked_up(
-        self, operation: Operation, message: RecordsRead, records: list[Record]
+        self, operation: Operation, message: RecordsRead, records: list[Record], now: Instant
     ) -> list[Effect]:
-        seqnums = tuple(r.seqnum for r in records) or message.unknown
+        seqnums = tuple(r.seqnum for r in records) or message.unknown or message.trimmed
         del self._requests[message.request]
         if seqnums[0] != operation.bound and operation.route is not None:
             self._tier.routes.answered(operation.route)  # at the bound, one index shard did alone
+        if message.trimmed and not operation.passed_by(seqnums[0]):
+            return self._pass_over(operation, message.trimmed[-1], now)
         operation.records.update({r.seqnum: r for r in records})
-        if self._local is not None:
-            for seqnum in seqnums:
-                self._local.learn(seqnum, message.shard)
-        return self._collect(operation, seqnums, (message.shard,) * len(seqnums))
+        return self._collect_learned(operation, seqnums, (message.shard,) * len(seqnums))
+
+    def _pass_over(self, operation: Operation, seqnum: SeqNum, now: Instant) -> list[Effect]:
+        """Go on behind a record that is trimmed in all its tags, if a whole log is read."""
+        if not operation.whole or operation.tag == EMPTY_TAG:
+            return [_answer(operation, TrimmedError(seqnum + 1))]
+        if operation.step_over(seqnum):
+            return self._decide(operation, now)
+        return [_answer(operation, None)]
 
     def _on_fetched(
-        self, operation: Operation, message: RecordsRead, records: list[Record]
+        self, operation: Operation, message: RecordsRead, records: list[Record], now: Instant
     ) -> list[Effect]:
         operation.records.update({r.seqnum: r for r in records})
+        operation.trimmed.update(message.trimmed)
         del operation.asked[message.shard]
         if operation.asked:
             return []
         del self._requests[message.request]
+        if operation.trimmed:
+            last = operation.seqnums[-1]
+            operation.leave_out_trimmed()
+            if not operation.seqnums:
+                return self._pass_over(operation, last, now)
         first_missing = next((s for s in operation.seqnums if s not in operation.records), None)
         if first_missing is None or (operation.page and first_missing != operation.seqnums[0]):
             return [_answer(operation, operation.gathered(self._config.page_bytes_max))]
@@ -418,14 +422,12 @@ class Reads:
         del self._requests[message.request]
         if operation.route is not None:
             self._tier.routes.answered(operation.route)
+        self._floors.learned(operation.log, message.log_floor)
         if not message.seqnums:
             self._tier.none_came()
-            return [_answer(operation, [] if operation.page else None)]
+            return [_answer(operation, operation.value_of_nothing(message.floor))]
         self._tier.came(operation, message.seqnums[0], message.shards[0], self._local)
-        if self._local is not None:
-            for seqnum, shard in zip(message.seqnums, message.shards, strict=True):
-                self._local.learn(seqnum, shard)
-        return self._collect(operation, message.seqnums, message.shards)
+        return self._collect_learned(operation, message.seqnums, message.shards)
 
     def on_tail(self, message: TailIs, now: Instant) -> list[Effect]:
         """Take in the primary's word where the log ends; fresh reads go on from there."""
@@ -455,7 +457,7 @@ class Reads:
             times.append(next(iter(self._parked)).created + self._config.read_timeout_s)
         if (asking := self._tails.deadline(self._config.read_timeout_s)) is not None:
             times.append(asking)
-        if (hedging := self._hedges.deadline(self._requests)) is not None:
+        if (hedging := self._storage.hedges.deadline(self._requests)) is not None:
             times.append(hedging)
         if (questions := self.questions.deadline()) is not None:
             times.append(questions)
@@ -473,11 +475,10 @@ class Reads:
             operation.attempt += 1
             if operation.stage is Stage.LOOKUP and operation.route is not None:
                 self._tier.routes.timed_out(operation.route, now)
-            effects += (
-                [self._fail(operation, self._unavailable())]
-                if now >= operation.created + self._config.read_timeout_s
-                else self._decide(operation, now)
-            )
+            if now >= operation.created + self._config.read_timeout_s:
+                effects.append(self._fail(operation, self._unavailable()))
+            else:
+                effects += self._decide(operation, now)
         while self._parked:
             operation = next(iter(self._parked))
             if now < operation.created + self._config.read_timeout_s:
@@ -486,7 +487,8 @@ class Reads:
             effects.append(self._fail(operation, self._unavailable()))
         expired = self._tails.expired(now, self._config.read_timeout_s)
         effects += [self._fail(operation, self._unavailable()) for operation in expired]
-        return effects + self._ask_for_tail(now) + self._hedge(now)
+        effects += self._storage.hedge(self._requests, self._replay.trims, now)
+        return effects + self._ask_for_tail(now)
 
     def _unavailable(self) -> QuorumUnavailableError:
         return QuorumUnavailableError(

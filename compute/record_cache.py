@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from indilog.ids import SeqNum
 from indilog.log import Record
+from indilog.messages import StoredRecord
 
 SPAN_RECORD_BYTES: Final = 64
 """What an own append costs beside its contents: the header of its bytes and two list slots."""
@@ -119,6 +120,14 @@ class RecordCache:
         self._read_bytes += size_bytes
         if self._span_bytes + self._read_bytes > self._bytes_max:
             self._evict()
+
+    def take_in(self, stored: StoredRecord) -> Record:
+        """Keep a record from storage; return it as people see it: aux data set here is newer."""
+        if (aux := self.aux_of(stored.seqnum)) is None:
+            aux = stored.aux
+        record = Record(stored.seqnum, stored.names, stored.data, stored.time_us / 1e6, aux)
+        self.add(record)
+        return record
 
     def get(self, seqnum: SeqNum) -> Record | None:
         """Return the record at `seqnum` with its aux data, or None if it is not held."""

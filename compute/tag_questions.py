@@ -29,15 +29,13 @@ from compute.lookup_routes import LookupRoutes, Route
 from indilog.config import NodeConfig
 from indilog.ids import EMPTY_TAG, MAX_SEQNUM, Instant, NodeId, SeqNum, ShardId, TagHash
 from indilog.messages import (
-    NO_RECORD,
-    NOT_TOLD,
     Direction,
     IndexLookup,
     LookupResult,
-    TagFirsts,
-    TagFirstsWanted,
 )
+from indilog.metalog import MetalogReplay
 from indilog.roles import Effect, Ignore, Send
+from indilog.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
 
 _TAGS_AT_ONCE: Final = 4096
 
@@ -76,6 +74,7 @@ class TagQuestions:
         self._routes = routes
         self._new_request = new_request
         self._local: LocalIndex | None = None
+        self._replay = MetalogReplay()
         self._unasked: dict[TagHash, None] = {}
         """Tags that were appended this turn and are not known."""
         self._news: OrderedDict[int, _Question] = OrderedDict()
@@ -88,9 +87,9 @@ class TagQuestions:
         self._allowed_at = Instant(0.0)
         self._figures = {"new_tags_asked": 0, "refills": 0, "given_up": 0}
 
-    def joined(self, local: LocalIndex) -> None:
-        """Take the engine's index into use."""
-        self._local = local
+    def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
+        """Take the engine's index and replay into use."""
+        self._local, self._replay = local, replay
 
     def status(self) -> dict[str, int]:
         """Return figures for people: what was asked, what was given up, what is under way."""
@@ -144,7 +143,9 @@ class TagQuestions:
             route = self._routes.choose(request, now)
             self._news[request] = _Question(tags, local.tag_tail, route, now)
             column = array("Q", tags).tobytes()
-            wanted = TagFirstsWanted(request, column, local.tag_tail, local.tag_position)
+            wanted = TagFirstsWanted(
+                request, column, local.tag_tail, local.tag_position, self._replay.trims
+            )
             effects += [Send(node, wanted) for node in route.replicas]
             self._news_tags += len(tags)
             self._figures["new_tags_asked"] += len(tags)
@@ -224,6 +225,7 @@ class TagQuestions:
             position=local.tag_position,
             count=count,
             aggregator=route.aggregator,
+            trims=self._replay.trims,
         )
         return [Send(node, lookup) for node in route.replicas]
 
@@ -237,12 +239,16 @@ class TagQuestions:
         del self._refills[message.request]
         self._routes.answered(question.route)
         assert self._local is not None, "what was asked, was asked about an index"
+        if message.floor and not message.seqnums:
+            # All of them were trimmed, which is not the same as that there never was one.
+            self._local.give_up(question.tags[0], question.limit)
+            return []
         self._local.refill(
             question.tags[0],
             question.limit,
             message.seqnums[::-1],
             message.shards[::-1],
-            complete=len(message.seqnums) < self._config.refill_seqnums_max,
+            complete=not message.floor and len(message.seqnums) < self._config.refill_seqnums_max,
         )
         return []
 

@@ -82,6 +82,8 @@ class TierLookups:
             count=operation.count,
             aggregator=route.aggregator,
             names_first=self._names_first(operation),
+            log=operation.log,
+            trims=replay.trims,
         )
         return [Send(node, lookup) for node in route.replicas]
 

@@ -61,3 +61,29 @@ class Watches:
         self._by_tag.clear()
         self._count = 0
         return waiters
+
+
+class ReadyWaiters:
+    """Who waits until the node has joined; at most `waiters_max`."""
+
+    def __init__(self, waiters_max: int) -> None:
+        self._waiters_max = waiters_max
+        self._waiters: list[object] = []
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(self, waiter: object) -> None:
+        """Let one more wait.
+
+        Raises:
+            OverloadedError: too many do already.
+        """
+        if len(self._waiters) >= self._waiters_max:
+            raise OverloadedError(f"{len(self._waiters):,} callers wait for this node.")
+        self._waiters.append(waiter)
+
+    def take(self) -> list[object]:
+        """Take out all of them."""
+        waiters, self._waiters = self._waiters, []
+        return waiters

@@ -8,6 +8,8 @@ lookup's `limit`: so all index shards answer about the same prefix of the log (A
 As the master of a lookup (thesis 5.2, "master-slave-mode") it merges the answers of all index
 shards, like an aggregator.
 
+It knows all trims that the lookup knows of, too, whichever position they have (`TrimFeed`).
+
 What it writes to its disk are snapshots: after a restart it begins with the newest one and fetches
 what it misses from storage, everything if there is none. Memory is bounded: what is asked for
 seldom is in the snapshot only, and a lookup of it waits until it is read (`IndexStore`).
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from index_tier.fetch import Fetch, sources_of
 from index_tier.index_store import IndexStore, Search
@@ -25,6 +27,7 @@ from index_tier.merging import Merging
 from index_tier.snapshots import Snapshots
 from index_tier.spilled_lookups import SpilledLookup, SpilledLookups
 from index_tier.tag_index import Matches
+from index_tier.trim_feed import TrimFeed, without_trimmed
 from index_tier.waiting import WaitingLookups
 from indilog.config import Config
 from indilog.ids import MAX_SEQNUM, Instant, MetalogPosition, NodeId, SeqNum, ShardId
@@ -40,16 +43,12 @@ from indilog.index_snapshot import (
 )
 from indilog.log import READ_RANGE_LIMIT_MAX
 from indilog.messages import (
-    NO_RECORD,
-    NOT_TOLD,
     Direction,
     IndexAnswer,
     IndexBlock,
     IndexData,
     IndexLookup,
     ReadRecords,
-    TagFirsts,
-    TagFirstsWanted,
 )
 from indilog.roles import (
     AskSnapshots,
@@ -66,7 +65,11 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
+from indilog.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted, TagFloors
 from indilog.view import Views, placement_of
+
+_SWEEP_PAUSE_S: Final = 0.005
+"""Between two turns of a sweep, for others."""
 
 
 class IndexNode:
@@ -100,6 +103,8 @@ class IndexNode:
         self._waiting = WaitingLookups(
             lookups_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
         )
+        self._floors = TrimFeed(view.storage_nodes, config.node.resend_s)
+        self._swept_at = Instant(0.0)
         self._merging = Merging(views, config.node)
         """The lookups whose master this node is."""
         self._fetch: Fetch | None = None
@@ -126,6 +131,9 @@ class IndexNode:
             "snapshots_written": self._snapshots.written,
             "snapshots_failed": self._snapshots.failed,
             "reading": len(self._spilled),
+            "trims": self._floors.trims,
+            "floors": len(self._floors.trimmed.logs) + len(self._floors.trimmed.tags),
+            "sweeping": int(self._store.sweeping),
             "waiting": len(self._waiting),
             "merging": len(self._merging),
         }
@@ -141,14 +149,18 @@ class IndexNode:
         for event in events:
             effects += self._on_event(event, now)
         advanced = self._feed.position > position
+        for origin, lookup, _ in self._waiting.take_ready(self._feed.position, self._floors.trims):
+            effects += self._answer_any(origin, lookup, now)
         if advanced:
-            for origin, lookup, _ in self._waiting.take_ready(self._feed.position):
-                effects += self._answer_any(origin, lookup, now)
             if self._fetch is not None:
                 effects += self._fetch.go_on(self._feed.position)
             self._store.shrink()
         if advanced or self._store.full or self._snapshots.deadline() is not None:
             effects += self._snapshots.write(self._store, self.position, now)
+        effects += self._floors.on_time(now)
+        if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
+            self._swept_at = now
+            self._store.sweep(self._config.sweep_tags_per_turn)
         for waiting in self._waiting.take_expired(now):
             effects.append(Ignore(waiting, "a lookup waited too long for index data"))
         return effects + self._catch_up(now, advanced=advanced)
@@ -160,6 +172,8 @@ class IndexNode:
             self._waiting.deadline,
             self._merging.deadline(),
             self._snapshots.deadline(),
+            self._floors.deadline(),
+            Instant(self._swept_at + _SWEEP_PAUSE_S) if self._store.sweeping else None,
         )
         return min((instant for instant in instants if instant is not None), default=None)
 
@@ -179,7 +193,7 @@ class IndexNode:
             case Received():
                 return self._on_received(event, now)
             case Started():
-                return [self._snapshots.open()]
+                return [self._snapshots.open(), *self._floors.start(now)]
             case SnapshotsAnswered(answer):
                 return self._on_snapshots(answer, now)
             case Persisted() | FrameRead() | SpaceChanged():
@@ -197,6 +211,8 @@ class IndexNode:
                 return self._merging.add(event.sender, answer, now)
             case IndexData(blocks=blocks):
                 return self._on_index_data(event, blocks)
+            case TagFloors() as floors:
+                return self._on_floors(event, floors, now)
             case message:
                 return [
                     Ignore(event, f"an index node has no use for {type(message).__name__}"),
@@ -227,8 +243,21 @@ class IndexNode:
                 self._feed.reject(block)
                 return [Ignore(event, "index data that contradicts the log before it")]
             for part in block.parts:
-                self._store.add(part)
+                left = without_trimmed(part, self._floors.trimmed)
+                if part.tags and not left.tags:
+                    self._store.skip(part.first_seqnum + part.count)
+                else:
+                    self._store.add(left)
         return []
+
+    def _on_floors(self, event: Received, message: TagFloors, now: Instant) -> list[Effect]:
+        """Forget what is trimmed; what else a trimmed log has in the index goes bit by bit."""
+        if event.sender not in self._storage_nodes:
+            return [Ignore(event, "floors from a node that is no storage node")]
+        news, effects = self._floors.on_floors(event.sender, message, now)
+        for floor in news:
+            self._store.trim(floor)
+        return list(effects)
 
     def _plausible(self, block: IndexBlock) -> bool:
         """Tell whether a block is this index shard's and its columns fit each other."""
@@ -279,8 +308,9 @@ class IndexNode:
     def _answer_in_time(
         self, event: Received, lookup: IndexLookup | TagFirstsWanted, now: Instant
     ) -> list[Effect]:
-        """Answer what is asked about positions that are applied; let the rest wait for them."""
-        if lookup.position <= self._feed.position:
+        """Answer what is asked about positions and trims that are applied; let the rest wait."""
+        self._floors.want(lookup.trims)
+        if lookup.position <= self._feed.position and lookup.trims <= self._floors.trims:
             return self._answer_any(event.sender, lookup, now)
         if not self._waiting.put(event.sender, lookup, now):
             return [Ignore(event, "too many lookups wait for index data")]
@@ -294,16 +324,24 @@ class IndexNode:
         seqnums, shards = array("Q"), array("H")
         for tag in array("Q", lookup.tags):
             search = Search(Direction.NEXT, tag, 0, lookup.limit, 1)
-            if self._store.search(search) is not None:
-                search.take(([NOT_TOLD], [ShardId(0)]))  # not worth a read
+            if self._floors.trimmed.tags.of(tag) or self._store.search(search) is not None:
+                search.take(([NOT_TOLD], [ShardId(0)]))  # trimmed, or not worth a read
             seqnums.extend(search.seqnums or [NO_RECORD])
             shards.extend(search.shards or [ShardId(0)])
         columns = seqnums.tobytes(), shards.tobytes()
         return [Send(origin, TagFirsts(lookup.request, self.index_shard, *columns))]
 
     def _answer(self, origin: NodeId, lookup: IndexLookup, now: Instant) -> list[Effect]:
+        if lookup.bound < self._floors_of(lookup)[0]:
+            return self._found(origin, lookup, ((), ()), now)
         search = Search(lookup.direction, lookup.tag, lookup.bound, lookup.limit, lookup.count)
         return self._go_on(SpilledLookup(origin, lookup, search), now)
+
+    def _floors_of(self, lookup: IndexLookup) -> tuple[SeqNum, SeqNum]:
+        """Return the floor that holds for a lookup, and that of its log."""
+        trimmed = self._floors.trimmed
+        log_floor = max(trimmed.logs.of(lookup.log), trimmed.logs.of(lookup.tag))
+        return max(trimmed.tags.of(lookup.tag), log_floor), log_floor
 
     def _go_on(self, waiting: SpilledLookup, now: Instant) -> list[Effect]:
         """Search until the end, or until something must be read from the snapshot first."""
@@ -317,12 +355,19 @@ class IndexNode:
     def _found(
         self, origin: NodeId, lookup: IndexLookup, matches: Matches, now: Instant
     ) -> list[Effect]:
-        """Tell who merges, and for an exact match storage, what was found."""
+        """Tell who merges, and for an exact match storage, what was found above the floor."""
+        floor, log_floor = self._floors_of(lookup)
         seqnums, shards = matches
+        if lookup.bound < floor:
+            seqnums, shards = (), ()
+        elif lookup.direction is Direction.PREV:
+            kept = sum(1 for seqnum in seqnums if seqnum >= floor)
+            seqnums, shards = seqnums[:kept], shards[:kept]
         exact = lookup.count == 1 and bool(seqnums) and seqnums[0] == lookup.bound
         answer = IndexAnswer(
             lookup.request, origin, lookup.direction, self.index_shard,
             lookup.count, exact, seqnums, shards, lookup.names_first,
+            lookup.bound, floor, log_floor, lookup.trims,
         )  # fmt: skip
         if lookup.aggregator == self._node:
             effects = self._merging.add(self._node, answer, now)
@@ -332,7 +377,7 @@ class IndexNode:
             placement = placement_of(self._views, shards[0])
             assert placement is not None, "only records of known shards are indexed"
             replica = placement.replicas[lookup.request % len(placement.replicas)]
-            read = ReadRecords(lookup.request, origin, shards[0], seqnums)
+            read = ReadRecords(lookup.request, origin, shards[0], seqnums, lookup.trims)
             effects.insert(0, Send(replica, read))
         return effects
 

@@ -22,6 +22,7 @@ from index_tier.tag_index import Matches, TagIndex
 from indilog.ids import SeqNum, ShardId, TagHash
 from indilog.index_snapshot import ReadRows, Rows, Snapshot, sorted_rows
 from indilog.messages import Direction, ShardTags
+from indilog.metalog import Floor
 
 _CACHE_SHARE: Final = 4
 """Of the memory, one part in so many is for row groups."""
@@ -116,6 +117,7 @@ class IndexStore:
         self._directory: GroupDirectory | None = None
         self._cache = RowCache(memory_bytes_max // _CACHE_SHARE)
         self._writing: list[_Generation] = []
+        self._late_floors: list[Floor] = []
 
     # --- figures
 
@@ -179,6 +181,35 @@ class IndexStore:
         generation = self._generations[-1]
         generation.index.add(part)
         generation.records += part.count
+
+    # --- trimming
+
+    def skip(self, end: SeqNum) -> None:
+        """Add nothing of the records up to `end`: they were trimmed before they came."""
+        self._generations[-1].index.end = end
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether records of trimmed logs are still to be taken out of other tags."""
+        return any(g.index.sweeping for g in self._generations if g not in self._writing)
+
+    def trim(self, floor: Floor) -> None:
+        """Forget records below a floor in memory; rows of the snapshot stay and are not shown.
+
+        What is being written must not change, and waits until it is.
+        """
+        if self._writing:
+            self._late_floors.append(floor)
+        for generation in self._generations:
+            if generation not in self._writing:
+                generation.index.trim(floor)
+
+    def sweep(self, tags: int) -> None:
+        """Go on with taking trimmed records out of other tags: as many tags as said."""
+        for generation in self._generations:
+            if generation.index.sweeping and generation not in self._writing:
+                generation.index.sweep(tags)
+                return
 
     # --- finding
 
@@ -271,7 +302,10 @@ class IndexStore:
 
     def written(self, snapshot: Snapshot | None) -> None:
         """Use the snapshot that was written; None: there is none."""
-        self._writing = []
+        for floor in self._late_floors:
+            for generation in self._writing:
+                generation.index.trim(floor)
+        self._writing, self._late_floors = [], []
         if snapshot is not None:
             self._adopt(snapshot)
             self.shrink()

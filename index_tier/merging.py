@@ -20,11 +20,21 @@ from indilog.view import Views, placement_of
 class _Lookup:
     """The answers to one lookup so far."""
 
-    __slots__ = ("answered", "count", "direction", "done", "expires", "matches")
+    __slots__ = (
+        "answered", "bound", "count", "direction", "done", "expires", "floor", "log_floor",
+        "matches", "trims",
+    )  # fmt: skip
 
     def __init__(self, answer: IndexAnswer, expires: Instant) -> None:
         self.direction = answer.direction
         self.count = answer.count
+        self.bound = answer.bound
+        self.trims = answer.trims
+        self.floor: SeqNum = 0
+        """The highest floor that any index shard knows: one that is ahead has dropped what lies
+        below.
+        """
+        self.log_floor: SeqNum = 0
         self.expires = expires
         self.answered: set[int] = set()
         """The index shards that have answered."""
@@ -32,14 +42,29 @@ class _Lookup:
         self.done = False
         """An exact match was found; what else comes only completes `answered`."""
 
+    def fits(self, answer: IndexAnswer) -> bool:
+        return (self.direction, self.count, self.bound) == (
+            answer.direction, answer.count, answer.bound,
+        )  # fmt: skip
+
     def add(self, answer: IndexAnswer) -> None:
         self.answered.add(answer.index_shard)
         self.done = self.done or answer.exact
         self.matches += zip(answer.seqnums, answer.shards, strict=True)
+        self.floor = max(self.floor, answer.floor)
+        self.log_floor = max(self.log_floor, answer.log_floor)
 
     def merged(self) -> Matches:
-        """The best matches of all index shards; a seqnum is in one index shard only."""
-        best = sorted(self.matches, reverse=self.direction is Direction.PREV)[: self.count]
+        """The best matches of all index shards; a seqnum is in one index shard only.
+
+        None below the floor, and none at all if the bound of a NEXT is below it.
+        """
+        if self.bound < self.floor:
+            return (), ()
+        best = sorted(
+            (match for match in self.matches if match[0] >= self.floor),
+            reverse=self.direction is Direction.PREV,
+        )[: self.count]
         return tuple(seqnum for seqnum, _ in best), tuple(shard for _, shard in best)
 
 
@@ -84,7 +109,7 @@ class Merging:
         if pending is None:
             effects = self._make_room()
             pending = self._pending[key] = _Lookup(answer, Instant(now + self._timeout_s))
-        elif (pending.direction, pending.count) != (answer.direction, answer.count):
+        elif not pending.fits(answer):
             return [Ignore(answer, "an answer to another lookup of the same number")]
         if answer.index_shard in pending.answered:
             return effects
@@ -111,12 +136,14 @@ class Merging:
         """Tell the origin, or for a single match have storage tell it."""
         seqnums, shards = lookup.merged()
         if lookup.count > 1 or not seqnums or answer.names_first:
-            return [Send(answer.origin, LookupResult(answer.request, seqnums, shards))]
+            result = LookupResult(answer.request, seqnums, shards, lookup.floor, lookup.log_floor)
+            return [Send(answer.origin, result)]
         placement = placement_of(self._views, shards[0])
         if placement is None:
             return [Ignore(answer, "a match in a shard that no view knows")]
         replica = placement.replicas[answer.request % len(placement.replicas)]
-        return [Send(replica, ReadRecords(answer.request, answer.origin, shards[0], seqnums))]
+        read = ReadRecords(answer.request, answer.origin, shards[0], seqnums, lookup.trims)
+        return [Send(replica, read)]
 
     def _make_room(self) -> list[Effect]:
         if len(self._pending) < self._lookups_max:

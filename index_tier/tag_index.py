@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable
 from itertools import chain, repeat
 from typing import Final, TypeAlias
 
 import numpy as np
 
+from index_tier.sweep import Sweep
 from indilog.ids import EMPTY_TAG, SeqNum, ShardId, TagHash
 from indilog.index_snapshot import Rows
 from indilog.messages import ShardTags
+from indilog.metalog import Floor
 
 Matches: TypeAlias = tuple[tuple[SeqNum, ...], tuple[ShardId, ...]]
 """Seqnums, best first, and the shard of each."""
@@ -35,16 +38,19 @@ class TagIndex:
 
     Attributes:
         end: the seqnum after the last one added.
-        entries: pairs of record and tag that were added.
+        entries: pairs of record and tag that are in it.
     """
 
-    __slots__ = ("_columns", "_ends", "_firsts", "_shards", "end", "entries")
+    __slots__ = ("_columns", "_dead", "_ends", "_firsts", "_shards", "_sweep", "end", "entries")
 
     def __init__(self, end: SeqNum = 0) -> None:
         self._columns: dict[TagHash, array[int]] = {}
         self._firsts = array("Q")
         self._ends = array("Q")
         self._shards = array("H")
+        self._dead: deque[array[int]] = deque()
+        """The records of trimmed logs that are still found by other tags."""
+        self._sweep: Sweep | None = None
         self.end = end
         self.entries = 0
 
@@ -142,6 +148,52 @@ class TagIndex:
             np.concatenate([whole.seqnums, seqnums]),
             np.concatenate([whole.shards, span_shards[spans]]),
         )
+
+    # --- trimming
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether records of trimmed logs are still to be taken out of other tags."""
+        return self._sweep is not None or bool(self._dead)
+
+    def trim(self, floor: Floor) -> None:
+        """Forget the records of a tag below a floor; `sweep` forgets the other tags of a log's."""
+        column = self._columns.get(floor.tag)
+        if column is None:
+            return
+        end = bisect_left(column, floor.until)
+        if end and floor.of_log:
+            self._dead.append(column[:end])
+        del column[:end]
+        self.entries -= end
+        if not column:
+            del self._columns[floor.tag]
+
+    def sweep(self, tags: int) -> None:
+        """Go on with taking trimmed records out of other tags: as many tags as said."""
+        if self._sweep is None:
+            if not self._dead:
+                return
+            dead = self._dead.popleft()
+            # The last span may still grow.
+            spans = min(bisect_right(self._ends, dead[-1] + 1), len(self._ends) - 1)
+            self._sweep = Sweep(self._columns, dead, self._firsts[: max(spans, 0)])
+        removed, done = self._sweep.advance(tags)
+        self.entries -= removed
+        if done:
+            self._end_sweep(self._sweep)
+
+    def _end_sweep(self, sweep: Sweep) -> None:
+        """Forget the spans of which nothing is left, and the room of the tags that are gone."""
+        self._sweep = None
+        kept = np.flatnonzero(sweep.used)
+        spans = len(sweep.used)
+        if len(kept) < spans:
+            for column, kind in ((self._firsts, "Q"), (self._ends, "Q"), (self._shards, "H")):
+                head = np.array(column[:spans])
+                column[:spans] = array(kind, head[kept].tobytes())
+        if len(self._columns) < sweep.tags // 2:
+            self._columns = dict(self._columns)
 
     # --- adding
 

@@ -12,7 +12,10 @@ from typing import NamedTuple
 from sortedcontainers import SortedList
 
 from indilog.ids import Instant, MetalogPosition, NodeId
-from indilog.messages import IndexLookup, TagFirstsWanted
+from indilog.messages import (
+    IndexLookup,
+)
+from indilog.tag_messages import TagFirstsWanted
 
 
 class WaitingLookup(NamedTuple):
@@ -26,7 +29,7 @@ class WaitingLookup(NamedTuple):
 class WaitingLookups:
     """At most `lookups_max` lookups, each for at most `timeout_s`."""
 
-    __slots__ = ("_by_position", "_lookups", "_lookups_max", "_timeout_s")
+    __slots__ = ("_by_position", "_for_trims", "_lookups", "_lookups_max", "_timeout_s")
 
     def __init__(self, *, lookups_max: int, timeout_s: float) -> None:
         self._lookups_max = lookups_max
@@ -34,6 +37,8 @@ class WaitingLookups:
         self._lookups: OrderedDict[tuple[NodeId, int], WaitingLookup] = OrderedDict()
         """By origin and request, in the order of arrival, which is that of expiry."""
         self._by_position: SortedList[tuple[MetalogPosition, NodeId, int]] = SortedList()
+        self._for_trims: dict[tuple[NodeId, int], int] = {}
+        """Those whose positions are applied: how many trims they wait for."""
 
     def __len__(self) -> int:
         return len(self._lookups)
@@ -49,20 +54,28 @@ class WaitingLookups:
         self._by_position.add((lookup.position, *key))
         return True
 
-    def take_ready(self, position: MetalogPosition) -> list[WaitingLookup]:
-        """Remove and return the lookups that ask about nothing from `position` on."""
-        ready = []
+    def take_ready(self, position: MetalogPosition, trims: int) -> list[WaitingLookup]:
+        """Remove and return the lookups that ask about nothing from `position` on, and know of no
+        more than `trims` trims.
+        """
         while self._by_position and self._by_position[0][0] <= position:
             _, origin, request = self._by_position.pop(0)
-            ready.append(self._lookups.pop((origin, request)))
-        return ready
+            key = origin, request
+            self._for_trims[key] = self._lookups[key].lookup.trims
+        if not self._for_trims:
+            return []
+        ready = [key for key, wanted in self._for_trims.items() if wanted <= trims]
+        for key in ready:
+            del self._for_trims[key]
+        return [self._lookups.pop(key) for key in ready]
 
     def take_expired(self, now: Instant) -> list[WaitingLookup]:
         """Remove and return the lookups that have waited too long."""
         expired = []
         while (first := self.deadline) is not None and first <= now:
-            (origin, request), waiting = self._lookups.popitem(last=False)
-            self._by_position.remove((waiting.lookup.position, origin, request))
+            key, waiting = self._lookups.popitem(last=False)
+            if self._for_trims.pop(key, None) is None:
+                self._by_position.remove((waiting.lookup.position, *key))
             expired.append(waiting)
         return expired
 

@@ -209,6 +209,19 @@ class LogSetAux(_Message, frozen=True):
     aux: bytes
 
 
+class LogTrim(_Message, frozen=True):
+    """worker, client → compute node: forget the records below `until`; answered by `Done`.
+
+    Lost: the asker gets a `NotReadyError`; it may have happened, and twice is harmless.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    tag: UserTag | None
+    until: SeqNum
+
+
 # --- functions
 
 
@@ -429,28 +442,13 @@ class Failed(_Message, frozen=True):
 
 
 LogQuestion: TypeAlias = (
-    LogAppend
-    | LogAppendBatch
-    | LogRead
-    | LogReadNext
-    | LogReadPrev
-    | LogReadRange
-    | LogTail
-    | LogFindTime
-    | LogSetAux
-)
+    LogAppend | LogAppendBatch | LogRead | LogReadNext | LogReadPrev | LogReadRange | LogTail
+    | LogSetAux | LogFindTime | LogTrim
+)  # fmt: skip
 Question: TypeAlias = (
-    LogQuestion
-    | CallFunction
-    | SendFunction
-    | DeployApp
-    | Invoke
-    | Load
-    | Unload
-    | CheckArguments
-    | Ping
-    | Cancel
-)
+    LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | CheckArguments
+    | Ping | Cancel
+)  # fmt: skip
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft
 Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | Done | Returned | Accepted | Loaded | Deployed | Failed

@@ -166,6 +166,12 @@ class NodeConfig:
     hedge_delay_s_min: float = 0.001
     """A read is not asked of a second replica before this."""
     lookups_pending_max: int = 100_000
+    trims_pending_max: int = 10_000
+    """Trims under way at once, at the primary and at an engine."""
+    sweep_tags_per_turn: int = 1_000
+    """Tags from which an index node takes the records of a trimmed log in one turn."""
+    log_floors_max: int = 100_000
+    """Trimmed logs whose floors an engine remembers; others are asked for in the index tier."""
     page_bytes_max: int = 4 * MIB
     """Bytes of records in one answer to `read_range`."""
 

@@ -114,6 +114,14 @@ class Log(abc.ABC):
     **Bounds** are inclusive. `tag=None` means every record of this log. `None` as an answer is
     proven: there is no such record below the position that the read was answered at.
 
+    **Trim.** A log has a floor, and so has each of its tags; floors only grow (`trim`). Below the
+    floor of the log, or of the tag that is asked for, a read raises `TrimmedError(floor)`: a bound
+    there (`read_next`, `read_range`, `subscribe`), a seqnum there (`read`), and a `read_prev` that
+    finds nothing at or above a floor that is not 0. Trimmed is never answered as absent. A record
+    is *dead* below the floor of its log, or when it has tags and is below the floors of all of
+    them: its bytes may go, reads of the whole log pass over it, and `read` raises `TrimmedError`,
+    whichever log it was of.
+
     Every call may raise `NotReadyError` or `QuorumUnavailableError` (both retryable) when the
     platform cannot serve.
     """
@@ -213,6 +221,20 @@ class Log(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
+        """Forget the records below `until`: of the whole log, or as records with `tag`.
+
+        When this returns, every read of this session finds them trimmed, also after a restart; so
+        do all others soon. A floor that is higher already stays. Memory and disk are given back
+        later, in the background.
+
+        Raises:
+            ValueError: `until` is beyond the tail; nothing was trimmed.
+            QuorumUnavailableError: it was not confirmed in time and may still happen; trimming
+                again is harmless.
+        """
+
+    @abc.abstractmethod
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep `aux` beside an immutable record, as a cache: it may vanish, and the last writer
         wins.
@@ -270,6 +292,18 @@ def check_bound(bound: SeqNum) -> SeqNum:
     if type(bound) is not int or bound < 0:
         raise ValueError(f"A bound is a seqnum, 0 or greater, not {bound!r}.")
     return min(bound, MAX_SEQNUM)
+
+
+def check_until(until: SeqNum, tail: SeqNum) -> None:
+    """Refuse to trim what is not written yet; the same words everywhere.
+
+    Raises:
+        ValueError: `until` is beyond the tail.
+    """
+    if until > tail:
+        raise ValueError(
+            f"until is {until}, but the log ends at {tail}; trim at most up to its tail."
+        )
 
 
 def check_limit(limit: int) -> int:

@@ -1,5 +1,5 @@
 """Every message between nodes, in one place: what it says, who says it to whom, what if it is lost
-or repeated; those about times are in `indilog.time_messages`.
+or repeated; those about tags are in `indilog.tag_messages`, about times in `indilog.time_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning.`, the line `Lost:` what happens
 then, the line `Repeated:` why that is harmless; `docs/PROTOCOL.md` is this table, and a test keeps
@@ -14,7 +14,7 @@ harmless by itself.
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
@@ -28,8 +28,16 @@ from indilog.ids import (
     TagHash,
 )
 from indilog.metalog import Entry
+from indilog.tag_messages import (
+    TagFirsts,
+    TagFirstsWanted,
+    TagFloors,
+    TagFloorsWanted,
+    TrimIs,
+    TrimWanted,
+)
 from indilog.time_messages import TimeFound, TimeLookup
-from indilog.wire_message import WireMessage as _Message
+from indilog.wire_message import WireMessage
 
 
 class Direction(enum.IntEnum):
@@ -42,7 +50,7 @@ class Direction(enum.IntEnum):
 # --- append: engine, storage, sequencers
 
 
-class AppendBatch(_Message, frozen=True):
+class AppendBatch(WireMessage, frozen=True):
     """engine → storage: a record batch for the shard, epoch and localids that its header names.
 
     Lost: the next batch does not follow on; storage says `ShardStored`, and the engine sends again
@@ -53,7 +61,7 @@ class AppendBatch(_Message, frozen=True):
     batch: bytes
 
 
-class ShardStored(_Message, frozen=True):
+class ShardStored(WireMessage, frozen=True):
     """storage → engine: the gap-free prefix of a shard here, when a batch was refused or known
     already.
 
@@ -68,7 +76,7 @@ class ShardStored(_Message, frozen=True):
     stored: LocalId
 
 
-class ShardProgress(_Message, frozen=True):
+class ShardProgress(WireMessage, frozen=True):
     """storage → primary: how far this node has stored each of its shards durably, without gaps.
 
     `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
@@ -81,7 +89,7 @@ class ShardProgress(_Message, frozen=True):
     stored: dict[ShardId, tuple[Epoch, LocalId]]
 
 
-class MetalogAppend(_Message, frozen=True):
+class MetalogAppend(WireMessage, frozen=True):
     """primary → backup: metalog entries from position `start` on, and how many are committed.
 
     It leaves before the primary has synced the entries, so a crash may take them from the primary
@@ -101,7 +109,7 @@ class MetalogAppend(_Message, frozen=True):
     committed: MetalogPosition
 
 
-class MetalogStored(_Message, frozen=True):
+class MetalogStored(WireMessage, frozen=True):
     """backup → primary: how many metalog entries are durable here, and which incarnation of the
     primary proposed the last of them.
 
@@ -114,7 +122,7 @@ class MetalogStored(_Message, frozen=True):
     length: MetalogPosition
 
 
-class MetalogEntries(_Message, frozen=True):
+class MetalogEntries(WireMessage, frozen=True):
     """primary → engine, storage: committed metalog entries, the type-O data (thesis 4.1).
 
     Lost: the next one does not follow on; the receiver says `MetalogWanted`. With no next one, the
@@ -125,7 +133,7 @@ class MetalogEntries(_Message, frozen=True):
     entries: tuple[Entry, ...]
 
 
-class MetalogWanted(_Message, frozen=True):
+class MetalogWanted(WireMessage, frozen=True):
     """engine, storage → primary: send me the committed entries from `start` on.
 
     Lost: asked again after a while.
@@ -135,7 +143,7 @@ class MetalogWanted(_Message, frozen=True):
     start: MetalogPosition
 
 
-class TailWanted(_Message, frozen=True):
+class TailWanted(WireMessage, frozen=True):
     """engine → primary: where does the log end now, and what is the committed metalog position?
 
     Lost: asked again until the caller's deadline.
@@ -145,7 +153,7 @@ class TailWanted(_Message, frozen=True):
     request: int
 
 
-class TailIs(_Message, frozen=True):
+class TailIs(WireMessage, frozen=True):
     """primary → engine: everything committed lies below `tail`; `position` and `cut` belong to it.
 
     Lost: asked again.
@@ -156,12 +164,14 @@ class TailIs(_Message, frozen=True):
     position: MetalogPosition
     tail: SeqNum
     cut: dict[ShardId, LocalId]
+    trims: int = 0
+    """How many of the committed entries are trims."""
 
 
 # --- a writer takes over its shard (thesis 5.5.1)
 
 
-class ShardClaim(_Message, frozen=True):
+class ShardClaim(WireMessage, frozen=True):
     """engine → storage: I write this shard under `epoch` now; refuse every older writer.
 
     Lost: said again until all replicas answered.
@@ -172,7 +182,7 @@ class ShardClaim(_Message, frozen=True):
     epoch: Epoch
 
 
-class ShardClaimed(_Message, frozen=True):
+class ShardClaimed(WireMessage, frozen=True):
     """storage → engine: older writers are refused, durably; this much of the shard is stored here.
 
     `authoritative`: this replica never had more. One that is new, or whose disk was damaged or
@@ -187,7 +197,7 @@ class ShardClaimed(_Message, frozen=True):
     authoritative: bool = True
 
 
-class ShardOpen(_Message, frozen=True):
+class ShardOpen(WireMessage, frozen=True):
     """engine → storage: continue the shard at `start`, the smallest prefix of all its
     authoritative replicas.
 
@@ -202,7 +212,7 @@ class ShardOpen(_Message, frozen=True):
     start: LocalId
 
 
-class ShardOpened(_Message, frozen=True):
+class ShardOpened(WireMessage, frozen=True):
     """storage → engine: the shard continues at `start` under `epoch`.
 
     Lost: `ShardOpen` is said again.
@@ -240,7 +250,7 @@ class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[ShardTags, ...]
 
 
-class IndexData(_Message, frozen=True):
+class IndexData(WireMessage, frozen=True):
     """storage → index, engine: index data of some metalog positions, the type-S data.
 
     The first replica of a shard sends it unasked: each position to one index shard, and to every
@@ -253,7 +263,7 @@ class IndexData(_Message, frozen=True):
     blocks: tuple[IndexBlock, ...]
 
 
-class IndexDataWanted(_Message, frozen=True):
+class IndexDataWanted(WireMessage, frozen=True):
     """index, engine → storage: send me the index data of positions `start`, `start + step`, ...
     below `end`.
 
@@ -270,7 +280,7 @@ class IndexDataWanted(_Message, frozen=True):
 # --- lookups in the index tier (ARCHITECTURE 9, thesis 5.4)
 
 
-class IndexLookup(_Message, frozen=True):
+class IndexLookup(WireMessage, frozen=True):
     """engine → index: which `count` records with `tag` come first from `bound` on, below seqnum
     `limit`?
 
@@ -293,9 +303,15 @@ class IndexLookup(_Message, frozen=True):
     count: int
     aggregator: NodeId
     names_first: bool = False
+    log: TagHash = 0
+    """The tag of the log that is read: its floor holds for all its tags."""
+    trims: int = 0
+    """How many trims are among the entries below `position`: the node knows them all when it
+    answers.
+    """
 
 
-class IndexAnswer(_Message, frozen=True):
+class IndexAnswer(WireMessage, frozen=True):
     """index → aggregator, index: the matches of one index shard, best first, at most `count`.
 
     It goes to the node that the lookup names: an aggregator, or the index node that is its master.
@@ -314,13 +330,20 @@ class IndexAnswer(_Message, frozen=True):
     seqnums: tuple[SeqNum, ...]
     shards: tuple[ShardId, ...]
     names_first: bool = False
+    bound: SeqNum = 0
+    floor: SeqNum = 0
+    """The higher one of the floors of the tag and of the log; what lies below is left out."""
+    log_floor: SeqNum = 0
+    trims: int = 0
+    """As in the lookup."""
 
 
-class LookupResult(_Message, frozen=True):
-    """aggregator, index → engine: the merged matches, best first; empty: proven that there is none.
+class LookupResult(WireMessage, frozen=True):
+    """aggregator, index → engine: the merged matches, best first; empty: proven that there is none
+    at or above `floor`.
 
-    Sent for `count` > 1, for no match, and with `names_first`; a single match goes to storage as
-    `ReadRecords` instead.
+    Sent for `count` > 1, for no match, with `names_first`, and where the bound is trimmed; a single
+    match goes to storage as `ReadRecords` instead.
     Lost: the lookup is started again.
     Repeated: the second one finds no request.
     """
@@ -328,51 +351,18 @@ class LookupResult(_Message, frozen=True):
     request: int
     seqnums: tuple[SeqNum, ...]
     shards: tuple[ShardId, ...]
-
-
-NO_RECORD: Final = 2**64 - 1
-"""In `TagFirsts`: no record has the tag."""
-NOT_TOLD: Final = 2**64 - 2
-"""In `TagFirsts`: the node cannot say."""
-
-
-class TagFirstsWanted(_Message, frozen=True):
-    """engine → index: which is the first record with each of these tags (u64 each), below `limit`?
-
-    Asked of every index shard about tags that are appended and not known here (thesis 5.7), and
-    answered as a lookup is: when all its positions below `position` are applied.
-    Lost: the engine does not learn whether the tags are new.
-    Repeated: answered again.
-    """
-
-    request: int
-    tags: bytes
-    limit: SeqNum
-    position: MetalogPosition
-
-
-class TagFirsts(_Message, frozen=True):
-    """index → engine: the first seqnum in this index shard for each tag (u64), and its shard (u16).
-
-    `NO_RECORD` and `NOT_TOLD` stand for seqnums.
-    Lost: as `TagFirstsWanted`.
-    Repeated: the engine counts each index shard once.
-    """
-
-    request: int
-    index_shard: int
-    seqnums: bytes
-    shards: bytes
+    floor: SeqNum = 0
+    log_floor: SeqNum = 0
 
 
 # --- records
 
 
-class ReadRecords(_Message, frozen=True):
+class ReadRecords(WireMessage, frozen=True):
     """engine, index, aggregator → storage: give the records at these seqnums of a shard to
     `origin`.
 
-    Storage waits until it has applied the metalog up to them.
+    Storage waits until it has applied the metalog up to them, and so many trims.
     Lost: the engine asks another replica when its deadline passes.
     Repeated: answered again.
     """
@@ -381,6 +371,7 @@ class ReadRecords(_Message, frozen=True):
     origin: NodeId
     shard: ShardId
     seqnums: tuple[SeqNum, ...]
+    trims: int = 0
 
 
 class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -393,10 +384,11 @@ class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
     aux: bytes | None
 
 
-class RecordsRead(_Message, frozen=True):
+class RecordsRead(WireMessage, frozen=True):
     """storage → engine: the records asked for; `unknown` are those that this replica cannot show.
 
-    Unknown never means absent: the engine asks another replica.
+    Unknown never means absent: the engine asks another replica. `trimmed` are those that are
+    trimmed as of `position` (metalog entries applied): whole, or in all of their tags.
     Lost: asked again elsewhere.
     Repeated: the second one finds no request.
     """
@@ -405,9 +397,11 @@ class RecordsRead(_Message, frozen=True):
     shard: ShardId
     records: tuple[StoredRecord, ...]
     unknown: tuple[SeqNum, ...]
+    trimmed: tuple[SeqNum, ...] = ()
+    position: MetalogPosition = 0
 
 
-class AuxSet(_Message, frozen=True):
+class AuxSet(WireMessage, frozen=True):
     """engine → storage: keep `aux` beside the record, if there is room.
 
     Lost: the aux data is not there, which it may always be.
@@ -422,7 +416,7 @@ class AuxSet(_Message, frozen=True):
 # --- disks
 
 
-class DiskFull(_Message, frozen=True):
+class DiskFull(WireMessage, frozen=True):
     """storage, primary → engine: there is no room on my disk (`full`), so take no appends; or there
     is again.
 
@@ -433,7 +427,7 @@ class DiskFull(_Message, frozen=True):
     full: bool
 
 
-class BatchesWanted(_Message, frozen=True):
+class BatchesWanted(WireMessage, frozen=True):
     """storage → storage: give me the batches of the shard that hold the ordered localids [first,
     end); I am a replica that lost them.
 
@@ -446,7 +440,7 @@ class BatchesWanted(_Message, frozen=True):
     end: LocalId
 
 
-class Batches(_Message, frozen=True):
+class Batches(WireMessage, frozen=True):
     """storage → storage: intact batches among those asked for from `first` on, as many as fit.
 
     None at all: this replica does not have the batch of `first` either. They are of ordered records
@@ -470,6 +464,10 @@ Message: TypeAlias = (
     | MetalogWanted
     | TailWanted
     | TailIs
+    | TrimWanted
+    | TrimIs
+    | TagFloors
+    | TagFloorsWanted
     | ShardClaim
     | ShardClaimed
     | ShardOpen

@@ -4,18 +4,28 @@
 An entry has a dense position. `NewRecords` is a cut, written as what it adds: how many further
 records of each productive shard are ordered. Whoever has applied the entries below position p knows
 exactly the records below seqnum `tail(p)`. Order inside an entry: ascending shard id (Scalog 4.1),
-so a shard's records of one entry are consecutive.
+so a shard's records of one entry are consecutive. `Trim` raises floors: what lies below is
+forgotten (ARCHITECTURE 13). Trims are counted as well, so that who needs only them sees a gap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from indilog.errors import MalformedFrameError
-from indilog.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
+from indilog.ids import (
+    MAX_SEQNUM,
+    Epoch,
+    LocalId,
+    MetalogPosition,
+    SeqNum,
+    ShardId,
+    TagHash,
+    ViewNumber,
+)
 
 
 class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
@@ -34,16 +44,61 @@ class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
     """When it was proposed, in microseconds since 1970 on the primary's clock; never goes back."""
 
 
-Entry: TypeAlias = NewRecords
-"""Union of all entry types; `Trim`, `AddShard`, `FinalizeShard` and `Fence` join it with their
-features.
-"""
+class Floor(NamedTuple):
+    """Records with `tag` below seqnum `until` are trimmed; `of_log`: it is the tag of a whole log.
 
-_SHARDS_MAX = 1 << 16
+    Floors only grow: of two for one tag the higher one holds, in whatever order they come.
+    """
+
+    tag: TagHash
+    until: SeqNum
+    of_log: bool
+
+
+class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
+    """Floors of logs and tags rise; it orders no records. `number` trims came before it."""
+
+    position: MetalogPosition
+    view: ViewNumber
+    epoch: Epoch
+    number: int
+    floors: tuple[Floor, ...]
+
+    @property
+    def counts(self) -> Mapping[ShardId, int]:
+        """No records of any shard."""
+        return _NOTHING
+
+    @property
+    def writers(self) -> Mapping[ShardId, Epoch]:
+        """Nobody."""
+        return _NOBODY
+
+    @property
+    def time_us(self) -> int:
+        """No time of its own: that of the entry before it."""
+        return 0
+
+
+_NOTHING: Final[Mapping[ShardId, int]] = {}
+_NOBODY: Final[Mapping[ShardId, Epoch]] = {}
+
+Entry: TypeAlias = NewRecords | Trim
+"""Union of all entry types; `AddShard`, `FinalizeShard` and `Fence` join it with their features."""
+
+TRIM_FLOORS_MAX: Final = 1024
+"""Floors in one entry."""
+_SHARDS_MAX: Final = 1 << 16
 
 
 def is_possible(entry: Entry) -> bool:
-    """Whether an entry orders what can be: shards of two bytes (thesis 5.1.1), some records."""
+    """Whether an entry orders what can be: shards of two bytes (thesis 5.1.1), some records; or
+    trims what can be there.
+    """
+    if isinstance(entry, Trim):
+        return len(entry.floors) <= TRIM_FLOORS_MAX and all(
+            0 <= floor.tag < 2**64 and 0 <= floor.until <= MAX_SEQNUM for floor in entry.floors
+        )
     return all(0 <= shard < _SHARDS_MAX and count > 0 for shard, count in entry.counts.items())
 
 
@@ -109,17 +164,20 @@ class MetalogReplay:
     """The state that the entries below `position` add up to.
 
     Invariant: `tail == sum(cut.values())` for a replay that started at the beginning. A replay may
-    also start in the middle, from somebody's `(position, tail, cut)`.
+    also start in the middle, from somebody's `(position, tail, cut, trims)`.
     """
 
-    __slots__ = ("cut", "position", "tail")
+    __slots__ = ("cut", "position", "tail", "trims")
 
     def __init__(
         self,
         position: MetalogPosition = 0,
         tail: SeqNum = 0,
         cut: Mapping[ShardId, LocalId] | None = None,
+        trims: int = 0,
     ) -> None:
+        self.trims = trims
+        """How many of the entries are `Trim`s."""
         self.position = position
         self.tail = tail
         self.cut: dict[ShardId, LocalId] = dict(cut or {})
@@ -137,4 +195,6 @@ class MetalogReplay:
             tail += count
         self.tail = tail
         self.position += 1
+        if isinstance(entry, Trim):
+            self.trims += 1
         return spans

@@ -27,6 +27,7 @@ from indilog.calls import (
     LogReadRange,
     LogSetAux,
     LogTail,
+    LogTrim,
     Question,
     RecordsFound,
     RecordValue,
@@ -166,6 +167,12 @@ class RemoteLog(Log):
         check_time(time)
         question = LogFindTime(self.name, self._session.position, float(time))
         return _expected(TailFound, await self._read(question)).seqnum
+
+    async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
+        """Forget the records below `until` (`Log.trim`)."""
+        until = check_bound(until)
+        question = LogTrim(self.name, self._session.position, self._tag(tag), until)
+        _expected(Done, await self._read(question))
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep `aux` beside an immutable record, as a cache (`Log.set_aux`)."""

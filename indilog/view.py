@@ -127,6 +127,12 @@ def placement_of(views: Views, shard: ShardId) -> ShardPlacement | None:
     return next((v.shards[shard] for v in reversed(views) if shard in v.shards), None)
 
 
+def replicas_of(views: Views, shard: ShardId) -> tuple[NodeId, ...]:
+    """Return the replicas of a shard; none: no view knows it."""
+    placement = placement_of(views, shard)
+    return placement.replicas if placement is not None else ()
+
+
 def view_of(
     *,
     sequencers: int = 1,

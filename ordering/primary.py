@@ -30,12 +30,14 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import MetalogReplay, NewRecords
+from indilog.metalog import MetalogReplay, NewRecords, Trim
 from indilog.roles import Effect, Ignore, Received, Send
+from indilog.tag_messages import TrimWanted
 from indilog.view import View
 from ordering.backup_progress import BackupProgress
 from ordering.progress import Reports
 from ordering.stored_metalog import StoredMetalog
+from ordering.trims import TrimRequests
 
 
 class Primary:
@@ -73,6 +75,9 @@ class Primary:
             self._time_us = max(self._time_us, metalog[position].time_us)
         self._cut = proposed.cut
         """How far each shard is ordered by all entries, committed or not."""
+        self._trims = proposed.trims
+        """How many of all entries are trims."""
+        self._trim_requests = TrimRequests(requests_max=config.node.trims_pending_max)
 
     @property
     def committed(self) -> MetalogPosition:
@@ -83,6 +88,11 @@ class Primary:
     def tail(self) -> SeqNum:
         """The first seqnum that no committed entry has given."""
         return self._committed.tail
+
+    @property
+    def tail_unknown(self) -> bool:
+        """Whether it is not known yet which of the recovered entries are committed."""
+        return self.committed < self._recovered
 
     def on_received(self, event: Received) -> list[Effect]:
         """Take in one message; what follows from all of them is done in `advance`."""
@@ -95,11 +105,14 @@ class Primary:
             return self._on_metalog_wanted(event, message)
         if isinstance(message, TailWanted):
             return self._on_tail_wanted(event, message)
+        if isinstance(message, TrimWanted):
+            return self._on_trim_wanted(event, message)
         return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
 
     def advance(self, now: Instant) -> list[Effect]:
         """Commit and publish, propose at most one entry, send backups what they miss."""
-        effects = self._commit() + self._propose(now) + self._full_notice.conclude(now)
+        effects = self._commit() + self._propose(now) + self._propose_trim()
+        effects += self._full_notice.conclude(now)
         for node, backup in self._backups.items():
             effects += self._replicate(node, backup, now)
         return effects
@@ -155,7 +168,7 @@ class Primary:
     def _on_tail_wanted(self, event: Received, message: TailWanted) -> list[Effect]:
         if event.sender not in self._reader_set:
             return [Ignore(event, "asked by a node that is neither engine nor storage")]
-        if self.committed < self._recovered:
+        if self.tail_unknown:
             # Some of these entries may have been published before the restart: a tail that leaves
             # them out would go back in time. The engine asks again.
             return [Ignore(event, "it is not known yet which recovered entries are committed")]
@@ -163,9 +176,25 @@ class Primary:
         return [
             Send(
                 event.sender,
-                TailIs(message.request, committed.position, committed.tail, dict(committed.cut)),
+                TailIs(
+                    message.request,
+                    committed.position,
+                    committed.tail,
+                    dict(committed.cut),
+                    committed.trims,
+                ),
             )
         ]
+
+    def _on_trim_wanted(self, event: Received, message: TrimWanted) -> list[Effect]:
+        if event.sender not in self._reader_set:
+            return [Ignore(event, "a trim wanted by a node that is neither engine nor storage")]
+        if not (0 <= message.floor.tag < 2**64 and message.floor.until >= 0):
+            return [Ignore(event, "a floor of no possible tag or seqnum")]
+        if self.tail_unknown:
+            return [Ignore(event, "it is not known yet which recovered entries are committed")]
+        effects = self._trim_requests.on_wanted(event.sender, message, self.tail)
+        return [Ignore(event, "too many trims are under way")] if effects is None else effects
 
     # --- what follows
 
@@ -182,7 +211,10 @@ class Primary:
             self._committed.apply(self._metalog[position])
         message = MetalogEntries(self._metalog.page(max(start, end - self._page_entries), end))
         # An engine has callers that wait for it; storage has what it takes to answer them.
-        return [Send(reader, message, reader in self._engines) for reader in self._readers]
+        effects: list[Effect] = [
+            Send(reader, message, reader in self._engines) for reader in self._readers
+        ]
+        return effects + self._trim_requests.commit(end, self.tail)
 
     def _majority_length(self) -> MetalogPosition:
         """How many entries are on a majority of disks."""
@@ -227,6 +259,18 @@ class Primary:
         self._time_us = max(self._time_us, int(now * 1e6))
         number, epoch, time_us = self._view.number, self._epoch, self._time_us
         entry = NewRecords(position, number, epoch, counts, writers, time_us)
+        return [self._metalog.append(entry)]
+
+    def _propose_trim(self) -> list[Effect]:
+        """Put all trims that are wanted into one entry."""
+        if not self._trim_requests.wanted:
+            return []
+        if len(self._metalog) - self.committed >= self._page_entries:
+            return []
+        position = len(self._metalog)
+        floors = self._trim_requests.propose(position)
+        entry = Trim(position, self._view.number, self._epoch, self._trims, floors)
+        self._trims += 1
         return [self._metalog.append(entry)]
 
 

@@ -33,7 +33,7 @@ from indilog.messages import (
     ShardClaim,
     ShardOpen,
 )
-from indilog.metalog import Entry, Span, entries_decoded, entries_encoded
+from indilog.metalog import Entry, Span, Trim, entries_decoded, entries_encoded
 from indilog.records import batch_header
 from indilog.roles import (
     Effect,
@@ -51,6 +51,7 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
+from indilog.tag_messages import TagFloors, TagFloorsWanted
 from indilog.time_messages import TimeFound, TimeLookup
 from indilog.view import Views, placement_of
 from storage.appends import Appends, Stored
@@ -67,6 +68,7 @@ _ENTRIES_AHEAD_MAX: Final = 4096
 """Metalog entries that wait for an earlier one."""
 _ORDERING_TOKEN: Final = 0
 """Nothing waits for an entry of the ordering journal."""
+_FLOORS_PER_PAGE: Final = 4096
 _AUX_OVERHEAD_BYTES: Final = 64
 """What aux data costs beside its bytes, roughly."""
 
@@ -270,10 +272,6 @@ class StorageNode:
                 effects = self._on_read_records(event, message, now)
             case IndexDataWanted() | TimeLookup() as message:
                 effects = self._on_metalog_question(event, message)
-            case BatchesWanted() as message:
-                effects = self._on_batches_wanted(event, message)
-            case Batches() as message:
-                effects = self._repair.on_batches(event, message, now)
             case AuxSet() as message:
                 effects = self._on_aux_set(event, message)
             case ShardClaim() as message:
@@ -281,8 +279,19 @@ class StorageNode:
             case ShardOpen() as message:
                 effects = self._appends.on_open(event, message)
             case _:
-                effects = [Ignore(event, "not a message for a storage node")]
+                effects = self._on_seldom(event, now)
         return effects
+
+    def _on_seldom(self, event: Received, now: Instant) -> list[Effect]:
+        match event.message:
+            case BatchesWanted() as message:
+                return self._on_batches_wanted(event, message)
+            case Batches() as message:
+                return self._repair.on_batches(event, message, now)
+            case TagFloorsWanted() as message:
+                return self._on_floors_wanted(event, message)
+            case _:
+                return [Ignore(event, "not a message for a storage node")]
 
     def _on_persisted(self, token: int, location: Location) -> list[Effect]:
         if token == _ORDERING_TOKEN:
@@ -352,11 +361,13 @@ class StorageNode:
         for entry, spans in applied:
             self._unjournaled.append(entry)
             self._order(entry.position, spans)
+            if isinstance(entry, Trim):
+                effects += self._tell_floors(entry)
         if len(self._unjournaled) >= self._config.ordering_frame_entries:
             payload = entries_encoded(self._unjournaled)
             effects.append(Persist(FrameKind.ORDERING, payload, _ORDERING_TOKEN))
             self._unjournaled = []
-        for read in self._waiting.ready(self._ordering.tail):
+        for read in self._waiting.ready(self._ordering.tail, self._ordering.floors.trims):
             effects += self._start(event, self._page(read))
         return effects
 
@@ -376,6 +387,20 @@ class StorageNode:
                 index_block(position, self._ordering.tail_at(position), spans, parts)
             )
 
+    def _tell_floors(self, trim: Trim) -> list[Effect]:
+        """Send a trim to all index nodes; one storage node speaks for all."""
+        if not self._speaks_for_empty:
+            return []
+        floors = TagFloors(trim.number, trim.number + 1, trim.floors)
+        return [Send(node, floors) for node in self._views[-1].index_nodes]
+
+    def _on_floors_wanted(self, event: Received, message: TagFloorsWanted) -> list[Effect]:
+        self._catch_up.start()  # who asks may know of a trim that was not heard here
+        floors = self._ordering.floors
+        after = min(max(message.after, 0), 2**64 - 1)
+        page, last = floors.page(after, _FLOORS_PER_PAGE)
+        return [Send(event.sender, TagFloors(None, floors.trims, page, after, last))]
+
     # --- reads
 
     def _on_read_records(self, event: Received, message: ReadRecords, now: Instant) -> list[Effect]:
@@ -383,7 +408,8 @@ class StorageNode:
             return [Ignore(event, "a read of a shard that is not kept here")]
         if not message.seqnums or min(message.seqnums) < 0:
             return [Ignore(event, "a read of nothing, or of negative seqnums")]
-        if max(message.seqnums) < self._ordering.tail:
+        ordered = max(message.seqnums) < self._ordering.tail
+        if ordered and message.trims <= self._ordering.floors.trims:
             return self._start(event, self._page(message))
         if not self._waiting.add(message, now):
             return [Ignore(event, "too many reads wait for their metalog position")]
@@ -391,12 +417,16 @@ class StorageNode:
 
     def _page(self, message: ReadRecords) -> RecordPage:
         shard = self._shards[message.shard]
-        return RecordPage(message, shard, self._aux, bytes_max=self._config.page_bytes_max)
+        return RecordPage(
+            message, shard, self._aux, self._ordering, bytes_max=self._config.page_bytes_max
+        )
 
     def _on_index_data_wanted(self, event: Received, message: IndexDataWanted) -> list[Effect]:
         if message.start < 0 or message.step < 1:
             return [Ignore(event, "index data of no sensible range of positions")]
         end = min(message.end, self._ordering.position)
+        if end < message.end:
+            self._catch_up.start()  # who asks may know of entries that were not heard here
         positions = range(message.start, end, message.step)
         page = IndexPage(event.sender, positions, self._ordering, self._shards)
         return self._start(event, page)

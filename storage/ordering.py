@@ -3,7 +3,7 @@
 
 Entries are applied in order without gaps. What comes early waits, bounded; what is missing is asked
 for by the node. All that index data needs to know about a position is kept in flat arrays: 24 bytes
-a position and 18 bytes a span.
+a position and 18 bytes a span. Of trims the floors are kept.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 
+from indilog.floors import Trimmed
 from indilog.ids import MetalogPosition, SeqNum, ShardId
-from indilog.metalog import Entry, MetalogReplay, Span
+from indilog.metalog import Entry, MetalogReplay, Span, Trim
 
 
 class Ordering:
-    """Applied entries, and at most `ahead_max` that wait for earlier ones."""
+    """Applied entries, and at most `ahead_max` that wait for earlier ones.
+
+    Attributes:
+        floors: what the applied trims add up to.
+    """
 
     __slots__ = (
         "_ahead", "_ahead_max", "_lengths", "_localids", "_replay", "_shards", "_span_ends",
-        "_tails", "_times",
+        "_tails", "_times", "floors",
     )  # fmt: skip
 
     def __init__(self, *, ahead_max: int) -> None:
@@ -35,6 +40,7 @@ class Ordering:
         self._shards = array("H")
         self._localids = array("Q")
         self._lengths = array("Q")
+        self.floors = Trimmed()
 
     @property
     def position(self) -> MetalogPosition:
@@ -79,6 +85,9 @@ class Ordering:
             self._lengths.append(span.length)
         before_us = self._times[-1] if self._times else 0
         self._times.append(max(before_us, entry.time_us))
+        if isinstance(entry, Trim):
+            self.floors.apply(entry.floors)
+            self.floors.trims = self._replay.trims
         self._tails.append(self._replay.tail)
         self._span_ends.append(len(self._shards))
         return spans

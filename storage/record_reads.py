@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from sortedcontainers import SortedList
 
-from indilog.ids import Instant, LocalId, NodeId, SeqNum, ShardId
+from indilog.floors import Mask, Trimmed
+from indilog.ids import Instant, LocalId, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.messages import ReadRecords, RecordsRead, StoredRecord
 from indilog.records import RecordBatch
 from indilog.roles import Location
@@ -38,6 +39,8 @@ class WaitingReads:
         self._reads_max = reads_max
         self._timeout_s = timeout_s
         self._by_age: dict[_Key, _Waiting] = {}
+        self._for_trims: dict[_Key, int] = {}
+        """Of those whose seqnums are ordered: how many trims they wait for."""
         self._by_seqnum: SortedList[tuple[SeqNum, _Key]] = SortedList()
 
     def __len__(self) -> int:
@@ -55,13 +58,17 @@ class WaitingReads:
         self._by_seqnum.add((waiting.last, key))
         return True
 
-    def ready(self, tail: SeqNum) -> list[ReadRecords]:
-        """Take out the reads of seqnums below `tail`."""
-        found: list[ReadRecords] = []
+    def ready(self, tail: SeqNum, trims: int) -> list[ReadRecords]:
+        """Take out the reads of seqnums below `tail` that know of no more than `trims` trims."""
         while self._by_seqnum and self._by_seqnum[0][0] < tail:
             _, key = self._by_seqnum.pop(0)
-            found.append(self._by_age.pop(key).message)
-        return found
+            self._for_trims[key] = self._by_age[key].message.trims
+        if not self._for_trims:
+            return []
+        ready = [key for key, wanted in self._for_trims.items() if wanted <= trims]
+        for key in ready:
+            del self._for_trims[key]
+        return [self._by_age.pop(key).message for key in ready]
 
     def expired(self, now: Instant) -> list[ReadRecords]:
         """Take out the reads that have waited too long: who asked has given up."""
@@ -71,13 +78,26 @@ class WaitingReads:
             if now < waiting.expires:
                 break
             del self._by_age[key]
-            self._by_seqnum.remove((waiting.last, key))
+            if self._for_trims.pop(key, None) is None:
+                self._by_seqnum.remove((waiting.last, key))
             found.append(waiting.message)
         return found
 
     def deadline(self) -> Instant | None:
         """When the oldest read has waited too long."""
         return next(iter(self._by_age.values())).expires if self._by_age else None
+
+
+class TrimmedHere(Protocol):
+    """What a storage node knows of trims."""
+
+    @property
+    def floors(self) -> Trimmed:
+        """All floors."""
+
+    @property
+    def position(self) -> MetalogPosition:
+        """How many metalog entries are applied: those trims are among them."""
 
 
 class RecordPage(BatchTask):
@@ -88,7 +108,13 @@ class RecordPage(BatchTask):
     """
 
     def __init__(
-        self, message: ReadRecords, shard: Shard, aux: Mapping[SeqNum, bytes], *, bytes_max: int
+        self,
+        message: ReadRecords,
+        shard: Shard,
+        aux: Mapping[SeqNum, bytes],
+        trimmed: TrimmedHere,
+        *,
+        bytes_max: int,
     ) -> None:
         self._request = message.request
         self._shard = shard.id
@@ -97,6 +123,8 @@ class RecordPage(BatchTask):
         self._bytes = 0
         self._records: list[StoredRecord] = []
         self._unknown: list[SeqNum] = []
+        self._trimmed_here = trimmed
+        self._trimmed: list[SeqNum] = []
         self._wanted: dict[Location, list[tuple[SeqNum, LocalId]]] = {}
         for seqnum in message.seqnums:
             localid = shard.localid_of(seqnum)
@@ -119,9 +147,13 @@ class RecordPage(BatchTask):
             self._unknown += [seqnum for seqnum, _ in wanted]
             return
         first, end = batch.header.first, batch.header.end
+        dead = self._dead(batch, *wanted[0])
         for seqnum, localid in wanted:
             if not first <= localid < end:
                 self._unknown.append(seqnum)
+                continue
+            if dead is not None and dead[localid - first]:
+                self._trimmed.append(seqnum)
                 continue
             if self.full:
                 return
@@ -131,7 +163,22 @@ class RecordPage(BatchTask):
             self._bytes += len(raw.data) + len(raw.names) + _RECORD_OVERHEAD_BYTES
             self._bytes += len(aux) if aux is not None else 0
 
+    def _dead(self, batch: RecordBatch, seqnum: SeqNum, localid: LocalId) -> Mask | None:
+        """Tell which records of a batch are trimmed; None: none. One of them is at `seqnum`."""
+        first_seqnum = seqnum - (localid - batch.header.first)
+        floors = self._trimmed_here.floors
+        if floors.highest <= first_seqnum:
+            return None
+        return floors.dead(first_seqnum, *batch.tag_columns())
+
     def answer(self) -> RecordsRead:
         """Return the records, ascending, and the seqnums of which nothing is known here."""
         self._records.sort(key=_seqnum_of)
-        return RecordsRead(self._request, self._shard, tuple(self._records), tuple(self._unknown))
+        return RecordsRead(
+            self._request,
+            self._shard,
+            tuple(self._records),
+            tuple(self._unknown),
+            tuple(self._trimmed),
+            self._trimmed_here.position if self._trimmed else 0,
+        )

@@ -19,7 +19,12 @@ from typing import NamedTuple
 import msgspec
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "PROTOCOL.md"
-MODULES = ("indilog.messages", "indilog.time_messages", "indilog.calls")
+MODULES = (
+    "indilog.messages",
+    "indilog.tag_messages",
+    "indilog.time_messages",
+    "indilog.calls",
+)
 """Where messages are defined; each has a marked place of its own in the document."""
 
 _SAYS = re.compile(r"(?P<sender>[^→:]+) → (?P<receiver>[^:]+): (?P<meaning>.+)", re.DOTALL)

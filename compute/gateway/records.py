@@ -15,8 +15,8 @@ from fastapi.responses import StreamingResponse
 
 from compute.deployments import check_log_name
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_text
-from compute.gateway.values import AppendIn, record_out, tag_of
-from indilog.errors import InvalidArgumentsError, TooLargeError
+from compute.gateway.values import AppendIn, TrimIn, record_out, tag_of
+from indilog.errors import InvalidArgumentsError, TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, UserTag
 from indilog.log import READ_RANGE_LIMIT_MAX, Entry, Log, LogSource, Session
 from indilog.subscription import pages
@@ -60,6 +60,7 @@ def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
     router.get("/records/{seqnum}")(routes.read_one)
     router.get("/tail")(routes.tail)
     router.get("/at")(routes.at)
+    router.post("/trim")(routes.trim)
     router.get("/stream", response_class=StreamingResponse)(routes.stream)
     return router
 
@@ -150,6 +151,12 @@ class LogRoutes:
         opened, session = self._opened(log, position)
         return _json({"seqnum": await opened.find_time(_seconds(time))}, session)
 
+    async def trim(self, log: str, what: TrimIn, position: Position = 0) -> Response:
+        """Forget the records below `until`, of the whole log or of one tag, for good."""
+        opened, session = self._opened(log, position)
+        await opened.trim(what.until, tag=tag_of(what.tag, what.tag_int))
+        return _json({"until": what.until}, session)
+
     async def stream(
         self,
         log: str,
@@ -217,7 +224,12 @@ async def _backwards(
 ) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     while len(records) < limit and bound >= 0:
-        record = await log.read_prev(tag, bound, fresh=fresh)
+        try:
+            record = await log.read_prev(tag, bound, fresh=fresh)
+        except TrimmedError:
+            if not records:
+                raise
+            break
         fresh = False
         if record is None:
             break

@@ -60,6 +60,16 @@ class AppendIn(RecordIn):
         return [record.entry() for record in self.records], True
 
 
+class TrimIn(pydantic.BaseModel):
+    """What to trim: the records below `until`, of the log or of a tag."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    until: int = pydantic.Field(ge=0, description="The first seqnum that stays.")
+    tag: str | None = None
+    tag_int: int | None = None
+
+
 def record_out(record: Record) -> dict[str, Any]:
     """Return a record's JSON form."""
     out: dict[str, Any] = {

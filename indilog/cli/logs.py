@@ -1,4 +1,4 @@
-"""The commands `indilog log append | read | range | tail`."""
+"""The commands `indilog log append | read | range | tail | trim`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
 from indilog.cli.since import seconds_of
 from indilog.ids import log_tag
 
-logs = typer.Typer(help="Append to logs and read them.", no_args_is_help=True)
+logs = typer.Typer(help="Append to logs, read and trim them.", no_args_is_help=True)
 
 LogName = Annotated[str, typer.Argument(help="The log's name.", metavar="LOG")]
 TagOption = Annotated[str | None, typer.Option("--tag", help="Only records with this text tag.")]
@@ -177,6 +177,25 @@ def _since(gateway: Gateway, log: str, since: str) -> int:
     at = datetime.fromtimestamp(seconds, tz=UTC).isoformat()
     seqnum: int = gateway.get(_path(log, "at"), time=at)["seqnum"]
     return seqnum
+
+
+@logs.command()
+def trim(
+    log: LogName,
+    *,
+    until: Annotated[int, typer.Option(min=0, help="The first seqnum that stays.")],
+    tag: Annotated[
+        str | None, typer.Option("--tag", help="Trim only this text tag's sub-stream.")
+    ] = None,
+    tag_int: Annotated[
+        int | None, typer.Option("--tag-int", help="Trim only this integer tag's sub-stream.")
+    ] = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Forget the records below --until for good, of the whole log or of one tag."""
+    body = {"until": until, "tag": tag, "tag_int": tag_int}
+    told = Gateway(url).post(_path(log, "trim"), json=body)
+    show.line(f"{log} is trimmed below seqnum {told['until']}.")
 
 
 def _follow(

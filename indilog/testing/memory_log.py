@@ -18,10 +18,11 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from indilog.config import MIB, ClusterConfig
-from indilog.errors import TooLargeError
+from indilog.errors import TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum, UserTag, tag_columns
 from indilog.log import (
     Entry,
@@ -32,6 +33,7 @@ from indilog.log import (
     check_limit,
     check_record,
     check_time,
+    check_until,
     check_wait,
 )
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
@@ -64,6 +66,7 @@ class MemoryLogs:
         """When each record was ordered; never goes back."""
         self._aux: dict[SeqNum, bytes] = {}
         self._streams: defaultdict[bytes, list[SeqNum]] = defaultdict(list)
+        self._floors: dict[bytes, SeqNum] = {}
         self._waiting: defaultdict[bytes, set[asyncio.Future[None]]] = defaultdict(set)
 
     def log(self, name: str, session: Session | None = None) -> MemoryLog:
@@ -104,6 +107,21 @@ class MemoryLogs:
     def find_time(self, time_us: int) -> SeqNum:
         """Return the first seqnum ordered at `time_us` or later."""
         return bisect_left(self._times_us, time_us)
+
+    def floor(self, stream: bytes) -> SeqNum:
+        """Return the floor of a stream: its own or that of its log, whichever is higher."""
+        log = stream.split(_SEPARATOR, 1)[0]
+        return max(self._floors.get(stream, 0), self._floors.get(log, 0))
+
+    def trim(self, stream: bytes, until: SeqNum) -> None:
+        """Let the floor of a stream rise."""
+        self._floors[stream] = max(until, self._floors.get(stream, 0))
+
+    def is_dead(self, seqnum: SeqNum) -> bool:
+        """Tell whether a record is trimmed: with its log, or in all its tags."""
+        log, *tags = _streams_of(self._records[seqnum].names)
+        below = [seqnum < self._floors.get(stream, 0) for stream in (log, *tags)]
+        return below[0] or (len(tags) > 0 and all(below[1:]))
 
     def keep_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep `aux` beside a record that exists."""
@@ -181,6 +199,10 @@ class MemoryLog(Log):
         """See `Log.read`; every read is fresh here."""
         record = self.logs.record(check_bound(seqnum))
         self._saw()
+        if seqnum < self.logs.floor(self._stream(None)):
+            raise TrimmedError(self.logs.floor(self._stream(None)))
+        if record is not None and self.logs.is_dead(seqnum):
+            raise TrimmedError(seqnum + 1)
         if record is None or record.names.split(_SEPARATOR, 1)[0] != self.name.encode():
             return None
         return record
@@ -211,9 +233,15 @@ class MemoryLog(Log):
 
     def _first(self, stream: bytes, bound: SeqNum) -> Record | None:
         self._saw()
+        self._check_floor(stream, bound)
         seqnums = self.logs.stream(stream)
-        place = bisect_left(seqnums, bound)
-        return self.logs.record(seqnums[place]) if place < len(seqnums) else None
+        alive = (s for s in seqnums[bisect_left(seqnums, bound) :] if not self.logs.is_dead(s))
+        first = next(alive, None)
+        return self.logs.record(first) if first is not None else None
+
+    def _check_floor(self, stream: bytes, bound: SeqNum) -> None:
+        if bound < self.logs.floor(stream):
+            raise TrimmedError(self.logs.floor(stream))
 
     async def read_prev(
         self,
@@ -224,9 +252,14 @@ class MemoryLog(Log):
     ) -> Record | None:
         """See `Log.read_prev`."""
         self._saw()
-        seqnums = self.logs.stream(self._stream(tag))
-        place = bisect_right(seqnums, check_bound(bound))
-        return self.logs.record(seqnums[place - 1]) if place else None
+        stream = self._stream(tag)
+        seqnums, floor = self.logs.stream(stream), self.logs.floor(stream)
+        before = seqnums[: bisect_right(seqnums, check_bound(bound))]
+        alive = (s for s in reversed(before) if s >= floor and not self.logs.is_dead(s))
+        last = next(alive, None)
+        if last is None and floor:
+            raise TrimmedError(floor)
+        return self.logs.record(last) if last is not None else None
 
     async def read_range(
         self,
@@ -242,10 +275,11 @@ class MemoryLog(Log):
         await self._appeared(stream, bound, check_wait(wait))
         self._saw()
         seqnums = self.logs.stream(stream)
-        place = bisect_left(seqnums, bound)
+        self._check_floor(stream, bound)
+        alive = (s for s in seqnums[bisect_left(seqnums, bound) :] if not self.logs.is_dead(s))
         page: list[Record] = []
         size = 0
-        for seqnum in seqnums[place : place + limit]:
+        for seqnum in islice(alive, limit):
             record = self.logs.record(seqnum)
             assert record is not None, "a stream names only records that exist"
             size += len(record.data)
@@ -263,6 +297,13 @@ class MemoryLog(Log):
         """See `Log.find_time`."""
         self._saw()
         return self.logs.find_time(check_time(time))
+
+    async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
+        """See `Log.trim`."""
+        stream, until = self._stream(tag), check_bound(until)
+        check_until(until, self.logs.position)
+        self.logs.trim(stream, until)
+        self._saw()
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """See `Log.set_aux`."""

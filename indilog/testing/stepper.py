@@ -105,6 +105,11 @@ class SteppedLog(Log):
         await _Pause()
         return await self._log.find_time(time)
 
+    async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
+        """See `Log.trim`."""
+        await _Pause()
+        await self._log.trim(until, tag=tag)
+
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """See `Log.set_aux`."""
         await _Pause()

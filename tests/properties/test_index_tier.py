@@ -44,6 +44,7 @@ from indilog.roles import (
     SnapshotsAnswered,
     Started,
 )
+from indilog.tag_messages import TagFloors, TagFloorsWanted
 from indilog.view import View, view_of, with_index_tier_of
 from tests.snapshot_disk import SnapshotDisk
 
@@ -231,6 +232,8 @@ class IndexTier:
         if not repeat:
             del self.network[which]
         match message:
+            case TagFloorsWanted():
+                self.network.append((to, sender, TagFloors(None, 0, ())))
             case IndexDataWanted():
                 self.network.append((to, sender, self.storage_page(to, message)))
             case ReadRecords():

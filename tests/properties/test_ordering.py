@@ -32,7 +32,7 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import NewRecords, entry_decoded
+from indilog.metalog import Entry, entry_decoded
 from indilog.roles import (
     Effect,
     Event,
@@ -95,9 +95,9 @@ class Process:
             self.role.recover(FrameKind.METALOG, payload, NOWHERE)
         return Started(Epoch(self.starts))
 
-    def metalog(self) -> list[NewRecords]:
+    def metalog(self) -> list[Entry]:
         """What a restart would find: a frame stands for its entry, and ends what was there."""
-        entries: list[NewRecords] = []
+        entries: list[Entry] = []
         for payload in self.disk:
             entry = entry_decoded(payload)
             assert entry.position <= len(entries), "no gap on a disk"
@@ -105,7 +105,7 @@ class Process:
         return entries
 
 
-def shared(one: Sequence[NewRecords], other: Sequence[NewRecords]) -> int:
+def shared(one: Sequence[Entry], other: Sequence[Entry]) -> int:
     """How many entries two metalogs have in common, from the first on."""
     for position, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
@@ -125,7 +125,7 @@ class OrderingTier:
         """The newest writer of each shard and where it began."""
         self.network: list[tuple[NodeId, NodeId, Message]] = []
         self.late: list[tuple[NodeId, NodeId, Message]] = []
-        self.published: dict[int, NewRecords] = {}
+        self.published: dict[int, Entry] = {}
         self.shared = dict.fromkeys(VIEW.backups, 0)
         """How much of the primary's disk each backup's disk had, at most."""
         self.processes = {name: Process(name, told_early=told_early) for name in VIEW.sequencers}

@@ -72,8 +72,8 @@ BUGS: Final = (
     Bug(
         "a restarted primary tells a tail before it knows what was committed",
         "ordering/primary.py",
-        "if self.committed < self._recovered:",
-        "if self.committed < 0:",
+        "return self.committed < self._recovered",
+        "return self.committed < 0",
     ),
     Bug(
         "an entry counts as ordered only in the next one",
@@ -121,8 +121,8 @@ BUGS: Final = (
     Bug(
         "a read beyond the applied metalog is answered at once",
         "storage/node.py",
-        "if max(message.seqnums) < self._ordering.tail:",
-        "if max(message.seqnums) < 1 << 62:",
+        "ordered = max(message.seqnums) < self._ordering.tail",
+        "ordered = max(message.seqnums) < 1 << 62",
     ),
     Bug(
         "a seqnum at the start of a span is looked for in the one before",
@@ -140,8 +140,8 @@ BUGS: Final = (
     Bug(
         "an index node answers whatever it has applied",
         "index_tier/index_node.py",
-        "if lookup.position <= self._feed.position:",
-        "if lookup.position >= 0:",
+        "if lookup.position <= self._feed.position and lookup.trims",
+        "if lookup.position >= 0 and lookup.trims",
     ),
     Bug(
         "the first answer of an index shard is taken for all",
@@ -152,8 +152,8 @@ BUGS: Final = (
     Bug(
         "the worst match is taken for the best",
         "index_tier/merging.py",
-        "reverse=self.direction is Direction.PREV)",
-        "reverse=self.direction is Direction.NEXT)",
+        "reverse=self.direction is Direction.PREV,",
+        "reverse=self.direction is Direction.NEXT,",
     ),
     Bug(
         "the bound itself is left out by the index",
@@ -235,8 +235,8 @@ BUGS: Final = (
     Bug(
         "a session does not remember what it has read",
         "compute/local_log.py",
-        "        self._session.saw(answer.position)\n        return answer.value",
-        "        return answer.value",
+        "        self._session.saw(answer.position)\n        if isinstance",
+        "        if isinstance",
     ),
     # --- shell and journal
     Bug(

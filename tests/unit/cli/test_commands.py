@@ -62,6 +62,15 @@ def test_arguments_are_text_or_json(platform: type[Platform]) -> None:
     assert json.loads(request.content) == {"user": "ann", "n": 3, "tags": [1], "deep": {}}
 
 
+def test_a_trim_says_what_it_did(platform: type[Platform]) -> None:
+    asked = platform({"until": 7})
+    done = run("log", "trim", "orders", "--until", "7", "--tag", "new")
+    assert (done.exit_code, done.stdout) == (0, "orders is trimmed below seqnum 7.\n")
+    [request] = asked.asked
+    assert request.url.path == "/logs/orders/trim"
+    assert json.loads(request.content) == {"until": 7, "tag": "new", "tag_int": None}
+
+
 def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
     asked = platform({"invocation": "i-1"}, 202)
     assert run("invoke", "shop.buy", "--async").stdout == "i-1\n"

@@ -11,17 +11,14 @@ from compute.operation import PENDING, Answered
 from indilog.ids import MAX_SEQNUM, NodeId, ShardId, tag_columns
 from indilog.log import Record
 from indilog.messages import (
-    NO_RECORD,
-    NOT_TOLD,
     Direction,
     IndexLookup,
     LookupResult,
     ReadRecords,
     RecordsRead,
-    TagFirsts,
-    TagFirstsWanted,
 )
 from indilog.roles import Effect, Ignore
+from indilog.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
 from tests.unit.compute.engine_driver import A, Driver, answers, joined, sends, stored
 
 INDEX = (NodeId("index-0-0"), NodeId("index-1-0"))

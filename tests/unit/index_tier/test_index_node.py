@@ -35,6 +35,7 @@ from indilog.roles import (
     SnapshotsAnswered,
     Started,
 )
+from indilog.tag_messages import TagFloors
 from indilog.view import view_of
 
 A, B = NodeId("storage-0"), NodeId("storage-1")
@@ -54,8 +55,8 @@ def index_node(*, started: bool = True, **settings: float) -> IndexNode:
     )
     node = IndexNode(NodeId("index-1-0"), [VIEW], config)
     if started:
-        nothing = IndexData(())
-        node.handle([Started(Epoch(1)), NO_SNAPSHOT], T0)
+        nothing, untrimmed = IndexData(()), TagFloors(None, 0, ())
+        node.handle([Started(Epoch(1)), NO_SNAPSHOT, Received(A, untrimmed)], T0)
         node.handle([Received(A, nothing), Received(B, nothing)], T0)
         assert node.deadline() is None
     return node
@@ -173,7 +174,7 @@ def test_a_lookup_is_answered_to_the_aggregator_it_names() -> None:
     node = index_node()
     node.handle([data(one(1, 4))], T0)
     effects = node.handle([lookup(2, position=3)], T0)
-    answer = IndexAnswer(1, ENGINE, Direction.NEXT, 1, 1, False, (4,), (ShardId(0),))
+    answer = IndexAnswer(1, ENGINE, Direction.NEXT, 1, 1, False, (4,), (ShardId(0),), bound=2)
     assert effects == [Send(AGGREGATOR, answer)]
 
 
@@ -184,7 +185,7 @@ def test_an_exact_match_goes_straight_to_storage_and_to_the_aggregator() -> None
     node = index_node()
     node.handle([data(one(1, 4))], T0)
     effects = node.handle([lookup(4, position=3)], T0)
-    answer = IndexAnswer(1, ENGINE, Direction.NEXT, 1, 1, True, (4,), (ShardId(0),))
+    answer = IndexAnswer(1, ENGINE, Direction.NEXT, 1, 1, True, (4,), (ShardId(0),), bound=4)
     read = ReadRecords(1, ENGINE, ShardId(0), (4,))
     assert effects == [Send(A, read), Send(AGGREGATOR, answer)]
 
@@ -260,7 +261,7 @@ def test_no_more_lookups_wait_than_configured() -> None:
 def others(*seqnums: int, request: int = 1) -> Received:
     """What the other index shard answers to a lookup whose master index-1-0 is."""
     shards = (ShardId(0),) * len(seqnums)
-    answer = IndexAnswer(request, ENGINE, Direction.NEXT, 0, 1, False, seqnums, shards)
+    answer = IndexAnswer(request, ENGINE, Direction.NEXT, 0, 1, False, seqnums, shards, bound=2)
     return Received(NodeId("index-0-0"), answer)
 
 
@@ -309,13 +310,16 @@ def test_a_started_node_asks_again_until_storage_answers() -> None:
     assert asked(node.handle([], Instant(T0 + 0.9))) == []
     again = asked(node.handle([], Instant(T0 + 1.0)))
     assert again == [(B, 1, EVERYTHING), (A, 1, EVERYTHING)]
-    node.handle([Received(A, IndexData(())), Received(B, IndexData(()))], Instant(T0 + 1.5))
+    told = (IndexData(()), TagFloors(None, 0, ()))
+    events = [Received(sender, message) for sender in (A, B) for message in told]
+    node.handle(events, Instant(T0 + 1.5))
     assert node.deadline() is None
 
 
 def test_page_after_page_is_fetched_until_an_answer_brings_nothing_new() -> None:
     node = index_node(started=False)
-    node.handle([Started(Epoch(1)), NO_SNAPSHOT, Received(B, IndexData(()))], T0)
+    told = (NO_SNAPSHOT, Received(A, TagFloors(None, 0, ())), Received(B, IndexData(())))
+    node.handle([Started(Epoch(1)), *told], T0)
     assert asked(node.handle([data(one(1, 4), one(3, 7))], T0)) == [(A, 5, EVERYTHING)]
     assert asked(node.handle([data(one(5, 8))], T0)) == [(A, 7, EVERYTHING)]
     assert asked(node.handle([data()], T0)) == []

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from indilog.ids import Instant, NodeId
-from indilog.messages import NO_RECORD, TagFirsts, TagFirstsWanted
 from indilog.roles import Effect, Received, Send
+from indilog.tag_messages import NO_RECORD, TagFirsts, TagFirstsWanted
 from tests.unit.index_tier.test_index_node import (
     ENGINE,
     T0,

@@ -27,9 +27,9 @@ def test_lookups_leave_in_the_order_of_their_positions_when_these_are_reached() 
     for request, position in ((1, 9), (2, 4), (3, 6)):
         assert queue.put(ENGINE, lookup(request, position), Instant(0.0))
     assert (queue.first_position, queue.end, len(queue)) == (4, 9, 3)
-    assert requests(list(queue.take_ready(3))) == []
-    assert requests(list(queue.take_ready(6))) == [2, 3]
-    assert requests(list(queue.take_ready(100))) == [1]
+    assert requests(list(queue.take_ready(3, 0))) == []
+    assert requests(list(queue.take_ready(6, 0))) == [2, 3]
+    assert requests(list(queue.take_ready(100, 0))) == [1]
     assert (queue.first_position, queue.end, len(queue)) == (None, 0, 0)
 
 
@@ -60,4 +60,4 @@ def test_a_repeated_lookup_waits_once_and_those_of_two_engines_are_different() -
     assert queue.put(OTHER, lookup(1, 9), Instant(2.0))
     assert queue.put(OTHER, lookup(1, 9), Instant(3.0))
     assert len(queue) == 2
-    assert [w.origin for w in queue.take_ready(9)] == [ENGINE, OTHER]
+    assert [w.origin for w in queue.take_ready(9, 0)] == [ENGINE, OTHER]

@@ -310,7 +310,7 @@ def test_an_entry_of_a_writer_that_never_opened_here_tells_of_a_lost_opening() -
     pair.tell(B, ShardOpen(SHARD, E2, 2))
     pair.tell(B, AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
     (first, second) = entries({SHARD: 2}, {SHARD: 2}).entries
-    second = NewRecords(1, second.view, E2, second.counts, {SHARD: E2})
+    second = NewRecords(1, second.view, E2, dict(second.counts), {SHARD: E2})
     pair.tell_both(MetalogEntries((first, second)), sender=PRIMARY)
     pair.settle()
     assert all_of(machine, 4) == expected(4)

@@ -148,6 +148,24 @@ async def test_a_record_that_cannot_be_one_is_told_in_a_sentence(
     assert served.logs.position == 0
 
 
+async def test_a_trim_over_http_is_told_by_reads_as_gone(served: Served) -> None:
+    log = served.logs.log("orders")
+    for n in range(6):
+        await log.append(b"%d" % n, tags=["even" if n % 2 == 0 else "odd", 7])
+    answer = await served.client.post("/logs/orders/trim", json={"until": 4, "tag": "odd"})
+    assert (answer.status_code, answer.json()) == (200, {"until": 4})
+    told = problem(await served.client.get("/logs/orders/records?tag=odd"))
+    assert told == (410, "Records below seqnum 4 were trimmed; read from there.")
+    found = (await served.client.get("/logs/orders/records?tag=odd&direction=prev")).json()
+    assert [record["seqnum"] for record in found["records"]] == [5]
+    await served.client.post("/logs/orders/trim", json={"until": 2})
+    assert problem(await served.client.get("/logs/orders/records/1"))[0] == 410
+    beyond = problem(await served.client.post("/logs/orders/trim", json={"until": 7}))
+    assert beyond == (400, "until is 7, but the log ends at 6; trim at most up to its tail.")
+    for body in ({}, {"until": -1}, {"until": 1, "tags": "odd"}):
+        assert problem(await served.client.post("/logs/orders/trim", json=body))[0] == 422
+
+
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [

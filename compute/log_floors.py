@@ -1,0 +1,121 @@
+"""What an engine knows of trims: the floors of logs, which hold for all their tags (ARCHITECTURE
+13).
+
+Floors of single tags it need not know: the Tag Cache forgets what is trimmed, and the index tier
+knows the rest. It hears of every trim from the metalog, but not of those before it joined, nor of
+those that it forgot for want of room. So there is a *horizon*: the floor of a log that is not
+*exact* may be anywhere below it, and what depends on it is asked for in the index tier, whose
+answers teach it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from indilog.errors import TrimmedError
+from indilog.ids import EMPTY_TAG, MetalogPosition, SeqNum, TagHash
+from indilog.messages import Direction
+from indilog.metalog import Floor, Trim
+
+_NOTHING: Final = (0, False)
+
+
+class LogFloors:
+    """The floors of at most `logs_max` logs; forgets those that it heard of longest ago.
+
+    Attributes:
+        horizon: from here on every floor is known.
+        tags_below: some tag was trimmed up to here: a record below may be dead in all its tags.
+    """
+
+    __slots__ = ("_ahead", "_floors", "_logs_max", "horizon", "tags_below")
+
+    def __init__(self, logs_max: int) -> None:
+        self._logs_max = logs_max
+        self._floors: dict[TagHash, tuple[SeqNum, bool]] = {}
+        self._ahead: deque[tuple[MetalogPosition, Floor]] = deque()
+        """What the Tag Cache, which follows the index data, has not come to."""
+        self.horizon: SeqNum = 0
+        self.tags_below: SeqNum = 0
+
+    def __len__(self) -> int:
+        return len(self._floors)
+
+    def joined(self, tail: SeqNum, trims: int) -> None:
+        """Begin in the middle of a log: what was trimmed before is not known, if anything was."""
+        self.horizon = tail if trims else 0
+
+    def may_be_trimmed(self, seqnum: SeqNum, *, whole: bool) -> bool:
+        """Whether a record that was there may be trimmed now for all that is known here: as one of
+        a tag, or (`whole`) in all its tags.
+        """
+        return seqnum < (self.tags_below if whole else max(self.tags_below, self.horizon))
+
+    def heard(self, trim: Trim) -> None:
+        """Take in floors from the metalog."""
+        for floor in trim.floors:
+            self._ahead.append((trim.position, floor))
+            if floor.of_log:
+                self._raise(floor)
+            else:
+                self.tags_below = max(self.tags_below, floor.until)
+
+    def reached(self, position: MetalogPosition) -> list[Floor]:
+        """Take out the floors of trims up to `position`, to which index data is applied now."""
+        reached: list[Floor] = []
+        while self._ahead and self._ahead[0][0] <= position:
+            reached.append(self._ahead.popleft()[1])
+        return reached
+
+    def _raise(self, floor: Floor) -> None:
+        known, exact = self._floors.pop(floor.tag, (0, False))
+        self._put(floor.tag, max(known, floor.until), exact=exact)
+
+    def learned(self, log: TagHash, until: SeqNum) -> None:
+        """Take in a floor from the index tier: with what was heard since, it is exact."""
+        if log and self.horizon:
+            known, _ = self._floors.pop(log, (0, False))
+            self._put(log, max(known, until), exact=True)
+
+    def _put(self, log: TagHash, until: SeqNum, *, exact: bool) -> None:
+        self._floors[log] = until, exact
+        if len(self._floors) > self._logs_max:
+            forgotten, _ = self._floors.pop(next(iter(self._floors)))
+            self.horizon = max(self.horizon, forgotten)
+
+    def floor_of(self, log: TagHash, seqnum: SeqNum) -> SeqNum | None:
+        """Return the floor of a log as far as it matters for `seqnum`.
+
+        None: it is not known whether `seqnum` is below it.
+        """
+        known, exact = self._floors.get(log, _NOTHING)
+        if exact or not log or seqnum < known or seqnum >= self.horizon:
+            return known
+        return None
+
+    def permit(
+        self,
+        direction: Direction,
+        tag: TagHash,
+        log: TagHash,
+        bound: SeqNum,
+        found: SeqNum | None,
+    ) -> bool:
+        """Tell whether the log's floor lets the local index answer with `found` (None: nothing).
+
+        False: the index tier is to be asked. The floor is not known well enough here, or the answer
+        is "trimmed" and the floor of the tag, which may be higher, is not known.
+
+        Raises:
+            TrimmedError: the floor is above the bound, or above what was found before it.
+        """
+        floor = self.floor_of(log, bound)
+        if floor is not None and bound >= floor and direction is Direction.PREV and found != bound:
+            bound = found or 0
+            floor = self.floor_of(log, bound)
+        if floor is None or (bound < floor and tag not in (EMPTY_TAG, log)):
+            return False
+        if bound < floor:
+            raise TrimmedError(floor)
+        return True

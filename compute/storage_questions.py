@@ -1,0 +1,84 @@
+"""Whom a compute node asks for records: one replica of each shard, another one when it takes long
+(ARCHITECTURE 9, `compute.hedging`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compute.hedging import Hedges
+from compute.operation import Asked, Operation
+from indilog.config import NodeConfig
+from indilog.ids import Instant, NodeId, SeqNum, ShardId
+from indilog.messages import ReadRecords, RecordsRead
+from indilog.roles import Effect, Send
+from indilog.view import Views, placement_of
+
+
+class StorageQuestions:
+    """Asks storage for the records of operations.
+
+    Attributes:
+        hedges: when further replicas are asked.
+    """
+
+    def __init__(self, node: NodeId, views: Views, config: NodeConfig) -> None:
+        self._node = node
+        self._views = views
+        self.hedges = Hedges(
+            share_max=config.hedged_reads_share_max,
+            delay_s_min=config.hedge_delay_s_min,
+            delay_s_max=config.lookup_timeout_s,
+        )
+
+    def choose(
+        self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]], turn: int
+    ) -> str | None:
+        """Choose a replica of each shard that has not said "unknown"; return what is lost if there
+        is none left.
+        """
+        asked: dict[ShardId, Asked] = {}
+        for shard, seqnums in missing.items():
+            replicas = self._left(operation, shard)
+            if not replicas:
+                return f"No replica of shard {shard} holds seqnum {seqnums[0]}."
+            asked[shard] = Asked((replicas[turn % len(replicas)],), tuple(seqnums))
+        operation.asked = asked
+        return None
+
+    def ask(self, operation: Operation, request: int, trims: int, now: Instant) -> list[Effect]:
+        """Ask those that were chosen."""
+        operation.asked_at = now
+        if any(len(self._left(operation, shard)) > 1 for shard in operation.asked):
+            self.hedges.sent(request, now)
+        return [
+            Send(replicas[0], ReadRecords(request, self._node, shard, seqnums, trims))
+            for shard, (replicas, seqnums) in operation.asked.items()
+        ]
+
+    def hedge(self, requests: Mapping[int, Operation], trims: int, now: Instant) -> list[Effect]:
+        """Ask further replicas for what takes longer than usual; the first answer wins."""
+        effects: list[Effect] = []
+        for request in self.hedges.due(now, requests):
+            operation = requests[request]
+            for shard, (replicas, seqnums) in list(operation.asked.items()):
+                left = [r for r in self._left(operation, shard) if r not in replicas]
+                if left:
+                    further = left[request % len(left)]
+                    operation.asked[shard] = Asked((*replicas, further), seqnums)
+                    read = ReadRecords(request, self._node, shard, seqnums, trims)
+                    effects.append(Send(further, read))
+        return effects
+
+    def refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:
+        """Return why an answer is not taken, or None."""
+        placement = placement_of(self._views, message.shard)
+        if placement is None or sender not in placement.replicas:
+            return "records from a node that does not keep their shard"
+        return operation.contradicted_by(message)
+
+    def _left(self, operation: Operation, shard: ShardId) -> list[NodeId]:
+        placement = placement_of(self._views, shard)
+        if placement is None:
+            return []
+        return [r for r in placement.replicas if (r, shard) not in operation.denied]

@@ -1,0 +1,102 @@
+"""The messages about tags: which are trimmed (ARCHITECTURE 13), and which are new (thesis 5.7).
+
+How to read them is said in `indilog.messages`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from indilog.ids import MetalogPosition, SeqNum, TagHash
+from indilog.metalog import Floor
+from indilog.wire_message import WireMessage
+
+
+class TrimWanted(WireMessage, frozen=True):
+    """engine → primary: let this floor rise, of a whole log or of a tag.
+
+    Lost: said again until it is answered or the caller's time is over.
+    Repeated: one whose entry is known is answered with that, another one makes an entry that
+    changes nothing.
+    """
+
+    request: int
+    floor: Floor
+
+
+class TrimIs(WireMessage, frozen=True):
+    """primary → engine: who has applied `position` metalog entries has applied the trim that was
+    wanted; None: it is refused, because it reaches beyond `tail`.
+
+    Lost: the engine says `TrimWanted` again.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    position: MetalogPosition | None
+    tail: SeqNum
+
+
+class TagFloors(WireMessage, frozen=True):
+    """storage → index: floors that lead from the first `start` trims to the first `trims`.
+
+    Sent unasked for every trim, and as pages of all floors when asked for (`start` None): a page
+    names the tags above `after`, in order, and whether it is the last one; a floor in it may be
+    newer than `trims` says.
+    Lost: a lookup names more trims than are applied, or the next one does not follow on; the index
+    node says `TagFloorsWanted`.
+    Repeated: floors only grow.
+    """
+
+    start: int | None
+    trims: int
+    floors: tuple[Floor, ...]
+    after: TagHash = 0
+    last: bool = True
+
+
+class TagFloorsWanted(WireMessage, frozen=True):
+    """index → storage: send me all floors of tags above `after`.
+
+    Lost: asked again after a while.
+    Repeated: answered again.
+    """
+
+    after: TagHash
+
+
+NO_RECORD: Final = 2**64 - 1
+"""In `TagFirsts`: no record has the tag."""
+NOT_TOLD: Final = 2**64 - 2
+"""In `TagFirsts`: the node cannot say."""
+
+
+class TagFirstsWanted(WireMessage, frozen=True):
+    """engine → index: which is the first record with each of these tags (u64 each), below `limit`?
+
+    Asked of every index shard about tags that are appended and not known here (thesis 5.7), and
+    answered as a lookup is: when all its positions below `position` are applied.
+    Lost: the engine does not learn whether the tags are new.
+    Repeated: answered again.
+    """
+
+    request: int
+    tags: bytes
+    limit: SeqNum
+    position: MetalogPosition
+    trims: int = 0
+    """As in a lookup. Of a tag that has a floor it is not told which record was the first."""
+
+
+class TagFirsts(WireMessage, frozen=True):
+    """index → engine: the first seqnum in this index shard for each tag (u64), and its shard (u16).
+
+    `NO_RECORD` and `NOT_TOLD` stand for seqnums.
+    Lost: as `TagFirstsWanted`.
+    Repeated: the engine counts each index shard once.
+    """
+
+    request: int
+    index_shard: int
+    seqnums: bytes
+    shards: bytes

@@ -1,0 +1,93 @@
+"""Claims about trims at a storage node (PITFALLS A22)."""
+
+from __future__ import annotations
+
+from indilog.ids import Epoch, NodeId, ViewNumber
+from indilog.messages import (
+    IndexDataWanted,
+    MetalogEntries,
+    MetalogWanted,
+    ReadRecords,
+    RecordsRead,
+)
+from indilog.metalog import Floor, Trim
+from indilog.tag_messages import TagFloors, TagFloorsWanted
+from tests.unit.storage.machine import (
+    ENGINE,
+    INDEX,
+    PRIMARY,
+    SHARD,
+    Machine,
+    append,
+    data_of,
+    entries,
+    machine_of,
+    messages,
+    read,
+)
+
+LOG, TAG = 7, 100
+"""The log's tag, and the one that each second record of a batch has (`machine.batch`)."""
+
+
+def trim(position: int, number: int, tag: int, until: int, *, of_log: bool) -> MetalogEntries:
+    floors = (Floor(tag, until, of_log),)
+    return MetalogEntries((Trim(position, ViewNumber(1), Epoch(1), number, floors),))
+
+
+def with_records() -> Machine:
+    machine = machine_of()
+    append(machine, b"a", b"b", first=0)
+    append(machine, b"c", b"d", first=2)
+    machine.tell(entries({0: 4}), sender=PRIMARY)
+    return machine
+
+
+def test_records_below_the_floor_of_their_log_are_trimmed_never_unknown() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    answer = read(machine, 0, 1, 2, 3)
+    assert data_of(answer) == [(3, b"d")]
+    assert (answer.trimmed, answer.unknown, answer.position) == ((0, 1, 2), (), 2)
+
+
+def test_a_record_that_is_trimmed_in_all_its_tags_is_trimmed() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, TAG, 3, of_log=False), sender=PRIMARY)
+    answer = read(machine, 0, 1, 2, 3)
+    assert data_of(answer) == [(0, b"a"), (2, b"c"), (3, b"d")]
+    assert answer.trimmed == (1,)
+
+
+def test_trims_are_found_again_after_a_restart() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    assert read(machine.restarted(), 2, 3).trimmed == (2,)
+
+
+def test_a_read_waits_for_the_trims_that_its_reader_has_seen() -> None:
+    machine = with_records()
+    asked = ReadRecords(1, ENGINE, SHARD, (1,), trims=1)
+    assert messages(machine.tell(asked, sender=INDEX), ENGINE) == []
+    sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    (answer,) = [m for m in messages(sent, ENGINE) if isinstance(m, RecordsRead)]
+    assert answer.trimmed == (1,)
+
+
+def test_a_trim_is_told_to_every_index_node_and_again_on_demand() -> None:
+    machine = with_records()
+    sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    floor = Floor(LOG, 3, of_log=True)
+    for node in machine.view.index_nodes:
+        assert TagFloors(0, 1, (floor,)) in messages(sent, node)
+    machine.tell(trim(2, 1, TAG, 2, of_log=False), sender=PRIMARY)
+    (page,) = messages(machine.tell(TagFloorsWanted(0), sender=INDEX), NodeId(INDEX))
+    assert page == TagFloors(None, 2, (floor, Floor(TAG, 2, of_log=False)))
+
+
+def test_who_asks_beyond_what_is_known_makes_the_node_ask_the_primary() -> None:
+    """A trim orders nothing that would be missed; if its message was lost, nobody else notices."""
+    for question in (IndexDataWanted(0, 5, 1), TagFloorsWanted(0)):
+        machine = with_records()
+        sent = machine.tell(question, sender=INDEX)
+        assert messages(sent, PRIMARY) == [MetalogWanted(1)]
