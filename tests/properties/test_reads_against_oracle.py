@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import pytest
 
-from compute.operation import Operation
+from compute.operation import PENDING, Operation
 from index_tier.tag_index import TagIndex
 from indilog.config import ClusterConfig, Config, NodeConfig
 from indilog.ids import EMPTY_TAG, MAX_SEQNUM, NodeId, log_tag, tag_hash
 from indilog.messages import Direction
 from indilog.view import view_of
-from tests.role_cluster import LOG, RoleCluster
+from tests.role_cluster import LOG, RoleCluster, Waiter
 
 TAGS = ("a", "b", "rare", "never")
 SIZES: dict[str, dict[str, int | str]] = {
@@ -256,6 +256,25 @@ def wrong_reads(cluster: RoleCluster, appends: int) -> list[tuple[object, ...]]:
         for direction, tag, bound, position, seqnum in history
         if seqnum != look[direction](tag, bound, oracle.tails[position])
     ]
+
+
+@pytest.mark.parametrize("sizes", ["none", "default"])
+def test_who_waits_for_a_record_asks_nobody_with_or_without_a_local_index(sizes: str) -> None:
+    """Index data reaches every engine; the primary is asked now and then for a lost entry."""
+    cluster = cluster_with(sizes, 3, seed=2)
+    fill(cluster, 20)
+    cluster.settle()
+    waiters = [Waiter() for _ in range(50)]
+    for waiter in waiters:
+        cluster.engine(1).watches.add(tag_hash(LOG, "awaited"), 0, waiter)
+    before = Counter(cluster.sent)
+    cluster.pass_seconds(60)
+    sent = Counter(cluster.sent) - before
+    assert set(sent) <= {"MetalogWanted", "MetalogEntries"}
+    assert sent["MetalogWanted"] <= 30
+    assert all(waiter.outcome is PENDING for waiter in waiters)
+    cluster.append(b"it", "awaited", engine=0)
+    cluster.run_until(lambda: all(waiter.outcome is None for waiter in waiters))
 
 
 @pytest.mark.parametrize("sizes", ["none", "default"])

@@ -73,6 +73,8 @@ class Machine:
         self.held: list[Event] = []
         self.ignored: list[str] = []
         self.reads = 0
+        self.read_places: list[Location] = []
+        """Where it has read, in order."""
         self.spoilt = set(spoilt)
         """Which frames are damaged."""
         for kind, payload, location in frames:
@@ -133,6 +135,7 @@ class Machine:
                 self.held.append(Persisted(token, location))
             case ReadFrame(location, token):
                 self.reads += 1
+                self.read_places.append(location)
                 payloads = [frame[1] for frame in self.frames if frame[2] == location]
                 return [FrameRead(token, payloads[0] if payloads else None)]
             case Ignore(_, reason):

@@ -228,6 +228,16 @@ def test_an_answer_is_bounded_and_leaves_the_rest_out() -> None:
     assert [record.seqnum for record in read(machine, 6, 7).records] == [6]
 
 
+def test_a_page_is_read_in_the_order_in_which_it_lies_each_batch_once() -> None:
+    machine = machine_of(record_cache_bytes_max=0)
+    for first in range(0, 30, 3):
+        append(machine, b"a", b"b", b"c", first=first)
+    machine.tell(entries({0: 30}), sender=PRIMARY)
+    assert len(read(machine, *range(30)).records) == 30
+    assert len(machine.read_places) == 10
+    assert machine.read_places == sorted(machine.read_places)
+
+
 def test_reads_at_once_share_what_is_read_from_disk() -> None:
     machine = machine_of(record_cache_bytes_max=0)
     append(machine, b"a", b"b", first=0)
