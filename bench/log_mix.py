@@ -75,6 +75,7 @@ class Caller:
 
     def __init__(self, number: int, mixing: Mixing) -> None:
         self._mixing = mixing
+        self._log = mixing.logs[number % len(mixing.logs)]
         self._chance = random.Random(SEED * 1_000_003 + number)
         self._pool = [f"own-{number}-{i}" for i in range(POOL_TAGS)]
         self._fresh = number << 40
@@ -97,7 +98,7 @@ class Caller:
         mixing.latencies_s[kind].append(time.perf_counter() - start)
 
     async def _append(self) -> None:
-        seqnum = await self._mixing.log.append(self._mixing.data)
+        seqnum = await self._log.append(self._mixing.data)
         self._own.append(seqnum)
         self._mixing.appended(seqnum)
 
@@ -108,12 +109,12 @@ class Caller:
         if kind == 0:
             self._fresh += 1
             tag = self._fresh
-        seqnum = await self._mixing.log.append(self._mixing.data, tags=(tag,))
+        seqnum = await self._log.append(self._mixing.data, tags=(tag,))
         self._tagged.append((tag, seqnum))
         self._mixing.appended(seqnum)
 
     async def _read_untagged(self) -> str:
-        log, mixing = self._mixing.log, self._mixing
+        log, mixing = self._log, self._mixing
         (kind,) = self._chance.choices(SEQ_READS, mixing.workload.seq_read)
         if kind == "head":
             await log.read_next()
@@ -129,7 +130,7 @@ class Caller:
     async def _read_tagged(self) -> str:
         (kind,) = self._chance.choices(TAG_READS, self._mixing.workload.tag_read)
         tag, seqnum = self._chance.choice(self._tagged)
-        log = self._mixing.log
+        log = self._log
         reads: dict[str, Callable[[], Awaitable[object]]] = {
             "direct": lambda: log.read_next(tag, seqnum),
             "left": lambda: log.read_next(tag, max(seqnum - 5, 0)),
@@ -145,8 +146,10 @@ class Caller:
 class Mixing:
     """One run of one workload: what all callers share."""
 
-    def __init__(self, log: Log, workload: Workload, appends: float, callers: int) -> None:
-        self.log = log
+    def __init__(
+        self, logs: tuple[Log, ...], workload: Workload, appends: float, callers: int
+    ) -> None:
+        self.logs = logs
         self.workload = workload
         self.appends = appends
         self.data = random.Random(SEED).randbytes(RECORD_BYTES)
@@ -185,7 +188,7 @@ async def measure(
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
         config = platforms.configured(path, processes=asked.processes)
         async with platforms.running(config, processes=asked.processes) as bench:
-            mixing = Mixing(bench.log, WORKLOADS[name], RATIOS[ratio], callers)
+            mixing = Mixing(bench.logs, WORKLOADS[name], RATIOS[ratio], callers)
             await closed_loop(mixing.operation, callers=callers, seconds=asked.seconds / 4)
             mixing.latencies_s.clear()
             before = bench.status()

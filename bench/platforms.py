@@ -41,11 +41,18 @@ class Usage(NamedTuple):
 class Bench:
     """A platform under test, seen from its compute node."""
 
-    log: Log
+    logs: tuple[Log, ...]
+    """The same log, through each compute node."""
     config: Config
     status: Callable[[], Status]
+    """Summed over the compute nodes."""
     usage: Callable[[], dict[str, Usage]]
     """Of each process."""
+
+    @property
+    def log(self) -> Log:
+        """The log, through the first compute node."""
+        return self.logs[0]
 
     def hit_ratio(self, before: Status, part: str) -> float | None:
         """Return which share of the lookups since `before` a part answered; None: it had none."""
@@ -73,7 +80,7 @@ async def running(config: Config, *, processes: bool = False) -> AsyncIterator[B
 @asynccontextmanager
 async def _embedded(config: Config) -> AsyncIterator[Bench]:
     async with embedded(config) as platform:
-        yield _bench_of(platform.logs, config, {})
+        yield _bench_of(tuple(platform.engines.values()), config, {})
 
 
 @asynccontextmanager
@@ -87,7 +94,9 @@ async def _processes(config: Config) -> AsyncIterator[Bench]:
         assert logs is not None, "it is an engine"
         await joined(logs)
         pids = {name: process.pid for name, process in cluster.processes.items()}
-        yield _bench_of(logs, config, {name: pid for name, pid in pids.items() if pid is not None})
+        yield _bench_of(
+            (logs,), config, {name: pid for name, pid in pids.items() if pid is not None}
+        )
 
 
 @asynccontextmanager
@@ -100,14 +109,21 @@ async def joined_as(node: NodeId, metadata: str) -> AsyncIterator[Log]:
         yield logs.log("bench", Session())
 
 
-def _bench_of(logs: LocalLogs, config: Config, pids: Mapping[NodeId, int]) -> Bench:
+def _bench_of(engines: tuple[LocalLogs, ...], config: Config, pids: Mapping[NodeId, int]) -> Bench:
     everybody = {NodeId("this process"): os.getpid(), **pids}
     return Bench(
-        log=logs.log("bench", Session()),
+        logs=tuple(logs.log("bench", Session()) for logs in engines),
         config=config,
-        status=logs.engine.status,
+        status=lambda: _summed([logs.engine.status() for logs in engines]),
         usage=lambda: {str(name): _usage_of(pid) for name, pid in everybody.items()},
     )
+
+
+def _summed(statuses: list[Status]) -> Status:
+    return {
+        part: {figure: sum(status[part][figure] for status in statuses) for figure in figures}
+        for part, figures in statuses[0].items()
+    }
 
 
 def _raise(error: BaseException) -> None:

@@ -71,6 +71,10 @@ def _tiers(**clusters: dict[str, Any]) -> dict[str, Side]:
 EXPERIMENTS: Final[dict[str, dict[str, Side]]] = {
     "high-hits": _sides("mix", thesis=THESIS, ours=OURS),
     "low-hits": _sides("against-us", thesis=THESIS, ours=OURS),
+    "compute-nodes": {
+        f"{engines}": Side({"node": THESIS, "cluster": {"engines": engines}}, "mix")
+        for engines in (1, 2, 4)
+    },
     "types": _tiers(tier=dict[str, Any]()) | _sides("new-tags", "1:19", local=THESIS),
     "index-shards": _tiers(two={"index_shards": 2}, six={"index_shards": 6}),
     "merging": _tiers(
@@ -128,7 +132,7 @@ async def measure(
             running = platforms.running(config, processes=asked.processes)
             benches[name] = bench = await stack.enter_async_context(running)
             mixings[name] = mixing = Mixing(
-                bench.log, WORKLOADS[side.workload], RATIOS[side.ratio], callers
+                bench.logs, WORKLOADS[side.workload], RATIOS[side.ratio], callers
             )
             await closed_loop(mixing.operation, callers=callers, seconds=asked.seconds / 2)
             mixing.latencies_s.clear()

@@ -15,6 +15,7 @@ then it answers lookups: a tag that has no record at all is proven to have none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from compute.local_index.answers import EMPTY, MISS, Answer, Found
@@ -68,6 +69,12 @@ class Expectations:
     def lose(self, tag: TagHash) -> None:
         """End any expectation: records of `tag` were forgotten."""
         self._limits.pop(tag, None)
+
+    def lose_all(self, tags: Sequence[TagHash]) -> None:
+        """End any expectation of `tags`: they were forgotten whole."""
+        if self._limits:
+            for tag in tags:
+                self._limits.pop(tag, None)
 
     def tell(self, tag: TagHash, first: First | None) -> None:
         """Remember what was told of a tag that has no row."""

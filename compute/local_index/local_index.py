@@ -39,8 +39,8 @@ class LocalIndex:
     """
 
     __slots__ = (
-        "_answers", "_parts", "_popularity", "_suffix", "_tag_tail", "_tags", "tag_position",
-        "trims",
+        "_answers", "_bytes_max", "_parts", "_popularity", "_suffix", "_tag_tail", "_tags",
+        "tag_position", "trims",
     )  # fmt: skip
 
     def __init__(self, config: NodeConfig, position: MetalogPosition = 0, tail: SeqNum = 0) -> None:
@@ -65,6 +65,12 @@ class LocalIndex:
             "popularity_cache": self._popularity,
             "tag_cache": self._tags,
             "answer_cache": self._answers,
+        }
+        self._bytes_max = {
+            "suffix": config.suffix_bytes_max,
+            "popularity_cache": config.popularity_bytes_max,
+            "tag_cache": config.tag_cache_bytes_max,
+            "answer_cache": config.answer_cache_bytes_max,
         }
         self._tag_tail = tail
         """No seqnum of the index data to come is below this."""
@@ -218,10 +224,12 @@ class LocalIndex:
         return sum(part.size_bytes for part in self._parts.values())
 
     def status(self) -> dict[str, dict[str, int]]:
-        """Return entries, bytes, hits and misses of each part, for people and for metrics."""
+        """Return entries, bytes and their limit, hits and misses of each part, for people and for
+        metrics.
+        """
         status = {
             name: {
-                "entries": len(part), "bytes": part.size_bytes,
+                "entries": len(part), "bytes": part.size_bytes, "bytes_max": self._bytes_max[name],
                 "hits": part.hits, "misses": part.misses,
             }
             for name, part in self._parts.items()

@@ -33,6 +33,7 @@ from compute.local_index.answers import EMPTY, MISS, Answer, Matches, RangeAnswe
 from compute.local_index.expectations import Expectations
 from compute.local_index.index_parts import columns_of
 from compute.local_index.tag_rows import (
+    ACCESSED_MASK,
     ACCESSED_SHIFT,
     COMPLETE_BIT,
     SEQNUM_SHIFT,
@@ -265,19 +266,22 @@ class TagCache:
         for tag, held in partition.items():
             if left <= enough and bytes_left <= bytes_enough:
                 break
-            if accessed_of(held) > horizon:
-                break
-            seqnums = 1
-            if not isinstance(held, int):
+            if isinstance(held, int):
+                if held >> ACCESSED_SHIFT & ACCESSED_MASK > horizon:
+                    break
+                left -= 1
+                bytes_left -= TAG_BYTES + SEQNUM_BYTES
+            else:
+                if held.accessed > horizon:
+                    break
                 seqnums = len(held.seqnums)
-                bytes_left -= ROW_BYTES
+                left -= seqnums
+                bytes_left -= TAG_BYTES + ROW_BYTES + seqnums * SEQNUM_BYTES
                 self._rows -= 1
-            left -= seqnums
-            bytes_left -= TAG_BYTES + seqnums * SEQNUM_BYTES
             evicted.append(tag)
         for tag in evicted:
             del partition[tag]
-            self._expectations.lose(tag)
+        self._expectations.lose_all(evicted)
         self.held = left
         self._tags -= len(evicted)
 
@@ -419,16 +423,24 @@ class TagCache:
         held = self._partitions[tag & self._mask].get(tag)
         if held is None:
             return self._counted(self._expectations.next(tag, bound))
-        answer = next_in(held, bound)
-        return answer if self._hit(tag, held, hit=answer is not MISS) else MISS
+        answer = next_in(held, bound) if isinstance(held, int) else held.next(bound)
+        if answer is MISS:
+            self.misses += 1
+        else:
+            self._hit(tag, held)
+        return answer
 
     def find_prev(self, tag: TagHash, bound: SeqNum) -> Answer:
         """Return the last record with `tag` and seqnum <= `bound`."""
         held = self._partitions[tag & self._mask].get(tag)
         if held is None:
             return self._counted(self._expectations.prev(tag, bound))
-        answer = prev_in(held, bound)
-        return answer if self._hit(tag, held, hit=answer is not MISS) else MISS
+        answer = prev_in(held, bound) if isinstance(held, int) else held.prev(bound)
+        if answer is MISS:
+            self.misses += 1
+        else:
+            self._hit(tag, held)
+        return answer
 
     def find_range(self, tag: TagHash, bound: SeqNum, limit: int) -> RangeAnswer:
         """Return the first `limit` records with `tag` from `bound` on; fewer: there are no more."""
@@ -437,18 +449,18 @@ class TagCache:
             answer = self._counted(self._expectations.next(tag, bound))
             return Matches((), ()) if answer is EMPTY else MISS
         matches = range_in(held, bound, limit)
-        return matches if self._hit(tag, held, hit=matches is not MISS) else MISS
-
-    def _hit(self, tag: TagHash, held: Held, *, hit: bool) -> bool:
-        """Count a lookup of a held tag; a hit is an event of the tag."""
-        if not hit:
+        if matches is MISS:
             self.misses += 1
-            return False
+        else:
+            self._hit(tag, held)
+        return matches
+
+    def _hit(self, tag: TagHash, held: Held) -> None:
+        """Count a read hit: an event of the tag."""
         self.hits += 1
         if accessed_of(held) != self._position:
             partition = self._partitions[tag & self._mask]
             _move_to_end(partition, tag, touched(held, self._position))
-        return True
 
     def _counted(self, answer: Answer) -> Answer:
         if answer is MISS:

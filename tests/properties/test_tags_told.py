@@ -157,13 +157,14 @@ def test_a19_what_is_proven_is_right_however_late_the_index_tier_answers(
 def test_the_check_notices_a_planted_race(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if planted == "an eviction forgotten":
         monkeypatch.setattr(Expectations, "lose", forgotten)
+        monkeypatch.setattr(Expectations, "lose_all", forgotten)
     else:
         monkeypatch.setattr(Expectations, "fulfil", whatever_limit)
     with pytest.raises(AssertionError):
         run_seeds(300)
 
 
-def forgotten(_expectations: Expectations, _tag: int) -> None:
+def forgotten(_expectations: Expectations, _lost: object) -> None:
     """A bug: what was expected of an evicted tag is taken in."""
 
 
