@@ -27,6 +27,10 @@ def directory_usable(directory: Path) -> Iterator[None]:
     """
     try:
         yield
+    except FileExistsError as error:
+        raise DataDirectoryError(
+            f"The data directory {directory} cannot be used: Not a directory; choose another."
+        ) from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataDirectoryError(
