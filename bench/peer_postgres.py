@@ -15,12 +15,11 @@ from bench.peer import Peer
 CONNECTIONS_MAX: Final = 64
 """Of a client process; more callers take turns. PostgreSQL gets slower with more."""
 _TABLE: Final = """
-SELECT pg_advisory_lock(1);
+SELECT pg_advisory_xact_lock(1);
 CREATE TABLE IF NOT EXISTS records (
     seqnum bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tag text NOT NULL, data bytea NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_tag ON records (tag, seqnum);
-SELECT pg_advisory_unlock(1);
 """
 _APPEND: Final = "INSERT INTO records (tag, data) VALUES ($1, $2) RETURNING seqnum"
 _NEXT: Final = """
