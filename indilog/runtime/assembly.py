@@ -25,7 +25,7 @@ from indilog.errors import ConfigError, IndilogError, NotReadyError
 from indilog.ids import Epoch, NodeId
 from indilog.roles import ReportsStatus, Role
 from indilog.runtime.cluster_state import EPOCH_KEY, claim_arrangement
-from indilog.runtime.data_directory import directory_usable, opened_metadata
+from indilog.runtime.data_directory import directory_usable, journal_lost, opened_metadata
 from indilog.runtime.journal import Journal
 from indilog.runtime.layout import view_in
 from indilog.runtime.node import NodeShell
@@ -97,12 +97,17 @@ async def embedded(
         await claim_arrangement(store, "embedded")
         view = await view_in(store, config, "embedded")
         epoch = Epoch(await store.next_sequence(EPOCH_KEY))
-    with directory_usable(config.node.data_dir):
-        journal = Journal.open(
-            config.node.data_dir / "journal",
-            segment_bytes=config.node.segment_bytes,
-            durability=config.cluster.durability,
-        )
+        with directory_usable(config.node.data_dir):
+            journal = Journal.open(
+                config.node.data_dir / "journal",
+                segment_bytes=config.node.segment_bytes,
+                durability=config.cluster.durability,
+            )
+        try:
+            lost = await journal_lost(store, "journal", journal)
+        except BaseException:
+            journal.close()
+            raise
     shell: NodeShell | None = None
     try:
         roles = {node: role_of(node, [view], config) for node in view.nodes}
@@ -116,7 +121,7 @@ async def embedded(
             on_fatal=on_fatal or (lambda _: None),
         )
         with directory_usable(config.node.data_dir):
-            shell.start()
+            shell.start(journal_lost=lost)
         engines = {
             node: LocalLogs(shell, node, role, config.cluster)
             for node, role in roles.items()

@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from indilog.config import NodeConfig
 from indilog.errors import DataDirectoryError
-from indilog.runtime.metadata import EmbeddedMetadataStore
+from indilog.runtime.journal import Journal
+from indilog.runtime.metadata import EmbeddedMetadataStore, MetadataStore
 from indilog.runtime.segment import segment_numbers
+
+_MADE: Final = b"made"
+_LOST: Final = b"lost"
 
 
 @contextmanager
@@ -66,3 +71,21 @@ def _journals(directory: Path) -> list[Path]:
         return []
     folders = sorted(path for path in directory.iterdir() if path.is_dir())
     return [folder for folder in folders if segment_numbers(folder)]
+
+
+async def journal_lost(store: MetadataStore, name: str, journal: Journal) -> bool:
+    """Tell whether the journal `name` was there at an earlier start and is empty now.
+
+    The store knows each journal once it was there. One that was told to be lost is so until it has
+    frames: those of a copy that was put back, or of a node that can go on without what it had.
+    """
+    key = f"journal/{name}"
+    known = await store.get(key)
+    lost = known is not None and (
+        journal.created or (known.value == _LOST and journal.holds_nothing())
+    )
+    value = _LOST if lost else _MADE
+    if known is None or known.value != value:
+        version = known.version if known is not None else 0
+        await store.compare_and_set(key, value, expected_version=version)
+    return lost

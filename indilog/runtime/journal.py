@@ -110,6 +110,8 @@ class Journal:
         self._lock = threading.Lock()
         self._failed = False
         self._closing = False
+        self.created = False
+        """Whether the directory held no journal when this one was opened."""
         self.damaged = 0
         """Places where `recover` could not read what had been synced."""
         self.mended = 0
@@ -128,7 +130,7 @@ class Journal:
         created(directory)
         journal = cls(directory, segment_bytes, durability)
         try:
-            check_format(directory)
+            journal.created = check_format(directory)
         except BaseException:
             journal.close()
             raise
@@ -165,6 +167,10 @@ class Journal:
         """Try again to prepare the next segment, if there was no room for it."""
         if self.starved and not self._closing:
             self._spare = self._prepared(self._number + 1)
+
+    def holds_nothing(self) -> bool:
+        """Whether no segment has a frame; before anything was written."""
+        return not newest_used(self._directory, segment_numbers(self._directory))
 
     # --- recovery
 

@@ -51,8 +51,10 @@ def locked(directory: Path) -> int:
     return fd
 
 
-def check_format(directory: Path) -> None:
+def check_format(directory: Path) -> bool:
     """Refuse what a newer release wrote; say in a new directory what is written here.
+
+    Returns whether the directory is new.
 
     Raises:
         DataDirectoryError: it is of a newer format, or of none that is known.
@@ -60,17 +62,18 @@ def check_format(directory: Path) -> None:
     path = directory / "FORMAT"
     numbers = segment_numbers(directory)
     if not path.exists():
-        if newest_used(directory, numbers):
+        used = newest_used(directory, numbers) > 0
+        if used:
             log.warning("the FORMAT file of the journal was missing", file=str(path))
         _write(path)
-        return
+        return not used
     line = path.read_bytes().decode(errors="replace").strip()
     stated, _, crc = line.rpartition(" ")
     if crc != _crc_of(stated):
         if newest_used(directory, numbers):
             log.warning("the FORMAT file of the journal was damaged", file=str(path))
             _write(path)
-            return
+            return False
         raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
     name, _, version = stated.partition(" ")
     if name != _FORMAT_NAME or not version.isdecimal():
@@ -80,6 +83,7 @@ def check_format(directory: Path) -> None:
             f"{directory} has format {version}, this release reads up to {FORMAT_VERSION}; "
             "start a newer release."
         )
+    return False
 
 
 def format_line(version: int) -> str:

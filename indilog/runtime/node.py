@@ -136,10 +136,10 @@ class NodeShell:
 
     # --- life
 
-    def start(self) -> None:
-        """Recover the roles from the journal and start them."""
+    def start(self, *, journal_lost: bool = False) -> None:
+        """Recover the roles from the journal, or tell them that it is gone, and start them."""
         by_stream = {self._streams[node]: role for node, role in self.roles.items()}
-        frames = recover(self._journal, by_stream)
+        frames = recover(self._journal, by_stream, lost=journal_lost)
         self.metrics.damaged += self._journal.damaged
         self.metrics.mended += self._journal.mended
         if frames:

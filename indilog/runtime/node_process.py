@@ -28,7 +28,7 @@ from indilog.errors import IndilogError
 from indilog.ids import NodeId
 from indilog.runtime.assembly import gateway_running, joined, logs_of, role_of
 from indilog.runtime.cluster_state import NodeStart, node_start
-from indilog.runtime.data_directory import directory_usable
+from indilog.runtime.data_directory import directory_usable, journal_lost
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
@@ -70,20 +70,21 @@ async def node_running(
         DataDirectoryError: its directory is in use, of a newer format, or damaged.
         NotReadyError, QuorumUnavailableError: the cluster's first process is not there.
     """
-    async with MetadataClient(metadata, NodeConfig()) as store:
-        start = await node_start(store)
-    config, view = start.config, start.view
-    role = role_of(name, [view], config)
-    persists = name in view.sequencers or name in view.storage_nodes
-    directory = config.node.data_dir / name
-    with directory_usable(directory):
-        journal = Journal.open(
-            directory,
-            segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
-            durability=config.cluster.durability,
-        )
     with contextlib.ExitStack() as undo:
-        undo.callback(journal.close)
+        async with MetadataClient(metadata, NodeConfig()) as store:
+            start = await node_start(store)
+            config, view = start.config, start.view
+            role = role_of(name, [view], config)
+            persists = name in view.sequencers or name in view.storage_nodes
+            directory = config.node.data_dir / name
+            with directory_usable(directory):
+                journal = Journal.open(
+                    directory,
+                    segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
+                    durability=config.cluster.durability,
+                )
+            undo.callback(journal.close)
+            lost = await journal_lost(store, name, journal)
         loop = asyncio.get_running_loop()
         transport = _TRANSPORTS[config.node.transport](
             start.addresses[name], start.addresses, loop, config
@@ -103,7 +104,7 @@ async def node_running(
         undo.pop_all()
     try:
         with directory_usable(directory):
-            shell.start()
+            shell.start(journal_lost=lost)
         yield RunningNode(shell, start, transport)
     finally:
         await shell.close()

@@ -7,24 +7,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import structlog
+
 from indilog.errors import IndilogError
 from indilog.roles import FrameKind, Lost, Role, SurvivesLoss
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment_scan import Damage
 
+log = structlog.get_logger(__name__)
+
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
-def recover(journal: Journal, roles: Mapping[int, Role]) -> int:
+def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) -> int:
     """Let each role, by the number of its stream, take in its frames; return how many there were.
 
-    Of a damaged place that does not say whose it was, all roles are told.
+    Of a damaged place that does not say whose it was, all roles are told; also of `lost`: that the
+    journal was there once and is new now.
 
     Raises:
         IndilogError: the journal is of other roles.
         DataLossError: a role cannot go on without what is damaged.
     """
     frames = 0
+    if lost:
+        log.error("the journal is gone: its directory was here at an earlier start")
+        _tell(Damage(0, 0, 0, None, b""), roles)
     for found in journal.recover():
         if isinstance(found, Damage):
             _tell(found, roles)

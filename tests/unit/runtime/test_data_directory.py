@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 
 import indilog
 from indilog.config import MIB, Config, NodeConfig
-from indilog.errors import DataDirectoryError
+from indilog.errors import DataDirectoryError, DataLossError
+from indilog.roles import FrameKind
 from indilog.runtime.assembly import embedded
-from indilog.runtime.data_directory import opened_metadata
+from indilog.runtime.data_directory import journal_lost, opened_metadata
+from indilog.runtime.journal import Journal
+from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.segment import segment_path
 
 
@@ -95,3 +99,38 @@ def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("x")
     with pytest.raises(indilog.DataDirectoryError, match="file cannot be used"):
         opened_metadata(NodeConfig(data_dir=tmp_path / "file"))
+
+
+def reopened(directory: Path, *frames: bytes) -> Journal:
+    """Open a journal, write to it, and open it again."""
+    journal = Journal.open(directory, segment_bytes=4096, durability="fsync")
+    list(journal.recover())
+    for frame in frames:
+        journal.write(7, FrameKind.METALOG, frame)
+    journal.close()
+    return journal
+
+
+def test_a_journal_that_is_gone_is_told_from_one_that_never_was(tmp_path: Path) -> None:
+    """A4: else a sequencer would begin the log anew."""
+    directory = tmp_path / "a"
+
+    async def told(*frames: bytes) -> bool:
+        with EmbeddedMetadataStore(tmp_path / "metadata", NodeConfig()) as store:
+            return await journal_lost(store, "a", reopened(directory, *frames))
+
+    assert not asyncio.run(told()), "it is made"
+    assert not asyncio.run(told()), "it is empty still"
+    shutil.rmtree(directory)
+    assert asyncio.run(told())
+    assert asyncio.run(told()), "until something is in it"
+    assert not asyncio.run(told(b"put back"))
+    assert not asyncio.run(told())
+
+
+def test_a_platform_whose_journal_is_gone_does_not_begin_anew(tmp_path: Path) -> None:
+    started_in(tmp_path)
+    shutil.rmtree(tmp_path / "journal")
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="restore its directory from a copy"):
+            started_in(tmp_path)
