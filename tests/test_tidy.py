@@ -210,7 +210,15 @@ def test_every_setting_with_a_dimension_ends_with_its_unit() -> None:
 
 
 def test_every_package_is_typed_for_those_who_import_it() -> None:
-    packages = ["indilog", "ordering", "storage", "index_tier", "compute", "libs/bokistore"]
+    packages = [
+        "indilog",
+        "ordering",
+        "storage",
+        "index_tier",
+        "compute",
+        "libs/bokistore",
+        "libs/bokiqueue",
+    ]
     assert all((ROOT / package / "py.typed").exists() for package in packages)
 
 

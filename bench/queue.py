@@ -1,0 +1,131 @@
+"""Queue benchmark (WORKLOADS 6): producers and consumers on one queue, and whether all went well.
+
+Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
+shards as consumers. Then the producers stop and the consumers empty the queue. The verdict comes
+from what the consumers were told: each message acknowledged exactly once, first deliveries of each
+shard in the order of its pushes.
+
+    python -m bench.queue [--seconds 2] [--rounds 3] [--pairs 64/64 16/64] [--processes]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import median
+
+from bench import platforms
+from bench.harness import Report, arguments, latency, run, table_of
+from bokiqueue import Queue
+from indilog.log import Log
+
+MESSAGE_BYTES = 1024
+PAIRS = ("64/64", "128/128", "64/16", "16/64")
+_WAIT_S = 0.2
+
+
+@dataclass
+class Tally:
+    """What producers and consumers of one round saw."""
+
+    pushed: set[int] = field(default_factory=set)
+    push_s: list[float] = field(default_factory=list)
+    delay_s: list[float] = field(default_factory=list)
+    acknowledged: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    firsts: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    took_s: float = 0.0
+
+    def verdict(self) -> str:
+        """Return "ok", or what went wrong."""
+        if set(self.acknowledged) != self.pushed:
+            return f"{len(self.pushed ^ set(self.acknowledged))} messages lost or invented"
+        if twice := sum(count > 1 for count in self.acknowledged.values()):
+            return f"{twice} messages acknowledged twice"
+        for claims in self.firsts.values():
+            messages = [message for _, message in sorted(claims)]
+            if messages != sorted(messages):
+                return "a shard is not first in, first out"
+        return "ok"
+
+
+async def one_round(log: Log, name: str, producers: int, consumers: int, seconds: float) -> Tally:
+    """Run producers for `seconds`, and consumers until the queue is empty."""
+    tally = Tally()
+    ends = time.perf_counter() + seconds
+
+    def queue() -> Queue:
+        return Queue(log, name, shards=consumers)
+
+    async def produce() -> None:
+        mine, filler = queue(), bytes(MESSAGE_BYTES - 8)
+        while (started := time.perf_counter()) < ends:
+            stamp = time.time_ns().to_bytes(8, "little")
+            tally.pushed.add(await mine.push(stamp + filler))
+            tally.push_s.append(time.perf_counter() - started)
+
+    async def consume() -> None:
+        mine = queue()
+        while True:
+            message = await mine.take(wait=_WAIT_S)
+            if message is None:
+                if producing.done():
+                    return
+                continue
+            pushed_ns = int.from_bytes(message.data[:8], "little")
+            tally.delay_s.append((time.time_ns() - pushed_ns) / 1e9)
+            if message.tries == 1:
+                tally.firsts[message.shard].append((message.claim, message.seqnum))
+            await message.acknowledge()
+            tally.acknowledged[message.seqnum] += 1
+
+    await queue().stats()
+    started = time.perf_counter()
+    producing = asyncio.gather(*(produce() for _ in range(producers)))
+    await asyncio.gather(producing, *(consume() for _ in range(consumers)))
+    tally.took_s = time.perf_counter() - started - _WAIT_S
+    return tally
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Measure every pair of numbers of producers and consumers."""
+    report = Report("queue", asked, message_bytes=MESSAGE_BYTES)
+    table = table_of(
+        "queue, 1 KiB messages, synced",
+        "producers/consumers", "messages/s", "push p50", "delivery p50", "delivery p99", "verdict",
+    )  # fmt: skip
+    for pair in asked.pairs:
+        producers, consumers = map(int, pair.split("/"))
+        tallies = []
+        for turn in range(asked.rounds):
+            with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+                config = platforms.configured(path, processes=asked.processes)
+                async with platforms.running(config, processes=asked.processes) as bench:
+                    tallies.append(
+                        await one_round(bench.log, f"q{turn}", producers, consumers, asked.seconds)
+                    )
+        delays = sorted(delay for tally in tallies for delay in tally.delay_s)
+        verdicts = {tally.verdict() for tally in tallies}
+        rate = median(len(tally.acknowledged) / tally.took_s for tally in tallies)
+        push_s = median(s for tally in tallies for s in tally.push_s)
+        report.keep(pair, {"messages_per_s": rate, "push_p50_s": push_s, "verdicts": [*verdicts]})
+        table.add_row(
+            pair, f"{rate:,.0f}", latency(push_s), latency(median(delays)),
+            latency(delays[len(delays) * 99 // 100]), ", ".join(sorted(verdicts)),
+        )  # fmt: skip
+    report.show(table)
+    report.write()
+
+
+if __name__ == "__main__":
+    run(
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            pairs={"nargs": "+", "default": list(PAIRS), "metavar": "PRODUCERS/CONSUMERS"},
+            processes={"action": "store_true", "help": "tiers as processes"},
+        ),
+    )

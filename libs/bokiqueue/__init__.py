@@ -1,0 +1,21 @@
+"""BokiQueue: sharded queues with leases and acknowledgements on a shared log (thesis 2.3.3).
+
+`Queue` is the way in; `docs/libs/bokiqueue.md` tells how it works. The library awaits nothing but
+the public `indilog.log.Log` interface; `bokiqueue.waiting` alone needs an event loop.
+"""
+
+from bokiqueue.errors import LeaseLostError, QueueError, QueueSettingsError, QueueVersionError
+from bokiqueue.queue import Delivery, Queue, ShardStats, Stats
+from bokiqueue.replica import Replica
+
+__all__ = [
+    "Delivery",
+    "LeaseLostError",
+    "Queue",
+    "QueueError",
+    "QueueSettingsError",
+    "QueueVersionError",
+    "Replica",
+    "ShardStats",
+    "Stats",
+]

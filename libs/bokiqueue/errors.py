@@ -1,0 +1,21 @@
+"""What a person's use of a queue can meet beside the errors of the log."""
+
+from __future__ import annotations
+
+from indilog.errors import IndilogError
+
+
+class QueueError(IndilogError):
+    """Base of the errors of BokiQueue."""
+
+
+class QueueSettingsError(QueueError):
+    """A setting that no queue can have, or another than the queue was made with."""
+
+
+class LeaseLostError(QueueError):
+    """The lease ended before the message was acknowledged; it is, or will be, delivered again."""
+
+
+class QueueVersionError(QueueError):
+    """A record was written by a later version of BokiQueue; upgrade this program to read it."""

@@ -1,0 +1,263 @@
+"""One shard of a queue as its records leave it: a pure fold, alike in every process.
+
+Who gets which message is decided by the order of the log alone: a claim gets the first messages
+that are ready at its place. Time is the log's own: the latest record time seen so far, never the
+reader's clock, so everybody agrees when a lease has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from sortedcontainers import SortedList
+
+from bokiqueue.records import (
+    Acknowledge,
+    Checkpoint,
+    Claim,
+    Command,
+    Discard,
+    Extend,
+    GiveBack,
+    Held,
+    Push,
+    Revive,
+)
+from indilog.ids import SeqNum
+
+
+@dataclass(slots=True)
+class Message:
+    """An outstanding message; `until` is when its lease or delay ends, valid while it has one."""
+
+    seqnum: SeqNum
+    pushed_at: float
+    priority: int
+    tries_max: int
+    tries: int = 0
+    until: float | None = None
+    claim: SeqNum | None = None
+    dead: bool = False
+
+    @property
+    def place(self) -> tuple[int, SeqNum]:
+        """Where it stands among the ready ones: by priority, then first in, first out."""
+        return -self.priority, self.seqnum
+
+
+class Fold:
+    """Applies the records of a shard in order.
+
+    Attributes:
+        end: records below this seqnum are applied.
+        clock: the latest time of an applied record, seconds since 1970.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None = None) -> None:
+        self.end: SeqNum = 0
+        self.clock = 0.0
+        self._messages: dict[SeqNum, Message] = {}
+        self._ready: SortedList[tuple[int, SeqNum]] = SortedList()
+        self._timed: SortedList[tuple[float, SeqNum]] = SortedList()
+        self._dead: dict[SeqNum, Message] = {}
+        self._leased = 0
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    # --- applying records
+
+    def apply(self, seqnum: SeqNum, time: float, command: Command | None) -> tuple[SeqNum, ...]:
+        """Take in the record at `seqnum`; return the messages that it was about, as far as it
+        had an effect on them: those a claim got, those an acknowledgement removed.
+        """
+        assert seqnum >= self.end, "records are applied in order"
+        self.end = seqnum + 1
+        self.clock = max(self.clock, time)
+        self._on_clock()
+        return self._effect(seqnum, command) if command is not None else ()
+
+    def _effect(self, seqnum: SeqNum, command: Command) -> tuple[SeqNum, ...]:
+        match command:
+            case Push():
+                touched = self._push(seqnum, command)
+            case Claim(count, lease_s):
+                touched = self._claim(seqnum, count, lease_s)
+            case Acknowledge(claim, messages):
+                touched = self._for_held(claim, messages, self._forget)
+            case GiveBack(claim, messages, delay_s):
+                touched = self._for_held(claim, messages, lambda m: self._give_back(m, delay_s))
+            case Extend(claim, messages, lease_s):
+                touched = self._for_held(claim, messages, lambda m: self._lease(m, claim, lease_s))
+            case Revive(messages):
+                touched = self._for_dead(messages, self._revive)
+            case Discard(messages):
+                touched = self._for_dead(messages, lambda _: None)
+            case unreachable:
+                assert_never(unreachable)
+        return touched
+
+    def _on_clock(self) -> None:
+        """End the leases and delays that are over by the log's own time."""
+        while self._timed and self._timed[0][0] <= self.clock:
+            message = self._messages[self._timed[0][1]]
+            self._untime(message)
+            self._ready_or_dead(message)
+
+    def _push(self, seqnum: SeqNum, push: Push) -> tuple[SeqNum, ...]:
+        message = Message(seqnum, self.clock, push.priority, push.tries_max)
+        self._messages[seqnum] = message
+        if push.delay_s:
+            self._time(message, self.clock + push.delay_s)
+        else:
+            self._ready.add(message.place)
+        return (seqnum,)
+
+    def _claim(self, claim: SeqNum, count: int, lease_s: float) -> tuple[SeqNum, ...]:
+        places = list(self._ready[:count])
+        del self._ready[:count]
+        for _, seqnum in places:
+            message = self._messages[seqnum]
+            message.tries += 1
+            self._lease(message, claim, lease_s)
+        return tuple(seqnum for _, seqnum in places)
+
+    def _for_held(
+        self, claim: SeqNum, messages: Iterable[SeqNum], act: Callable[[Message], None]
+    ) -> tuple[SeqNum, ...]:
+        held = [
+            message
+            for seqnum in dict.fromkeys(messages)
+            if (message := self._messages.get(seqnum)) is not None and message.claim == claim
+        ]
+        for message in held:
+            self._untime(message)
+            act(message)
+        return tuple(message.seqnum for message in held)
+
+    def _for_dead(
+        self, messages: Iterable[SeqNum], act: Callable[[Message], None]
+    ) -> tuple[SeqNum, ...]:
+        dead = [self._dead.pop(s) for s in dict.fromkeys(messages) if s in self._dead]
+        for message in dead:
+            act(message)
+        return tuple(message.seqnum for message in dead)
+
+    # --- what can happen to a message
+
+    def _forget(self, message: Message) -> None:
+        del self._messages[message.seqnum]
+
+    def _give_back(self, message: Message, delay_s: float) -> None:
+        if delay_s and message.tries < message.tries_max:
+            self._time(message, self.clock + delay_s)
+        else:
+            self._ready_or_dead(message)
+
+    def _lease(self, message: Message, claim: SeqNum, lease_s: float) -> None:
+        message.claim = claim
+        self._leased += 1
+        self._time(message, self.clock + lease_s)
+
+    def _revive(self, message: Message) -> None:
+        message.dead, message.tries = False, 0
+        self._messages[message.seqnum] = message
+        self._ready.add(message.place)
+
+    def _ready_or_dead(self, message: Message) -> None:
+        if message.tries < message.tries_max:
+            self._ready.add(message.place)
+        else:
+            message.dead = True
+            self._dead[message.seqnum] = self._messages.pop(message.seqnum)
+
+    def _time(self, message: Message, until: float) -> None:
+        message.until = until
+        self._timed.add((until, message.seqnum))
+
+    def _untime(self, message: Message) -> None:
+        assert message.until is not None, "only what has a lease or delay is in `_timed`"
+        self._timed.remove((message.until, message.seqnum))
+        message.until = None
+        if message.claim is not None:
+            self._leased -= 1
+            message.claim = None
+
+    # --- questions
+
+    def __len__(self) -> int:
+        """Outstanding messages, dead letters not counted."""
+        return len(self._messages)
+
+    def message(self, seqnum: SeqNum) -> Message | None:
+        """Return a message that is outstanding, or None."""
+        return self._messages.get(seqnum)
+
+    @property
+    def leased(self) -> int:
+        """Messages that somebody holds."""
+        return self._leased
+
+    @property
+    def dead(self) -> tuple[Message, ...]:
+        """Dead letters, in the order in which they died."""
+        return tuple(self._dead.values())
+
+    def ready(self, now: float) -> int:
+        """Return how many messages a claim at time `now` could get at most."""
+        count = len(self._ready)
+        if self._timed and self._timed[0][0] <= now:
+            count += self._timed.bisect_right((now, self.end))
+        return count
+
+    def next_due(self) -> float | None:
+        """Return when the next lease or delay ends."""
+        return self._timed[0][0] if self._timed else None
+
+    @property
+    def oldest(self) -> Message | None:
+        """The outstanding message that was pushed first, dead letters not counted."""
+        return self._messages[min(self._messages)] if self._messages else None
+
+    @property
+    def needed_from(self) -> SeqNum:
+        """The first record that is still needed, given a checkpoint of this state."""
+        return min((*self._messages, *self._dead), default=self.end)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return all of it, for a process that begins here."""
+        held = (*self._messages.values(), *self._dead.values())
+        return Checkpoint(self.end, self.clock, tuple(map(_held, held)))
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.end, self.clock = checkpoint.end, checkpoint.clock
+        for held in checkpoint.messages:
+            message = Message(
+                held.seqnum, held.pushed_at, held.priority, held.tries_max, held.tries
+            )
+            if held.dead:
+                message.dead = True
+                self._dead[held.seqnum] = message
+                continue
+            self._messages[held.seqnum] = message
+            if held.until is None:
+                self._ready.add(message.place)
+                continue
+            message.claim = held.claim
+            self._leased += held.claim is not None
+            self._time(message, held.until)
+
+    def check_invariants(self) -> None:
+        """Assert that every outstanding message is in exactly one place."""
+        ready = {seqnum for _, seqnum in self._ready}
+        timed = {seqnum for _, seqnum in self._timed}
+        assert not ready & timed
+        assert ready | timed == set(self._messages)
+        assert not set(self._dead) & set(self._messages)
+        assert self._leased == sum(m.claim is not None for m in self._messages.values())
+        assert self._leased <= len(timed)
+
+
+def _held(m: Message) -> Held:
+    return Held(m.seqnum, m.pushed_at, m.priority, m.tries, m.tries_max, m.until, m.claim, m.dead)

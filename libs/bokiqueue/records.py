@@ -1,0 +1,217 @@
+"""What BokiQueue keeps in the log: a command per record, and checkpoints.
+
+A record's data is two bytes that no text begins with, one byte for the version of this format, and
+a command in MessagePack. The commands
+of a shard have the shard's tag, so its sub-stream is all that can have changed it. Pushes have the
+queue's tag `pushed` too, so that one read can wait for any of them. Settings and checkpoints have
+tags of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from bokiqueue.errors import QueueSettingsError, QueueVersionError
+from indilog.ids import TAG_BYTES_MAX, SeqNum
+
+VERSION: Final = 1
+_MAGIC: Final = b"\xb0Q"
+SHARDS_MAX: Final = 1024
+PRIORITY_MAX: Final = 9
+TRIES_MAX: Final = 1000
+SECONDS_MAX: Final = 366.0 * 86_400
+"""The longest delay or lease."""
+_PREFIX: Final = _MAGIC + bytes((VERSION,))
+_TAG_PREFIX: Final = "queue:"
+_NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX) - len(":checkpoint:1023")
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
+_SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True, tag="push"):
+    """A message. It becomes ready `delay_s` after the record's time, and is dead after
+    `tries_max` deliveries without acknowledgement.
+    """
+
+    data: bytes
+    priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)]
+    delay_s: _Seconds
+    tries_max: Annotated[int, msgspec.Meta(ge=1, le=TRIES_MAX)]
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
+    """Give me the first `count` ready messages for `lease_s`."""
+
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    lease_s: _Seconds
+
+
+class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="acknowledge"):
+    """What the claim at seqnum `claim` holds of these messages is done."""
+
+    claim: _SeqNum
+    messages: tuple[_SeqNum, ...]
+
+
+class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
+    """What the claim holds of these messages is not done; ready again after `delay_s`."""
+
+    claim: _SeqNum
+    messages: tuple[_SeqNum, ...]
+    delay_s: _Seconds
+
+
+class Extend(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
+    """What the claim holds of these messages it holds for `lease_s` from now."""
+
+    claim: _SeqNum
+    messages: tuple[_SeqNum, ...]
+    lease_s: _Seconds
+
+
+class Revive(msgspec.Struct, frozen=True, array_like=True, tag="revive"):
+    """These dead letters are ready again, with all their tries."""
+
+    messages: tuple[_SeqNum, ...]
+
+
+class Discard(msgspec.Struct, frozen=True, array_like=True, tag="discard"):
+    """These dead letters are not wanted any more."""
+
+    messages: tuple[_SeqNum, ...]
+
+
+Command: TypeAlias = Push | Claim | Acknowledge | GiveBack | Extend | Revive | Discard
+
+
+class Settings(msgspec.Struct, frozen=True, array_like=True):
+    """What a queue was made with; the first such record of a queue counts."""
+
+    shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """An outstanding message in a checkpoint.
+
+    `until`: when its lease or delay ends; None: it is ready. `claim`: who holds it, if somebody
+    does.
+    """
+
+    seqnum: _SeqNum
+    pushed_at: float
+    priority: int
+    tries: int
+    tries_max: int
+    until: float | None
+    claim: _SeqNum | None
+    dead: bool
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A shard as its records below seqnum `end` leave it."""
+
+    end: _SeqNum
+    clock: float
+    messages: tuple[Held, ...]
+
+
+class Tags(NamedTuple):
+    """The tags of one queue."""
+
+    settings: str
+    pushed: str
+    shards: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decode_command = msgspec.msgpack.Decoder(Command).decode
+_decode_settings = msgspec.msgpack.Decoder(Settings).decode
+_decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
+
+
+def tags_of(name: str, shards: int) -> Tags:
+    """Return the tags of the queue `name`.
+
+    Raises:
+        QueueSettingsError: no queue can have this name, or so many shards.
+    """
+    if not _is_name(name):
+        raise QueueSettingsError(
+            f"A queue's name is 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
+            f"not {name!r:.64}."
+        )
+    if type(shards) is not int or not 1 <= shards <= SHARDS_MAX:
+        raise QueueSettingsError(f"A queue has 1 to {SHARDS_MAX} shards, not {shards!r:.40}.")
+    base = _TAG_PREFIX + name
+    return Tags(
+        settings=f"{base}:settings",
+        pushed=f"{base}:pushed",
+        shards=tuple(f"{base}:shard:{shard}" for shard in range(shards)),
+        checkpoints=tuple(f"{base}:checkpoint:{shard}" for shard in range(shards)),
+    )
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not name or "\x1f" in name:
+        return False
+    try:
+        return len(name.encode()) <= _NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
+def encoded(content: Command | Settings | Checkpoint) -> bytes:
+    """Return a record's data."""
+    return _PREFIX + _encoder.encode(content)
+
+
+def command_decoded(data: bytes) -> Command | None:
+    """Return the command in a record, or None for what BokiQueue did not write.
+
+    Raises:
+        QueueVersionError: a later version wrote it, so it must not be passed over.
+    """
+    try:
+        command: Command = _decode_command(_body(data))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return command
+
+
+def settings_decoded(data: bytes) -> Settings | None:
+    """Return the settings in a record; None and errors as `command_decoded`."""
+    try:
+        return _decode_settings(_body(data))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def checkpoint_decoded(data: bytes) -> Checkpoint | None:
+    """Return the checkpoint in a record; None and errors as `command_decoded`."""
+    try:
+        return _decode_checkpoint(_body(data))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _body(data: bytes) -> memoryview:
+    if not data.startswith(_PREFIX):
+        if data.startswith(_MAGIC) and data[2:3] > _PREFIX[2:]:
+            raise QueueVersionError(
+                f"A record of BokiQueue has format {data[2]}; this program reads up to {VERSION}."
+            )
+        raise msgspec.DecodeError("not of BokiQueue")
+    return memoryview(data)[len(_PREFIX) :]
+
+
+def shard_in(tags: Sequence[object], of: Tags) -> int | None:
+    """Return which shard the tags of a push name, or None."""
+    for tag in tags:
+        if tag in of.shards:
+            return of.shards.index(str(tag))
+    return None

@@ -1,0 +1,320 @@
+"""One process's copy of a queue: the folds of its shards, kept up to date by reading what is new.
+
+All `Queue`s of a platform and process share it, so a busy queue is read once and not once a
+consumer. Everything in it follows from the log. Which shards have news is known from the tag
+`pushed`, which stands on every record that can make a message ready, so looking for work costs one
+read however many shards there are.
+
+Coroutines share a fold without locks: whatever a read brings, only what the fold has not seen is
+applied, and nothing is awaited in between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from cachetools import LRUCache
+
+from bokiqueue.errors import QueueError, QueueSettingsError
+from bokiqueue.fold import Fold
+from bokiqueue.records import (
+    Claim,
+    Push,
+    Settings,
+    Tags,
+    checkpoint_decoded,
+    command_decoded,
+    encoded,
+    settings_decoded,
+    shard_in,
+    tags_of,
+)
+from bokiqueue.waiting import News
+from indilog.errors import TooLargeError, TrimmedError
+from indilog.ids import MAX_SEQNUM, SeqNum
+from indilog.log import Log, Record
+
+CHECKPOINT_EVERY: Final = 1024
+"""Records of a shard between two checkpoints."""
+_OUTCOMES_MAX: Final = 4096
+"""Outcomes of commands that a shard remembers for whoever appended them."""
+_DATA_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of messages that a queue keeps in memory for their consumers."""
+_CLAIMS_PER_LOOK: Final = 8
+_PAGE: Final = 1000
+
+
+class Shard:
+    """The fold of one shard, and what this process knows beside it.
+
+    Attributes:
+        stale: whether there may be news that the fold has not seen.
+        claiming: claims of this process that are under way.
+        unsaved: records applied since the last checkpoint known.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.fold = Fold()
+        self.stale = False
+        self.claiming = 0
+        self.unsaved = 0
+        self._outcomes: OrderedDict[SeqNum, tuple[SeqNum, ...]] = OrderedDict()
+
+    def restart(self, fold: Fold) -> None:
+        """Go on from a checkpoint."""
+        self.fold, self.unsaved = fold, 0
+
+    def apply(self, record: Record, on_data: Callable[[SeqNum, bytes], None]) -> None:
+        """Take in a record, unless the fold has seen it."""
+        if record.seqnum < self.fold.end:
+            return
+        command = command_decoded(record.data)
+        outcome = self.fold.apply(record.seqnum, record.time, command)
+        self.unsaved += 1
+        if isinstance(command, Push):
+            on_data(record.seqnum, command.data)
+        elif command is not None:
+            self._outcomes[record.seqnum] = outcome
+            if len(self._outcomes) > _OUTCOMES_MAX:
+                self._outcomes.popitem(last=False)
+
+    def outcome(self, seqnum: SeqNum) -> tuple[SeqNum, ...]:
+        """Return what the command at `seqnum` had an effect on.
+
+        Raises:
+            QueueError: it was so long ago that it is not known any more.
+        """
+        outcome = self._outcomes.pop(seqnum, None)
+        if outcome is None:
+            raise QueueError("The outcome is not known any more; the message may come again.")
+        return outcome
+
+    def available(self, now: float) -> bool:
+        """Whether a further claim may find something."""
+        return self.stale or self.fold.ready(now) > self.claiming
+
+
+class Replica:
+    """All shards of one queue, in one process."""
+
+    def __init__(self, name: str, shards: int) -> None:
+        self.tags: Tags = tags_of(name, shards)
+        self.news = News(self.tags.pushed, self.next_due)
+        self.shards = [Shard(number) for number in range(shards)]
+        self.rotation = count()
+        """Over the shards, for messages without a key."""
+        self._name = name
+        self._opened = False
+        self._cursor: SeqNum = 0
+        self._turn = 0
+        self._claims_since_look = _CLAIMS_PER_LOOK
+        self._data: LRUCache[SeqNum, bytes] = LRUCache(_DATA_BYTES_MAX, getsizeof=len)
+
+    # --- opening
+
+    async def open(self, log: Log) -> None:
+        """Agree on the settings and begin at the checkpoints; only the first call does anything.
+
+        Raises:
+            QueueSettingsError: the queue was made with another number of shards.
+        """
+        if self._opened:
+            return
+        settings = await self._settings(log)
+        if settings.shards != len(self.shards):
+            raise QueueSettingsError(
+                f"Queue {self._name!r} was made with {settings.shards} shards, "
+                f"not {len(self.shards)}; open it with shards={settings.shards}."
+            )
+        tail = await log.tail()
+        for shard in self.shards:
+            await self._load(log, shard)
+            shard.stale = True
+        if not self._opened:
+            self._cursor = tail
+            self._opened = True
+
+    async def _settings(self, log: Log) -> Settings:
+        """Return what the first record of settings says; write one if there is none."""
+        bound = 0
+        while True:
+            record = await log.read_next(self.tags.settings, bound)
+            if record is None:
+                mine = encoded(Settings(len(self.shards)))
+                await log.append(mine, tags=[self.tags.settings])
+                continue
+            if (settings := settings_decoded(record.data)) is not None:
+                return settings
+            bound = record.seqnum + 1
+
+    async def _load(self, log: Log, shard: Shard) -> None:
+        """Begin at the newest checkpoint that is further than the fold."""
+        bound = MAX_SEQNUM
+        while True:
+            try:
+                record = await log.read_prev(self.tags.checkpoints[shard.number], bound)
+            except TrimmedError:
+                return
+            if record is None:
+                return
+            checkpoint = checkpoint_decoded(record.data)
+            if checkpoint is not None:
+                if checkpoint.end > shard.fold.end:
+                    shard.restart(Fold(checkpoint))
+                return
+            bound = record.seqnum - 1
+
+    # --- what is new
+
+    async def look(self, log: Log) -> None:
+        """Find out which shards have news."""
+        while True:
+            try:
+                page = await log.read_range(self.tags.pushed, self._cursor, limit=_PAGE)
+            except TrimmedError as error:
+                self._cursor = max(self._cursor, error.first_seqnum)
+                for shard in self.shards:
+                    shard.stale = True
+                continue
+            for record in page:
+                if record.seqnum >= self._cursor:
+                    self._cursor = record.seqnum + 1
+                    if (number := shard_in(record.tags, self.tags)) is not None:
+                        self.shards[number].stale = True
+            if len(page) < _PAGE:
+                return
+
+    async def catch_up(self, log: Log, shard: Shard, until: SeqNum = -1) -> None:
+        """Apply what is new in a shard, at least up to and with the record at `until`."""
+        shard.stale = False
+        while True:
+            try:
+                page = await log.read_range(
+                    self.tags.shards[shard.number], shard.fold.end, limit=_PAGE
+                )
+            except TrimmedError:
+                before = shard.fold.end
+                await self._load(log, shard)
+                if shard.fold.end == before:
+                    raise
+                continue
+            for record in page:
+                shard.apply(record, self._keep)
+            if shard.fold.end > until and len(page) < _PAGE:
+                return
+
+    def _keep(self, seqnum: SeqNum, data: bytes) -> None:
+        if len(data) <= _DATA_BYTES_MAX:
+            self._data[seqnum] = data
+
+    async def data(self, log: Log, seqnum: SeqNum) -> bytes:
+        """Return the bytes of an outstanding message."""
+        data: bytes | None = self._data.pop(seqnum, None)
+        if data is not None:
+            return data
+        record = await log.read(seqnum)
+        push = None if record is None else command_decoded(record.data)
+        if not isinstance(push, Push):
+            raise QueueError(f"The message at seqnum {seqnum} cannot be read.")
+        return push.data
+
+    def next_due(self) -> float | None:
+        """Return when the next lease or delay of any shard ends."""
+        dues = [due for shard in self.shards if (due := shard.fold.next_due()) is not None]
+        return min(dues, default=None)
+
+    # --- claims
+
+    async def next_available(self, log: Log, now: float) -> Shard | None:
+        """Return a shard in which a claim may find something, each in its turn.
+
+        While there is work anyway, news of other shards are looked for now and then only.
+        """
+        self._claims_since_look += 1
+        shard = None
+        if self._claims_since_look <= _CLAIMS_PER_LOOK:
+            shard = self._in_turn(lambda one: one.fold.ready(now) > one.claiming)
+        if shard is None:
+            self._claims_since_look = 0
+            await self.look(log)
+            shard = self._in_turn(lambda one: one.available(now))
+        return shard
+
+    def _in_turn(self, wanted: Callable[[Shard], bool]) -> Shard | None:
+        shards = self.shards
+        for step in range(len(shards)):
+            shard = shards[(self._turn + step) % len(shards)]
+            if wanted(shard):
+                self._turn = (shard.number + 1) % len(shards)
+                return shard
+        return None
+
+    async def claim(
+        self, log: Log, shard: Shard, lease_s: float, now: float
+    ) -> tuple[SeqNum, SeqNum] | None:
+        """Claim a message; return the seqnums of the claim and of the message, None: none."""
+        if shard.fold.ready(now) <= shard.claiming:
+            await self.catch_up(log, shard)
+            if shard.fold.ready(now) <= shard.claiming:
+                return None
+        shard.claiming += 1
+        try:
+            claim = await self.tell(log, shard, encoded(Claim(1, lease_s)))
+        finally:
+            shard.claiming -= 1
+        got = shard.outcome(claim)
+        return (claim, got[0]) if got else None
+
+    async def tell(self, log: Log, shard: Shard, command: bytes, *, wakes: bool = False) -> SeqNum:
+        """Append a command and catch up with it; `wakes`: it can make messages ready."""
+        tags = [self.tags.shards[shard.number]]
+        if wakes:
+            tags.append(self.tags.pushed)
+        seqnum = await log.append(command, tags=tags)
+        await self.catch_up(log, shard, seqnum)
+        return seqnum
+
+    # --- checkpoints
+
+    async def save(self, log: Log, shard: Shard) -> None:
+        """After many records, write a checkpoint and trim what nobody needs any more.
+
+        Processes that do it at the same time do no harm: each checkpoint is true.
+        """
+        if shard.unsaved < CHECKPOINT_EVERY:
+            return
+        shard.unsaved = 0
+        checkpoint = shard.fold.checkpoint()
+        needed = shard.fold.needed_from
+        try:
+            seqnum = await log.append(
+                encoded(checkpoint), tags=[self.tags.checkpoints[shard.number]]
+            )
+        except TooLargeError:
+            return  # too many are outstanding; once there are fewer, it fits
+        await log.trim(seqnum, tag=self.tags.checkpoints[shard.number])
+        await log.trim(needed, tag=self.tags.shards[shard.number])
+        await log.trim(min(s.fold.needed_from for s in self.shards), tag=self.tags.pushed)
+
+
+_REPLICAS: Final[WeakKeyDictionary[object, dict[tuple[str, str, int], Replica]]] = (
+    WeakKeyDictionary()
+)
+_QUEUES_MAX: Final = 1024
+"""Queues of one platform that a process keeps in memory; the one opened first goes first."""
+
+
+def replica_of(log: Log, name: str, shards: int) -> Replica:
+    """Return the copy that all of a platform in this process share (`Log.scope`)."""
+    replicas = _REPLICAS.setdefault(log.scope, {})
+    key = (log.name, name, shards)
+    if key not in replicas:
+        if len(replicas) >= _QUEUES_MAX:
+            del replicas[next(iter(replicas))]
+        replicas[key] = Replica(name, shards)
+    return replicas[key]

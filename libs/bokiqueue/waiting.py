@@ -1,0 +1,107 @@
+"""Consumers that wait: one read waits for all of a process, and each message wakes one of them.
+
+This is the only part of the library that needs an event loop; it awaits nothing but the log and
+futures of its own, and nobody polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from indilog.errors import IndilogError, TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Log
+
+_WAIT_S_MAX: Final = 30.0
+"""One read waits this long at most, then a new one begins."""
+_TIMER_S_MIN: Final = 0.001
+
+
+def seconds_now() -> float:
+    """Return seconds since 1970; only to know when to look, never to decide."""
+    return time.time()
+
+
+class News:
+    """Tells waiting consumers that something may be there.
+
+    Args:
+        tag: of all records that can make a message ready.
+        next_due: when the next lease or delay ends, seconds since 1970.
+    """
+
+    def __init__(self, tag: str, next_due: Callable[[], float | None]) -> None:
+        self._tag = tag
+        self._next_due = next_due
+        self._waiting: deque[asyncio.Future[SeqNum]] = deque()
+        self._end: SeqNum = 0
+        """News below this seqnum have been told."""
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def wait(self, log: Log, since: SeqNum, timeout_s: float) -> SeqNum:
+        """Return when something at or after `since` may be ready, or when time is over; the value
+        is the `since` of the next call.
+        """
+        if self._end > since:
+            return self._end
+        future: asyncio.Future[SeqNum] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        if self._watcher is None or self._watcher.done():
+            self._end = max(self._end, since)
+            self._watcher = asyncio.create_task(self._watch(log))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return max(since, await future)
+        except TimeoutError:
+            return since
+        finally:
+            self._gone(future)
+
+    def _gone(self, future: asyncio.Future[SeqNum]) -> None:
+        """A consumer waits no longer; if it was woken and did not notice, another one is."""
+        if future in self._waiting:
+            self._waiting.remove(future)
+        elif future.done() and not future.cancelled() and asyncio.current_task() is not None:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                self._wake_one()
+        if not self._waiting and self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    async def _watch(self, log: Log) -> None:
+        """Wait for news as long as anybody does; an error of the log goes to all who wait."""
+        try:
+            while self._waiting:
+                await self._look(log)
+        except IndilogError as error:
+            while self._waiting:
+                future = self._waiting.popleft()
+                if not future.done():
+                    future.set_exception(error)
+
+    async def _look(self, log: Log) -> None:
+        due = self._next_due()
+        wait_s = _WAIT_S_MAX if due is None else max(_TIMER_S_MIN, due - seconds_now())
+        try:
+            record = await log.read_next(self._tag, self._end, wait=min(wait_s, _WAIT_S_MAX))
+        except TrimmedError as error:
+            self._end = max(self._end, error.first_seqnum)
+            self._wake_one()
+            return
+        if record is not None:
+            self._end = record.seqnum + 1
+            self._wake_one()
+        elif due is not None and due <= seconds_now():
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(self._end)
+                return

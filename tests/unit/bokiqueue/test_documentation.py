@@ -1,0 +1,27 @@
+"""The examples of docs/libs/bokiqueue.md run as they stand, one after the other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from indilog.testing import MemoryLog
+
+PAGE = Path(__file__).parents[3] / "docs" / "libs" / "bokiqueue.md"
+
+
+@pytest.mark.asyncio
+async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {"log": MemoryLog("orders")}
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        code = compile(block, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if (running := eval(code, names)) is not None:
+            await running
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] in {"b'to ann' 1", "b'to bob' 1"}
+    assert printed[1].split()[:3] == ["2", "0", "0"]

@@ -1,0 +1,172 @@
+"""The fold: who gets a message, when a lease has ended, what is dead."""
+
+from __future__ import annotations
+
+from bokiqueue.fold import Fold
+from bokiqueue.records import (
+    Acknowledge,
+    Claim,
+    Command,
+    Discard,
+    Extend,
+    GiveBack,
+    Push,
+    Revive,
+    checkpoint_decoded,
+    encoded,
+)
+
+
+def push(data: bytes = b"x", *, priority: int = 0, delay: float = 0.0, tries: int = 3) -> Push:
+    return Push(data, priority, delay, tries)
+
+
+class Story:
+    """A fold, and records that come to it one seqnum and no time after the other."""
+
+    def __init__(self) -> None:
+        self.fold = Fold()
+        self.now = 100.0
+
+    def add(self, command: Command | None) -> tuple[int, ...]:
+        touched = self.fold.apply(self.fold.end, self.now, command)
+        self.fold.check_invariants()
+        return touched
+
+    def all(self, *commands: Command | None) -> list[tuple[int, ...]]:
+        return [self.add(command) for command in commands]
+
+
+def test_messages_are_claimed_in_the_order_of_their_pushes() -> None:
+    story = Story()
+    told = story.all(push(), push(), push(), Claim(1, 5.0), Claim(9, 5.0), Claim(1, 5.0))
+    assert told[3:] == [(0,), (1, 2), ()]
+
+
+def test_a_higher_priority_goes_first() -> None:
+    story = Story()
+    told = story.all(push(), push(priority=2), push(priority=2), *[Claim(1, 5.0)] * 3)
+    assert told[3:] == [(1,), (2,), (0,)]
+
+
+def test_what_is_acknowledged_is_never_claimed_again() -> None:
+    story = Story()
+    assert story.all(push(), Claim(1, 5.0), Acknowledge(1, (0,))) == [(0,), (0,), (0,)]
+    story.now += 1000
+    assert story.add(Claim(1, 5.0)) == ()
+    assert len(story.fold) == 0
+
+
+def test_an_acknowledgement_counts_once() -> None:
+    story = Story()
+    told = story.all(push(), Claim(1, 5.0), Acknowledge(1, (0, 0)), Acknowledge(1, (0,)))
+    assert told[2:] == [(0,), ()]
+
+
+def test_a_lease_ends_by_the_time_of_records_not_before() -> None:
+    story = Story()
+    story.all(push(), Claim(1, 5.0))
+    story.now += 4.9
+    assert story.add(Claim(1, 5.0)) == ()
+    story.now += 0.1
+    assert story.add(Claim(1, 5.0)) == (0,)
+    assert story.add(Acknowledge(1, (0,))) == (), "the first claim has lost it"
+    assert story.add(Acknowledge(3, (0,))) == (0,)
+
+
+def test_a_clock_that_goes_back_does_not_prolong_a_lease() -> None:
+    story = Story()
+    story.all(push(), push(), Claim(1, 5.0))
+    story.now += 5
+    story.add(None)
+    story.now -= 50
+    assert story.add(Claim(1, 5.0)) == (0,)
+    assert story.fold.clock == 105.0
+
+
+def test_a_message_given_back_takes_its_old_place() -> None:
+    story = Story()
+    story.all(push(), push(), Claim(1, 5.0), GiveBack(2, (0,), 0.0))
+    assert story.all(Claim(1, 5.0), Claim(1, 5.0)) == [(0,), (1,)]
+
+
+def test_a_message_given_back_with_delay_waits() -> None:
+    story = Story()
+    story.all(push(), Claim(1, 5.0), GiveBack(1, (0,), 3.0))
+    assert story.add(Claim(1, 5.0)) == ()
+    story.now += 3
+    assert story.add(Claim(1, 5.0)) == (0,)
+
+
+def test_a_delayed_push_waits() -> None:
+    story = Story()
+    story.all(push(delay=3.0), push())
+    assert story.all(Claim(2, 5.0)) == [(1,)]
+    assert story.fold.next_due() == 103.0
+    story.now += 3
+    assert story.add(Claim(2, 5.0)) == (0,)
+
+
+def test_an_extended_lease_ends_later() -> None:
+    story = Story()
+    story.all(push(), Claim(1, 5.0))
+    story.now += 4
+    assert story.add(Extend(1, (0,), 5.0)) == (0,)
+    story.now += 4
+    assert story.add(Claim(1, 5.0)) == ()
+    assert story.add(Acknowledge(1, (0,))) == (0,)
+
+
+def test_a_message_is_dead_after_its_tries() -> None:
+    story = Story()
+    story.all(push(tries=2), Claim(1, 5.0), GiveBack(1, (0,), 0.0))
+    assert story.add(Claim(1, 5.0)) == (0,)
+    story.now += 5
+    assert story.add(Claim(1, 5.0)) == ()
+    assert [m.seqnum for m in story.fold.dead] == [0]
+    assert len(story.fold) == 0
+
+
+def test_a_dead_letter_can_be_revived_or_discarded_once() -> None:
+    story = Story()
+    story.all(push(tries=1), push(tries=1), Claim(2, 5.0), GiveBack(2, (0, 1), 0.0))
+    assert story.all(Revive((0,)), Revive((0,)), Discard((1, 0)), Claim(2, 5.0)) == [
+        (0,), (), (1,), (0,),
+    ]  # fmt: skip
+    assert story.fold.dead == ()
+
+
+def test_what_may_be_ready_at_a_time_counts_ended_leases_and_delays() -> None:
+    story = Story()
+    story.all(push(), push(delay=2.0), push(delay=4.0), Claim(1, 3.0))
+    ready = [story.fold.ready(now) for now in (100.0, 102.0, 103.0, 104.0)]
+    assert ready == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_begins_where_the_fold_was() -> None:
+    story = Story()
+    story.all(
+        push(tries=1), push(), push(delay=9.0), push(priority=3), push(), Claim(1, 5.0),
+        GiveBack(5, (3,), 0.0), Claim(2, 1.0),
+    )  # fmt: skip
+    story.now += 2
+    story.add(Claim(1, 5.0))
+    checkpoint = checkpoint_decoded(encoded(story.fold.checkpoint()))
+    assert checkpoint is not None
+    again = Fold(checkpoint)
+    again.check_invariants()
+    assert again.checkpoint() == story.fold.checkpoint()
+    story.now += 10
+    end = story.fold.end
+    claimed = [fold.apply(end, story.now, Claim(9, 5.0)) for fold in (again, story.fold)]
+    assert claimed[0] == claimed[1] != ()
+
+
+def test_what_is_still_needed_is_the_oldest_outstanding_record() -> None:
+    story = Story()
+    story.all(push(), push(tries=1), push(), Claim(2, 5.0), Acknowledge(3, (0,)))
+    assert story.fold.needed_from == 1
+    story.add(GiveBack(3, (1,), 0.0))
+    assert story.fold.needed_from == 1, "a dead letter is kept"
+    story.all(Discard((1,)), Claim(1, 5.0), Acknowledge(7, (2,)))
+    assert story.fold.needed_from == story.fold.end == 9

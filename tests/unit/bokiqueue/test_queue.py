@@ -1,0 +1,281 @@
+"""The queue: what producers and consumers get, alone, together, and when a lease ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bokiqueue import LeaseLostError, Queue, QueueSettingsError, QueueVersionError, Replica
+from bokiqueue import queue as queue_module
+from bokiqueue import replica as replica_module
+from indilog.errors import TrimmedError
+from indilog.testing import MemoryLog, MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+
+class Clock:
+    """Time that passes when the test says so, for the log and for its readers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(queue_module, "seconds_now", lambda: self.now)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def log(clock: Clock) -> MemoryLog:
+    return MemoryLog("work", logs=MemoryLogs(clock=clock))
+
+
+def elsewhere(log: MemoryLog, name: str = "mail", *, shards: int = 2, tries: int = 5) -> Queue:
+    """The same queue in a process that has read nothing of it."""
+    mine = MemoryLog(log.name, logs=log.logs)
+    return Queue(mine, name, shards=shards, tries=tries, replica=Replica(name, shards))
+
+
+async def taken(queue: Queue, **options: float) -> bytes | None:
+    """Take a message and acknowledge it."""
+    delivery = await queue.take(**options)
+    if delivery is None:
+        return None
+    await delivery.acknowledge()
+    return delivery.data
+
+
+async def test_what_is_pushed_is_delivered_once(log: MemoryLog) -> None:
+    queue = Queue(log, "mail")
+    for number in range(10):
+        await queue.push(b"%d" % number)
+    got = [await taken(queue) for _ in range(11)]
+    assert got.pop() is None
+    assert sorted(got, key=str) == [b"%d" % number for number in range(10)]
+
+
+async def test_messages_of_one_key_come_in_order(log: MemoryLog) -> None:
+    queue = Queue(log, "mail", shards=8)
+    for number in range(20):
+        await queue.push(b"%d" % number, shard_key="ann")
+    assert [await taken(elsewhere(log, shards=8)) for _ in range(20)] == [
+        b"%d" % number for number in range(20)
+    ]
+
+
+async def test_two_queues_of_a_log_and_other_records_do_not_meet(log: MemoryLog) -> None:
+    await Queue(log, "a").push(b"for a")
+    await log.append(b"not a message", tags=["queue:a:shard:0", "queue:a:pushed"])
+    assert await taken(Queue(log, "b")) is None
+    assert await taken(Queue(log, "a")) == b"for a"
+    assert await taken(Queue(log, "a")) is None
+
+
+async def test_leaving_the_block_acknowledges(log: MemoryLog, clock: Clock) -> None:
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    async with queue.pop() as message:
+        assert message is not None
+        assert (message.data, message.tries) == (b"x", 1)
+    clock.now += 1000
+    async with elsewhere(log, shards=4).pop() as message:
+        assert message is None
+
+
+async def test_a_block_that_raises_gives_the_message_back(log: MemoryLog) -> None:
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    with pytest.raises(ZeroDivisionError):
+        async with queue.pop():
+            raise ZeroDivisionError
+    async with queue.pop() as message:
+        assert message is not None
+        assert message.tries == 2
+
+
+async def test_a_message_of_a_consumer_that_vanished_comes_again(
+    log: MemoryLog, clock: Clock
+) -> None:
+    await Queue(log, "mail", shards=2).push(b"x")
+    gone = await elsewhere(log).take(lease=10)
+    assert gone is not None
+    assert await elsewhere(log).take() is None
+    clock.now += 10
+    second = await elsewhere(log).take()
+    assert second is not None
+    assert (second.data, second.tries) == (b"x", 2)
+    with pytest.raises(LeaseLostError, match="ended before"):
+        await gone.acknowledge()
+    await second.acknowledge()
+    assert await elsewhere(log).take() is None
+
+
+async def test_an_extended_lease_holds(log: MemoryLog, clock: Clock) -> None:
+    queue = Queue(log, "mail", shards=2)
+    await queue.push(b"x")
+    held = await queue.take(lease=10)
+    assert held is not None
+    clock.now += 9
+    await held.extend(10)
+    clock.now += 9
+    assert await elsewhere(log).take() is None
+    await held.acknowledge()
+
+
+async def test_dead_letters_are_kept_revived_and_discarded(log: MemoryLog) -> None:
+    queue = Queue(log, "mail", shards=2, tries=2)
+    await queue.push(b"poison")
+    for _ in range(2):
+        message = await queue.take()
+        assert message is not None
+        await message.give_back()
+    assert await queue.take() is None
+    ((seqnum, data),) = await elsewhere(log).dead_letters()
+    assert data == b"poison"
+    assert await elsewhere(log).revive(seqnum)
+    assert not await queue.revive(seqnum)
+    assert (await queue.stats()).dead == 0
+    for _ in range(2):
+        message = await queue.take()
+        assert message is not None
+        await message.give_back()
+    assert await queue.discard(seqnum)
+    assert await queue.dead_letters() == []
+
+
+async def test_a_delay_and_a_priority_are_kept(log: MemoryLog, clock: Clock) -> None:
+    queue = Queue(log, "mail", shards=1)
+    await queue.push(b"later", delay=5)
+    await queue.push(b"usual")
+    await queue.push(b"urgent", priority=9)
+    assert [await taken(queue) for _ in range(3)] == [b"urgent", b"usual", None]
+    clock.now += 5
+    assert await taken(queue) == b"later"
+
+
+async def test_figures_tell_depth_leases_and_age(log: MemoryLog, clock: Clock) -> None:
+    queue = Queue(log, "mail", shards=2)
+    await queue.push(b"a")
+    clock.now += 3
+    await queue.push(b"b")
+    assert await queue.take() is not None
+    stats = await elsewhere(log).stats()
+    assert (stats.depth, stats.leased, stats.dead, stats.oldest_age_s) == (2, 1, 0, 3.0)
+    assert [part.depth for part in stats.shards] == [1, 1]
+
+
+async def test_another_number_of_shards_is_refused_with_the_right_one(log: MemoryLog) -> None:
+    await Queue(log, "mail", shards=3).push(b"x")
+    with pytest.raises(QueueSettingsError, match="open it with shards=3"):
+        await Queue(log, "mail", shards=4).take()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"priority": 10}, "priority is 0 to 9"),
+        ({"delay": -1}, "delay is 0 to"),
+        ({"delay": float("nan")}, "delay is 0 to"),
+    ],
+)
+async def test_a_push_that_cannot_be_says_why(
+    log: MemoryLog, options: dict[str, float], said: str
+) -> None:
+    with pytest.raises(QueueSettingsError, match=said):
+        await Queue(log, "mail").push(b"x", **options)  # type: ignore[arg-type]
+    assert log.logs.position == 0
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "a\x1fb"])
+async def test_a_name_that_no_queue_can_have_is_refused(log: MemoryLog, name: str) -> None:
+    with pytest.raises(QueueSettingsError, match="name is 1 to"):
+        Queue(log, name)
+
+
+async def test_a_record_of_a_later_version_is_not_passed_over(log: MemoryLog) -> None:
+    queue = Queue(log, "mail", shards=1)
+    await queue.push(b"x")
+    await log.append(b"\xb0Q\x7fsomething", tags=["queue:mail:shard:0"])
+    with pytest.raises(QueueVersionError, match="format 127"):
+        await queue.take()
+
+
+async def test_what_nobody_needs_is_trimmed_and_a_newcomer_begins_at_a_checkpoint(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 8)
+    queue = Queue(log, "mail", shards=1)
+    for number in range(20):
+        await queue.push(b"%d" % number)
+    assert [await taken(queue) for _ in range(19)] == [b"%d" % number for number in range(19)]
+    with pytest.raises(TrimmedError):
+        await log.read_range("queue:mail:shard:0")
+    newcomer = elsewhere(log, shards=1)
+    assert await taken(newcomer) == b"19"
+    assert newcomer.replica.shards[0].unsaved < 20, "it has not replayed everything"
+    assert await taken(newcomer) is None
+
+
+async def test_a_process_that_was_left_behind_goes_on_from_a_checkpoint(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 8)
+    sleeper, queue = elsewhere(log, shards=1), Queue(log, "mail", shards=1)
+    await queue.push(b"first")
+    assert await taken(sleeper) == b"first"
+    for number in range(20):
+        await queue.push(b"%d" % number)
+        if number < 19:
+            assert await taken(queue) is not None
+    assert await taken(sleeper) == b"19"
+
+
+async def test_a_consumer_that_waits_is_woken_by_a_push() -> None:
+    log = MemoryLog("work")
+    queue = Queue(log, "mail")
+    waiting = [asyncio.create_task(taken(queue, wait=20)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    for number in range(3):
+        await queue.push(b"%d" % number)
+    assert sorted(map(str, await asyncio.gather(*waiting))) == ["b'0'", "b'1'", "b'2'"]
+
+
+async def test_a_consumer_that_waits_is_woken_by_the_end_of_a_lease() -> None:
+    log = MemoryLog("work")
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    assert await queue.take(lease=0.05) is not None
+    async with queue.pop(wait=20) as message:
+        assert message is not None
+        assert message.tries == 2
+
+
+async def test_a_wait_ends_without_a_message() -> None:
+    async with Queue(MemoryLog("work"), "mail").pop(wait=0.01) as message:
+        assert message is None
+
+
+async def test_a_wake_up_is_passed_on_by_a_consumer_that_is_cancelled() -> None:
+    log = MemoryLog("work")
+    news = Queue(log, "mail").replica.news
+    first, second = (asyncio.create_task(news.wait(log, 0, 20)) for _ in range(2))
+    await asyncio.sleep(0)
+    news._wake_one()
+    first.cancel()
+    assert await asyncio.wait_for(second, 5) == 0
+    assert first.cancelled()
+
+
+async def test_nobody_watches_the_log_when_nobody_waits() -> None:
+    log = MemoryLog("work")
+    queue = Queue(log, "mail")
+    assert await queue.take(wait=0.01) is None
+    await asyncio.sleep(0)
+    assert queue.replica.news._watcher is None
+    assert not any(log.logs._waiting.values())
