@@ -70,8 +70,10 @@ class BatchReads:
         self._tokens: dict[int, Location] = {}
         self._next_token = 0
         self._queue: deque[BatchTask] = deque()
-        self.damaged: list[Location] = []
-        """Where no intact batch was, since somebody last emptied the list."""
+        self.damaged: list[tuple[Location, bool]] = []
+        """Where no intact batch was, and whether there was anything to read, since somebody last
+        emptied the list.
+        """
 
     @property
     def cached_bytes(self) -> int:
@@ -133,7 +135,7 @@ class BatchReads:
         except MalformedFrameError:
             pass
         if batch is None:
-            self.damaged.append(location)
+            self.damaged.append((location, payload is not None))
             effects.append(Ignore(location, "a record batch on disk is damaged"))
         for task in self._reading.pop(location):
             task.awaited -= 1

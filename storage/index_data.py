@@ -133,6 +133,8 @@ class IndexPage(BatchTask):
     ) -> None:
         self._positions: list[tuple[MetalogPosition, SeqNum, list[Span]]] = []
         self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
+        self._lost: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
+        """What has no tags any more; without it nobody could go on behind it."""
         self._taken: dict[Location, Columns | None] = {}
         self._bytes = 0
         wanted: dict[Location, None] = {}
@@ -142,7 +144,14 @@ class IndexPage(BatchTask):
             self._positions.append((position, ordering.tail_at(position), spans))
             for span in spans:
                 if (shard := shards.get(span.shard)) is not None:
-                    places = shard.locations(span.first_localid, span.first_localid + span.length)
+                    end = span.first_localid + span.length
+                    places = shard.locations(span.first_localid, end)
+                    lost = shard.lost_within(span.first_localid, end)
+                    if lost:
+                        self._lost[position, span.shard] = [
+                            Columns(span.shard, first, bytes(stop - first), b"")
+                            for first, stop in lost
+                        ]
                     self._places[position, span.shard] = places
                     wanted.update(dict.fromkeys(places))
             self._needed_first = self._needed_first or len(wanted)
@@ -169,13 +178,20 @@ class IndexPage(BatchTask):
             places = [self._places.get((position, span.shard), []) for span in spans]
             if any(place not in self._taken for of_span in places for place in of_span):
                 break
-            parts = [self._part(span, of_span) for span, of_span in zip(spans, places, strict=True)]
+            parts = [
+                self._part(position, span, of_span)
+                for span, of_span in zip(spans, places, strict=True)
+            ]
             blocks.append(index_block(position, tail, spans, parts))
             size += sum(len(part.tags) for part in parts if part is not None)
             if size >= _COLUMNS_BYTES_MAX:
                 break
         return IndexData(tuple(blocks))
 
-    def _part(self, span: Span, places: Sequence[Location]) -> ShardTags | None:
-        columns = [self._taken[place] for place in places]
-        return part_of(span, [c for c in columns if c is not None])
+    def _part(
+        self, position: MetalogPosition, span: Span, places: Sequence[Location]
+    ) -> ShardTags | None:
+        columns = [c for place in places if (c := self._taken[place]) is not None]
+        if lost := self._lost.get((position, span.shard)):
+            columns = sorted([*columns, *lost], key=lambda c: c.first)
+        return part_of(span, columns)

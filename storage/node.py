@@ -341,8 +341,9 @@ class StorageNode:
     def _note_damage(self) -> None:
         """Make holes of batches that were found damaged; a read that finds one is no news."""
         for found in (self._reads.damaged, self._scrub.damaged):
-            for location in found:
-                if any(shard.lose(location) for shard in self._shards.values()):
+            for location, readable in found:
+                shards = self._shards.values()
+                if any(shard.lose(location, readable=readable) for shard in shards):
                     self._damaged += 1
             found.clear()
 

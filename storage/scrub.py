@@ -35,7 +35,8 @@ class Scrub:
     Attributes:
         passes: how many are complete.
         bytes: what was read, over all passes.
-        damaged: where no intact batch was, since somebody last emptied the list.
+        damaged: where no intact batch was, and whether there was anything to read, since somebody
+            last emptied the list.
     """
 
     def __init__(self, shards: Mapping[ShardId, Shard], config: NodeConfig) -> None:
@@ -51,7 +52,7 @@ class Scrub:
         self._last_token = 0
         self.passes = 0
         self.bytes = 0
-        self.damaged: list[Location] = []
+        self.damaged: list[tuple[Location, bool]] = []
 
     def start(self, now: Instant) -> None:
         """Recovery is over."""
@@ -96,7 +97,7 @@ class Scrub:
                     return []
         except MalformedFrameError:
             pass
-        self.damaged.append(reading.location)
+        self.damaged.append((reading.location, payload is not None))
         return [Ignore(reading.location, "a record batch on disk is damaged")]
 
     def deadline(self) -> Instant | None:

@@ -196,8 +196,10 @@ class Shard:
         self.stored = end
         self.written = max(self.written, end)
 
-    def lose(self, location: Location) -> bool:
+    def lose(self, location: Location, *, readable: bool = True) -> bool:
         """Make a hole of the batch that was at `location`; False: none is known to be there."""
+        if self._alone and not readable:
+            return False  # it may be readable again; nobody else has it
         try:
             index = self._row_at(location)
         except ValueError:
@@ -240,6 +242,19 @@ class Shard:
         """Whether `localid` is in a hole."""
         index = self.holes.bisect_right(localid) - 1
         return index >= 0 and localid < self.holes.peekitem(index)[1]
+
+    def lost_within(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
+        """Return what of [first, end) is lost for good: in holes, while there is no other replica.
+
+        Nobody will ever know its tags.
+        """
+        if not self._alone:
+            return []
+        return [
+            (max(first, hole), min(end, hole_end))
+            for hole, hole_end in self.holes.items()
+            if hole < end and hole_end > first
+        ]
 
     def _insert(self, index: int, first: LocalId, location: Location) -> None:
         self._firsts.insert(index, first)

@@ -10,6 +10,8 @@ from indilog.messages import (
     AppendBatch,
     Batches,
     BatchesWanted,
+    IndexData,
+    IndexDataWanted,
     Message,
     MetalogEntries,
     ReadRecords,
@@ -26,6 +28,7 @@ from indilog.view import view_of
 from storage.shard import Shard, ShardState
 from tests.unit.storage.machine import (
     ENGINE,
+    INDEX,
     PRIMARY,
     SHARD,
     Machine,
@@ -252,6 +255,39 @@ def test_a_single_replica_serves_all_but_what_it_lost() -> None:
     assert machine.node.status()["damaged_batches"] == 1
     machine.tell(AppendBatch(batch(3)))
     assert machine.node.records == 4
+
+
+def test_what_is_lost_for_good_has_no_tags_so_that_indexes_go_on_behind_it() -> None:
+    machine = Machine(config=config_of(record_cache_bytes_max=0))
+    machine.tell(ShardClaim(SHARD, E1))
+    machine.tell(ShardOpen(SHARD, E1, 0))
+    for first in range(3):
+        machine.tell(AppendBatch(batch(first)))
+    machine.tell(entries({SHARD: 3}), sender=PRIMARY)
+    machine.damage(3)
+    machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX)
+    (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+    assert isinstance(answer, IndexData)
+    ((part,),) = [block.parts for block in answer.blocks]
+    assert (part.count, list(part.tag_counts)) == (3, [1, 0, 1])
+
+
+def test_what_another_replica_may_have_is_left_out_of_index_data() -> None:
+    pair = replicated(record_cache_bytes_max=0)
+    pair.wipe(A)
+    machine = pair.nodes[A]
+    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+    assert isinstance(answer, IndexData)
+    assert [block.parts for block in answer.blocks] == [()]
+
+
+def test_what_cannot_be_read_now_is_not_given_up_where_nobody_else_has_it() -> None:
+    shard = Shard(SHARD, leading=True, alone=True)
+    shard.apply(ShardState(SHARD, E1, 0))
+    shard.store(0, 2, Location(1, 32, 10))
+    assert not shard.lose(Location(1, 32, 10), readable=False)
+    assert shard.location_of(0) == Location(1, 32, 10)
 
 
 # --- damage that is found at the start

@@ -1,0 +1,54 @@
+"""A platform with one replica whose disk was damaged: it costs what was in the damaged batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import indilog.client
+from indilog.config import MIB, Config, NodeConfig
+from indilog.errors import DataLossError
+from indilog.roles import FrameKind
+from indilog.runtime.segment import segment_path
+from indilog.runtime.segment_scan import Damage, SegmentScan
+from tests.unit.runtime.journals import spoil
+
+CONFIG = Config(node=NodeConfig(segment_bytes=8 * MIB))
+
+
+def spoil_batch(directory: Path, index: int, *, whole: bool) -> None:
+    """Damage the end of a batch on disk, or all of its frame."""
+    path = segment_path(directory / "journal", 1)
+    frames = [frame for frame in SegmentScan(path, 1, newest=True) if not isinstance(frame, Damage)]
+    batches = [place for header, _, place in frames if header.kind == FrameKind.RECORDS]
+    place = batches[index]
+    if whole:
+        spoil(path, place.offset - 32, place.length + 32)
+    else:
+        spoil(path, place.offset + place.length - 40, 20)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_damaged_batch_of_a_single_replica_costs_its_records_only(
+    tmp_path: Path, *, whole: bool
+) -> None:
+    """A5, with nobody to repair from: the rest is read, by tag too, and appends go on."""
+    async with indilog.client.open(tmp_path, CONFIG) as client:
+        log = client.log("orders")
+        for number in range(6):
+            await log.append(b"%d" % number * 50, tags=[f"t{number % 2}"])
+    spoil_batch(tmp_path, 2, whole=whole)
+    for again in range(2):
+        async with indilog.client.open(tmp_path, CONFIG) as client:
+            log = client.log("orders")
+            with pytest.raises(DataLossError, match="holds seqnum 2"):
+                await log.read(2)
+            found = {
+                tag: [record.seqnum for record in await log.read_range(tag, bound=0)]
+                for tag in ("t0", "t1", None)
+            }
+            more = list(range(6, 6 + again))
+            assert found == {"t0": [0, 4, *more], "t1": [1, 3, 5], None: [0, 1, 3, 4, 5, *more]}
+            assert await log.append(b"more", tags=["t0"]) == 6 + again
