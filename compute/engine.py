@@ -495,3 +495,4 @@ class Engine:
         assert self.tag_position <= self.position
         if self._writer is not None:
             self._writer.check_invariants()
+        self._reads.questions.check_invariants()

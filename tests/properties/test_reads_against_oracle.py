@@ -37,6 +37,7 @@ SIZES: dict[str, dict[str, int | str]] = {
         "answer_cache_entries_max": 4, "refill_seqnums_max": 3,
     },
     "default": {},
+    "records only": {"local_index": "none"},
     "extended": {"local_index": "extended"},
     "extended small": {
         "local_index": "extended", "suffix_cuts_max": 4, "popularity_entries_max": 3,

@@ -18,7 +18,7 @@ from indilog.view import view_of
 from tests.role_cluster import LOG, RoleCluster, Waiter
 
 TAGS = ("a", "b", "c")
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, int | str]] = {
     "default": {},
     "none": {
         "suffix_cuts_max": 0,
@@ -26,9 +26,16 @@ SIZES: dict[str, dict[str, int]] = {
         "tag_cache_seqnums_max": 0,
         "tag_cache_seqnums_per_tag_max": 0,
         "record_cache_bytes_max": 0,
+        "answer_cache_entries_max": 0,
     },
     "small": {"suffix_cuts_max": 2, "tag_cache_seqnums_max": 8, "tag_cache_seqnums_per_tag_max": 3},
-}
+    "extended": {"local_index": "extended", "refill_after_misses": 1},
+    "extended small": {
+        "local_index": "extended", "refill_after_misses": 1, "refill_seqnums_max": 2,
+        "suffix_cuts_max": 2, "tag_cache_seqnums_max": 8, "tag_cache_seqnums_per_tag_max": 3,
+        "answer_cache_entries_max": 5, "record_cache_bytes_max": 1500,
+    },
+}  # fmt: skip
 
 
 class History:
