@@ -401,12 +401,8 @@ class IndexNode:
         match answer:
             case SnapshotOpened(snapshot):
                 return self._on_opened(snapshot)
-            case SnapshotWritten(position, snapshot):
-                stored = snapshot is not None
-                if self._snapshots.on_written(position, stored=stored, now=now):
-                    self._store.written(snapshot)
-                    return self._apply(SnapshotsAnswered(answer))
-                return []
+            case SnapshotWritten():
+                return self._on_written(answer, now)
             case RowsRead():
                 return self._on_rows(answer, now)
             case unreachable:
@@ -423,6 +419,15 @@ class IndexNode:
             self._store.restore(snapshot)
             self._feed = self._feed_from(snapshot.info.position)
         return self._begin_fetch(NO_POSITION)
+
+    def _on_written(self, answer: SnapshotWritten, now: Instant) -> list[Effect]:
+        stored, base = answer.snapshot is not None, self._store.base
+        if not self._snapshots.on_written(answer.position, stored=stored, now=now):
+            return []
+        if answer.base_lost and base is not None:
+            return self._begin_again(below=base.info.position)
+        self._store.written(answer.snapshot)
+        return self._apply(SnapshotsAnswered(answer))
 
     def _on_rows(self, answer: RowsRead, now: Instant) -> list[Effect]:
         """Go on with the lookups that waited; without the rows, begin again without the file."""

@@ -13,13 +13,14 @@ Everything here is a value: it says which row group it needs, somebody else read
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 from index_tier.spilled import Found, GroupDirectory, RowCache, next_in, prev_in
 from index_tier.tag_index import Matches, TagIndex
-from indilog.ids import SeqNum, ShardId, TagHash
+from indilog.ids import MetalogPosition, SeqNum, ShardId, TagHash
 from indilog.index_snapshot import ReadRows, Rows, Snapshot, sorted_rows
 from indilog.messages import Direction, ShardTags
 from indilog.metalog import Floor
@@ -88,16 +89,37 @@ class Search:
 
 
 class _Generation:
-    """Consecutive seqnums from `start` on, until it is `closed` at a seqnum."""
+    """Consecutive seqnums from `start` on, until it is closed.
 
-    __slots__ = ("closed", "index", "records", "start")
+    Attributes:
+        records: how many were added: the empty tag's rows in a snapshot.
+        position, end: when it is closed, the position and seqnum before which everything is here.
+    """
+
+    __slots__ = ("end", "index", "position", "records", "start")
 
     def __init__(self, start: SeqNum) -> None:
         self.start = start
         self.index = TagIndex(start)
         self.records = 0
-        """How many were added: the empty tag's rows in a snapshot."""
-        self.closed: SeqNum | None = None
+        self.position: MetalogPosition = 0
+        self.end: SeqNum = start
+
+    @property
+    def rows(self) -> int:
+        """How many rows it makes in a snapshot."""
+        return self.index.entries + self.records
+
+
+class Unwritten(NamedTuple):
+    """What a snapshot is to be written of: all below `position`, whose seqnums are below `tail`.
+
+    `rows` gives the rows that the snapshot before has not; it may be called in a thread.
+    """
+
+    position: MetalogPosition
+    tail: SeqNum
+    rows: Callable[[], Rows]
 
 
 class IndexStore:
@@ -107,24 +129,31 @@ class IndexStore:
         memory_bytes_max: bytes of generations and row groups together. A single position goes
             beyond; so do the copies that are made while a snapshot is written.
         entries_min: this many entries are worth a snapshot.
+
+    Attributes:
+        full: whether nothing more may be added until a snapshot is written.
     """
 
     def __init__(self, *, memory_bytes_max: int, entries_min: int) -> None:
-        self._memory_bytes_max = memory_bytes_max
+        self._resident_bytes_max = memory_bytes_max // _RESIDENT_SHARE
+        self._full_bytes = memory_bytes_max - memory_bytes_max // _CACHE_SHARE
         self._entries_min = entries_min
-        self._generations = [_Generation(0)]
+        self._closed: list[_Generation] = []
+        self._closed_bytes = 0
+        self._newest = _Generation(0)
         self._base: Snapshot | None = None
         self._directory: GroupDirectory | None = None
         self._cache = RowCache(memory_bytes_max // _CACHE_SHARE)
         self._writing: list[_Generation] = []
         self._late_floors: list[Floor] = []
+        self.full = False
 
     # --- figures
 
     @property
     def end(self) -> SeqNum:
         """The seqnum after the last one added."""
-        return self._generations[-1].index.end
+        return self._newest.index.end
 
     @property
     def base(self) -> Snapshot | None:
@@ -134,7 +163,7 @@ class IndexStore:
     @property
     def resident_bytes(self) -> int:
         """About how much memory the generations take."""
-        return sum(generation.index.memory_bytes for generation in self._generations)
+        return self._closed_bytes + self._newest.index.memory_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -143,16 +172,9 @@ class IndexStore:
         return self.resident_bytes + self._cache.bytes + directory
 
     @property
-    def full(self) -> bool:
-        """Whether nothing more may be added until a snapshot is written."""
-        return (
-            self.resident_bytes >= self._memory_bytes_max - self._memory_bytes_max // _CACHE_SHARE
-        )
-
-    @property
     def memory_from(self) -> SeqNum:
         """Seqnums from here on are in memory."""
-        return self._generations[0].start
+        return self._closed[0].start if self._closed else self._newest.start
 
     def status(self) -> dict[str, int]:
         """Return figures for people.
@@ -160,9 +182,9 @@ class IndexStore:
         `tags` and `entries` are those in memory (a tag counts in each generation that has it),
         `snapshot_rows` those in the snapshot, `spilled_rows` those that are nowhere else.
         """
-        indexes = [generation.index for generation in self._generations]
+        indexes = [generation.index for generation in (*self._closed, self._newest)]
         rows = self._base.rows if self._base is not None else 0
-        covered = sum(g.index.entries + g.records for g in self._generations if self._is_covered(g))
+        covered = sum(g.rows for g in self._closed if self._is_covered(g))
         return {
             "entries": sum(index.entries for index in indexes),
             "tags": sum(index.tags for index in indexes),
@@ -178,20 +200,20 @@ class IndexStore:
 
     def add(self, part: ShardTags) -> None:
         """Add records that follow all added before; the part's columns must fit each other."""
-        generation = self._generations[-1]
-        generation.index.add(part)
-        generation.records += part.count
+        self._newest.index.add(part)
+        self._newest.records += part.count
+        self.full = self.resident_bytes >= self._full_bytes
 
     # --- trimming
 
     def skip(self, end: SeqNum) -> None:
         """Add nothing of the records up to `end`: they were trimmed before they came."""
-        self._generations[-1].index.end = end
+        self._newest.index.end = end
 
     @property
     def sweeping(self) -> bool:
         """Whether records of trimmed logs are still to be taken out of other tags."""
-        return any(g.index.sweeping for g in self._generations if g not in self._writing)
+        return any(g.index.sweeping for g in self._changeable)
 
     def trim(self, floor: Floor) -> None:
         """Forget records below a floor in memory; rows of the snapshot stay and are not shown.
@@ -200,16 +222,26 @@ class IndexStore:
         """
         if self._writing:
             self._late_floors.append(floor)
-        for generation in self._generations:
-            if generation not in self._writing:
-                generation.index.trim(floor)
+        for generation in self._changeable:
+            generation.index.trim(floor)
+        self._measure()
 
     def sweep(self, tags: int) -> None:
         """Go on with taking trimmed records out of other tags: as many tags as said."""
-        for generation in self._generations:
-            if generation.index.sweeping and generation not in self._writing:
+        for generation in self._changeable:
+            if generation.index.sweeping:
                 generation.index.sweep(tags)
+                self._measure()
                 return
+
+    @property
+    def _changeable(self) -> list[_Generation]:
+        """The generations that nobody reads in a thread."""
+        return [g for g in (*self._closed, self._newest) if g not in self._writing]
+
+    def _measure(self) -> None:
+        self._closed_bytes = sum(g.index.memory_bytes for g in self._closed)
+        self.full = self.resident_bytes >= self._full_bytes
 
     # --- finding
 
@@ -223,26 +255,27 @@ class IndexStore:
         start = self.memory_from
         if search.bound < start and (needed := self._search_base(search)) is not None:
             return needed
-        for generation in self._generations:
-            if not search.left:
-                break
-            end = generation.closed
-            if end is None or search.bound < end:
-                search.take(
-                    generation.index.next(search.tag, search.bound, search.limit, search.left)
-                )
+        for generation in self._closed:
+            if search.left and search.bound < generation.end:
+                self._take_next(search, generation.index)
+        if search.left:
+            self._take_next(search, self._newest.index)
         return None
+
+    def _take_next(self, search: Search, index: TagIndex) -> None:
+        search.take(index.next(search.tag, search.bound, search.limit, search.left))
+
+    def _take_prev(self, search: Search, generation: _Generation) -> None:
+        if search.left and search.above > generation.start:
+            bound, limit = search.above - 1, search.above
+            search.take(generation.index.prev(search.tag, bound, limit, search.left))
 
     def _search_prev(self, search: Search) -> ReadRows | None:
         if not search.started:
             search.started = True
-            for generation in reversed(self._generations):
-                if search.left and search.above > generation.start:
-                    search.take(
-                        generation.index.prev(
-                            search.tag, search.above - 1, search.above, search.left
-                        )
-                    )
+            self._take_prev(search, self._newest)
+            for generation in reversed(self._closed):
+                self._take_prev(search, generation)
             search.above = min(search.above, self.memory_from)
         return self._search_base(search)
 
@@ -277,28 +310,39 @@ class IndexStore:
 
     @property
     def due(self) -> bool:
-        """Whether a snapshot should be written: much is new, or memory is short."""
+        """Whether a snapshot should be written: much is new, memory is short, or one failed."""
         if self._writing:
             return False
-        fresh = [g for g in self._generations if not self._is_covered(g)]
-        entries = sum(g.index.entries + g.records for g in fresh)
+        rows = self._newest.rows
         covered = self._base.rows if self._base is not None else 0
-        if entries >= max(self._entries_min, covered // 2):
-            return True
-        allowed = self._memory_bytes_max // _RESIDENT_SHARE
-        return entries > 0 and sum(g.index.memory_bytes for g in fresh) > allowed
+        return (
+            rows >= max(self._entries_min, covered // 2)
+            or (rows > 0 and self._newest.index.memory_bytes > self._resident_bytes_max)
+            or self._failed
+        )
 
-    def close_generation(self) -> partial[Rows]:
-        """Begin a new generation; return what gives the rows that the newest snapshot has not.
+    @property
+    def _failed(self) -> bool:
+        """Whether something is closed that no snapshot has."""
+        return bool(self._closed) and not self._is_covered(self._closed[-1])
+
+    def close_generation(self, position: MetalogPosition) -> Unwritten:
+        """Return what the next snapshot is to be written of: all that was added below `position`,
+        or once more what could not be written before.
 
         To be followed by `written`, and no other call of this between.
         """
         assert not self._writing, "one snapshot at a time"
-        end = self.end
-        self._writing = [g for g in self._generations if not self._is_covered(g)]
-        self._generations[-1].closed = end
-        self._generations.append(_Generation(end))
-        return partial(_rows_of, [generation.index for generation in self._writing])
+        if not self._failed:
+            closed = self._newest
+            closed.position, closed.end = position, self.end
+            self._closed.append(closed)
+            self._closed_bytes += closed.index.memory_bytes
+            self._newest = _Generation(closed.end)
+            self.full = self.resident_bytes >= self._full_bytes
+        fresh = self._writing = [g for g in self._closed if not self._is_covered(g)]
+        rows = partial(_rows_of, [generation.index for generation in fresh])
+        return Unwritten(fresh[-1].position, fresh[-1].end, rows)
 
     def written(self, snapshot: Snapshot | None) -> None:
         """Use the snapshot that was written; None: there is none."""
@@ -306,6 +350,7 @@ class IndexStore:
             for generation in self._writing:
                 generation.index.trim(floor)
         self._writing, self._late_floors = [], []
+        self._measure()
         if snapshot is not None:
             self._adopt(snapshot)
             self.shrink()
@@ -313,20 +358,25 @@ class IndexStore:
     def restore(self, snapshot: Snapshot) -> None:
         """Begin with a snapshot instead of with nothing."""
         assert self.end == 0, "nothing was added"
-        self._generations = [_Generation(snapshot.info.tail)]
+        self._newest = _Generation(snapshot.info.tail)
         self._adopt(snapshot)
 
     def shrink(self) -> None:
         """Let go of generations that the snapshot covers, oldest first, while memory is short."""
-        allowed = self._memory_bytes_max // _RESIDENT_SHARE
-        while self._is_covered(self._generations[0]) and self.resident_bytes > allowed:
-            del self._generations[0]
+        while (
+            self._closed
+            and self.resident_bytes > self._resident_bytes_max
+            and self._is_covered(self._closed[0])
+        ):
+            self._closed_bytes -= self._closed.pop(0).index.memory_bytes
+        self.full = self.resident_bytes >= self._full_bytes
 
     def check_invariants(self) -> None:
         """Assert that nothing lies between the disk and the memory."""
-        for before, after in zip(self._generations, self._generations[1:], strict=False):
-            assert before.closed == after.start
-        assert self._generations[-1].closed is None
+        for before, after in pairwise((*self._closed, self._newest)):
+            assert before.end == after.start
+        assert self.full == (self.resident_bytes >= self._full_bytes)
+        assert self._closed_bytes == sum(g.index.memory_bytes for g in self._closed)
         covered = self._base.info.tail if self._base is not None else 0
         assert self.memory_from <= covered or not self.memory_from
 
@@ -336,11 +386,7 @@ class IndexStore:
         self._cache.clear()
 
     def _is_covered(self, generation: _Generation) -> bool:
-        return (
-            self._base is not None
-            and generation.closed is not None
-            and generation.closed <= self._base.info.tail
-        )
+        return self._base is not None and generation.end <= self._base.info.tail
 
 
 def _rows_of(indexes: Sequence[TagIndex]) -> Rows:

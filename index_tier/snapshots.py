@@ -59,14 +59,15 @@ class Snapshots:
         if not store.due:
             return []
         base = store.base.info.position if store.base is not None else None
+        unwritten = store.close_generation(position)
         self._writing = SnapshotInfo(
             logspace=self._view.logspace,
             index_shard=self._index_shard,
-            position=position,
-            tail=store.end,
-            eras=eras_below(self._view.eras, position),
+            position=unwritten.position,
+            tail=unwritten.tail,
+            eras=eras_below(self._view.eras, unwritten.position),
         )
-        return [AskSnapshots(WriteSnapshot(self._writing, base, store.close_generation()))]
+        return [AskSnapshots(WriteSnapshot(self._writing, base, unwritten.rows))]
 
     def on_written(self, position: MetalogPosition, *, stored: bool, now: Instant) -> bool:
         """Take in that a snapshot was written, or not; False: it is none that is waited for."""

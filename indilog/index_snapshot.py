@@ -111,10 +111,14 @@ class WriteSnapshot(NamedTuple):
 
 
 class SnapshotWritten(NamedTuple):
-    """The snapshot is on the disk, durably; None: it could not be written."""
+    """The snapshot is on the disk, durably; None: it could not be written.
+
+    `base_lost`: because the one before is damaged or gone, so that it never can.
+    """
 
     position: MetalogPosition
     snapshot: Snapshot | None
+    base_lost: bool = False
 
 
 class ReadRows(NamedTuple):

@@ -40,8 +40,9 @@ class SnapshotDisk:
                 newest = max((p for p in self._kept if p < below), default=None)
                 return SnapshotOpened(self._kept[newest][0] if newest is not None else None)
             case WriteSnapshot(info, base):
-                lost = self._full or (base is not None and base not in self._kept)
-                return SnapshotWritten(info.position, None if lost else self.write(request))
+                lost = base is not None and base not in self._kept
+                written = None if self._full or lost else self.write(request)
+                return SnapshotWritten(info.position, written, base_lost=lost)
             case ReadRows(position, group):
                 return RowsRead(position, group, self.rows(position, group))
             case unreachable:

@@ -90,15 +90,21 @@ class SnapshotFolder:
             self._put_aside(position)
             return None
 
-    def write(self, request: WriteSnapshot) -> Snapshot | None:
-        """Write a snapshot, keep the newest ones; None: it could not be written."""
+    def write(self, request: WriteSnapshot) -> SnapshotWritten:
+        """Write a snapshot, keep the newest ones. A base that is damaged is put aside."""
+        position = request.info.position
         try:
-            return self._write(request)
+            return SnapshotWritten(position, self._write(request))
         except _StoppedError:
-            return None
-        except (MalformedFrameError, OSError) as error:
+            return SnapshotWritten(position, None)
+        except MalformedFrameError as error:
+            log.warning("index snapshot not written, put aside", error=str(error))
+            if request.base is not None:
+                self._put_aside(request.base)
+            return SnapshotWritten(position, None, base_lost=True)
+        except OSError as error:
             log.warning("index snapshot not written", error=str(error))
-            return None
+            return SnapshotWritten(position, None)
 
     def _write(self, request: WriteSnapshot) -> Snapshot:
         directory, position = self._directory, request.info.position
@@ -215,9 +221,9 @@ class SnapshotFiles:
             case ReadRows(position, group):
                 rows = await loop.run_in_executor(reading, folder.rows, position, group)
                 self._deliver(node, RowsRead(position, group, rows))
-            case WriteSnapshot(info):
+            case WriteSnapshot():
                 if await self._settled():
                     written = await loop.run_in_executor(writing, folder.write, request)
-                    self._deliver(node, SnapshotWritten(info.position, written))
+                    self._deliver(node, written)
             case unreachable:
                 assert_never(unreachable)

@@ -74,11 +74,12 @@ class Story:
         self.store.add(part_of(new))
 
     def close(self) -> None:
-        if self.writing is None and (self.store.due or self.chance.random() < 0.3):
-            info = SnapshotInfo(
-                index_shard=0, position=self.position, tail=self.store.end, eras=ERAS
-            )
-            self.writing = info, self.store.close_generation()
+        covered = self.store.base.info.tail if self.store.base is not None else 0
+        new = self.store.end > covered and self.chance.random() < 0.3
+        if self.writing is None and (self.store.due or new):
+            position, tail, rows = self.store.close_generation(self.position)
+            info = SnapshotInfo(index_shard=0, position=position, tail=tail, eras=ERAS)
+            self.writing = info, rows
 
     def written(self, *, fails: bool = True) -> None:
         if self.writing is None:
@@ -203,7 +204,7 @@ def test_rows_survive_their_file(seed: int, tmp_path_factory: pytest.TempPathFac
         story.add()
     info = SnapshotInfo(index_shard=3, position=story.position, tail=story.next, eras=ERAS)
     file = tmp_path_factory.mktemp("snapshot") / "rows.parquet"
-    write_rows(file, info, merged([], story.store.close_generation()()))
+    write_rows(file, info, merged([], story.store.close_generation(9).rows()))
     parquet, snapshot = opened_snapshot(file)
     assert snapshot.info == info
     expected = sorted((t, r.seqnum, r.shard) for r in story.records for t in (0, *r.tags))
@@ -220,7 +221,7 @@ def test_a_file_in_many_row_groups_is_found_by_its_statistics(tmp_path: Path) ->
     tags = np.repeat(np.array([7, 2**63 + 1], np.uint64)[None, :], counts, 0).tobytes()
     store.add(ShardTags(ShardId(5), 10, counts, bytes([2]) * counts, tags))
     info = SnapshotInfo(index_shard=0, position=9, tail=store.end, eras=ERAS)
-    write_rows(tmp_path / "rows.parquet", info, merged([], store.close_generation()()))
+    write_rows(tmp_path / "rows.parquet", info, merged([], store.close_generation(9).rows()))
     parquet, snapshot = opened_snapshot(tmp_path / "rows.parquet")
     store = IndexStore(memory_bytes_max=10**9, entries_min=1)
     store.restore(snapshot)

@@ -141,7 +141,7 @@ def test_a_snapshot_that_could_not_be_written_is_tried_again_later() -> None:
     assert asked_of_disk(node.handle([data(one(3, 7))], Instant(T0 + 6.9))) == []
     (request,) = asked_of_disk(node.handle([], Instant(T0 + 7.0)))
     assert isinstance(request, WriteSnapshot)
-    assert request.info.position == 5
+    assert request.info.position == 3, "that which failed, before what came since"
     assert node.status()["snapshots_failed"] == 1
     assert node.deadline() is None
 
@@ -169,3 +169,13 @@ def test_a_node_that_is_full_again_when_a_snapshot_is_written_writes_the_next_on
     (second,) = asked_of_disk(node.handle([told(SnapshotWritten(3, written))], T0))
     assert isinstance(second, WriteSnapshot)
     assert (second.base, second.info.position) == (3, 5)
+
+
+def test_a_snapshot_that_is_lost_when_the_next_one_is_written_is_rebuilt() -> None:
+    node = with_snapshot(index_snapshot_entries_min=1)
+    (request,) = asked_of_disk(node.handle([data(one(5, 7))], T0))
+    assert isinstance(request, WriteSnapshot)
+    effects = node.handle([told(SnapshotWritten(7, None, base_lost=True))], T0)
+    assert asked_of_disk(effects) == [OpenSnapshot(5)]
+    fetched = asked(node.handle([NO_SNAPSHOT], T0))
+    assert sorted(fetched) == [(A, 1, EVERYTHING), (B, 1, EVERYTHING)]

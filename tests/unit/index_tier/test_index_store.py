@@ -27,8 +27,9 @@ def part(first: int, *tags: int) -> ShardTags:
 def stored(store: IndexStore, disk: SnapshotDisk, position: int) -> None:
     """Write a snapshot of everything that the store has."""
     base = store.base.info.position if store.base is not None else None
-    info = SnapshotInfo(index_shard=0, position=position, tail=store.end, eras=(IndexEra(0, (0,)),))
-    store.written(disk.write(WriteSnapshot(info, base, store.close_generation())))
+    position, tail, rows = store.close_generation(position)
+    info = SnapshotInfo(index_shard=0, position=position, tail=tail, eras=(IndexEra(0, (0,)),))
+    store.written(disk.write(WriteSnapshot(info, base, rows)))
 
 
 def is_due(store: IndexStore) -> bool:
@@ -114,10 +115,14 @@ def test_memory_short_of_limit_lets_go_of_what_the_snapshot_has_only() -> None:
 def test_a_write_that_failed_leaves_everything_in_memory_and_due() -> None:
     store = IndexStore(memory_bytes_max=100, entries_min=1)
     store.add(part(0, TAG))
-    store.close_generation()
-    assert not is_due(store), "one at a time"
-    store.written(None)
-    assert is_due(store)
+    for _ in range(3):
+        store.add(part(store.end, 9))
+        unwritten = store.close_generation(5)
+        assert not is_due(store), "one at a time"
+        assert unwritten.tail == 2, "that which failed is tried again, not more"
+        store.written(None)
+        assert is_due(store)
+    assert store.status()["generations"] == 2
     assert finished(store, SnapshotDisk(), Search(Direction.NEXT, TAG, 0, 1, 1)) == [0]
 
 

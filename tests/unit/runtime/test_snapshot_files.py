@@ -41,7 +41,8 @@ def rows(first: int, end: int) -> Rows:
 
 def written(folder: SnapshotFolder, position: int, base: int | None = None) -> None:
     """Write a snapshot that has a row for each seqnum below its position."""
-    snapshot = folder.write(WriteSnapshot(info(position), base, lambda: rows(base or 0, position)))
+    request = WriteSnapshot(info(position), base, lambda: rows(base or 0, position))
+    snapshot = folder.write(request).snapshot
     assert snapshot is not None
     assert snapshot.rows == position
 
@@ -97,7 +98,18 @@ def test_damage_while_a_snapshot_is_in_use_is_noticed_and_the_file_put_aside(
     flip(file, 200)
     assert folder.rows(3000, 0) is None
     assert snapshot_files(tmp_path) == []
-    assert folder.write(WriteSnapshot(info(4000), 3000, lambda: rows(3000, 4000))) is None
+    answer = folder.write(WriteSnapshot(info(4000), 3000, lambda: rows(3000, 4000)))
+    assert answer == SnapshotWritten(4000, None, base_lost=True)
+
+
+def test_damage_of_the_base_is_noticed_when_the_next_snapshot_is_written(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path)
+    written(folder, 3000)
+    ((_, file),) = snapshot_files(tmp_path)
+    flip(file, 200)
+    answer = folder.write(WriteSnapshot(info(4000), 3000, lambda: rows(3000, 4000)))
+    assert answer == SnapshotWritten(4000, None, base_lost=True)
+    assert snapshot_files(tmp_path) == []
 
 
 def test_a_snapshot_of_another_version_is_refused_with_both_named(tmp_path: Path) -> None:
@@ -116,7 +128,8 @@ def test_a_snapshot_of_another_version_is_refused_with_both_named(tmp_path: Path
 def test_a_disk_that_cannot_be_written_is_said_and_changes_nothing(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path / "file" / "below")
     (tmp_path / "file").write_text("not a directory")
-    assert folder.write(WriteSnapshot(info(1), None, lambda: rows(0, 1))) is None
+    answer = folder.write(WriteSnapshot(info(1), None, lambda: rows(0, 1)))
+    assert answer == SnapshotWritten(1, None)
 
 
 def test_a_snapshot_is_written_only_when_what_it_knows_of_is_synced(tmp_path: Path) -> None:
@@ -151,7 +164,8 @@ def test_rows_that_are_not_there_are_said_to_be_gone(tmp_path: Path) -> None:
 def test_a_write_that_is_stopped_leaves_no_file(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path)
     folder.stopped = True
-    assert folder.write(WriteSnapshot(info(5), None, lambda: rows(0, 5))) is None
+    answer = folder.write(WriteSnapshot(info(5), None, lambda: rows(0, 5)))
+    assert answer == SnapshotWritten(5, None)
     assert list(tmp_path.iterdir()) == []
 
 
