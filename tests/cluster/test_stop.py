@@ -52,3 +52,27 @@ def test_ctrl_c_tells_every_caller_in_problem_details_and_logs_no_traceback(
         assert answer.json()["retryable"] is retryable
     assert "Traceback" not in logged
     assert "ASGI" not in logged
+
+
+async def killed(running: PlatformProcess) -> list[object]:
+    """Kill the platform amid a call and a read; return what the clients of both get."""
+    async with indilog.connect(running.url) as client:
+        await client.deploy({"slow.py": APP})
+        call = asyncio.create_task(client.call("slow.nap"))
+        log = client.log("naps")
+        assert await log.read_next("begun", wait=30) is not None
+        read = asyncio.create_task(log.read_next("never", wait=60))
+        await log.tail()  # behind the read: that one has arrived
+        await asyncio.to_thread(running.kill_everything)
+        under_way = await asyncio.gather(call, read, return_exceptions=True)
+        return under_way + await asyncio.gather(log.append(b"x"), return_exceptions=True)
+
+
+def test_when_its_compute_node_dies_a_client_is_told_what_it_may_repeat(tmp_path: Path) -> None:
+    with platform(tmp_path, "--processes") as running:
+        call, read, later = asyncio.run(killed(running))
+    assert isinstance(call, indilog.CallOutcomeUnknownError)
+    assert not call.retryable
+    for nothing_done in (read, later):
+        assert isinstance(nothing_done, indilog.NotReadyError)
+        assert nothing_done.retryable
