@@ -55,6 +55,13 @@ class Gateway(FastAPI):
         self._invoke = invoke
         self._described_at = -1
         self._base: dict[str, Any] | None = None
+        self._begun: set[asyncio.Task[Any]] = set()
+        """Answers that have begun and go on: streams of records."""
+
+    def end_streams(self) -> None:
+        """The platform stops: end at once what would go on without end."""
+        for task in self._begun:
+            task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -71,10 +78,13 @@ class Gateway(FastAPI):
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by one of the framework's routes, whatever happens."""
         begun = False
+        task = asyncio.current_task()
+        assert task is not None, "a server runs each request in a task"
 
         async def noting(message: Message) -> None:
             nonlocal begun
             begun = True
+            self._begun.add(task)
             await send(message)
 
         try:
@@ -89,6 +99,8 @@ class Gateway(FastAPI):
             if not begun:
                 raise
             # Answered and logged by `broken`; Starlette raises it on for a server to log again.
+        finally:
+            self._begun.discard(task)
 
     def openapi(self) -> dict[str, Any]:
         """Return the description, with the functions that are deployed now."""

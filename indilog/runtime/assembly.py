@@ -195,6 +195,7 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
             await server.start()
             yield f"http://{config.node.host}:{server.port}"
         finally:
+            gateway.end_streams()
             await server.stop()
     finally:
         await host.stop()

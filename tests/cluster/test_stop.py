@@ -54,7 +54,7 @@ def test_ctrl_c_tells_every_caller_in_problem_details_and_logs_no_traceback(
     assert "ASGI" not in logged
 
 
-async def killed(running: PlatformProcess) -> list[object]:
+async def killed(running: PlatformProcess) -> tuple[object, ...]:
     """Kill the platform amid a call and a read; return what the clients of both get."""
     async with indilog.connect(running.url) as client:
         await client.deploy({"slow.py": APP})
@@ -65,7 +65,8 @@ async def killed(running: PlatformProcess) -> list[object]:
         await log.tail()  # behind the read: that one has arrived
         await asyncio.to_thread(running.kill_everything)
         under_way = await asyncio.gather(call, read, return_exceptions=True)
-        return under_way + await asyncio.gather(log.append(b"x"), return_exceptions=True)
+        later = await asyncio.gather(log.append(b"x"), return_exceptions=True)
+        return (*under_way, *later)
 
 
 def test_when_its_compute_node_dies_a_client_is_told_what_it_may_repeat(tmp_path: Path) -> None:

@@ -150,9 +150,18 @@ async def test_an_append_under_way_is_not_called_retryable(tmp_path: Path) -> No
     assert (told["title"], told["retryable"]) == ("OutcomeUnknownError", False)
 
 
-async def test_a_stream_ends_where_it_is(gateway: Callable[[], Gateway]) -> None:
-    exchange = Exchange(gateway(), "GET", "/logs/orders/stream")
-    await exchange.cut_off()
+async def test_a_stream_ends_where_it_is_and_what_waits_for_its_answer_does_not(
+    gateway: Callable[[], Gateway],
+) -> None:
+    app = gateway()
+    exchange = Exchange(app, "GET", "/logs/orders/stream")
+    waiting = Exchange(app, "GET", "/logs/orders/records?wait=60")
+    for _ in range(50):
+        await asyncio.sleep(0)
+    app.end_streams()
+    await asyncio.wait_for(exchange.task, 10)
+    assert not waiting.task.done()
+    await waiting.cut_off()
     assert [message["type"] for message in exchange.sent] == [
         "http.response.start", "http.response.body",
     ]  # fmt: skip
