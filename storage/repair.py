@@ -169,7 +169,19 @@ class BatchPage(BatchTask):
         self._bytes_max = bytes_max
         self._bytes = 0
         self._batches: list[tuple[LocalId, bytes]] = []
-        super().__init__(to, shard.locations(message.first, self._end))
+        super().__init__(to, self._places(shard))
+
+    def _places(self, shard: Shard) -> list[Location]:
+        """Return where the batches are that fit: a wiped replica asks for all of a shard."""
+        places: list[Location] = []
+        at, size = self._message.first, 0
+        while size < self._bytes_max and (batch := shard.batch_from(at)) is not None:
+            _, at, location = batch
+            if at > self._end:
+                break
+            places.append(location)
+            size += location.length
+        return places
 
     @property
     def full(self) -> bool:

@@ -432,7 +432,7 @@ def test_index_data_after_a_takeover_is_that_of_the_new_writer() -> None:
     assert tags_of(block.parts[0]) == [[1], [3]]
 
 
-def test_a_lost_batch_leaves_its_part_out() -> None:
+def test_a_lost_batch_is_left_out_unasked_and_has_no_tags_for_who_asks() -> None:
     machine = machine_of(view_of(engines=2))
     append(machine, b"a", first=0, shard=1)
     (block,) = blocks_to(machine, ENGINE, entries({0: 1, 1: 1}))

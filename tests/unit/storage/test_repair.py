@@ -220,6 +220,23 @@ def test_only_what_is_ordered_is_asked_for_and_given() -> None:
     assert given == Batches(SHARD, 4, (batch(4, [b"4", b"5"]),))
 
 
+def test_an_answer_looks_at_no_more_batches_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wiped replica asks for all of a shard, again and again."""
+    pair = replicated(40, page_bytes_max=1)
+    looked = 0
+    whole = Shard.batch_from
+
+    def counted(shard: Shard, localid: LocalId) -> tuple[LocalId, LocalId, Location] | None:
+        nonlocal looked
+        looked += 1
+        return whole(shard, localid)
+
+    monkeypatch.setattr(Shard, "batch_from", counted)
+    (given,) = messages(pair.nodes[B].tell(BatchesWanted(SHARD, 0, 40), sender=A))
+    assert isinstance(given, Batches)
+    assert (len(given.batches), looked) == (1, 1)
+
+
 @pytest.mark.parametrize(
     "stray",
     [
