@@ -30,7 +30,9 @@ from functions.social.graph import Graph, GraphError, friendships, read_graph, s
 from functions.social.load import LoadError, Run, load_graph, run_load
 
 _TICK_S: Final = 0.2
-_INDEX_PARTS: Final = ("suffix", "popularity_cache", "tag_cache")
+_INDEX_PARTS: Final = ("suffix", "popularity_cache", "tag_cache", "answer_cache")
+_LAST_ASKED: Final = ("popularity_cache", "answer_cache")
+"""What these do not have, the index tier is asked for."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,10 @@ async def figures(url: str) -> Figures:
     except httpx.HTTPError as error:
         raise LoadError(f"The platform at {url} does not answer: {error}.") from error
     engine: dict[str, Any] = status.get("engine", {})
-    parts = [engine.get(part, {}) for part in _INDEX_PARTS]
-    # What the Suffix does not have, the Popularity Cache is asked for: its misses are the misses.
     return Figures(
         tail=tail,
-        hits=sum(part.get("hits", 0) for part in parts),
-        misses=sum(part.get("misses", 0) for part in parts[1:]),
+        hits=sum(engine.get(part, {}).get("hits", 0) for part in _INDEX_PARTS),
+        misses=sum(engine.get(part, {}).get("misses", 0) for part in _LAST_ASKED),
     )
 
 

@@ -68,7 +68,7 @@ class Gateway:
             return 200, json.dumps({"tail": self.logs.position}).encode()
         if url.path == "/status":
             part = {"hits": 3, "misses": 1}
-            return 200, json.dumps({"engine": {"suffix": part, "tag_cache": part}}).encode()
+            return 200, json.dumps({"engine": {"suffix": part, "answer_cache": part}}).encode()
         query = parse_qs(url.query)
         bound, limit = int(query["bound"][0]), int(query["limit"][0])
         found = await self.logs.log("social").read_range(bound=bound, limit=min(limit, 7))
