@@ -23,6 +23,13 @@ Url = Annotated[
 ]
 DEFAULT = DEFAULT_URL
 _TIMEOUT_S = 310.0
+_NOTHING_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.UnsupportedProtocol,
+    httpx.InvalidURL,
+)
+"""Faults before a request left; after any other the platform may have done what was asked."""
 _STREAM_TIMEOUT = httpx.Timeout(10.0, read=60.0)
 """A stream says every 15 s that it is alive."""
 
@@ -110,6 +117,12 @@ class Gateway:
                 headers=headers,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if method != "GET" and not isinstance(error, _NOTHING_SENT):
+                stop(
+                    f"The connection to {self.url} broke, or was silent for too long, before the "
+                    "answer came; it may have been done: look before you repeat it.",
+                    FAILURE,
+                )
             self.unreachable(error)
         if response.is_error:
             self._refused(response)

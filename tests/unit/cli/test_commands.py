@@ -216,3 +216,22 @@ def test_last_and_follow_print_the_last_in_order_and_go_on_behind_them(
     done = run("log", "read", "orders", "--last", "--follow", "--limit", "2", "--json")
     assert [json.loads(line)["seqnum"] for line in done.stdout.splitlines()] == [5, 7, 9]
     assert done.stderr.endswith("The end.\n")
+
+
+@pytest.mark.parametrize("fault", [httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout])
+def test_what_may_have_been_done_is_not_called_unreachable(
+    monkeypatch: pytest.MonkeyPatch, fault: type[httpx.TransportError]
+) -> None:
+    def broken(request: httpx.Request) -> httpx.Response:
+        raise fault("gone", request=request)
+
+    real = httpx.Client
+    monkeypatch.setattr(
+        httpx, "Client",
+        lambda **given: real(base_url=given["base_url"], transport=httpx.MockTransport(broken)),
+    )  # fmt: skip
+    for command in (("invoke", "shop.buy"), ("log", "append", "orders", "x")):
+        done = run(*command)
+        assert done.exit_code == 1
+        assert "it may have been done: look before you repeat it." in done.stderr
+    assert "may have been done" not in run("log", "tail", "orders").stderr
