@@ -214,6 +214,14 @@ class SurvivesLoss(Protocol):
 
 
 @runtime_checkable
+class TakesCopies(Protocol):
+    """A role that can replace what it lost from `ORDERING` frames of the same journal."""
+
+    def copied(self, payload: bytes, /) -> None:
+        """Take in such a frame of any role; told in the order of the journal."""
+
+
+@runtime_checkable
 class ReportsStatus(Protocol):
     """A role with figures for people."""
 

@@ -12,6 +12,7 @@ from typing import assert_never
 from indilog.config import Config
 from indilog.errors import DataLossError
 from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum
+from indilog.metalog import entries_decoded
 from indilog.roles import (
     Effect,
     Event,
@@ -76,6 +77,11 @@ class Sequencer:
         """Take note that a frame cannot be read."""
         if frame.kind in (FrameKind.METALOG, None):
             self._metalog.doubt()
+
+    def copied(self, payload: bytes, /) -> None:
+        """Take entries that are missing here from an ordering journal."""
+        if self._metalog.wants_copies:
+            self._metalog.copied(entries_decoded(payload))
 
     def recovered(self) -> None:
         """Judge what was lost: a backup is sent its entries again.

@@ -2,8 +2,10 @@
 
 Damage may have taken a frame. Entries whose positions follow on over the damage are whole, if what
 replaces entries cannot have been in it: the primary never replaces one, and what replaces entries
-is of a newer incarnation. Otherwise a copy is not to be trusted, and this one forgets all its
-entries, which a backup is then sent again: so no copy with a hole is ever counted.
+is of a newer incarnation. Otherwise a backup's copy is not to be trusted: it forgets all its
+entries and is sent them again, so no copy with a hole is ever counted. The primary's entries are
+all in their places, so it lacks those between them only, and takes them from the ordering journal
+of a storage node that lives in the same process (`copied`).
 
 The primary's only grows. A backup's may be cut off (decision 0006): on disk that is done by the
 next frame, whose position lies below the end and which replaces everything from there on.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 
 from indilog.ids import Epoch, MetalogPosition
 from indilog.metalog import Entry, entry_decoded, entry_encoded
@@ -26,8 +29,8 @@ class StoredMetalog:
     """
 
     __slots__ = (
-        "_doubtful", "_entries", "_frames", "_grows", "_unstored", "epoch_seen", "incomplete",
-        "stored",
+        "_doubtful", "_entries", "_frames", "_grows", "_later", "_unstored", "epoch_seen",
+        "incomplete", "stored",
     )  # fmt: skip
 
     def __init__(self, *, grows: bool = False) -> None:
@@ -35,6 +38,8 @@ class StoredMetalog:
         """Whether no entry is ever replaced: this is the primary's."""
         self._doubtful = False
         """Whether a frame was lost after the last one that was recovered."""
+        self._later: dict[MetalogPosition, Entry] = {}
+        """Entries of a growing metalog behind one that was lost."""
         self.incomplete = False
         """Whether entries were lost for certain, or possibly, so that all were forgotten."""
         self.epoch_seen = Epoch(0)
@@ -81,9 +86,14 @@ class StoredMetalog:
         self._frames += 1
         self.epoch_seen = max(self.epoch_seen, entry.epoch)
         length = len(self._entries)
+        if self._grows and entry.position >= length and (self._doubtful or self._later):
+            self._later[entry.position] = entry
+            self._doubtful = False
+            self._close_gaps()
+            return
         follows = entry.position == length
         same = not length or entry.epoch == self.epoch_before(length)
-        if self._doubtful and not (follows and (self._grows or same)):
+        if self._doubtful and not (follows and same):
             self.give_up()
             follows = entry.position == 0
         self._doubtful = False
@@ -94,15 +104,33 @@ class StoredMetalog:
         self._entries.append(entry)
         self.stored = len(self._entries)
 
+    @property
+    def wants_copies(self) -> bool:
+        """Whether entries are known to be missing that `copied` may bring."""
+        return bool(self._later)
+
+    def copied(self, entries: Sequence[Entry]) -> None:
+        """Take what is missing from entries that somebody has applied: those were published."""
+        for entry in entries:
+            if self._later and entry.position == len(self._entries):
+                self._later[entry.position] = entry
+                self._close_gaps()
+
+    def _close_gaps(self) -> None:
+        while (entry := self._later.pop(len(self._entries), None)) is not None:
+            self._entries.append(entry)
+        self.stored = len(self._entries)
+
     def doubt(self) -> None:
         """Take note that a frame was lost, which may have held an entry."""
         self._doubtful = True
 
     def recovered(self) -> None:
         """Recovery is over: a frame lost at the end may have held the last entry."""
-        if self._doubtful:
+        if self._doubtful or self._later:
             self.give_up()
             self._doubtful = False
+            self._later.clear()
 
     def give_up(self) -> None:
         """Forget all entries: some may be missing, or be such as were replaced."""

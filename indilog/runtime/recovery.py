@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from indilog.errors import IndilogError
-from indilog.roles import FrameKind, Lost, Role, SurvivesLoss
+from indilog.roles import FrameKind, Lost, Role, SurvivesLoss, TakesCopies
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment_scan import Damage
 
@@ -33,6 +33,7 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
     if lost:
         log.error("the journal is gone: its directory was here at an earlier start")
         _tell(Damage(0, 0, 0, None, b""), roles)
+    takers = [role for role in roles.values() if isinstance(role, TakesCopies)]
     for found in journal.recover():
         if isinstance(found, Damage):
             _tell(found, roles)
@@ -41,6 +42,9 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
         if (role := roles.get(stream)) is None:
             raise IndilogError("The journal holds frames of a role that this process has not.")
         role.recover(kind, payload, location)
+        if kind is FrameKind.ORDERING:
+            for other in takers:
+                other.copied(payload)
         frames += 1
     for role in roles.values():
         if isinstance(role, SurvivesLoss):

@@ -8,7 +8,7 @@ from indilog.config import Config
 from indilog.errors import DataLossError
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.messages import MetalogAppend, MetalogStored, MetalogWanted
-from indilog.metalog import NewRecords, entry_encoded
+from indilog.metalog import NewRecords, entries_encoded, entry_encoded
 from indilog.roles import (
     Effect,
     FrameKind,
@@ -290,6 +290,35 @@ def test_an_entry_of_a_newer_incarnation_behind_damage_may_have_replaced_others(
 def test_what_an_older_incarnation_sends_is_ignored_after_damage_too() -> None:
     node = damaged(FrameKind.METALOG, 1, 3, 3, lost=1)
     assert isinstance(node.handle([message(0, entry(0), epoch=2)], T0)[0], Ignore)
+
+
+def test_a_primary_takes_lost_entries_from_an_ordering_journal_of_its_process() -> None:
+    """Its entries behind them are in their places: they are never replaced."""
+    node = Sequencer(PRIMARY, [view_of()], Config())
+    lost = (2, 3, 6)
+    for position in range(9):
+        if position in lost:
+            node.lost(Lost(None, b"", NOWHERE))
+        else:
+            node.recover(FrameKind.METALOG, frame(position).payload, NOWHERE)
+        if position == 4:
+            node.copied(entries_encoded([entry(number) for number in range(3)]))
+    node.copied(entries_encoded([entry(number) for number in range(3, 6)]))
+    node.copied(entries_encoded([entry(number) for number in range(6, 8)]))
+    node.recovered()
+    node.handle([Started(Epoch(9))], T0)
+    assert (node.length, node.tail) == (9, 9)
+    node.check_invariants()
+
+
+def test_a_backup_takes_no_entries_from_an_ordering_journal() -> None:
+    """They may be behind entries that were replaced here."""
+    node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
+    node.lost(Lost(None, b"", NOWHERE))
+    node.recover(FrameKind.METALOG, frame(1).payload, NOWHERE)
+    node.copied(entries_encoded([entry(0), entry(1)]))
+    node.recovered()
+    assert node.length == 0
 
 
 def test_a_primary_that_lost_entries_says_so_in_one_sentence() -> None:

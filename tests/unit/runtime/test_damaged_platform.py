@@ -52,3 +52,20 @@ async def test_a_damaged_batch_of_a_single_replica_costs_its_records_only(
             more = list(range(6, 6 + again))
             assert found == {"t0": [0, 4, *more], "t1": [1, 3, 5], None: [0, 1, 3, 4, 5, *more]}
             assert await log.append(b"more", tags=["t0"]) == 6 + again
+
+
+@pytest.mark.asyncio
+async def test_a_bad_sector_costs_the_records_in_it_and_no_order(tmp_path: Path) -> None:
+    """Metalog entries in it are found in the ordering journal of the same process."""
+    count = 300
+    async with indilog.client.open(tmp_path, CONFIG) as client:
+        log = client.log("orders")
+        for number in range(count):
+            await log.append(b"%d" % number)
+    spoil(segment_path(tmp_path / "journal", 1), 3 * 4096, 4096)
+    async with indilog.client.open(tmp_path, CONFIG) as client:
+        log = client.log("orders")
+        found = {record.seqnum: record.data for record in await log.read_range(bound=0, limit=999)}
+        assert await log.append(b"more") == count
+    assert all(data == b"%d" % seqnum for seqnum, data in found.items())
+    assert count - 30 < len(found) < count
