@@ -100,7 +100,7 @@ class TagQuestions:
     def appended(self, tags: Iterable[TagHash]) -> None:
         """A record with these tags goes into the open batch: ask about those that are not known."""
         local = self._local
-        if local is None:
+        if local is None or not local.has_tag_cache:
             return
         room = self._config.new_tags_pending_max - self._news_tags
         for tag in tags:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 from compute.local_index.answers import MISS, Found
 from compute.local_index.popularity_cache import PopularityCache
 from indilog.ids import ShardId
@@ -53,3 +56,17 @@ def test_hits_and_misses_are_counted() -> None:
     cache.shard_of(1)
     cache.find(2)
     assert (cache.hits, cache.misses) == (2, 1)
+
+
+def test_bytes_bound_it_too_and_are_what_the_memory_really_is() -> None:
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    cache = PopularityCache(1 << 30, bytes_max=1_000_000)
+    for seqnum in range(2**40, 2**40 + 20_000):
+        cache.learn(seqnum, ShardId(seqnum % 300))
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 900_000 < cache.size_bytes <= 1_000_000
+    assert 0.7 < cache.size_bytes / (after - before) < 1.6
+    assert len(PopularityCache(10, bytes_max=0)) == 0

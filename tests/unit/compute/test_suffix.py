@@ -188,3 +188,37 @@ def test_hits_and_misses_are_counted() -> None:
     suffix.find_prev(0)
     suffix.shard_of(1)
     assert (suffix.hits, suffix.misses) == (3, 1)
+
+
+@pytest.mark.parametrize("shards", [1, 3, 200])
+@pytest.mark.parametrize("bytes_max", [8_000, 100_000])
+def test_bytes_bound_it_whatever_the_number_of_cuts_allows(bytes_max: int, shards: int) -> None:
+    suffix = Suffix(1 << 30, bytes_max=bytes_max)
+    tail = 0
+    for _ in range(20_000 // shards + 50):
+        cut = [Span(ShardId(shard), 0, tail + shard, 1) for shard in range(shards)]
+        tail += shards
+        suffix.apply(cut)
+        assert suffix.size_bytes <= bytes_max
+    suffix.check_invariants()
+    assert suffix.size_bytes > bytes_max * 0.6
+    for seqnum in range(suffix.head, tail, 7):
+        assert suffix.find_next(seqnum) == Found(seqnum, ShardId(seqnum % shards))
+
+
+def test_a_cut_that_is_larger_than_all_bytes_is_not_kept() -> None:
+    suffix = Suffix(10, bytes_max=2_000)
+    suffix.apply([Span(ShardId(shard), 0, shard, 1) for shard in range(2_000)])
+    suffix.check_invariants()
+    assert suffix.find_next(1_999) is MISS
+    assert suffix.find_next(2_000) is EMPTY
+    suffix.apply([Span(ShardId(7), 0, 2_000, 1)])
+    assert suffix.find_next(2_000) == Found(2_000, ShardId(7))
+
+
+def test_no_bytes_hold_nothing() -> None:
+    suffix = Suffix(10, bytes_max=0)
+    suffix.apply([Span(ShardId(0), 0, 0, 5)])
+    suffix.check_invariants()
+    assert suffix.find_next(4) is MISS
+    assert len(suffix) == 0

@@ -89,6 +89,14 @@ def test_by_default_nobody_asks_whether_a_tag_is_new() -> None:
     assert appended(driver) == []
 
 
+def test_who_has_no_tag_cache_asks_nothing() -> None:
+    driver = extended(
+        tag_cache_seqnums_max=0, tag_cache_seqnums_per_tag_max=0, refill_after_misses=1
+    )
+    assert appended(driver) == []
+    assert {message.count for message in missing(driver)} == {1}
+
+
 @pytest.mark.parametrize("answer_comes", ["before the index data", "after it"])
 def test_5_7_a_tag_that_is_new_is_known_from_its_first_record_on(answer_comes: str) -> None:
     driver = extended()

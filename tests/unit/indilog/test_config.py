@@ -52,6 +52,8 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
         ({"node": {"frames_in_flight_max": -1}}, "frames_in_flight_max must be greater"),
         ({"node": {"segment_bytes": 1000}}, "segment_bytes is at least"),
         ({"node": {"tag_cache_seqnums_max": 5}}, "tag_cache_seqnums_per_tag_max must not"),
+        ({"node": {"refill_seqnums_max": 1}}, "refill_seqnums_max is between 2 and"),
+        ({"node": {"local_index": "some"}}, "local_index"),
         ({"cluster": {"replicas": 2}}, "replicas is 2 but storage_nodes is 1"),
         ({"cluster": {"record_tags_max": 255}}, "record_tags_max is at most 254"),
         ({"cluster": {"record_bytes_max": 8 << 20}}, "must leave 64 KiB"),
