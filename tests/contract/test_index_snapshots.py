@@ -10,6 +10,7 @@ import uvloop
 
 from index_tier.index_node import IndexNode
 from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.errors import TrimmedError
 from indilog.index_snapshot import snapshot_files
 from indilog.log import Log
 from indilog.runtime.assembly import Platform, embedded
@@ -111,5 +112,46 @@ def test_a_platform_that_lost_snapshots_rebuilds_its_index_from_storage(
                 file.write_bytes(content) if lost == "newest damaged" else file.unlink()
         async with embedded(config_in(tmp_path)) as platform:
             await check(platform.logs.log("orders"), 1)
+
+    uvloop.run(story())
+
+
+def test_what_was_trimmed_stays_trimmed_though_snapshots_have_it(tmp_path: Path) -> None:
+    """A22, with most of the index on the disk: whole and per tag, before and after a restart."""
+
+    async def check_trimmed(log: Log, until: int, of_tag: int) -> None:
+        for n in range(0, ROUND, ROUND // 20):
+            if n < until:
+                for read in (log.read_next, log.read_prev):
+                    with pytest.raises(TrimmedError):
+                        await read(f"only-{n}")
+            else:
+                record = await log.read_next(f"only-{n}", until)
+                assert record is not None
+                assert record.data == b"%d" % n
+        with pytest.raises(TrimmedError) as told:
+            await log.read_next(3, until)
+        assert told.value.first_seqnum == of_tag
+        found = await log.read_range(tag=3, bound=of_tag, limit=1000)
+        assert [record.seqnum for record in found] == [
+            record.seqnum
+            for record in await log.read_range(bound=of_tag, limit=ROUND)
+            if int(record.data) % TAGS == 2
+        ]
+        assert len(found) == sum(n % TAGS == 2 for n in range(of_tag, ROUND))
+
+    async def story() -> None:
+        until, of_tag = ROUND // 2, ROUND // 2 + 300
+        async with embedded(config_in(tmp_path)) as platform:
+            log = platform.logs.log("orders")
+            await append_round(log, 0)
+            await snapshots_written(platform)
+            assert [r.seqnum for r in await log.read_range(limit=ROUND)] == list(range(ROUND))
+            await log.trim(until)
+            await log.trim(of_tag, tag=3)
+            await check_trimmed(log, until, of_tag)
+        async with embedded(config_in(tmp_path)) as platform:
+            await snapshots_opened(platform)
+            await check_trimmed(platform.logs.log("orders"), until, of_tag)
 
     uvloop.run(story())
