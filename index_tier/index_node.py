@@ -156,7 +156,7 @@ class IndexNode:
                 effects += self._fetch.go_on(self._feed.position)
             self._store.shrink()
         if advanced or self._store.full or self._snapshots.deadline() is not None:
-            effects += self._snapshots.write(self._store, self.position, now)
+            effects += self._snapshots.write(self._store, self._floors.trimmed, self.position, now)
         effects += self._floors.on_time(now)
         if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
             self._swept_at = now

@@ -6,9 +6,16 @@ from __future__ import annotations
 
 from index_tier.index_store import IndexStore
 from indilog.config import NodeConfig
-from indilog.ids import Instant, MetalogPosition
+from indilog.floors import Trimmed
+from indilog.ids import Instant, MetalogPosition, SeqNum
 from indilog.index_schedule import NO_POSITION, eras_below
-from indilog.index_snapshot import OpenSnapshot, Snapshot, SnapshotInfo, WriteSnapshot
+from indilog.index_snapshot import (
+    OpenSnapshot,
+    Snapshot,
+    SnapshotFloors,
+    SnapshotInfo,
+    WriteSnapshot,
+)
 from indilog.roles import AskSnapshots
 from indilog.view import View
 
@@ -26,6 +33,8 @@ class Snapshots:
         self._index_shard = index_shard
         self._retry_s = config.index_snapshot_retry_s
         self._writing: SnapshotInfo | None = None
+        self._trimmed_until: SeqNum = 0
+        """How far the logs were trimmed when a snapshot was last written."""
         self._retry_at: Instant | None = None
         self.opening = False
         self.written = 0
@@ -50,13 +59,16 @@ class Snapshots:
         )
 
     def write(
-        self, store: IndexStore, position: MetalogPosition, now: Instant
+        self, store: IndexStore, trimmed: Trimmed, position: MetalogPosition, now: Instant
     ) -> list[AskSnapshots]:
-        """Have a snapshot of everything below `position` written, if one is due."""
+        """Have a snapshot of everything below `position` written, if one is due.
+
+        It is also when half of what the last one has may have been trimmed since.
+        """
         if self._writing is not None or (self._retry_at is not None and now < self._retry_at):
             return []
         self._retry_at = None
-        if not store.due:
+        if not (store.due or self._much_is_trimmed(store, trimmed)):
             return []
         base = store.base.info.position if store.base is not None else None
         unwritten = store.close_generation(position)
@@ -67,7 +79,15 @@ class Snapshots:
             tail=unwritten.tail,
             eras=eras_below(self._view.eras, unwritten.position),
         )
-        return [AskSnapshots(WriteSnapshot(self._writing, base, unwritten.rows))]
+        self._trimmed_until = trimmed.logs.highest
+        floors = SnapshotFloors(*trimmed.logs.columns(), *trimmed.tags.columns())
+        return [AskSnapshots(WriteSnapshot(self._writing, base, unwritten.rows, floors))]
+
+    def _much_is_trimmed(self, store: IndexStore, trimmed: Trimmed) -> bool:
+        base, since = store.base, self._trimmed_until
+        if base is None or store.end == base.info.tail:
+            return False
+        return min(trimmed.logs.highest, base.info.tail) - since > (base.info.tail - since) // 2
 
     def on_written(self, position: MetalogPosition, *, stored: bool, now: Instant) -> bool:
         """Take in that a snapshot was written, or not; False: it is none that is waited for."""

@@ -80,6 +80,11 @@ class Floors:
         places = np.minimum(np.searchsorted(self._tags, tags), len(self._tags) - 1)
         return np.where(self._tags[places] == tags, self._untils[places], np.uint64(0))
 
+    def columns(self) -> tuple[Column, Column]:
+        """Return the tags that have a floor, ascending, and their floors; they never change."""
+        self._merge()
+        return self._tags, self._untils
+
     def above(self, tag: TagHash, count: int) -> Iterator[tuple[TagHash, SeqNum]]:
         """Yield the floors of the first `count` tags above `tag`, in order."""
         self._merge()

@@ -66,6 +66,15 @@ class Rows(NamedTuple):
         return Rows(self.tags[start:end], self.seqnums[start:end], self.shards[start:end])
 
 
+class SnapshotFloors(NamedTuple):
+    """What is trimmed: tags of logs, ascending, and their floors; the same of other tags."""
+
+    log_tags: NDArray[np.uint64]
+    log_untils: NDArray[np.uint64]
+    tags: NDArray[np.uint64]
+    untils: NDArray[np.uint64]
+
+
 class RowGroups(NamedTuple):
     """Of each row group of a file, its smallest and largest tag and seqnum."""
 
@@ -102,12 +111,14 @@ class WriteSnapshot(NamedTuple):
     """Write a snapshot of the rows of `base` (None: there is none before) and those of `recent`.
 
     Begins when everything persisted before is synced, so that no snapshot is ahead of the log.
-    `recent` is called in a thread; its rows are all beyond the base's tail.
+    `recent` is called in a thread; its rows are all beyond the base's tail. Rows of the base that
+    are trimmed by `floors` are left out.
     """
 
     info: SnapshotInfo
     base: MetalogPosition | None
     recent: Callable[[], Rows]
+    floors: SnapshotFloors | None = None
 
 
 class SnapshotWritten(NamedTuple):
@@ -183,6 +194,39 @@ def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
         taken = max(taken, until)
     if taken < len(recent.tags):
         yield recent.part(taken, len(recent.tags))
+
+
+def dead_in(
+    groups: RowGroups, floors: SnapshotFloors, read: Callable[[int], Rows]
+) -> NDArray[np.uint64]:
+    """Return the seqnums, ascending, of the records whose logs are trimmed past them.
+
+    Reads the row groups of those logs' own tags.
+    """
+    found = [np.empty(0, np.uint64)]
+    for tag, until in zip(floors.log_tags, floors.log_untils, strict=True):
+        first = int(np.searchsorted(groups.last_tags, tag, side="left"))
+        for group in range(first, int(np.searchsorted(groups.first_tags, tag, side="right"))):
+            rows = read(group)
+            found.append(rows.seqnums[(rows.tags == tag) & (rows.seqnums < until)])
+    return np.unique(np.concatenate(found))
+
+
+def untrimmed(
+    pieces: Iterable[Rows], floors: SnapshotFloors, dead: NDArray[np.uint64]
+) -> Iterator[Rows]:
+    """Yield the rows that are neither of dead records nor below the floor of their tag."""
+    for rows in pieces:
+        below = np.isin(rows.seqnums, dead)
+        for tags, untils in ((floors.log_tags, floors.log_untils), (floors.tags, floors.untils)):
+            if len(tags):
+                places = np.minimum(np.searchsorted(tags, rows.tags), len(tags) - 1)
+                below |= (tags[places] == rows.tags) & (rows.seqnums < untils[places])
+        if not below.any():
+            yield rows
+        elif not below.all():
+            left = ~below
+            yield Rows(rows.tags[left], rows.seqnums[left], rows.shards[left])
 
 
 def regrouped(pieces: Iterable[Rows], group_rows: int = GROUP_ROWS) -> Iterator[Rows]:

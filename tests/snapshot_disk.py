@@ -4,6 +4,7 @@ wanted, and damage.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 from typing import assert_never
 
@@ -21,8 +22,10 @@ from indilog.index_snapshot import (
     SnapshotRequest,
     SnapshotWritten,
     WriteSnapshot,
+    dead_in,
     merged,
     regrouped,
+    untrimmed,
 )
 
 
@@ -49,7 +52,11 @@ class SnapshotDisk:
                 assert_never(unreachable)
 
     def write(self, request: WriteSnapshot) -> Snapshot:
-        before = self._kept[request.base][1] if request.base is not None else []
+        before: Iterable[Rows] = []
+        if request.base is not None:
+            kept, before = self._kept[request.base]
+            if (floors := request.floors) is not None:
+                before = untrimmed(before, floors, dead_in(kept.groups, floors, before.__getitem__))
         groups = list(regrouped(merged(before, request.recent()), self._group_rows))
         bounds = (
             [int(g.tags[0]) for g in groups],
@@ -65,6 +72,10 @@ class SnapshotDisk:
     def rows(self, position: int, group: int) -> Rows | None:
         kept = self._kept.get(position)
         return kept[1][group] if kept is not None else None
+
+    def groups(self, position: int) -> list[Rows]:
+        """Return what a snapshot has."""
+        return self._kept[position][1]
 
     def heal(self) -> None:
         """From now on there is room."""

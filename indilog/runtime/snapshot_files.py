@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -30,6 +31,7 @@ from indilog.index_snapshot import (
     SnapshotWritten,
     WriteSnapshot,
     check_file,
+    dead_in,
     file_crc,
     merged,
     opened_snapshot,
@@ -37,6 +39,7 @@ from indilog.index_snapshot import (
     regrouped,
     snapshot_files,
     snapshot_name,
+    untrimmed,
     without_snapshots,
     write_rows,
 )
@@ -112,7 +115,7 @@ class SnapshotFolder:
             directory.mkdir(parents=True)
             synced_directory(directory.parent)
         temporary = directory / _TEMPORARY
-        rows = merged(self._rows_of(request.base), request.recent())
+        rows = merged(self._rows_of(request), request.recent())
         try:
             write_rows(temporary, request.info, self._until_stopped(regrouped(rows)))
         except BaseException:
@@ -128,16 +131,20 @@ class SnapshotFolder:
         log.info("index snapshot written", file=str(file), rows=snapshot.rows)
         return snapshot
 
-    def _rows_of(self, base: MetalogPosition | None) -> Iterator[Rows]:
-        """Yield the rows of the snapshot before, through a file of its own."""
+    def _rows_of(self, request: WriteSnapshot) -> Iterator[Rows]:
+        """Yield what is left of the snapshot before, read through a file of its own."""
+        base, floors = request.base, request.floors
         if base is None:
             return
         found = [path for position, path in snapshot_files(self._directory) if position == base]
         if not found:
             raise MalformedFrameError(f"the snapshot of position {base} is gone")
         parquet, snapshot = opened_snapshot(found[0])
-        for group in range(len(snapshot.groups.lowest)):
-            yield read_rows(parquet, group)
+        read = partial(read_rows, parquet)
+        pieces: Iterator[Rows] = map(read, range(len(snapshot.groups.lowest)))
+        if floors is not None:
+            pieces = untrimmed(pieces, floors, dead_in(snapshot.groups, floors, read))
+        yield from pieces
 
     def _until_stopped(self, groups: Iterable[Rows]) -> Iterator[Rows]:
         for rows in groups:

@@ -152,6 +152,16 @@ def test_what_was_trimmed_stays_trimmed_though_snapshots_have_it(tmp_path: Path)
             await check_trimmed(log, until, of_tag)
         async with embedded(config_in(tmp_path)) as platform:
             await snapshots_opened(platform)
-            await check_trimmed(platform.logs.log("orders"), until, of_tag)
+            log = platform.logs.log("orders")
+            await check_trimmed(log, until, of_tag)
+            before = sum(node.status()["snapshot_rows"] for node in index_nodes(platform))
+            await asyncio.gather(*(log.append(b"x") for _ in range(WAVE)))
+            await log.trim(ROUND)
+            for n in range(WAVE):
+                await log.append(b"%d" % n, tags=["after"])
+            await snapshots_written(platform)
+            after = sum(node.status()["snapshot_rows"] for node in index_nodes(platform))
+            assert after < before / 2, "what is trimmed leaves the disk"
+            assert len(await log.read_range(tag="after", bound=ROUND, limit=1000)) == WAVE
 
     uvloop.run(story())
