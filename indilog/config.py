@@ -168,6 +168,8 @@ class NodeConfig:
     lookups_pending_max: int = 100_000
     trims_pending_max: int = 10_000
     """Trims under way at once, at the primary and at an engine."""
+    reclaim_bytes_per_s: int = 64 * MIB
+    """Bytes of batches that a storage node reads to find those that are trimmed, after a trim."""
     sweep_tags_per_turn: int = 1_000
     """Tags from which an index node takes the records of a trimmed log in one turn."""
     log_floors_max: int = 100_000

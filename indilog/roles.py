@@ -38,6 +38,10 @@ class FrameKind(enum.IntEnum):
     REPAIRED = 5
     """A record batch that another replica gave back (storage); its localids are older than others'.
     """
+    GONE = 0xAA
+    """A record batch that was discarded (storage): of its payload the batch's header is left. Never
+    written as such: the byte of a `RECORDS` frame is changed.
+    """
 
 
 class Location(NamedTuple):
@@ -158,6 +162,15 @@ class Answer(NamedTuple):
     outcome: object
 
 
+class Discard(NamedTuple):
+    """Give back the room of a `RECORDS` frame that nobody will read again; recovery says `GONE`.
+
+    Done after the next sync, because what makes it superfluous may not be durable before.
+    """
+
+    location: Location
+
+
 class Ignore(NamedTuple):
     """Count and log something that came from outside and has no place here."""
 
@@ -165,7 +178,7 @@ class Ignore(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Send | Persist | ReadFrame | AskSnapshots | Appended | Answer | Ignore
+Effect: TypeAlias = Send | Persist | ReadFrame | AskSnapshots | Appended | Answer | Discard | Ignore
 
 
 class Role(Protocol):

@@ -8,6 +8,7 @@ no sequencer makes, but a message could say) is sliced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from indilog.ids import LocalId, MetalogPosition, NodeId, SeqNum, ShardId
@@ -134,7 +135,7 @@ class IndexPage(BatchTask):
         self._positions: list[tuple[MetalogPosition, SeqNum, list[Span]]] = []
         self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
         self._lost: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
-        """What has no tags any more; without it nobody could go on behind it."""
+        """What has no tags any more, lost or trimmed; nobody could go on behind it otherwise."""
         self._taken: dict[Location, Columns | None] = {}
         self._bytes = 0
         wanted: dict[Location, None] = {}
@@ -147,7 +148,7 @@ class IndexPage(BatchTask):
                     end = span.first_localid + span.length
                     places = shard.locations(span.first_localid, end)
                     lost = shard.lost_within(span.first_localid, end)
-                    if lost:
+                    if lost := [*lost, *shard.gone_in(span.first_localid, end)]:
                         self._lost[position, span.shard] = [
                             Columns(span.shard, first, bytes(stop - first), b"")
                             for first, stop in lost
@@ -193,5 +194,5 @@ class IndexPage(BatchTask):
     ) -> ShardTags | None:
         columns = [c for place in places if (c := self._taken[place]) is not None]
         if lost := self._lost.get((position, span.shard)):
-            columns = sorted([*columns, *lost], key=lambda c: c.first)
+            columns = sorted([*columns, *lost], key=attrgetter("first"))
         return part_of(span, columns)

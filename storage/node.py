@@ -51,7 +51,7 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
-from indilog.tag_messages import TagFloors, TagFloorsWanted
+from indilog.tag_messages import TagFloorsWanted
 from indilog.time_messages import TimeFound, TimeLookup
 from indilog.view import Views, placement_of
 from storage.appends import Appends, Stored
@@ -59,16 +59,17 @@ from storage.batch_reads import BatchReads, BatchTask
 from storage.catch_up import CatchUp
 from storage.index_data import IndexPage, columns_of, index_block, part_of, unasked
 from storage.ordering import Ordering
+from storage.reclaim import FIRST_TOKEN, Reclaim
 from storage.record_reads import RecordPage, WaitingReads
 from storage.repair import BatchPage, Repair
 from storage.scrub import Scrub
 from storage.shard import Shard, state_decoded
+from storage.trims import floors_page, told_of
 
 _ENTRIES_AHEAD_MAX: Final = 4096
 """Metalog entries that wait for an earlier one."""
 _ORDERING_TOKEN: Final = 0
 """Nothing waits for an entry of the ordering journal."""
-_FLOORS_PER_PAGE: Final = 4096
 _AUX_OVERHEAD_BYTES: Final = 64
 """What aux data costs beside its bytes, roughly."""
 
@@ -98,6 +99,7 @@ class StorageNode:
         )
         self._repair = Repair(node, views, self._shards, config.node)
         self._scrub = Scrub(self._shards, config.node)
+        self._reclaim = Reclaim(self._shards, self._ordering.floors, config.node)
         self._full_notice = FullNotice(_writers_of(self._shards, views))
         self._gaps = False
         """Whether a part of the ordering journal was lost; it is fetched again."""
@@ -132,6 +134,10 @@ class StorageNode:
             "reads_waiting": len(self._waiting),
             "damaged_batches": self._damaged,
             "missing_records": sum(shard.missing for shard in self._shards.values()),
+            "trims": self._ordering.floors.trims,
+            "floors": len(self._ordering.floors.logs) + len(self._ordering.floors.tags),
+            "discarded_batches": self._reclaim.batches,
+            "discarded_bytes": self._reclaim.bytes,
             "scrubbed_bytes": self._scrub.bytes,
             "scrub_passes": self._scrub.passes,
             "repaired_records": self._repair.repaired,
@@ -158,6 +164,8 @@ class StorageNode:
                 case FrameKind.ORDERING:
                     for entry in entries_decoded(payload):
                         self._recover_entry(entry, location)
+                case FrameKind.GONE:
+                    self._recover_gone(payload, location)
                 case FrameKind.METALOG:
                     raise AssertionError("a storage node writes no metalog")
         except MalformedFrameError as error:
@@ -177,6 +185,12 @@ class StorageNode:
                 f"Shard {shard.id} continues at localid {header.first} at {location}, "
                 f"but {shard.stored} were recovered."
             )
+
+    def _recover_gone(self, payload: bytes, location: Location) -> None:
+        """Take in what was a batch until all its records were trimmed."""
+        self._recover_batch(payload, location)
+        if (shard := self._shards.get((header := batch_header(payload)).shard)) is not None:
+            shard.discard(header.first, location)
 
     def _recover_repaired(self, payload: bytes, location: Location) -> None:
         header = batch_header(payload)
@@ -199,7 +213,7 @@ class StorageNode:
     def lost(self, frame: Lost, /) -> None:
         """Take note that a frame cannot be read; what it held is fetched from others."""
         match frame.kind:
-            case FrameKind.RECORDS | FrameKind.REPAIRED:
+            case FrameKind.RECORDS | FrameKind.REPAIRED | FrameKind.GONE:
                 self._damaged += 1
                 self._lost_batch(frame)
             case FrameKind.ORDERING:
@@ -213,7 +227,7 @@ class StorageNode:
         try:
             header = batch_header(frame.payload)
         except MalformedFrameError:
-            if frame.kind is FrameKind.RECORDS:
+            if frame.kind is not FrameKind.REPAIRED:
                 self._doubt()
             return
         shard = self._shards.get(header.shard)
@@ -246,9 +260,8 @@ class StorageNode:
             case Persisted(token, location):
                 return self._on_persisted(token, location)
             case FrameRead(token, payload):
-                if token < 0:
-                    return self._scrub.on_read(token, payload)
-                return self._reads.on_read(token, payload)
+                asked = self._scrub if token < 0 else self._reads
+                return (self._reclaim if token < FIRST_TOKEN else asked).on_read(token, payload)
             case SpaceChanged(room):
                 self._appends.room = room
                 self._repair.paused = room is not None
@@ -257,6 +270,7 @@ class StorageNode:
             case Started():
                 self._appends.start()
                 self._scrub.start(now)
+                self._reclaim.risen()
                 self._catch_up.start()
                 return []
             case SnapshotsAnswered():
@@ -289,7 +303,8 @@ class StorageNode:
             case Batches() as message:
                 return self._repair.on_batches(event, message, now)
             case TagFloorsWanted() as message:
-                return self._on_floors_wanted(event, message)
+                self._catch_up.start()  # who asks may know of a trim that was not heard here
+                return [floors_page(self._ordering.floors, message, event.sender)]
             case _:
                 return [Ignore(event, "not a message for a storage node")]
 
@@ -315,6 +330,7 @@ class StorageNode:
             self._repair.deadline(),
             self._full_notice.deadline(),
             self._scrub.deadline(),
+            self._reclaim.deadline(),
         )
         return min((time for time in times if time is not None), default=None)
 
@@ -331,7 +347,7 @@ class StorageNode:
                 for read in self._waiting.expired(now)
             ]
         effects += self._reads.advance()
-        effects += self._scrub.conclude(now)
+        effects += self._scrub.conclude(now) + self._reclaim.conclude(now)
         self._note_damage()
         effects += self._repair.conclude(now)
         if self._catch_up.due(self.position, now, waiting=self._awaits_entries()):
@@ -363,7 +379,8 @@ class StorageNode:
             self._unjournaled.append(entry)
             self._order(entry.position, spans)
             if isinstance(entry, Trim):
-                effects += self._tell_floors(entry)
+                self._reclaim.risen()
+                effects += told_of(entry, self._views[-1]) if self._speaks_for_empty else []
         if len(self._unjournaled) >= self._config.ordering_frame_entries:
             payload = entries_encoded(self._unjournaled)
             effects.append(Persist(FrameKind.ORDERING, payload, _ORDERING_TOKEN))
@@ -387,20 +404,6 @@ class StorageNode:
             self._blocks.append(
                 index_block(position, self._ordering.tail_at(position), spans, parts)
             )
-
-    def _tell_floors(self, trim: Trim) -> list[Effect]:
-        """Send a trim to all index nodes; one storage node speaks for all."""
-        if not self._speaks_for_empty:
-            return []
-        floors = TagFloors(trim.number, trim.number + 1, trim.floors)
-        return [Send(node, floors) for node in self._views[-1].index_nodes]
-
-    def _on_floors_wanted(self, event: Received, message: TagFloorsWanted) -> list[Effect]:
-        self._catch_up.start()  # who asks may know of a trim that was not heard here
-        floors = self._ordering.floors
-        after = min(max(message.after, 0), 2**64 - 1)
-        page, last = floors.page(after, _FLOORS_PER_PAGE)
-        return [Send(event.sender, TagFloors(None, floors.trims, page, after, last))]
 
     # --- reads
 

@@ -118,6 +118,7 @@ class RecordPage(BatchTask):
     ) -> None:
         self._request = message.request
         self._shard = shard.id
+        self._kept = shard
         self._aux = aux
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -129,7 +130,9 @@ class RecordPage(BatchTask):
         for seqnum in message.seqnums:
             localid = shard.localid_of(seqnum)
             location = shard.location_of(localid) if localid is not None else None
-            if location is None or localid is None:
+            if localid is not None and shard.is_gone(localid):
+                self._trimmed.append(seqnum)
+            elif location is None or localid is None:
                 self._unknown.append(seqnum)
             else:
                 self._wanted.setdefault(location, []).append((seqnum, localid))
@@ -144,7 +147,10 @@ class RecordPage(BatchTask):
         """Copy the records wanted out of a batch."""
         wanted = self._wanted[location]
         if batch is None or batch.header.shard != self._shard:
-            self._unknown += [seqnum for seqnum, _ in wanted]
+            for seqnum, localid in wanted:
+                # Between question and answer it may have been discarded.
+                gone = self._kept.is_gone(localid)
+                (self._trimmed if gone else self._unknown).append(seqnum)
             return
         first, end = batch.header.first, batch.header.end
         dead = self._dead(batch, *wanted[0])

@@ -33,6 +33,9 @@ from indilog.roles import Location
 
 _HOLE: Final = 0
 """The segment of a row that is a hole: segments are numbered from 1."""
+_GONE: Final = 2**32 - 1
+"""That of a batch that was discarded: all its records were trimmed."""
+_NOWHERE: Final = (_HOLE, _GONE)
 NEVER: Final = Epoch(-1)
 """The epoch of a shard that no writer has claimed or opened here."""
 
@@ -285,7 +288,7 @@ class Shard:
         if not 0 <= localid < self.stored:
             return None
         index = bisect_right(self._firsts, localid) - 1
-        if self._segments[index] == _HOLE:
+        if self._segments[index] in _NOWHERE:
             return None
         return Location(self._segments[index], self._offsets[index], self._lengths[index])
 
@@ -295,7 +298,7 @@ class Shard:
         """
         index = bisect_left(self._firsts, localid)
         while index < len(self._firsts):
-            if self._segments[index] != _HOLE:
+            if self._segments[index] not in _NOWHERE:
                 place = Location(self._segments[index], self._offsets[index], self._lengths[index])
                 return self._firsts[index], self._end_of(index), place
             index += 1
@@ -315,8 +318,50 @@ class Shard:
                 self._lengths[start:stop],
                 strict=True,
             )
-            if place[0] != _HOLE
+            if place[0] not in _NOWHERE
         ]
+
+    # --- trim
+
+    def discard(self, first: LocalId, location: Location) -> bool:
+        """Forget where the batch at `first` is, all records of which are trimmed; False: it is not
+        there (any more).
+        """
+        index = bisect_left(self._firsts, first)
+        if index == len(self._firsts) or self._firsts[index] != first:
+            return False
+        place = self._segments[index], self._offsets[index], self._lengths[index]
+        if place != tuple(location):
+            return False
+        self.bytes -= location.length
+        self._segments[index], self._offsets[index], self._lengths[index] = _GONE, 0, 0
+        return True
+
+    def store_gone(self, first: LocalId, end: LocalId) -> None:
+        """Note a batch that follows on and was discarded before a restart."""
+        self.store(first, end, Location(_GONE, 0, 0))
+
+    def is_gone(self, localid: LocalId) -> bool:
+        """Whether a record was discarded, because it was trimmed."""
+        index = bisect_right(self._firsts, localid) - 1
+        return index >= 0 and localid < self.stored and self._segments[index] == _GONE
+
+    def gone_in(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
+        """Return what was discarded of [first, end), in order."""
+        if first >= min(end, self.stored):
+            return []
+        start = bisect_right(self._firsts, first) - 1
+        stop = bisect_left(self._firsts, end)
+        return [
+            (max(first, self._firsts[index]), min(end, self._end_of(index)))
+            for index in range(start, stop)
+            if self._segments[index] == _GONE
+        ]
+
+    def seqnum_of(self, localid: LocalId) -> SeqNum:
+        """Return the seqnum of a record that is ordered."""
+        index = bisect_right(self._span_localids, localid) - 1
+        return self._span_seqnums[index] + localid - self._span_localids[index]
 
     # --- order
 

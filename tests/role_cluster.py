@@ -25,6 +25,7 @@ from indilog.roles import (
     Answer,
     Appended,
     AskSnapshots,
+    Discard,
     Effect,
     Event,
     FrameKind,
@@ -311,6 +312,8 @@ class RoleCluster:
                 waiter.outcome = outcome
             case AskSnapshots(request):
                 self._events[node].append(SnapshotsAnswered(without_snapshots(request)))
+            case Discard():
+                pass  # what is not given back is there still
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case unreachable:

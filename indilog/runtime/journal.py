@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ from xxhash import xxh3_64_intdigest
 
 from indilog.errors import DataDirectoryError
 from indilog.ids import NodeId
+from indilog.records import HEADER_BYTES
 from indilog.roles import FrameKind, Location
 from indilog.runtime.journal_directory import check_format, created, locked
 from indilog.runtime.segment import (
@@ -40,9 +42,11 @@ from indilog.runtime.segment import (
     frame_bytes,
     header_packed,
     header_unpacked,
+    mark_gone,
     payload_crc_of,
     payload_intact,
     prepare_segment,
+    punch,
     segment_numbers,
     segment_path,
     write_all,
@@ -114,6 +118,10 @@ class Journal:
         """Whether the directory held no journal when this one was opened."""
         self.damaged = 0
         """Places where `recover` could not read what had been synced."""
+        self._discarded: deque[tuple[int, Location]] = deque()
+        """Frames that may go when so many frames are synced."""
+        self._unpunched = 0
+        """Frames that were discarded and still take their room."""
         self.mended = 0
         """Flipped bits that it put right."""
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="journal-segment")
@@ -198,6 +206,8 @@ class Journal:
                     yield self._noted(found)
                 else:
                     header, payload, location = found
+                    if header.kind == FrameKind.GONE:
+                        self._punch(location)  # a crash may have come between mark and punch
                     yield header.stream, _kind_of(header.kind), payload, location
             self._write_back(number, scan.mended)
             if number == newest and not scan.sealed:
@@ -403,6 +413,48 @@ class Journal:
         if header.kind not in BATCH_KINDS and not payload_intact(header, payload):
             return None
         return payload
+
+    # --- giving room back
+
+    def discard(self, location: Location) -> None:
+        """Take a frame for one that nobody will read again, once everything written by now is
+        synced; then `give_back` gives its room back, and recovery finds it `GONE`.
+        """
+        self._discarded.append((self._frames_written, location))
+
+    def give_back(self) -> None:
+        """Give back the room of discarded frames; they are marked, durably, before anything goes.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
+        locations: list[Location] = []
+        while self._discarded and self._discarded[0][0] <= self._frames_synced:
+            locations.append(self._discarded.popleft()[1])
+        if not locations:
+            return
+        self._check_alive()
+        if any(location.segment == self._number for location in locations):
+            self.flush()
+        try:
+            for location in locations:
+                mark_gone(self._file(location.segment), location.offset)
+            for number in {location.segment for location in locations}:
+                os.fdatasync(self._file(number))
+        except OSError:
+            self._failed = True
+            raise
+        for location in locations:
+            self._punch(location)
+
+    def _punch(self, location: Location) -> None:
+        start = location.offset + HEADER_BYTES
+        try:
+            punch(self._file(location.segment), start, location.offset + location.length)
+        except OSError as error:
+            if not self._unpunched:
+                log.warning("the room of trimmed records is not given back", error=str(error))
+            self._unpunched += 1
 
     def close(self) -> None:
         """Sync what is written unless the journal failed, and release the directory."""

@@ -37,6 +37,7 @@ from indilog.roles import (
     Answer,
     Appended,
     AskSnapshots,
+    Discard,
     Effect,
     Event,
     FrameKind,
@@ -305,8 +306,7 @@ class NodeShell:
         """
         if not self._later:
             return False
-        if self._later_since is None:
-            self._later_since = now
+        self._later_since = self._later_since or now
         if self._held and now < self._later_since + _LATER_S:
             return False
         self._later_since = None
@@ -340,6 +340,8 @@ class NodeShell:
                 self._inbox.setdefault(node, []).append(FrameRead(token, payload_read))
             case AskSnapshots(request):
                 self._snapshots.ask(node, request)
+            case Discard():
+                self._journal.discard(effect.location)
             case Ignore():
                 count_effect(self.metrics, node, effect)
             case unreachable:
@@ -347,6 +349,7 @@ class NodeShell:
 
     def _finish(self) -> None:
         """Let out what promises nothing, sync what the turn wrote, let out the rest."""
+        self._journal.give_back()
         self._outbox.send_early()
         if self._sync is not None:
             return

@@ -19,6 +19,7 @@ frame: so only the newest segment in use can have a torn tail.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -29,13 +30,13 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from indilog.errors import DataDirectoryError, MalformedFrameError
-from indilog.records import RecordBatch, body_crc_stated
+from indilog.records import RecordBatch, batch_header, body_crc_stated
 from indilog.roles import FrameKind
 
 MAGIC: Final = b"IL"
 VERSION: Final = 1
 END_OF_SEGMENT: Final = 0
-BATCH_KINDS: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED})
+BATCH_KINDS: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
 """Frames whose payload is a record batch."""
 SEGMENT_BYTES_MAX: Final = 2**32 - 1
 """`synced` and the length of a frame are 32 bits."""
@@ -43,10 +44,16 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What the system says when the disk is full, or the part of it that is ours."""
 _HEADER: Final = Struct("<2sBBIQIII")
 _CRC: Final = Struct("<I")
+_KIND_AT: Final = 3
 FRAME_HEADER_BYTES: Final = _HEADER.size + _CRC.size
 _ALIGNMENT: Final = 8
 _CHUNK_BYTES: Final = 1024 * 1024
 _ZEROS: Final = bytes(_CHUNK_BYTES)
+_PAGE_BYTES: Final = 4096
+_PUNCH_KEEP_SIZE: Final = 3
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE"""
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _BUFFERS_MAX: Final = 1024
 """IOV_MAX: how many buffers one system call takes."""
 
@@ -83,15 +90,18 @@ def header_unpacked(buffer: bytes) -> FrameHeader | None:
     """
     if len(buffer) < FRAME_HEADER_BYTES or not buffer.startswith(MAGIC):
         return None
-    if _CRC.unpack_from(buffer, _HEADER.size)[0] != crc32c(buffer[: _HEADER.size]):
+    header = bytes(buffer[: _HEADER.size])
+    if gone := header[_KIND_AT] == FrameKind.GONE:
+        header = header[:_KIND_AT] + bytes((FrameKind.RECORDS,)) + header[_KIND_AT + 1 :]
+    if _CRC.unpack_from(buffer, _HEADER.size)[0] != crc32c(header):
         return None
-    _, version, *fields = _HEADER.unpack_from(buffer)
+    _, version, *fields = _HEADER.unpack(header)
     if version != VERSION:
         raise DataDirectoryError(
             f"A journal frame has version {version}, this release reads {VERSION}; "
             "start the release that wrote it."
         )
-    return FrameHeader(*fields)
+    return FrameHeader(*fields)._replace(kind=FrameKind.GONE) if gone else FrameHeader(*fields)
 
 
 def payload_crc_of(kind: FrameKind, payload: bytes) -> int:
@@ -106,6 +116,8 @@ def payload_intact(header: FrameHeader, payload: bytes | bytearray) -> bool:
     if header.kind not in BATCH_KINDS:
         return crc32c(payload) == header.payload_crc
     try:
+        if header.kind == FrameKind.GONE:
+            return batch_header(bytes(payload)).body_crc == header.payload_crc
         return RecordBatch(bytes(payload)).header.body_crc == header.payload_crc
     except MalformedFrameError:
         return False
@@ -165,6 +177,29 @@ def prepare_segment(
         os.close(fd)
     temporary.rename(segment_path(directory, number))
     synced_directory(directory)
+
+
+def mark_gone(fd: int, offset: int) -> None:
+    """Say of the `RECORDS` frame with its payload at `offset` that it is gone: one byte, so that a
+    crash leaves the old one or the new one. The CRC of the header stays that of the old one.
+
+    Raises:
+        OSError: as the system says.
+    """
+    os.pwrite(fd, bytes((FrameKind.GONE,)), offset - FRAME_HEADER_BYTES + _KIND_AT)
+
+
+def punch(fd: int, start: int, end: int) -> None:
+    """Give the room of whole pages in [start, end) of a file back; they read as zeros then.
+
+    Raises:
+        OSError: the file system cannot, or as the system says.
+    """
+    first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
+    length = end // _PAGE_BYTES * _PAGE_BYTES - first
+    if length > 0 and _LIBC.fallocate(fd, _PUNCH_KEEP_SIZE, first, length):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:

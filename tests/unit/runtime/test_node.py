@@ -76,6 +76,9 @@ class StoryJournal:
         self.flush()
         self.sync_flushed()
 
+    def give_back(self) -> None:
+        pass
+
     def sync_flushed(self) -> None:
         assert self.gate.wait(10)
         if self.error is not None:

@@ -18,6 +18,7 @@ from indilog.messages import (
 from indilog.metalog import NewRecords
 from indilog.records import BatchBuilder
 from indilog.roles import (
+    Discard,
     Effect,
     Event,
     FrameKind,
@@ -72,6 +73,7 @@ class Machine:
         self.holding = False
         self.held: list[Event] = []
         self.ignored: list[str] = []
+        self.discarded: list[Location] = []
         self.reads = 0
         self.read_places: list[Location] = []
         """Where it has read, in order."""
@@ -138,6 +140,8 @@ class Machine:
                 self.read_places.append(location)
                 payloads = [frame[1] for frame in self.frames if frame[2] == location]
                 return [FrameRead(token, payloads[0] if payloads else None)]
+            case Discard(location):
+                self.discarded.append(location)
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from indilog.ids import Epoch, NodeId, ViewNumber
 from indilog.messages import (
+    IndexData,
     IndexDataWanted,
     MetalogEntries,
     MetalogWanted,
@@ -11,12 +12,15 @@ from indilog.messages import (
     RecordsRead,
 )
 from indilog.metalog import Floor, Trim
+from indilog.records import HEADER_BYTES
+from indilog.roles import FrameKind
 from indilog.tag_messages import TagFloors, TagFloorsWanted
 from tests.unit.storage.machine import (
     ENGINE,
     INDEX,
     PRIMARY,
     SHARD,
+    Frame,
     Machine,
     append,
     data_of,
@@ -91,3 +95,66 @@ def test_who_asks_beyond_what_is_known_makes_the_node_ask_the_primary() -> None:
         machine = with_records()
         sent = machine.tell(question, sender=INDEX)
         assert messages(sent, PRIMARY) == [MetalogWanted(1)]
+
+
+def waited(machine: Machine) -> Machine:
+    """Let a pass of the reclaim come to its end."""
+    for _ in range(5):
+        machine.wait(1.0)
+    return machine
+
+
+def gone(machine: Machine) -> list[Frame]:
+    """Return what is on the disk when the shell has done what it was asked for."""
+    return [
+        (FrameKind.GONE, payload[:HEADER_BYTES].ljust(len(payload), b"\0"), location)
+        if location in machine.discarded
+        else (kind, payload, location)
+        for kind, payload, location in machine.frames
+    ]
+
+
+def test_a_batch_of_which_all_records_are_trimmed_is_discarded() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    waited(machine)
+    batches = [place for kind, _, place in machine.frames if kind is FrameKind.RECORDS]
+    assert machine.discarded == batches[:1]
+    answer = read(machine, 0, 1, 2, 3)
+    assert (data_of(answer), answer.trimmed, answer.unknown) == ([(3, b"d")], (0, 1, 2), ())
+    assert machine.node.status()["discarded_bytes"] == batches[0].length
+
+
+def test_what_was_discarded_is_trimmed_after_a_restart_and_has_no_tags() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 2, of_log=True), sender=PRIMARY)
+    waited(machine)
+    again = Machine(machine.view, machine.config, frames=gone(machine))
+    answer = read(again, 0, 1, 2, 3)
+    assert (data_of(answer), answer.trimmed) == ([(2, b"c"), (3, b"d")], (0, 1))
+    sent = again.tell(IndexDataWanted(0, 1, 1), sender=INDEX)
+    (page,) = [m for m in messages(sent, NodeId(INDEX)) if isinstance(m, IndexData)]
+    ((part,),) = [block.parts for block in page.blocks]
+    assert (part.count, part.tag_counts) == (4, bytes([0, 0, 1, 2]))
+
+
+def test_nothing_that_is_partly_alive_is_discarded() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, TAG, 4, of_log=False), sender=PRIMARY)
+    waited(machine)
+    assert machine.discarded == []
+    machine.tell(trim(2, 1, LOG, 1, of_log=True), sender=PRIMARY)
+    waited(waited(waited(machine)))
+    assert len(machine.discarded) == 1, "the first by its log, the second in its only tag"
+
+
+def test_reading_for_trimmed_batches_is_slow_and_rests() -> None:
+    machine = machine_of(reclaim_bytes_per_s=100)
+    append(machine, b"x" * 500, first=0)
+    append(machine, b"y" * 500, first=1)
+    machine.tell(entries({0: 2}), sender=PRIMARY)
+    machine.tell(trim(1, 0, TAG, 2, of_log=False), sender=PRIMARY)
+    reads = machine.reads
+    for _ in range(20):
+        machine.wait(10.0)
+    assert machine.reads - reads == 2, "once each: nothing was trimmed since"

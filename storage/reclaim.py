@@ -1,0 +1,126 @@
+"""Giving the disk back: finding the batches of which every record is trimmed (ARCHITECTURE 13,
+decision 0008).
+
+Which records are dead is said by their tags, and those are in the batches. So when floors have
+risen a pass begins that reads the batches below the highest floor, oldest first, at most
+`reclaim_bytes_per_s`; a batch of which all records are dead is discarded. What is partly alive
+stays whole, and is read again by a later pass; passes take no more than a small share of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from indilog.config import KIB, NodeConfig
+from indilog.errors import MalformedFrameError
+from indilog.floors import Trimmed
+from indilog.ids import Instant, LocalId, SeqNum, ShardId
+from indilog.records import RecordBatch
+from indilog.roles import Discard, Effect, Location, ReadFrame
+from storage.shard import Shard
+
+FIRST_TOKEN: Final = -(1 << 60)
+"""Its tokens are this and below."""
+_CHUNK_BYTES: Final = 1024 * KIB
+_BATCHES_MAX: Final = 256
+"""What is read in one turn, in bytes and in batches."""
+_REST: Final = 10
+"""Between two passes lie so many times the time that the last one took, and at least one second."""
+
+
+class _Reading(NamedTuple):
+    shard: Shard
+    first: LocalId
+    seqnum: SeqNum
+    location: Location
+
+
+class Reclaim:
+    """Reads in small steps.
+
+    Attributes:
+        bytes: of the batches that were discarded. batches: how many those were.
+    """
+
+    def __init__(
+        self, shards: Mapping[ShardId, Shard], floors: Trimmed, config: NodeConfig
+    ) -> None:
+        self._shards = shards
+        self._floors = floors
+        self._bytes_per_s = config.reclaim_bytes_per_s
+        self._wanted = False
+        """Whether floors have risen since the last pass began."""
+        self._began: Instant | None = None
+        self._due = Instant(0.0)
+        self._todo: list[ShardId] = []
+        """Shards of this pass, the one that is read now last."""
+        self._at: LocalId = 0
+        self._reading: dict[int, _Reading] = {}
+        self._last_token = FIRST_TOKEN
+        self.bytes = 0
+        self.batches = 0
+
+    def risen(self) -> None:
+        """Floors have risen."""
+        self._wanted = True
+
+    def conclude(self, now: Instant) -> list[Effect]:
+        """Read the next batches, if it is time to."""
+        if self._reading or now < self._due:
+            return []
+        if self._began is None:
+            if not self._wanted:
+                return []
+            self._wanted = False
+            self._began = now
+            self._todo, self._at = sorted(self._shards, reverse=True), 0
+        effects: list[Effect] = []
+        size = 0
+        while self._todo and size < _CHUNK_BYTES and len(effects) < _BATCHES_MAX:
+            if (reading := self._next(self._shards[self._todo[-1]])) is None:
+                self._todo.pop()
+                self._at = 0
+                continue
+            size += reading.location.length
+            self._last_token -= 1
+            self._reading[self._last_token] = reading
+            effects.append(ReadFrame(reading.location, self._last_token))
+        self._due = Instant(now + size / self._bytes_per_s)
+        if not effects:
+            self._due = Instant(now + max(1.0, _REST * (now - self._began)))
+            self._began = None
+        return effects
+
+    def _next(self, shard: Shard) -> _Reading | None:
+        """Return the next batch that may be dead; None: there is none in this shard."""
+        if (batch := shard.batch_from(self._at)) is None:
+            return None
+        first, end, location = batch
+        if end > shard.ordered or shard.seqnum_of(first) >= self._floors.highest:
+            return None
+        self._at = end
+        return _Reading(shard, first, shard.seqnum_of(first), location)
+
+    def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
+        """Discard a batch if all its records are dead; one that is damaged is others' business."""
+        shard, first, seqnum, location = self._reading.pop(token)
+        try:
+            batch = RecordBatch(payload) if payload is not None else None
+        except MalformedFrameError:
+            batch = None
+        if batch is None or (batch.header.shard, batch.header.first) != (shard.id, first):
+            return []
+        if not self._floors.dead(seqnum, *batch.tag_columns()).all():
+            return []
+        if not shard.discard(first, location):
+            return []
+        self.bytes += location.length
+        self.batches += 1
+        return [Discard(location)]
+
+    def deadline(self) -> Instant | None:
+        """When to read on."""
+        if self._reading or (self._began is None and not self._wanted):
+            return None
+        return self._due

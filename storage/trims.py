@@ -1,0 +1,27 @@
+"""What a storage node tells index nodes of trims (ARCHITECTURE 13)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from indilog.floors import Trimmed
+from indilog.ids import NodeId
+from indilog.metalog import Trim
+from indilog.roles import Effect, Send
+from indilog.tag_messages import TagFloors, TagFloorsWanted
+from indilog.view import View
+
+_FLOORS_PER_PAGE: Final = 4096
+
+
+def told_of(trim: Trim, view: View) -> list[Effect]:
+    """Send a trim to all index nodes."""
+    floors = TagFloors(trim.number, trim.number + 1, trim.floors)
+    return [Send(node, floors) for node in view.index_nodes]
+
+
+def floors_page(floors: Trimmed, message: TagFloorsWanted, to: NodeId) -> Send:
+    """Answer with the next page of all floors."""
+    after = min(max(message.after, 0), 2**64 - 1)
+    page, last = floors.page(after, _FLOORS_PER_PAGE)
+    return Send(to, TagFloors(None, floors.trims, page, after, last))

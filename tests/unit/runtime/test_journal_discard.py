@@ -1,0 +1,117 @@
+"""Frames that nobody will read again: their room is given back, durably marked before (PITFALLS 7,
+decision 0008).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from indilog.ids import Epoch, ShardId
+from indilog.records import HEADER_BYTES, BatchBuilder, batch_header
+from indilog.roles import FrameKind, Location
+from indilog.runtime import journal as journal_module
+from indilog.runtime.journal import Journal
+from indilog.runtime.segment import mark_gone, segment_path
+from indilog.runtime.segment_scan import Damage
+
+STREAM = 7
+Recovered = list[tuple[FrameKind, bytes]]
+
+
+def opened(directory: Path) -> tuple[Journal, Recovered]:
+    journal = Journal.open(directory, segment_bytes=1 << 20, durability="fsync")
+    found: Recovered = []
+    for frame in journal.recover():
+        assert not isinstance(frame, Damage), frame
+        found.append((frame[1], frame[2]))
+    return journal, found
+
+
+def batch(first: int, size: int) -> bytes:
+    builder = BatchBuilder()
+    builder.add(random.Random(first).randbytes(size), (1,), b"log")
+    return builder.build(shard=ShardId(0), epoch=Epoch(1), first=first, time_us=1)
+
+
+def written(journal: Journal, *sizes: int) -> list[Location]:
+    places = [
+        journal.write(STREAM, FrameKind.RECORDS, batch(first, size))
+        for first, size in enumerate(sizes)
+    ]
+    journal.sync()
+    return places
+
+
+def room(directory: Path) -> int:
+    """Return what the first segment takes on the disk; the next one may be made beside."""
+    return segment_path(directory, 1).stat().st_blocks * 512
+
+
+def test_the_room_of_discarded_frames_is_given_back_and_others_stay(tmp_path: Path) -> None:
+    journal, _ = opened(tmp_path)
+    places = written(journal, 200_000, 100_000, 200_000)
+    before = room(tmp_path)
+    for place in (places[0], places[2]):
+        journal.discard(place)
+    journal.give_back()
+    assert before - room(tmp_path) > 380_000
+    assert journal.read(places[1]) == batch(1, 100_000)
+    journal.close()
+    again, found = opened(tmp_path)
+    again.close()
+    assert [kind for kind, _ in found] == [FrameKind.GONE, FrameKind.RECORDS, FrameKind.GONE]
+    assert [batch_header(payload).first for _, payload in found] == [0, 1, 2]
+    assert found[1][1] == batch(1, 100_000)
+
+
+def test_nothing_goes_before_what_was_written_until_then_is_synced(tmp_path: Path) -> None:
+    journal, _ = opened(tmp_path)
+    (place,) = written(journal, 100_000)
+    journal.write(STREAM, FrameKind.METALOG, b"the trim")
+    journal.discard(place)
+    journal.give_back()
+    assert journal.read(place) == batch(0, 100_000)
+    journal.sync()
+    journal.give_back()
+    payload = journal.read(place)
+    assert payload is not None
+    assert not any(payload[HEADER_BYTES + 4096 : -4096])
+    journal.close()
+
+
+def test_a_crash_between_mark_and_punch_leaves_a_gone_frame_whose_room_goes_later(
+    tmp_path: Path,
+) -> None:
+    journal, _ = opened(tmp_path)
+    (place,) = written(journal, 200_000)
+    journal.close()
+    fd = os.open(segment_path(tmp_path, place.segment), os.O_RDWR)
+    mark_gone(fd, place.offset)
+    os.close(fd)
+    before = room(tmp_path)
+    again, found = opened(tmp_path)
+    again.close()
+    assert [kind for kind, _ in found] == [FrameKind.GONE]
+    assert before - room(tmp_path) > 190_000
+
+
+def test_a_file_system_that_cannot_punch_costs_room_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(fd: int, start: int, end: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(journal_module, "punch", refused)
+    journal, _ = opened(tmp_path)
+    (place,) = written(journal, 100_000)
+    journal.discard(place)
+    journal.give_back()
+    journal.write(STREAM, FrameKind.METALOG, b"goes on")
+    journal.close()
+    again, found = opened(tmp_path)
+    again.close()
+    assert [kind for kind, _ in found] == [FrameKind.GONE, FrameKind.METALOG]

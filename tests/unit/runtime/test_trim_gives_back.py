@@ -1,0 +1,99 @@
+"""A trim of 90 % of a log gives back most of its disk and of the index tier's memory, also for
+those who look after a restart (PITFALLS 7, A22).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from index_tier.index_node import IndexNode
+from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.errors import TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Entry
+from indilog.runtime.assembly import Platform, embedded
+from indilog.runtime.segment import segment_path
+from storage.node import StorageNode
+
+BATCHES, RECORDS, RECORD_BYTES = 40, 100, 2000
+KEPT = 4
+"""Of so many batches, the last ones are kept."""
+
+
+def configured(directory: Path, replicas: int) -> Config:
+    return Config(
+        cluster=ClusterConfig(storage_nodes=replicas, replicas=replicas),
+        node=NodeConfig(
+            data_dir=directory,
+            segment_bytes=8 * MIB,
+            record_cache_bytes_max=0,
+            reclaim_bytes_per_s=1024 * MIB,
+        ),
+    )
+
+
+def figure(platform: Platform, kind: type[StorageNode | IndexNode], name: str) -> int:
+    roles = [role for role in platform.shell.roles.values() if isinstance(role, kind)]
+    return sum(role.status()[name] for role in roles)
+
+
+def room(directory: Path) -> int:
+    """Return what the first segment takes, which is full; later ones are made of zeros."""
+    return segment_path(directory / "journal", 1).stat().st_blocks * 512
+
+
+async def filled(platform: Platform) -> list[SeqNum]:
+    log, chance = platform.logs.log("orders"), random.Random(1)
+    seqnums: list[SeqNum] = []
+    for _ in range(BATCHES):
+        data = [chance.randbytes(RECORD_BYTES) for _ in range(RECORDS)]
+        entries = [Entry(d, tags=[f"t{chance.randrange(20)}", "all"]) for d in data]
+        seqnums += await log.append_batch(entries)
+    return seqnums
+
+
+async def reached(done: Callable[[], bool]) -> None:
+    """Return when it is done, which is in the background."""
+    async with asyncio.timeout(30):
+        while not done():  # noqa: ASYNC110 - roles tell nobody
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a22_a_trim_gives_back_disk_and_memory_and_survives_restarts(
+    tmp_path: Path, replicas: int
+) -> None:
+    config = configured(tmp_path, replicas)
+    async with embedded(config) as platform:
+        seqnums = await filled(platform)
+        until = seqnums[-KEPT * RECORDS]
+        before, index = room(tmp_path), figure(platform, IndexNode, "bytes")
+        await platform.logs.log("orders").trim(until)
+        trimmed = (BATCHES - KEPT) * replicas
+        await reached(
+            lambda: (
+                figure(platform, StorageNode, "discarded_batches") == trimmed
+                and not figure(platform, IndexNode, "sweeping")
+            )
+        )
+        await reached(lambda: room(tmp_path) < before * 0.4)
+        assert figure(platform, IndexNode, "bytes") < index * 0.2
+    for _ in range(2):
+        async with embedded(config) as platform:
+            log = platform.logs.log("orders")
+            for seqnum in (seqnums[0], until - 1):
+                with pytest.raises(TrimmedError):
+                    await log.read(seqnum)
+            with pytest.raises(TrimmedError):
+                await log.read_next("all", 0)
+            left = [record.seqnum for record in await log.read_range("all", until)]
+            assert left == seqnums[-KEPT * RECORDS :]
+            first = await log.read_prev("t3")
+            assert first is not None
+            assert figure(platform, IndexNode, "entries") == 3 * KEPT * RECORDS
