@@ -126,6 +126,7 @@ class Journal:
         """Flipped bits that it put right."""
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="journal-segment")
         self._spare: Future[None] | None = None
+        self._starved = False
 
     @classmethod
     def open(cls, directory: Path, *, segment_bytes: int, durability: Durability) -> Journal:
@@ -159,12 +160,16 @@ class Journal:
 
     @property
     def starved(self) -> bool:
-        """Whether there was no room for the next segment, when it was looked for last."""
-        spare = self._spare
-        if spare is None or not spare.done():
-            return False
-        error = spare.exception()
-        return isinstance(error, OSError) and error.errno in NO_ROOM
+        """Whether there was no room for the next segment, when it was looked for last.
+
+        So it stays until looking again has found some.
+        """
+        if (spare := self._spare) is None:
+            self._starved = False
+        elif spare.done():
+            error = spare.exception()
+            self._starved = isinstance(error, OSError) and error.errno in NO_ROOM
+        return self._starved
 
     @property
     def room(self) -> int:
@@ -173,7 +178,7 @@ class Journal:
 
     def look_for_room(self) -> None:
         """Try again to prepare the next segment, if there was no room for it."""
-        if self.starved and not self._closing:
+        if self.starved and self._spare is not None and self._spare.done() and not self._closing:
             self._spare = self._prepared(self._number + 1)
 
     def holds_nothing(self) -> bool:

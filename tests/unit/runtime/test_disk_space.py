@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_roles_are_told_when_the_reserve_is_reached_and_frames_wait_when_it_is_u
         assert space.news(T0) is None
         assert space.retried(T0) == []
         assert space.retried(T1) == []
-        space.news(T1)
+        assert space.news(T1) is None, "looking for room is not finding it"
     done = space.retried(Instant(T1 + 2))
     assert [(node, persisted.token) for node, persisted in done] == [(NODE, 7), (NODE, 8)]
     assert space.news(Instant(T1 + 2)) == SpaceChanged(None)
@@ -91,3 +92,27 @@ def test_a_full_disk_that_nobody_needs_is_no_news(
         write(space, journal, 0)
         assert journal.starved
         assert space.news(T0) is None
+
+
+def test_a_full_disk_stays_full_while_room_is_looked_for(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = space_of(journal)
+    looking = threading.Event()
+
+    def slowly(_path: object) -> os.statvfs_result:
+        looking.wait(10)
+        return _no_room(_path)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "statvfs", _no_room)
+        for number in range(6):
+            write(space, journal, number)
+        assert space.news(T0) is not None
+        full.setattr(os, "statvfs", slowly)
+        space.retried(T1)
+        assert space.news(T1) is None
+        looking.set()
+        journal._preparer.submit(int).result()
+        assert space.news(T1) is None
+        assert space.full
