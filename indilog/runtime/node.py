@@ -459,14 +459,14 @@ class NodeShell:
         """
         stopped = NotReadyError(f"The platform stopped: {reason}")
         unknown = AppendOutcomeUnknownError(
-            f"The platform stopped before the append was durable; the record may or may not be in "
-            f"the log: {reason}"
+            f"The platform stopped; the record may or may not be in the log: {reason}"
         )
         for effect in self._held:
             if isinstance(effect, Appended):
                 _resolve_each(effect.waiters, unknown)
-            else:
-                _resolve_each((effect.waiter,), stopped)
+            else:  # an error promises nothing; "unknown" must not become "nothing was done"
+                failed = isinstance(effect.outcome, BaseException)
+                _resolve(effect.waiter, effect.outcome if failed else stopped)
         self._held.clear()
 
     def _abandon_callers(self) -> None:

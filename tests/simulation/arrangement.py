@@ -41,6 +41,8 @@ _LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "page_bytes_max": (64, 2000, 4096 * KIB),
     "append_pending_max": (4, 65_536, 65_536),
     "append_pending_bytes_max": (4000, 256 * KIB * KIB),
+    "index_snapshot_entries_min": (5, 40, 1_000_000),
+    "index_memory_bytes_max": (20 * KIB, 512 * KIB * KIB),
 }
 """Limits, ordinary and hostile; each is drawn on its own."""
 
@@ -55,14 +57,14 @@ class Arrangement:
 
     def told(self) -> str:
         """Return what it is, in a line."""
-        cluster = self.config.cluster
+        cluster, node = self.config.cluster, self.config.node
         shape = (
             f"{cluster.sequencers} sequencers, {cluster.storage_nodes} storage nodes, "
             f"R {cluster.replicas}, {cluster.index_shards}x{cluster.index_replicas} index nodes, "
-            f"{cluster.aggregators} aggregators, {cluster.engines} engines in "
-            f"{len(self.processes)} processes"
+            f"{cluster.aggregators} aggregators ({cluster.aggregation}), {cluster.engines} engines "
+            f"({node.local_index} local index) in {len(self.processes)} processes"
         )
-        limits = {name: getattr(self.config.node, name) for name in (*_CACHES[0], *_LIMITS)}
+        limits = {name: getattr(node, name) for name in (*_CACHES[0], *_LIMITS)}
         return f"{shape}; {limits}"
 
 
@@ -76,6 +78,7 @@ def drawn(chance: random.Random) -> Arrangement:
         index_shards=chance.choice((1, 2, 3, 4)),
         index_replicas=chance.choice((1, 1, 2)),
         aggregators=chance.choice((1, 1, 2)),
+        aggregation=chance.choice(("aggregator", "master-slave", "both")),
         engines=chance.choice((1, 2, 2)),
         record_bytes_max=2 * KIB,
         batch_bytes_max=67 * KIB,
@@ -98,6 +101,10 @@ def _node(chance: random.Random) -> NodeConfig:
         lookup_timeout_s=0.1,
         read_timeout_s=1.0,
         append_timeout_s=chance.choice((1.0, 3.0)),
+        index_snapshot_retry_s=0.2,
+        repair_retry_s_max=1.0,
+        local_index=chance.choice(("default", "default", "extended", "none")),
+        hedged_reads_share_max=chance.choice((0.0, 0.05, 1.0)),
         **settings,
     )
 

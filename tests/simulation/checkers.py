@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from operator import attrgetter
 
 from tests.simulation.history import Evidence, Operation, Seen, Violation
@@ -124,8 +125,28 @@ def _top(operation: Operation) -> int | None:
             return int(operation.value[-1])
         case "tail":
             return int(operation.value) - 1 if operation.value else None
+        case "find_time":
+            return None
         case _:
             return operation.value[-1].seqnum if operation.value else None
+
+
+def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+    """What was appended before a time lies below what `find_time` says, later things do not."""
+    appends = [o for o in evidence.operations if o.kind in APPENDS and o.outcome == "ok"]
+    before = sorted((o.returned_s, o.value[-1]) for o in appends)
+    after = sorted((o.invoked_s, o.value[0]) for o in appends)
+    highest = list(accumulate((seqnum for _, seqnum in before), max))
+    lowest = list(accumulate((seqnum for _, seqnum in reversed(after)), min))[::-1]
+    for operation in evidence.operations:
+        if operation.kind != "find_time" or operation.outcome != "ok":
+            continue
+        place = bisect_left(before, (operation.time_s, -1))
+        if place and highest[place - 1] >= operation.value:
+            yield Violation("find_time", f"{highest[place - 1]} was before: {operation.told()}")
+        place = bisect_right(after, (operation.time_s, 1 << 62))
+        if place < len(after) and lowest[place] < operation.value:
+            yield Violation("find_time", f"{lowest[place]} came later: {operation.told()}")
 
 
 def reads_skip_nothing(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
@@ -255,6 +276,7 @@ CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
     appends_are_kept,
     seqnums_are_dense,
     real_time_is_respected,
+    times_are_found,
     reads_skip_nothing,
     sessions_never_go_back,
     scans_agree,

@@ -17,6 +17,12 @@ Undo: TypeAlias = Callable[[], None]
 Fault: TypeAlias = Callable[["Chaos"], tuple[Undo, float] | None]
 
 
+_LAGGING: Final = 0.4
+"""The share of runs in which one process hears everything late from the beginning (A20)."""
+_RECENT_BYTES: Final = 1000
+"""Damage of the last frames cannot be told from a torn tail (decision 0009)."""
+
+
 class Chaos:
     """Lets faults happen at random instants; counts them.
 
@@ -34,6 +40,8 @@ class Chaos:
         self._mean_s = mean_s
         if kinds:
             self._next()
+        if self.chance.random() < _LAGGING:
+            cluster.network.slow[self.process().name] = self.chance.choice((0.005, 0.03, 0.1))
 
     def end(self) -> None:
         """Let nothing go wrong any more, and heal what did."""
@@ -66,6 +74,20 @@ class Chaos:
     def _undo(self, undo: Undo) -> None:
         if not self.over:
             undo()
+
+    def damaged(self) -> SimulatedProcess | None:
+        """Return the one process of this run whose disk may be damaged: a minority of the copies.
+
+        It has storage nodes only, and no two replicas of a shard; None: there is none such.
+        """
+        view = self.cluster.view
+        for process in self.cluster.processes:
+            kept = [shard for node in process.nodes for shard in view.shards_of(node)]
+            alone = any(len(view.shards[shard].replicas) < 2 for shard in kept)
+            only_storage = set(process.nodes) <= set(view.storage_nodes)
+            if only_storage and kept and not alone and len(set(kept)) == len(kept):
+                return process
+        return None
 
     def process(self) -> SimulatedProcess:
         """Choose a process."""
@@ -138,7 +160,9 @@ def bad_network(chaos: Chaos) -> tuple[Undo, float] | None:
 
 def slow_process(chaos: Chaos) -> tuple[Undo, float] | None:
     """One process hears everything late."""
-    slow, name = chaos.cluster.network.slow, chaos.process().name
+    engines = [process for process in chaos.cluster.processes if process.logs]
+    likely = engines if engines and chaos.chance.random() < 0.5 else chaos.cluster.processes
+    slow, name = chaos.cluster.network.slow, chaos.chance.choice(likely).name
     slow[name] = chaos.chance.choice((0.002, 0.02, 0.1))
 
     def undo() -> None:
@@ -179,8 +203,11 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
         return None
     old = chaos.chance.choice(alone)
     chaos.taken_over = old
-    if chaos.chance.random() < 0.7:  # what it sends last reaches only some of the replicas
-        cluster.network.cut([old.name], [chaos.process().name])
+    shard = cluster.view.shard_written_by(old.nodes[0])
+    if shard is not None and chaos.chance.random() < 0.8:
+        # What it sends last reaches only some of the replicas, or none.
+        replica = chaos.chance.choice(cluster.view.shards[shard].replicas)
+        cluster.network.cut([old.name], [cluster.process_of(replica).name])
 
     def replace() -> None:
         if chaos.over or not old.up:
@@ -188,6 +215,9 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
         old.pause()
         old.replaced = True
         cluster.network.join()
+        if chaos.chance.random() < 0.7:  # no replica tells it that it has lost the shard
+            storage = {cluster.process_of(node).name for node in cluster.view.storage_nodes}
+            cluster.network.cut(sorted(storage), [old.name])
         twin = cluster.add_process(old.nodes)
         twin.on_up = old.on_up
         if twin.up:
@@ -197,8 +227,51 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
         old.resume()
         cluster.world.after(chaos.a_while_s(), chaos.retire)
 
-    cluster.world.after(chaos.chance.uniform(0.0, 0.03), replace)
-    return undo, 0.03 + chaos.a_while_s()
+    cluster.world.after(chaos.chance.uniform(0.0, 0.06), replace)
+    return undo, 0.06 + chaos.a_while_s()
+
+
+def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One bit changes on the disk of one replica, in what was synced long ago."""
+    process, chance = chaos.damaged(), chaos.chance
+    if process is None:
+        return None
+    journal = process.disk.directory / "journal"
+    names = sorted(path.name for path in journal.glob("segment-*.log"))
+    if not names:
+        return None
+    name = chance.choice(names)
+    written = len((journal / name).read_bytes().rstrip(b"\0"))
+    if written < 2 * _RECENT_BYTES:
+        return None
+    offset = chance.randrange(written - _RECENT_BYTES)
+    process.disk.flip_bit(f"journal/{name}", offset, chance.randrange(8))
+    if chance.random() < 0.5:
+        process.crash(power=False)
+    return process.start, chaos.a_while_s()
+
+
+def unreadable(chaos: Chaos) -> tuple[Undo, float] | None:
+    """Some reads of the disk of one replica fail for a while."""
+    process = chaos.damaged()
+    if process is None:
+        return None
+    process.disk.unreadable = chaos.chance.choice((0.1, 1.0))
+
+    def undo() -> None:
+        process.disk.unreadable = 0.0
+
+    return undo, chaos.a_while_s()
+
+
+def wiped_disk(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One replica comes back with an empty disk."""
+    process = chaos.damaged()
+    if process is None:
+        return None
+    process.crash(power=True)
+    process.disk.wipe()
+    return process.start, chaos.a_while_s()
 
 
 FAULTS: Final[dict[str, Fault]] = {
@@ -211,6 +284,9 @@ FAULTS: Final[dict[str, Fault]] = {
     "sync_error": sync_error,
     "disk_full": disk_full,
     "twin_writer": twin_writer,
+    "flipped_bit": flipped_bit,
+    "unreadable": unreadable,
+    "wiped_disk": wiped_disk,
 }
 
 

@@ -47,6 +47,7 @@ class Operation:
     limit: int = 0
     wait_s: float = 0.0
     fresh: bool = False
+    time_s: float = 0.0
     entries: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
     overlapping: bool = False
     invoked: int = 0

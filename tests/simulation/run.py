@@ -30,6 +30,8 @@ _TICK_S: Final = 0.02
 _WOKEN_WITHIN_S: Final = 5.0
 """A read that waits for a record has it so soon after the record came, when nothing is wrong."""
 _WAITING_S: Final = 0.5
+_REPAIR_S: Final = 0.5
+"""How long what a replica lacks is waited for before it is asked again."""
 _AGAIN_S: Final = 0.05
 """After this a call that was refused is made again."""
 _PAGE: Final = 200
@@ -348,8 +350,12 @@ class _Aftermath:
         self, prober: _Prober, replica: NodeId, shard: ShardId, seqnums: list[int]
     ) -> list[Any]:
         found: list[Any] = []
+        repaired_by_s = self._cluster.world.now_s + _HEALED_WITHIN_S
         while seqnums:
             page = prober.records(replica, shard, seqnums[:_PAGE])
+            if page.unknown and self._cluster.world.now_s < repaired_by_s:
+                self._cluster.world.run_for(_REPAIR_S)
+                continue
             if page.unknown:
                 what = f"{replica} does not show {page.unknown[:10]} of shard {shard}"
                 self._run.report.violations.append(Violation("replicas", what))

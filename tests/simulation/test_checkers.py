@@ -56,6 +56,7 @@ def test_a_history_that_keeps_its_promises_is_clean() -> None:
         did(10, "read", seen(1), bound=1),
         did(11, "read", (), bound=2, position_before=1, position_after=1),
         did(12, "tail", 4),
+        did(13, "find_time", 4, time_s=1.0),
         scans={("engine-0", "orders"): list(seen(0, 1, 3))},
     )
 
@@ -73,6 +74,8 @@ def test_a_history_that_keeps_its_promises_is_clean() -> None:
         ("read_next", did(5, "read_next", (), tag="a", position_before=1, position_after=1)),
         ("read_next", did(5, "read_next", (), tag="a", position_after=1)),
         ("read_next", did(5, "read_next", (), tag="a", fresh=True)),
+        ("find_time", did(5, "find_time", 3, time_s=1.0)),
+        ("find_time", did(5, "find_time", 4, time_s=-1.0)),
         ("lost", did(5, "read", None, bound=1, outcome="lost")),
         ("read_prev", did(5, "read_prev", seen(0), tag="a", bound=9, position_before=1)),
         ("read_prev", did(5, "read_prev", seen(3), tag="a", bound=2)),

@@ -13,8 +13,8 @@ import pytest
 
 from tests.simulation.run import Run
 
-SEEDS = 100
-GROUPS = 10
+SEEDS = 200
+GROUPS = 20
 """Tests that share the seeds, so that they run side by side."""
 
 

@@ -23,7 +23,8 @@ LOGS = ("orders", "audit")
 TAGS = ("a", "b", "c", "d", "rare", "never")
 _TAG_WEIGHTS = (8, 4, 2, 1, 0.3)
 _OVERLAPPING_MAX = 12
-_MOVES = 0.1
+_CALLERS_MAX = 12
+_MOVES = 0.6
 """How often a roaming session goes on at another engine."""
 BATCH_MAX = 4
 """Records of an atomic batch."""
@@ -145,9 +146,14 @@ class Workload:
         """Let the sessions that belong here, and have no engine, live here."""
         engines = self.cluster.view.engines
         for node in process.logs:
-            for caller in self.callers:
-                if not caller.housed and engines[caller.number % len(engines)] == node:
-                    self._house(caller, process, node)
+            mine = [c for c in self.callers if engines[c.number % len(engines)] == node]
+            homeless = [caller for caller in mine if not caller.housed]
+            if not homeless and len(self.callers) < _CALLERS_MAX:
+                # They live in the process whose place this one takes.
+                homeless = [Caller(self, len(self.callers), overlapping=True)]
+                self.callers += homeless
+            for caller in homeless:
+                self._house(caller, process, node)
 
     def move_homeless(self, chance: random.Random) -> None:
         """Let some sessions whose engine died go on elsewhere."""
@@ -156,8 +162,9 @@ class Workload:
                 self.move(caller, chance)
 
     def move(self, caller: Caller, chance: random.Random) -> None:
-        """Let a session go on at any engine that is up, if there is one."""
+        """Let a session go on at another engine that is up, or at the same if it is alone."""
         homes = [(p, node) for p in self.cluster.processes if p.up for node in p.logs]
+        homes = [home for home in homes if home[1] != caller.engine] or homes
         if homes:
             self._house(caller, *chance.choice(homes))
 
@@ -298,6 +305,15 @@ async def _tail(log: Log, _: Operation) -> int:
     return await log.tail()
 
 
+def _draw_time(caller: Caller, operation: Operation) -> None:
+    now_s = caller.workload.cluster.world.now_s
+    operation.time_s = now_s - caller.chance.choice((0.001, 0.1, 1.0)) * caller.chance.random()
+
+
+async def _find_time(log: Log, operation: Operation) -> int:
+    return await log.find_time(operation.time_s)
+
+
 async def _set_aux(log: Log, operation: Operation) -> None:
     await log.set_aux(operation.bound, _aux_of(operation.bound))
 
@@ -311,5 +327,6 @@ OPERATIONS: dict[str, Kind] = {
     "read": Kind(2, _draw_read, _read),
     "wait": Kind(1, _draw_read, _wait),
     "tail": Kind(0.7, _draw_nothing, _tail),
+    "find_time": Kind(0.7, _draw_time, _find_time),
     "set_aux": Kind(0.5, _draw_read, _set_aux),
 }

@@ -132,6 +132,13 @@ class SimulatedDisk:
             file.sync()
             _put(file.durable, offset, bytes([changed]))
 
+    def wipe(self) -> None:
+        """Lose every file; only for a process that is down."""
+        assert not self._open, "nobody has a file open"
+        for path in self._paths():
+            path.unlink()
+        self._files.clear()
+
     def _paths(self) -> list[Path]:
         return sorted(path for path in self.directory.rglob("*") if path.is_file())
 

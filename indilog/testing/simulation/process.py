@@ -121,6 +121,7 @@ class SimulatedProcess:
             [cluster.view],
             config,
             journal=journal,
+            snapshots=self.disk.directory / "snapshots",
             transport=self._transport,
             epoch=epoch,
             on_fatal=self._on_fatal,

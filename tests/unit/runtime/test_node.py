@@ -308,6 +308,25 @@ async def test_a_failed_sync_ends_the_shell_and_nothing_leaves() -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_unknown_outcome_stays_unknown_when_the_sync_fails() -> None:
+    def script(event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return [Persist(FrameKind.METALOG, b"entry", 1)]
+            case Persisted():
+                return [Answer(told, AppendOutcomeUnknownError("another writer has the shard"))]
+            case _:
+                return []
+
+    house = House({A: Scripted(script)})
+    house.journal.error = OSError(5, "EIO")
+    told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    with pytest.raises(AppendOutcomeUnknownError, match="another writer"):
+        await asyncio.wait_for(told, 5)
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
 async def test_a_role_that_breaks_an_invariant_ends_the_shell() -> None:
     def script(event: Event) -> list[Effect]:
         raise AssertionError("cuts only grow")
