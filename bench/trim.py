@@ -4,7 +4,7 @@ A log is filled with tagged records, a part of it is trimmed, and the platform i
 it has given back what it can. Sizes are those that the file system says the journal takes, and
 those that the index nodes say of themselves. Times are not measured.
 
-    python -m bench.trim [--mib 1024] [--share 0.9] [--batch 256]
+    python -m bench.trim [--mib 1024] [--share 0.9] [--batch 256] [--tags 1000]
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from indilog.runtime.segment_scan import SegmentScan
 from storage.node import StorageNode
 
 RECORD_BYTES = 1024
-TAGS_PER_MIB = 10
 SEED = 1
 _QUIET_S = 3.0
 _WAIT_S = 600.0
@@ -35,8 +34,8 @@ class Sizes(NamedTuple):
     """What the platform takes."""
 
     disk_bytes: int
-    prepared_bytes: int
-    """Of these, zeros that wait for appends: in the segment that is written, and the next one."""
+    used_bytes: int
+    """Without the zeros that wait for appends: in the segment that is written, and the next one."""
     index_bytes: int
     entries: int
     discarded_bytes: int
@@ -49,7 +48,7 @@ def sizes_of(platform: Platform, directory: Path) -> Sizes:
     storage = [r.status() for r in platform.shell.roles.values() if isinstance(r, StorageNode)]
     return Sizes(
         disk,
-        prepared_in(directory),
+        disk - prepared_in(directory),
         sum(figures["bytes"] for figures in index),
         sum(figures["entries"] for figures in index),
         sum(figures["discarded_bytes"] for figures in storage),
@@ -68,10 +67,9 @@ def prepared_in(directory: Path) -> int:
     return prepared
 
 
-async def filled(log: Log, mib: int, batch: int) -> list[int]:
-    """Append so many MiB of records, some with a tag that is used often; return their seqnums."""
+async def filled(log: Log, mib: int, batch: int, tags: int) -> list[int]:
+    """Append so many MiB of records, each with one of the tags and with one that all have."""
     chance = random.Random(SEED)
-    tags = max(1, mib * TAGS_PER_MIB)
     seqnums: list[int] = []
     while len(seqnums) < mib * 1024:
         entries = [
@@ -95,14 +93,14 @@ async def settled(platform: Platform, directory: Path) -> Sizes:
     return before
 
 
-async def measured(mib: int, share: float, batch: int) -> tuple[Sizes, Sizes]:
+async def measured(mib: int, share: float, batch: int, tags: int) -> tuple[Sizes, Sizes]:
     """Return the sizes before and after a trim."""
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         directory = Path(temporary)
         config = Config(node=NodeConfig(data_dir=directory))
         async with embedded(config) as platform:
             log = platform.logs.log("trimmed")
-            seqnums = await filled(log, mib, batch)
+            seqnums = await filled(log, mib, batch, tags)
             before = await settled(platform, directory)
             until = seqnums[int(len(seqnums) * share)]
             await log.trim(until)
@@ -114,8 +112,8 @@ async def measured(mib: int, share: float, batch: int) -> tuple[Sizes, Sizes]:
 
 async def main(asked: argparse.Namespace) -> None:
     """Fill, trim, print what is left of disk and memory."""
-    report = Report("trim", asked, record_bytes=RECORD_BYTES, tags_per_mib=TAGS_PER_MIB)
-    before, after = await measured(asked.mib, asked.share, asked.batch)
+    report = Report("trim", asked, record_bytes=RECORD_BYTES)
+    before, after = await measured(asked.mib, asked.share, asked.batch, asked.tags)
     table = table_of(
         f"{asked.share:.0%} of {asked.mib} MiB trimmed", "", "before", "after", "given back"
     )
@@ -134,6 +132,7 @@ if __name__ == "__main__":
             (__doc__ or "").partition("\n")[0],
             mib={"type": int, "default": 1024, "help": "MiB of records"},
             share={"type": float, "default": 0.9, "help": "how much of them is trimmed"},
+            tags={"type": int, "default": 1000, "help": "different tags"},
             batch={"type": int, "default": 256, "help": "records appended together"},
         ),
     )

@@ -97,3 +97,24 @@ async def test_a22_a_trim_gives_back_disk_and_memory_and_survives_restarts(
             first = await log.read_prev("t3")
             assert first is not None
             assert figure(platform, IndexNode, "entries") == 3 * KEPT * RECORDS
+
+
+@pytest.mark.asyncio
+async def test_a22_a_trim_survives_a_change_of_view(tmp_path: Path) -> None:
+    """Each start has other index shards: what is trimmed is so for those that come later too."""
+    seqnums: list[SeqNum] = []
+    node = NodeConfig(data_dir=tmp_path, segment_bytes=8 * MIB)
+    for index_shards in (2, 3, 1):
+        config = Config(cluster=ClusterConfig(index_shards=index_shards), node=node)
+        async with embedded(config) as platform:
+            log = platform.logs.log("orders")
+            if seqnums:
+                for read in (log.read_next("a", 0), log.read_prev("a", seqnums[-4])):
+                    with pytest.raises(TrimmedError, match=f"below seqnum {seqnums[-3]} "):
+                        await read
+                for other in (log.read(seqnums[0]), log.read_range("b", seqnums[-7])):
+                    with pytest.raises(TrimmedError, match=f"below seqnum {seqnums[-6]} "):
+                        await other
+            seqnums += [await log.append(b"x", tags=["a", "b"]) for _ in range(10)]
+            await log.trim(seqnums[-3], tag="a")
+            await log.trim(seqnums[-6])
