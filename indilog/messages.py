@@ -452,6 +452,8 @@ class Batches(WireMessage, frozen=True):
     shard: ShardId
     first: LocalId
     batches: tuple[bytes, ...]
+    gone: tuple[tuple[LocalId, LocalId], ...] = ()
+    """Localids [first, end) among those asked for that were trimmed, and discarded here."""
 
 
 Message: TypeAlias = (

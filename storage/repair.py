@@ -29,6 +29,8 @@ from storage.shard import Shard
 _RETRY_S: Final = 1.0
 _PATIENCE: Final = 8
 """So many times `resend_s` an answer may take: it is read from a disk."""
+_GONE_MAX: Final = 4096
+"""Discarded batches that one answer names."""
 
 
 class Repair:
@@ -123,7 +125,10 @@ class Repair:
         shard = self._shards[asked.shard]
         effects = [e for b in message.batches for e in self._take(event, shard, b, asked.end)]
         taken = sum(len(e.payload) for e in effects if isinstance(e, Persist))
-        if not taken:
+        gone = [shard.fill_gone(first, end) for first, end in message.gone]
+        if any(gone) and not taken:
+            self._next_at = now
+        elif not taken:
             self._failed(asked, now)
             self._next_at = now
         else:
@@ -169,6 +174,8 @@ class BatchPage(BatchTask):
         self._bytes_max = bytes_max
         self._bytes = 0
         self._batches: list[tuple[LocalId, bytes]] = []
+        gone = shard.gone_in(message.first, self._end)
+        self._gone = tuple(gone[:_GONE_MAX])
         super().__init__(to, self._places(shard))
 
     def _places(self, shard: Shard) -> list[Location]:
@@ -199,4 +206,4 @@ class BatchPage(BatchTask):
     def answer(self) -> Batches:
         """Return the batches, ascending."""
         batches = tuple(buffer for _, buffer in sorted(self._batches))
-        return Batches(self._message.shard, self._message.first, batches)
+        return Batches(self._message.shard, self._message.first, batches, self._gone)

@@ -341,6 +341,10 @@ class Shard:
         """Note a batch that follows on and was discarded before a restart."""
         self.store(first, end, Location(_GONE, 0, 0))
 
+    def fill_gone(self, first: LocalId, end: LocalId) -> bool:
+        """Note that what lay in a hole was discarded elsewhere; False: nothing lacks it."""
+        return first < end <= self.stored and self.fill(first, end, Location(_GONE, 0, 0))
+
     def is_gone(self, localid: LocalId) -> bool:
         """Whether a record was discarded, because it was trimmed."""
         index = bisect_right(self._firsts, localid) - 1

@@ -29,7 +29,6 @@ from xxhash import xxh3_64_intdigest
 
 from indilog.errors import DataDirectoryError
 from indilog.ids import NodeId
-from indilog.records import HEADER_BYTES
 from indilog.roles import FrameKind, Location
 from indilog.runtime.journal_directory import check_format, created, locked
 from indilog.runtime.segment import (
@@ -438,24 +437,18 @@ class Journal:
             locations.append(self._discarded.popleft()[1])
         if not locations:
             return
-        self._check_alive()
-        if any(location.segment == self._number for location in locations):
-            self.flush()
+        self.flush()
         try:
-            for location in locations:
-                mark_gone(self._file(location.segment), location.offset)
-            for number in {location.segment for location in locations}:
-                os.fdatasync(self._file(number))
+            marked = mark_gone([(self._file(place.segment), place) for place in locations])
         except OSError:
             self._failed = True
             raise
-        for location in locations:
+        for location in marked:
             self._punch(location)
 
     def _punch(self, location: Location) -> None:
-        start = location.offset + HEADER_BYTES
         try:
-            punch(self._file(location.segment), start, location.offset + location.length)
+            punch(self._file(location.segment), location)
         except OSError as error:
             if not self._unpunched:
                 log.warning("the room of trimmed records is not given back", error=str(error))

@@ -30,8 +30,8 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from indilog.errors import DataDirectoryError, MalformedFrameError
-from indilog.records import RecordBatch, batch_header, body_crc_stated
-from indilog.roles import FrameKind
+from indilog.records import HEADER_BYTES, RecordBatch, batch_header, body_crc_stated
+from indilog.roles import FrameKind, Location
 
 MAGIC: Final = b"IL"
 VERSION: Final = 1
@@ -179,24 +179,36 @@ def prepare_segment(
     synced_directory(directory)
 
 
-def mark_gone(fd: int, offset: int) -> None:
-    """Say of the `RECORDS` frame with its payload at `offset` that it is gone: one byte, so that a
-    crash leaves the old one or the new one. The CRC of the header stays that of the old one.
+def mark_gone(places: Sequence[tuple[int, Location]]) -> list[Location]:
+    """Say of `RECORDS` frames, each in a file, that they are gone, durably; return which those are.
+
+    One byte each, so that a crash leaves the old one or the new one. The CRC of the header stays
+    that of the old one. Other frames are left: a repaired batch does not stand where recovery
+    expects what is gone.
 
     Raises:
         OSError: as the system says.
     """
-    os.pwrite(fd, bytes((FrameKind.GONE,)), offset - FRAME_HEADER_BYTES + _KIND_AT)
+    kind_was, kind_is = bytes((FrameKind.RECORDS,)), bytes((FrameKind.GONE,))
+    marked: list[tuple[int, Location]] = []
+    for fd, place in places:
+        kind_at = place.offset - FRAME_HEADER_BYTES + _KIND_AT
+        if os.pread(fd, 1, kind_at) == kind_was:
+            os.pwrite(fd, kind_is, kind_at)
+            marked.append((fd, place))
+    for fd in {fd for fd, _ in marked}:
+        os.fdatasync(fd)
+    return [place for _, place in marked]
 
 
-def punch(fd: int, start: int, end: int) -> None:
-    """Give the room of whole pages in [start, end) of a file back; they read as zeros then.
+def punch(fd: int, place: Location) -> None:
+    """Give the room of a batch back, but for its header: whole pages, which read as zeros then.
 
     Raises:
         OSError: the file system cannot, or as the system says.
     """
-    first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
-    length = end // _PAGE_BYTES * _PAGE_BYTES - first
+    first = -(-(place.offset + HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+    length = (place.offset + place.length) // _PAGE_BYTES * _PAGE_BYTES - first
     if length > 0 and _LIBC.fallocate(fd, _PUNCH_KEEP_SIZE, first, length):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -90,7 +90,7 @@ def test_a_crash_between_mark_and_punch_leaves_a_gone_frame_whose_room_goes_late
     (place,) = written(journal, 200_000)
     journal.close()
     fd = os.open(segment_path(tmp_path, place.segment), os.O_RDWR)
-    mark_gone(fd, place.offset)
+    assert mark_gone([(fd, place)]) == [place]
     os.close(fd)
     before = room(tmp_path)
     again, found = opened(tmp_path)
@@ -102,7 +102,7 @@ def test_a_crash_between_mark_and_punch_leaves_a_gone_frame_whose_room_goes_late
 def test_a_file_system_that_cannot_punch_costs_room_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(fd: int, start: int, end: int) -> None:
+    def refused(fd: int, place: Location) -> None:
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(journal_module, "punch", refused)
@@ -115,3 +115,15 @@ def test_a_file_system_that_cannot_punch_costs_room_only(
     again, found = opened(tmp_path)
     again.close()
     assert [kind for kind, _ in found] == [FrameKind.GONE, FrameKind.METALOG]
+
+
+def test_a_repaired_batch_stays_because_recovery_needs_it_where_it_is(tmp_path: Path) -> None:
+    journal, _ = opened(tmp_path)
+    place = journal.write(STREAM, FrameKind.REPAIRED, batch(5, 100_000))
+    journal.sync()
+    journal.discard(place)
+    journal.give_back()
+    journal.close()
+    again, found = opened(tmp_path)
+    again.close()
+    assert found == [(FrameKind.REPAIRED, batch(5, 100_000))]

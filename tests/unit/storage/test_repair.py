@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indilog.config import Config
-from indilog.ids import Epoch, LocalId, NodeId, ShardId
+from indilog.ids import Epoch, LocalId, NodeId, ShardId, ViewNumber
 from indilog.messages import (
     AppendBatch,
     Batches,
@@ -22,7 +22,7 @@ from indilog.messages import (
     ShardOpened,
     ShardStored,
 )
-from indilog.metalog import NewRecords
+from indilog.metalog import Floor, NewRecords, Trim
 from indilog.roles import FrameKind, Location, Lost, Send
 from indilog.view import view_of
 from storage.shard import Shard, ShardState
@@ -133,6 +133,24 @@ def test_a_wiped_replica_says_unknown_until_it_is_repaired() -> None:
     assert all_of(machine, 6) == expected(6)
     pair.restart(A)
     assert all_of(pair.nodes[A], 6) == expected(6)
+
+
+def test_a_wiped_replica_learns_what_the_other_has_discarded() -> None:
+    """Endless repair is PITFALLS 17: what was trimmed cannot come back, and is not waited for."""
+    pair = replicated()
+    floor = Floor(7, 4, of_log=True)
+    trim = MetalogEntries((Trim(1, ViewNumber(1), E1, 0, (floor,)),))
+    pair.tell_both(trim, sender=PRIMARY)
+    pair.settle()
+    assert len(pair.nodes[B].discarded) == 2
+    pair.wipe(A)
+    machine = pair.nodes[A]
+    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    machine.tell(trim, sender=PRIMARY)
+    pair.settle()
+    assert machine.node.status()["missing_records"] == 0
+    answer = read(machine, 0, 3, 4, 5)
+    assert (answer.trimmed, answer.unknown, data_of(answer)) == ((0, 3), (), expected(6)[4:])
 
 
 def test_a_repair_goes_on_where_a_restart_cut_it_off() -> None:
