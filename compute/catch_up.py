@@ -73,6 +73,11 @@ class CatchUp:
         wanted = IndexDataWanted(tag_position, position, 1)
         return [Send(node, wanted) for node in self._views[-1].storage_nodes]
 
+    def note(self, now: Instant, position: MetalogPosition, tag_position: MetalogPosition) -> None:
+        """Take note how far the engine is: from the last change on it counts how long it waits."""
+        if self._since is None or self._at != (position, tag_position):
+            self._since, self._at = now, (position, tag_position)
+
     def due(self, *, behind: bool) -> Instant | None:
         """When to ask whether something was missed; None: nobody waits for anything."""
         if self._since is None:
@@ -92,8 +97,7 @@ class CatchUp:
         if not (behind or watched):
             self._since = None
             return []
-        if self._since is None or self._at != (position, tag_position):
-            self._since, self._at = now, (position, tag_position)
+        self.note(now, position, tag_position)
         due = self.due(behind=behind)
         if due is None or now < due:
             return []

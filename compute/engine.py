@@ -14,6 +14,7 @@ primary's committed position: it knows nothing of the log below, and needs not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NoReturn, assert_never
 
@@ -75,6 +76,7 @@ from indilog.tag_messages import TagFirsts, TrimIs
 from indilog.time_messages import TimeFound
 from indilog.view import Views, replicas_of
 
+_NEVER: Final = Instant(math.inf)
 _REQUESTS_PER_EPOCH: Final = 1 << 32
 """Requests are numbered from `epoch` times this: answers to an earlier life find nothing."""
 
@@ -106,6 +108,7 @@ class Engine:
         self._feed = self._feed_from(0)
         self.watches = Watches(config.node.lookups_pending_max)
         self._outbox: list[Effect] = []
+        self._upkeep_at = Instant(0.0)
         self._ready_waiters = ReadyWaiters(config.node.lookups_pending_max)
         self._asked_to_join = Instant(0.0)
         self._join_request = 0
@@ -271,13 +274,30 @@ class Engine:
         self._reads.begin_turn(now)
         for event in events:
             effects += self._on_event(event, now)
-        effects += self._reads.begin(now)
-        effects += self._on_time(now) + self.times.advance(now)
-        effects += self.trims.advance(self.position, now)
-        if self._writer is not None and self._local is not None:
-            effects += self._writer.flush(now)
+        if now >= self._upkeep_at or self._waited_for():
+            effects += self._upkeep(now)
+        elif events:
+            self._catch_up.note(now, self.position, self.tag_position)
+            self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.node.resend_s))
+        if (writer := self._writer) is not None:
+            if (due := writer.deadline()) is not None and now >= due:
+                effects += writer.on_time(now) + self._catch_up.want_metalog(self.position)
+            if self._local is not None:
+                effects += writer.flush(now)
+        return effects
+
+    def _waited_for(self) -> bool:
+        """Whether somebody waits for more than an append."""
+        waiting = self._reads.pending or self.times or self.trims or self.watches
+        return bool(waiting or self._ready_waiters or self._extended or self._local is None)
+
+    def _upkeep(self, now: Instant) -> list[Effect]:
+        """Do what need not be done in a turn that only appends: ask, ask again, give up."""
+        effects = self._reads.begin(now) + self._on_time(now)
+        effects += self.times.advance(now) + self.trims.advance(self.position, now)
         if self._ready_waiters and self.ready:
             effects += [Answer(waiter, None) for waiter in self._ready_waiters.take()]
+        self._upkeep_at = self._upkeep_due()
         return effects
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
@@ -309,7 +329,9 @@ class Engine:
             case DiskFull(full=full):
                 return self._on_disk_full(event, now, full=full)
             case ShardClaimed() | ShardOpened() | ShardStored():
-                return self._on_writer_message(event.sender, message, now)
+                if self._writer is None:
+                    return [Ignore(message, "about a shard that is not written here")]
+                return self._writer.on_message(event.sender, message, now)
             case _:
                 return [Ignore(event, "not for an engine")]
 
@@ -319,22 +341,6 @@ class Engine:
         if message.request == self._join_request:
             return self._on_joined(message, now)
         return self._reads.on_tail(message, now)
-
-    def _on_writer_message(
-        self, sender: NodeId, message: ShardClaimed | ShardOpened | ShardStored, now: Instant
-    ) -> list[Effect]:
-        writer = self._writer
-        if writer is None or message.shard != writer.shard:
-            return [Ignore(message, "about a shard that is not written here")]
-        match message:
-            case ShardClaimed():
-                return writer.on_claimed(sender, message, now)
-            case ShardOpened():
-                return writer.on_opened(sender, message)
-            case ShardStored():
-                return writer.on_stored(sender, message, now)
-            case unreachable:
-                assert_never(unreachable)
 
     def _on_disk_full(self, event: Received, now: Instant, *, full: bool) -> list[Effect]:
         writer = self._writer
@@ -460,26 +466,22 @@ class Engine:
 
     def deadline(self) -> Instant | None:
         """The earliest of all parts."""
-        resend_s = self._config.node.resend_s
+        due = self._upkeep_at
+        if self._writer is not None and (own := self._writer.deadline()) is not None:
+            due = min(due, own)
+        return due if due < _NEVER else None
+
+    def _upkeep_due(self) -> Instant:
         times = [self._reads.deadline(), self.times.deadline(), self.trims.deadline()]
-        if self._writer is not None:
-            times.append(self._writer.deadline())
         if self._local is None:
-            times.append(Instant(self._asked_to_join + resend_s))
+            times.append(Instant(self._asked_to_join + self._config.node.resend_s))
         times.append(self._catch_up.due(behind=self._behind()))
-        return min((t for t in times if t is not None), default=None)
+        return min((t for t in times if t is not None), default=_NEVER)
 
     def _on_time(self, now: Instant) -> list[Effect]:
-        resend_s = self._config.node.resend_s
         effects = self._reads.on_time(now)
-        writer = self._writer
-        if writer is not None:
-            overdue = writer.deadline()
-            if overdue is not None and now >= overdue:
-                effects += writer.on_time(now)
-                effects += self._catch_up.want_metalog(self._replay.position)
         if self._local is None:
-            if now >= self._asked_to_join + resend_s:
+            if now >= self._asked_to_join + self._config.node.resend_s:
                 effects += self._ask_to_join(now)
             return effects
         return effects + self._catch_up.check(

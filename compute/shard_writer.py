@@ -19,6 +19,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Sequence
+from typing import assert_never
 
 from compute.full_disks import FullDisks
 from indilog.config import Config
@@ -269,6 +270,22 @@ class ShardWriter:
             opening = ShardOpen(self.shard, self.epoch, self._next)
             return [Send(r, opening) for r in self.replicas if r not in self._opened]
         return []
+
+    def on_message(
+        self, sender: NodeId, message: ShardClaimed | ShardOpened | ShardStored, now: Instant
+    ) -> list[Effect]:
+        """Take in what a replica says of the shard."""
+        if message.shard != self.shard:
+            return [Ignore(message, "about a shard that is not written here")]
+        match message:
+            case ShardClaimed():
+                return self.on_claimed(sender, message, now)
+            case ShardOpened():
+                return self.on_opened(sender, message)
+            case ShardStored():
+                return self.on_stored(sender, message, now)
+            case unreachable:
+                assert_never(unreachable)
 
     def on_claimed(self, sender: NodeId, message: ShardClaimed, now: Instant) -> list[Effect]:
         """Count a replica; when all refuse older writers, open at what all have."""

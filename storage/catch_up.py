@@ -18,6 +18,11 @@ class CatchUp:
         self._asked: MetalogPosition | None = None
         self._due: Instant | None = None
 
+    @property
+    def behind(self) -> bool:
+        """Whether entries are known or feared to be missing."""
+        return self._behind
+
     def start(self) -> None:
         """Assume that entries were missed, until an answer brings nothing new."""
         self._behind = True

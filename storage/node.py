@@ -11,6 +11,7 @@ absent, and gets it back from another replica (`Repair`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -57,15 +58,15 @@ from indilog.view import Views, placement_of
 from storage.appends import Appends, Stored
 from storage.batch_reads import BatchReads, BatchTask
 from storage.catch_up import CatchUp
+from storage.disk_care import DiskCare
 from storage.index_data import IndexPage, columns_of, index_block, part_of, unasked
 from storage.ordering import Ordering
-from storage.reclaim import FIRST_TOKEN, Reclaim
 from storage.record_reads import RecordPage, WaitingReads
-from storage.repair import BatchPage, Repair
-from storage.scrub import Scrub
+from storage.repair import BatchPage
 from storage.shard import Shard, state_decoded
 from storage.trims import floors_page, told_of
 
+_NEVER: Final = Instant(math.inf)
 _ENTRIES_AHEAD_MAX: Final = 4096
 """Metalog entries that wait for an earlier one."""
 _ORDERING_TOKEN: Final = 0
@@ -97,18 +98,18 @@ class StorageNode:
         self._aux: LRUCache[SeqNum, bytes] = LRUCache(
             config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
         )
-        self._repair = Repair(node, views, self._shards, config.node)
-        self._scrub = Scrub(self._shards, config.node)
-        self._reclaim = Reclaim(self._shards, self._ordering.floors, config.node)
+        self._care = DiskCare(node, views, self._shards, self._ordering.floors, config.node)
         self._full_notice = FullNotice(_writers_of(self._shards, views))
         self._gaps = False
         """Whether a part of the ordering journal was lost; it is fetched again."""
         self._lossy = False
         """Whether something else was."""
-        self._damaged = 0
         self._blocks: list[IndexBlock] = []
         self._unjournaled: list[Entry] = []
         """Applied entries that are not in the ordering journal yet."""
+        self._stirred = False
+        """Whether there was more in this turn than batches and entries."""
+        self._upkeep_at = Instant(0.0)
 
     # --- figures for people
 
@@ -132,15 +133,9 @@ class StorageNode:
             "cached_bytes": self._reads.cached_bytes,
             "read_only": int(self._appends.room is not None),
             "reads_waiting": len(self._waiting),
-            "damaged_batches": self._damaged,
-            "missing_records": sum(shard.missing for shard in self._shards.values()),
             "trims": self._ordering.floors.trims,
             "floors": len(self._ordering.floors.logs) + len(self._ordering.floors.tags),
-            "discarded_batches": self._reclaim.batches,
-            "discarded_bytes": self._reclaim.bytes,
-            "scrubbed_bytes": self._scrub.bytes,
-            "scrub_passes": self._scrub.passes,
-            "repaired_records": self._repair.repaired,
+            **self._care.status(),
         }
 
     # --- recovery
@@ -214,7 +209,7 @@ class StorageNode:
         """Take note that a frame cannot be read; what it held is fetched from others."""
         match frame.kind:
             case FrameKind.RECORDS | FrameKind.REPAIRED | FrameKind.GONE:
-                self._damaged += 1
+                self._care.damaged += 1
                 self._lost_batch(frame)
             case FrameKind.ORDERING:
                 self._gaps = True
@@ -251,7 +246,15 @@ class StorageNode:
         effects: list[Effect] = []
         for event in events:
             effects += self._on_event(event, now)
-        return effects + self._conclude(now)
+        effects += self._appends.conclude(self._views[-1].primary, now)
+        if self._blocks:
+            blocks, self._blocks = self._blocks, []
+            effects += unasked(self._views[-1], blocks)
+        if self._stirred or now >= self._upkeep_at:
+            effects += self._upkeep(now)
+        elif events:
+            self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.resend_s))
+        return effects
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
         match event:
@@ -260,17 +263,18 @@ class StorageNode:
             case Persisted(token, location):
                 return self._on_persisted(token, location)
             case FrameRead(token, payload):
-                asked = self._scrub if token < 0 else self._reads
-                return (self._reclaim if token < FIRST_TOKEN else asked).on_read(token, payload)
+                self._stirred = True
+                return (self._care if token < 0 else self._reads).on_read(token, payload)
             case SpaceChanged(room):
+                self._stirred = True
                 self._appends.room = room
-                self._repair.paused = room is not None
+                self._care.repair.paused = room is not None
                 self._full_notice.changed(full=room is not None, now=now)
                 return []
             case Started():
+                self._stirred = True
                 self._appends.start()
-                self._scrub.start(now)
-                self._reclaim.risen()
+                self._care.start(now)
                 self._catch_up.start()
                 return []
             case SnapshotsAnswered():
@@ -279,9 +283,15 @@ class StorageNode:
     def _on_message(self, event: Received, now: Instant) -> list[Effect]:
         match event.message:
             case AppendBatch(batch):
-                effects = self._appends.on_batch(event, batch)
+                return self._appends.on_batch(event, batch)
             case MetalogEntries() as message:
-                effects = self._on_metalog_entries(event, message)
+                return self._on_metalog_entries(event, message)
+            case _:
+                self._stirred = True
+                return self._on_question(event, now)
+
+    def _on_question(self, event: Received, now: Instant) -> list[Effect]:
+        match event.message:
             case ReadRecords() as message:
                 effects = self._on_read_records(event, message, now)
             case IndexDataWanted() | TimeLookup() as message:
@@ -301,7 +311,7 @@ class StorageNode:
             case BatchesWanted() as message:
                 return self._on_batches_wanted(event, message)
             case Batches() as message:
-                return self._repair.on_batches(event, message, now)
+                return self._care.repair.on_batches(event, message, now)
             case TagFloorsWanted() as message:
                 self._catch_up.start()  # who asks may know of a trim that was not heard here
                 return [floors_page(self._ordering.floors, message, event.sender)]
@@ -312,7 +322,8 @@ class StorageNode:
         if token == _ORDERING_TOKEN:
             return []
         if token < _ORDERING_TOKEN:
-            self._repair.on_persisted(token, location)
+            self._stirred = True
+            self._care.repair.on_persisted(token, location)
             return []
         match self._appends.on_persisted(token, location):
             case Stored() as stored:
@@ -323,45 +334,26 @@ class StorageNode:
 
     def deadline(self) -> Instant | None:
         """When something is to be said again, or a read has waited too long."""
-        times = (
-            self._appends.deadline(),
-            self._catch_up.deadline(),
-            self._waiting.deadline(),
-            self._repair.deadline(),
-            self._full_notice.deadline(),
-            self._scrub.deadline(),
-            self._reclaim.deadline(),
-        )
-        return min((time for time in times if time is not None), default=None)
+        own = self._appends.deadline()
+        due = self._upkeep_at if own is None else min(own, self._upkeep_at)
+        return due if due < _NEVER else None
 
-    def _conclude(self, now: Instant) -> list[Effect]:
-        """Say what this turn's events add up to, and what is due."""
-        primary = self._views[-1].primary
-        effects = self._appends.conclude(primary, now) + self._full_notice.conclude(now)
-        if self._blocks:
-            blocks, self._blocks = self._blocks, []
-            effects += unasked(self._views[-1], blocks)
-        if self._waiting:
-            effects += [
-                Ignore(read, "waited too long for its metalog position")
-                for read in self._waiting.expired(now)
-            ]
+    def _upkeep(self, now: Instant) -> list[Effect]:
+        """Do what need not be done in a turn that only stores and orders."""
+        effects = self._full_notice.conclude(now)
+        effects += [
+            Ignore(read, "waited too long for its metalog position")
+            for read in self._waiting.expired(now)
+        ]
         effects += self._reads.advance()
-        effects += self._scrub.conclude(now) + self._reclaim.conclude(now)
-        self._note_damage()
-        effects += self._repair.conclude(now)
+        effects += self._care.conclude(now, self._reads.damaged)
         if self._catch_up.due(self.position, now, waiting=self._awaits_entries()):
-            effects.append(Send(primary, MetalogWanted(self.position)))
+            effects.append(Send(self._views[-1].primary, MetalogWanted(self.position)))
+        self._stirred = False
+        parts = (self._catch_up, self._waiting, self._full_notice, self._care)
+        times = (part.deadline() for part in parts)
+        self._upkeep_at = min((time for time in times if time is not None), default=_NEVER)
         return effects
-
-    def _note_damage(self) -> None:
-        """Make holes of batches that were found damaged; a read that finds one is no news."""
-        for found in (self._reads.damaged, self._scrub.damaged):
-            for location, readable in found:
-                shards = self._shards.values()
-                if any(shard.lose(location, readable=readable) for shard in shards):
-                    self._damaged += 1
-            found.clear()
 
     def _awaits_entries(self) -> bool:
         """Whether an entry that is not here may exist: somebody reads ahead, or it would order."""
@@ -373,13 +365,16 @@ class StorageNode:
         if event.sender != self._views[-1].primary:
             return [Ignore(event, "metalog entries of somebody who is not the primary")]
         applied = self._ordering.put(message.entries)
+        was_behind = self._catch_up.behind
         self._catch_up.heard(news=bool(applied), gap=self._ordering.gap)
+        self._stirred = self._stirred or was_behind or self._catch_up.behind
         effects: list[Effect] = []
         for entry, spans in applied:
             self._unjournaled.append(entry)
             self._order(entry.position, spans)
             if isinstance(entry, Trim):
-                self._reclaim.risen()
+                self._stirred = True
+                self._care.reclaim.risen()
                 effects += told_of(entry, self._views[-1]) if self._speaks_for_empty else []
         if len(self._unjournaled) >= self._config.ordering_frame_entries:
             payload = entries_encoded(self._unjournaled)
@@ -397,6 +392,7 @@ class StorageNode:
             if (shard := self._shards.get(span.shard)) is None:
                 continue
             batches = self._appends.order(shard, span)
+            self._stirred = self._stirred or bool(shard.holes)
             if shard.leading:
                 speaks = True
                 parts.append(part_of(span, map(columns_of, batches)))
@@ -443,6 +439,7 @@ class StorageNode:
 
     def _start(self, event: Received, task: BatchTask) -> list[Effect]:
         """Let a task visit its batches; it is served at the end of the turn."""
+        self._stirred = True
         if not self._reads.start(task):
             return [Ignore(event, "too many reads are under way")]
         return []
@@ -480,7 +477,7 @@ class StorageNode:
         self._appends.check_invariants()
         self._ordering.check_invariants()
         self._reads.check_invariants()
-        self._repair.check_invariants()
+        self._care.repair.check_invariants()
         assert not self._blocks, "sent at the turn's end"
 
 

@@ -227,6 +227,8 @@ def test_a_watch_fires_when_index_data_with_its_tag_arrives_and_only_then() -> N
 def idle_cost(watches: int) -> tuple[int, int]:
     """Return turns and messages in a minute in which nothing is appended."""
     driver = joined()
+    driver.now += 1
+    driver.turn()  # the last look back at what joining brought
     for n in range(watches):
         driver.engine.watches.add(1000 + n, 0, f"watcher {n}")
     driver.turn()
