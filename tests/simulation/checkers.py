@@ -12,11 +12,68 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from operator import attrgetter
+from typing import Final, TypeAlias
 
 from tests.simulation.history import Evidence, Operation, Seen, Violation
 
 APPENDS = ("append", "append_batch")
 _WAIT_SLACK_S = 1e-4
+
+Record: TypeAlias = tuple[str, bytes, tuple[str, ...]]
+"""Log, data, tags."""
+
+
+EVER: Final = 1 << 62
+"""After everything."""
+
+
+class Floors:
+    """What was trimmed, as callers know it."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._trims: dict[tuple[str, str | None], list[Operation]] = {}
+        for operation in evidence.operations:
+            if operation.kind == "trim" and operation.outcome != "failed":
+                self._trims.setdefault((operation.log, operation.tag), []).append(operation)
+        self.any = bool(self._trims)
+
+    def highest(self) -> int:
+        """Return the highest floor that anything may have."""
+        return max((o.bound for trims in self._trims.values() for o in trims), default=0)
+
+    def may_be(self, log: str, tag: str | None, before: int) -> int:
+        """Return the highest floor that a read by `tag` may meet before a step."""
+        return max(
+            (o.bound for o in self._of(log, tag) if o.invoked < before),
+            default=0,
+        )
+
+    def must_be(self, reader: Operation) -> int:
+        """Return the floor that a read must know: its session's own, or anybody's if fresh."""
+        return max(
+            (
+                o.bound
+                for o in self._of(reader.log, reader.tag if reader.kind != "read" else None)
+                if o.outcome == "ok"
+                and o.returned is not None
+                and o.returned < reader.invoked
+                and (reader.fresh or o.session == reader.session)
+            ),
+            default=0,
+        )
+
+    def may_be_dead(self, seqnum: int, record: Record, before: int) -> bool:
+        """Tell whether a record may be gone: below its log's floor, or below all of its tags'."""
+        if not self.any:
+            return False
+        log, _, tags = record
+        return seqnum < self.may_be(log, None, before) or (
+            bool(tags) and all(seqnum < self.may_be(log, tag, before) for tag in tags)
+        )
+
+    def _of(self, log: str, tag: str | None) -> list[Operation]:
+        whole = self._trims.get((log, None), [])
+        return whole if tag is None else whole + self._trims.get((log, tag), [])
 
 
 class Oracle:
@@ -24,6 +81,7 @@ class Oracle:
 
     def __init__(self, evidence: Evidence) -> None:
         self.records = evidence.records
+        self.floors = Floors(evidence)
         self.tails = evidence.tails
         self._seqnums: dict[tuple[str, str | None], list[int]] = {}
         for seqnum in sorted(evidence.records):
@@ -35,24 +93,40 @@ class Oracle:
         """Return the seqnums of a log's records with `tag`, ascending."""
         return self._seqnums.get((log, tag), [])
 
-    def next(self, log: str, tag: str | None, bound: int) -> int | None:
-        """Return the first match from `bound` on."""
-        seqnums = self.matching(log, tag)
-        place = bisect_left(seqnums, bound)
-        return seqnums[place] if place < len(seqnums) else None
+    def first(self, operation: Operation, below: int) -> int | None:
+        """Return the first match from the bound on, below `below`, that a read must show."""
+        seqnums = self.matching(operation.log, operation.tag)
+        for seqnum in seqnums[bisect_left(seqnums, operation.bound) :]:
+            if seqnum >= below:
+                return None
+            if not self.excused(seqnum, operation):
+                return seqnum
+        return None
 
-    def prev(self, log: str, tag: str | None, bound: int) -> int | None:
-        """Return the last match up to `bound`."""
-        seqnums = self.matching(log, tag)
-        place = bisect_right(seqnums, bound)
-        return seqnums[place - 1] if place else None
+    def last(self, operation: Operation, bound: int, above: int) -> int | None:
+        """Return the last match up to `bound`, above `above`, that a read must show."""
+        seqnums = self.matching(operation.log, operation.tag)
+        for place in range(bisect_right(seqnums, bound) - 1, -1, -1):
+            if seqnums[place] <= above:
+                return None
+            if not self.excused(seqnums[place], operation):
+                return seqnums[place]
+        return None
+
+    def excused(self, seqnum: int, operation: Operation) -> bool:
+        """Tell whether a read need not show a match, because it may be trimmed by then."""
+        floors, before = self.floors, operation.returned or EVER
+        return floors.any and (
+            seqnum < floors.may_be(operation.log, operation.tag, before)
+            or floors.may_be_dead(seqnum, self.records[seqnum], before)
+        )
 
     def tail_at(self, position: int) -> int:
         """Return where the log ended after so many metalog entries."""
         return self.tails[min(position, len(self.tails) - 1)]
 
 
-def appends_are_kept(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+def appends_are_kept(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
     """Acknowledged: there, at its seqnum. Failed: not there. Unknown: all of it or nothing."""
     places: dict[bytes, int] = {}
     for seqnum, (_log, data, _tags) in sorted(evidence.records.items()):
@@ -63,30 +137,40 @@ def appends_are_kept(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
     for operation in evidence.operations:
         if operation.kind in APPENDS:
             known.update(data for data, _ in operation.entries)
-            yield from _append_kept(operation, evidence, places)
+            yield from _append_kept(operation, evidence, places, oracle.floors)
     for data in places.keys() - known:
         yield Violation("phantom", f"{data!r} at {places[data]} was never appended")
 
 
 def _append_kept(
-    operation: Operation, evidence: Evidence, places: dict[bytes, int]
+    operation: Operation, evidence: Evidence, places: dict[bytes, int], floors: Floors
 ) -> Iterator[Violation]:
     found = [places.get(data) for data, _ in operation.entries]
     if operation.outcome == "ok":
         for seqnum, (data, tags) in zip(operation.value, operation.entries, strict=True):
-            if evidence.records.get(seqnum) != (operation.log, data, tags):
-                there = evidence.records.get(seqnum)
+            record = (operation.log, data, tags)
+            there = evidence.records.get(seqnum) if seqnum in evidence.shown else None
+            if there != record and not floors.may_be_dead(seqnum, record, EVER):
                 yield Violation("durable", f"{there} is where {operation.told()}")
     elif operation.outcome == "failed" and any(place is not None for place in found):
         yield Violation("failed", f"it is there, though it failed: {operation.told()}")
     present = [place for place in found if place is not None]
-    if present and present != list(range(present[0], present[0] + len(found))):
+    if present and not floors.any and present != list(range(present[0], present[0] + len(found))):
         yield Violation("atomic", f"a batch in pieces at {found}: {operation.told()}")
 
 
-def seqnums_are_dense(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
     """Seqnums are 0, 1, 2 ... without a hole, and no acknowledgement gives one twice."""
-    missing = sorted(set(range(evidence.tails[-1])) - evidence.records.keys())
+    floors, records = oracle.floors, evidence.records
+    missing = [
+        seqnum
+        for seqnum in sorted(set(range(evidence.tails[-1])) - evidence.shown)
+        if not (
+            floors.may_be_dead(seqnum, records[seqnum], EVER)
+            if seqnum in records
+            else seqnum < floors.highest()
+        )
+    ]
     if missing:
         yield Violation("dense", f"no record at {missing[:10]}, though ordered")
     given: dict[int, Operation] = {}
@@ -132,21 +216,40 @@ def _top(operation: Operation) -> int | None:
 
 
 def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
-    """What was appended before a time lies below what `find_time` says, later things do not."""
+    """What a session appended before a time lies below what `find_time` tells it; what anybody
+    appended after it does not.
+    """
     appends = [o for o in evidence.operations if o.kind in APPENDS and o.outcome == "ok"]
-    before = sorted((o.returned_s, o.value[-1]) for o in appends)
     after = sorted((o.invoked_s, o.value[0]) for o in appends)
-    highest = list(accumulate((seqnum for _, seqnum in before), max))
     lowest = list(accumulate((seqnum for _, seqnum in reversed(after)), min))[::-1]
     for operation in evidence.operations:
         if operation.kind != "find_time" or operation.outcome != "ok":
             continue
-        place = bisect_left(before, (operation.time_s, -1))
-        if place and highest[place - 1] >= operation.value:
-            yield Violation("find_time", f"{highest[place - 1]} was before: {operation.told()}")
+        own = [o.value[-1] for o in appends if _before(o, operation)]
+        if own and max(own) >= operation.value:
+            yield Violation("find_time", f"{max(own)} was before: {operation.told()}")
         place = bisect_right(after, (operation.time_s, 1 << 62))
         if place < len(after) and lowest[place] < operation.value:
             yield Violation("find_time", f"{lowest[place]} came later: {operation.told()}")
+
+
+def _before(append: Operation, asked: Operation) -> bool:
+    """Tell whether the session that asked had appended this before the time asked about."""
+    return (
+        append.session == asked.session
+        and append.returned is not None
+        and append.returned < asked.invoked
+        and append.returned_s < asked.time_s
+    )
+
+
+def replicas_show_everything(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
+    """In the end a replica shows every record of its shards that is not trimmed."""
+    for replica, seqnum in evidence.unknown:
+        record = evidence.records.get(seqnum)
+        dead = record is not None and oracle.floors.may_be_dead(seqnum, record, EVER)
+        if not dead and (record is not None or seqnum >= oracle.floors.highest()):
+            yield Violation("replicas", f"{replica} does not show {seqnum}: {record}")
 
 
 def reads_skip_nothing(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
@@ -185,46 +288,77 @@ def _read_is_right(operation: Operation, horizon: int, oracle: Oracle) -> Iterat
 
 
 def _expected_next(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
-    first = oracle.next(operation.log, operation.tag, operation.bound)
-    if operation.value:
-        skipped = first is not None and first < operation.value[0].seqnum
-        early = operation.value[0].seqnum < operation.bound
-        return f"{first} is the first" if skipped or early else None
-    if first is not None and first < _end_of_view(operation, horizon, oracle):
-        return f"{first} is there"
-    return None
+    got = operation.value[0].seqnum if operation.value else None
+    if got is not None and got < operation.bound:
+        return "it lies below the bound"
+    end = got if got is not None else _end_of_view(operation, horizon, oracle)
+    first = oracle.first(operation, end)
+    return f"{first} is there" if first is not None else None
 
 
 def _expected_prev(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
     limit = _end_of_view(operation, horizon, oracle) - 1
-    last = oracle.prev(operation.log, operation.tag, min(operation.bound, limit))
-    got = operation.value[0].seqnum if operation.value else None
-    if got is not None and got > operation.bound:
+    got = operation.value[0].seqnum if operation.value else -1
+    if got > operation.bound:
         return "it lies beyond the bound"
-    if last is not None and (got is None or got < last):
-        return f"{last} is the last"
-    return None
+    last = oracle.last(operation, min(operation.bound, limit), got)
+    return f"{last} is the last" if last is not None else None
 
 
 def _expected_range(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
-    seqnums = oracle.matching(operation.log, operation.tag)
-    place = bisect_left(seqnums, operation.bound)
     got = [record.seqnum for record in operation.value]
     if len(got) > operation.limit:
         return "more than asked for"
-    if got != seqnums[place : place + len(got)]:
-        return f"{seqnums[place : place + len(got)]} are the first"
-    return None if got else _expected_next(operation, horizon, oracle)
+    if not got:
+        return _expected_next(operation, horizon, oracle)
+    seqnums = oracle.matching(operation.log, operation.tag)
+    between = seqnums[bisect_left(seqnums, operation.bound) : bisect_right(seqnums, got[-1])]
+    shown = set(got)
+    due = [s for s in between if s in shown or not oracle.excused(s, operation)]
+    return f"{due} are the first" if got != due else None
 
 
 def _expected_at(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
     there = oracle.records.get(operation.bound)
     if operation.value:
         return None if operation.value[0].seqnum == operation.bound else "it is another one"
-    end = _end_of_view(operation, horizon, oracle)
-    if there is not None and there[0] == operation.log and operation.bound < end:
+    if there is None or there[0] != operation.log:
+        return None
+    gone = oracle.floors.may_be_dead(operation.bound, there, operation.returned or EVER)
+    if not gone and operation.bound < _end_of_view(operation, horizon, oracle):
         return f"{there} is there"
     return None
+
+
+def trims_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
+    """What a session trimmed it never sees again, and nothing is called trimmed that is not."""
+    floors = oracle.floors
+    for operation in evidence.operations:
+        if operation.kind not in _EXPECTED:
+            continue
+        if operation.outcome == "trimmed" and not _may_be_trimmed(operation, oracle):
+            yield Violation("trim", f"nobody has trimmed it: {operation.told()}")
+        if operation.outcome == "ok" and floors.any:
+            floor = floors.must_be(operation)
+            low = operation.value[0].seqnum if operation.value else -1
+            below = low < floor if operation.kind == "read_prev" else operation.bound < floor
+            if floor and below:
+                yield Violation("trim", f"the floor is {floor}: {operation.told()}")
+
+
+def _may_be_trimmed(operation: Operation, oracle: Oracle) -> bool:
+    floors, before = oracle.floors, operation.returned or EVER
+    if operation.kind == "read_prev":
+        return floors.may_be(operation.log, operation.tag, before) > 0
+    tag = operation.tag if operation.kind != "read" else None
+    if floors.may_be(operation.log, tag, before) > operation.bound:
+        return True
+    if operation.kind != "read":
+        return False
+    there = oracle.records.get(operation.bound)
+    if there is None:
+        return operation.bound < floors.highest()
+    return floors.may_be_dead(operation.bound, there, before)
 
 
 def _end_of_view(operation: Operation, horizon: int, oracle: Oracle) -> int:
@@ -262,9 +396,12 @@ def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]
 def scans_agree(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
     """Every engine shows in the end what the replicas hold."""
     for (engine, log), scan in evidence.scans.items():
+        visible = {record.seqnum for record in scan}
         expected = [
             Seen(seqnum, evidence.records[seqnum][1], evidence.records[seqnum][2])
             for seqnum in oracle.matching(log, None)
+            if seqnum in visible
+            or not oracle.floors.may_be_dead(seqnum, evidence.records[seqnum], EVER)
         ]
         if scan != expected:
             differing = [(a, b) for a, b in zip(scan, expected, strict=False) if a != b][:3]
@@ -278,6 +415,8 @@ CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
     real_time_is_respected,
     times_are_found,
     reads_skip_nothing,
+    trims_hold,
+    replicas_show_everything,
     sessions_never_go_back,
     scans_agree,
 )

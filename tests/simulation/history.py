@@ -2,7 +2,7 @@
 
 An operation is *ok* (it has a value), *failed* (the platform said that nothing was done), *unknown*
 (nobody was told: its process died, or the platform itself did not know), or *lost*: a read of a
-record that no replica can show.
+record that no replica can show, or *trimmed*: a read that was told so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-Outcome: TypeAlias = Literal["ok", "failed", "unknown", "lost"]
+Outcome: TypeAlias = Literal["ok", "failed", "unknown", "lost", "trimmed"]
 
 
 class Seen(NamedTuple):
@@ -87,7 +87,10 @@ class Evidence(NamedTuple):
 
     Attributes:
         operations: the history, in the order of invocation.
-        records: what the log holds, by seqnum, as the storage nodes show it.
+        records: what the log holds or has held, by seqnum: as storage nodes show it in the end, as
+            it was acknowledged, as it was read.
+        unknown: what a replica does not show, of the shards that it keeps.
+        shown: the seqnums that storage nodes show in the end.
         tails: the log's tail after each metalog position, from the entries that were published.
         scans: per engine and log, what a scan through the public interface returned.
     """
@@ -96,3 +99,5 @@ class Evidence(NamedTuple):
     records: dict[int, tuple[str, bytes, tuple[str, ...]]]
     tails: list[int]
     scans: dict[tuple[str, str], list[Seen]]
+    shown: frozenset[int]
+    unknown: tuple[tuple[str, int], ...] = ()

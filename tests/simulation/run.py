@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from indilog.client import Client
 from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
-from indilog.errors import IndilogError
+from indilog.errors import IndilogError, TrimmedError
 from indilog.ids import Epoch, NodeId, ShardId, names_decoded
 from indilog.log import Record
 from indilog.messages import ReadRecords, RecordsRead
@@ -245,6 +245,21 @@ class _Prober:
         return self.answers[request]
 
 
+def _remembered(history: Sequence[Operation]) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
+    """Return the records that callers were told of: they may be trimmed by now."""
+    records: dict[int, tuple[str, bytes, tuple[str, ...]]] = {}
+    for operation in history:
+        if operation.outcome != "ok" or not isinstance(operation.value, list | tuple):
+            continue
+        if operation.entries:
+            for seqnum, (data, tags) in zip(operation.value, operation.entries, strict=True):
+                records[seqnum] = (operation.log, data, tags)
+        else:
+            for seen in operation.value:
+                records.setdefault(seen.seqnum, (operation.log, seen.data, seen.tags))
+    return records
+
+
 class _Aftermath:
     """What is looked at when everything has healed: that it works again, and what is there."""
 
@@ -253,6 +268,7 @@ class _Aftermath:
         self._workload = workload
         self._run = run
         self._scans: dict[tuple[str, str], list[Seen]] = {}
+        self._unknown: list[tuple[str, int]] = []
 
     def gathered(self) -> Evidence:
         """Return the evidence.
@@ -273,8 +289,16 @@ class _Aftermath:
         cluster.world.run_for(0.5)
         cluster.check_invariants()
         tails = self._run.finish_metalog(cluster)
-        records = self._replicas_agree(tails[-1])
-        return Evidence(self._workload.history, records, tails, self._scans)
+        shown = self._replicas_agree(tails[-1])
+        records = _remembered(self._workload.history) | shown
+        return Evidence(
+            self._workload.history,
+            records,
+            tails,
+            self._scans,
+            frozenset(shown),
+            tuple(self._unknown),
+        )
 
     def _waiting_ends(self) -> int:
         """Wait at every engine for the next record, append it, see everybody woken."""
@@ -321,7 +345,14 @@ class _Aftermath:
             client.session.saw(position)
             for name in LOGS:
                 log, bound, found = client.log(name), 0, []
-                while page := await log.read_range(None, bound, limit=_PAGE):
+                while True:
+                    try:
+                        page = await log.read_range(None, bound, limit=_PAGE)
+                    except TrimmedError as error:
+                        bound = error.first_seqnum
+                        continue
+                    if not page:
+                        break
                     found += [Seen(r.seqnum, r.data, tuple(map(str, r.tags))) for r in page]
                     bound = page[-1].seqnum + 1
                 self._scans[node, name] = found
@@ -356,10 +387,9 @@ class _Aftermath:
             if page.unknown and self._cluster.world.now_s < repaired_by_s:
                 self._cluster.world.run_for(_REPAIR_S)
                 continue
-            if page.unknown:
-                what = f"{replica} does not show {page.unknown[:10]} of shard {shard}"
-                self._run.report.violations.append(Violation("replicas", what))
-            done = {record.seqnum for record in page.records} | set(page.unknown)
+            self._unknown += [(replica, seqnum) for seqnum in page.unknown]
+            done = {record.seqnum for record in page.records}
+            done.update(page.unknown, page.trimmed)
             if not done:
                 raise Stuck(f"{replica} answers nothing about {seqnums[:10]}")
             found += page.records

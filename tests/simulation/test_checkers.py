@@ -41,8 +41,8 @@ def seen(*seqnums: int) -> tuple[Seen, ...]:
 def found(*operations: Operation, **changed: object) -> list[str]:
     """Return which checks found something, with all records appended before anything else."""
     first = [appended(n, n, session=9, invoked=2 * n - 20, returned=2 * n - 19) for n in range(4)]
-    given: dict[str, Any] = {"records": RECORDS, "tails": [0, 4], "scans": {}}
-    evidence = Evidence([*first, *operations], **(given | changed))
+    given: dict[str, Any] = {"records": RECORDS, "tails": [0, 4], "scans": {}} | changed
+    evidence = Evidence([*first, *operations], **({"shown": frozenset(given["records"])} | given))
     return [violation.check for violation in checked(evidence)]
 
 
@@ -74,8 +74,10 @@ def test_a_history_that_keeps_its_promises_is_clean() -> None:
         ("read_next", did(5, "read_next", (), tag="a", position_before=1, position_after=1)),
         ("read_next", did(5, "read_next", (), tag="a", position_after=1)),
         ("read_next", did(5, "read_next", (), tag="a", fresh=True)),
-        ("find_time", did(5, "find_time", 3, time_s=1.0)),
+        ("find_time", did(5, "find_time", 3, time_s=1.0, session=9)),
         ("find_time", did(5, "find_time", 4, time_s=-1.0)),
+        ("trim", did(5, "read_next", 3, bound=1, outcome="trimmed")),
+        ("trim", did(5, "read_prev", 3, bound=1, outcome="trimmed")),
         ("lost", did(5, "read", None, bound=1, outcome="lost")),
         ("read_prev", did(5, "read_prev", seen(0), tag="a", bound=9, position_before=1)),
         ("read_prev", did(5, "read_prev", seen(3), tag="a", bound=2)),
@@ -92,6 +94,16 @@ def test_a_broken_promise_is_found(check: str, operation: Operation) -> None:
     assert check in found(operation)
 
 
+def test_what_was_trimmed_must_be_called_so_and_may_be_gone() -> None:
+    trim = did(5, "trim", None, bound=2)
+    assert not found(trim, did(6, "read_next", 2, bound=1, outcome="trimmed"))
+    assert not found(trim, did(6, "read_next", seen(3), bound=2), shown=frozenset({2, 3}))
+    assert found(trim, did(6, "read_next", seen(1), bound=1)) == ["trim"]
+    assert found(trim, did(6, "read_prev", seen(1), bound=1)) == ["trim"]
+    assert "dense" in found(trim, shown=frozenset({0, 1, 3}))
+    assert "durable" in found(trim, shown=frozenset({0, 1, 2}))
+
+
 def test_a_session_that_has_seen_a_record_must_see_what_is_before_it() -> None:
     assert found(did(5, "read", seen(3), bound=3), did(6, "read_next", (), tag="a")) == [
         "read_next"
@@ -102,6 +114,7 @@ def test_a_hole_a_record_nobody_appended_and_a_wrong_scan_are_found() -> None:
     assert "dense" in found(tails=[0, 5])
     assert "phantom" in found(records=RECORDS | {4: ("orders", b"ghost", ())}, tails=[0, 5])
     assert "twice" in found(records=RECORDS | {4: ("orders", b"3", ("a",))}, tails=[0, 5])
+    assert "replicas" in found(unknown=(("storage-0", 1),))
     assert "scan" in found(scans={("engine-0", "orders"): list(seen(0, 3))})
 
 
@@ -116,4 +129,4 @@ def test_100_000_operations_are_checked_without_a_scan_of_the_log_for_each() -> 
         seqnum = chance.randrange(50_000)
         record = Seen(seqnum, *records[seqnum][1:])
         history.append(did(n, "read_next", (record,), bound=seqnum, session=n % 8))
-    assert checked(Evidence(history, records, [0, 50_000], {})) == []
+    assert checked(Evidence(history, records, [0, 50_000], {}, frozenset(records))) == []

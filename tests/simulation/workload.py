@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from compute.local_log import LocalLogs
-from indilog.errors import AppendOutcomeUnknownError, DataLossError, IndilogError
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    DataLossError,
+    IndilogError,
+    QuorumUnavailableError,
+    TrimmedError,
+)
 from indilog.ids import MAX_SEQNUM, NodeId
 from indilog.log import Entry, Log, Record, Session
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
@@ -125,7 +131,7 @@ class Workload:
         self.stopped = False
         self._operations = operations
         self.kinds = tuple(OPERATIONS)
-        share = {"append": chance.uniform(0.5, 3.0)}
+        share = {"append": chance.uniform(0.5, 3.0), "trim": chance.choice((0.0, 1.0))}
         self.weights = [kind.weight * share.get(name, 1.0) for name, kind in OPERATIONS.items()]
         self.bytes_max = chance.choice((8, 8, 100, 1500))
         self.callers = [
@@ -192,6 +198,13 @@ class Workload:
             operation.value = await OPERATIONS[operation.kind].perform(log, operation)
             operation.outcome = "ok"
         except AppendOutcomeUnknownError as error:
+            operation.note = f"{type(error).__name__}: {error}"
+        except TrimmedError as error:
+            operation.outcome, operation.value = "trimmed", error.first_seqnum
+        except ValueError as error:  # beyond the tail, says `trim`
+            operation.outcome, operation.note = "failed", str(error)
+        except QuorumUnavailableError as error:
+            operation.outcome = "unknown" if operation.kind == "trim" else "failed"
             operation.note = f"{type(error).__name__}: {error}"
         except IndilogError as error:
             operation.outcome = "lost" if isinstance(error, DataLossError) else "failed"
@@ -305,6 +318,16 @@ async def _tail(log: Log, _: Operation) -> int:
     return await log.tail()
 
 
+def _draw_trim(caller: Caller, operation: Operation) -> None:
+    _draw_read(caller, operation)
+    about = max((_highest(o) for o in caller.workload.history[-20:]), default=0)
+    operation.bound = max(0, about - caller.chance.randint(0, 40))
+
+
+async def _trim(log: Log, operation: Operation) -> None:
+    await log.trim(operation.bound, tag=operation.tag)
+
+
 def _draw_time(caller: Caller, operation: Operation) -> None:
     now_s = caller.workload.cluster.world.now_s
     operation.time_s = now_s - caller.chance.choice((0.001, 0.1, 1.0)) * caller.chance.random()
@@ -328,5 +351,6 @@ OPERATIONS: dict[str, Kind] = {
     "wait": Kind(1, _draw_read, _wait),
     "tail": Kind(0.7, _draw_nothing, _tail),
     "find_time": Kind(0.7, _draw_time, _find_time),
+    "trim": Kind(0.3, _draw_trim, _trim),
     "set_aux": Kind(0.5, _draw_read, _set_aux),
 }
