@@ -19,7 +19,7 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Literal
@@ -37,10 +37,8 @@ from indilog.runtime.segment import (
     FRAME_HEADER_BYTES,
     NO_ROOM,
     SEGMENT_BYTES_MAX,
-    FrameHeader,
     frame_bytes,
     header_packed,
-    header_unpacked,
     mark_gone,
     payload_crc_of,
     payload_intact,
@@ -53,10 +51,19 @@ from indilog.runtime.segment import (
 )
 from indilog.runtime.segment_scan import (
     Damage,
+    Scanned,
     SegmentScan,
-    header_mended,
+    header_at,
     is_clean,
     newest_used,
+    write_back,
+)
+from indilog.runtime.segment_use import (
+    NewestSegment,
+    is_whole,
+    log_damage,
+    newest_noted,
+    note_newest,
 )
 
 _OPEN_FILES_MAX: Final = 64
@@ -197,14 +204,16 @@ class Journal:
         """
         assert not self._number, "a journal recovers once"
         numbers = segment_numbers(self._directory)
-        newest = newest_used(self._directory, numbers)
+        noted = newest_noted(self._directory) or NewestSegment(0, 0)
+        newest = max(newest_used(self._directory, numbers), noted.number)
         active, end = newest + 1, 0
         for number in range(1, newest + 1):
-            path = segment_path(self._directory, number)
             if number not in numbers:
                 yield self._noted(Damage(number, 0, self._segment_bytes, None, b""))
                 continue
+            path = segment_path(self._directory, number)
             scan = SegmentScan(path, number, newest=number == newest)
+            found: Damage | Scanned | None = None
             for found in scan:
                 if isinstance(found, Damage):
                     yield self._noted(found)
@@ -213,28 +222,22 @@ class Journal:
                     if header.kind == FrameKind.GONE:
                         self._punch(location)  # a crash may have come between mark and punch
                     yield header.stream, _kind_of(header.kind), payload, location
-            self._write_back(number, scan.mended)
-            if number == newest and not scan.sealed:
+            if scan.mended:
+                self.mended += write_back(self._file(number), path, scan.mended)
+            if scan.sealed:
+                continue
+            if number == newest and (number != noted.number or is_whole(self._directory, noted)):
                 active, end = number, scan.end
+            elif not isinstance(found, Damage):
+                # Its end is cut off. It is left as it is, so that this is found again.
+                size = noted.size_bytes if number == noted.number else scan.end
+                yield self._noted(Damage(number, scan.end, size, None, b""))
         self._activate(active, end)
 
     def _noted(self, damage: Damage) -> Damage:
         self.damaged += 1
-        path = segment_path(self._directory, damage.segment)
-        log.error(
-            "the journal is damaged", file=str(path), offset=damage.start, bytes=_size(damage)
-        )
+        log_damage(self._directory, damage)
         return damage
-
-    def _write_back(self, number: int, mended: Sequence[tuple[int, bytes]]) -> None:
-        """Put right on disk what one flipped bit had spoilt."""
-        for offset, right in mended:
-            fd = self._file(number)
-            write_all(fd, [right], offset)
-            os.fsync(fd)
-            self.mended += 1
-            path = segment_path(self._directory, number)
-            log.warning("a flipped bit of the journal put right", file=str(path), offset=offset)
 
     def _activate(self, number: int, end: int) -> None:
         """Continue in segment `number` at `end`; what lies there is cut."""
@@ -246,6 +249,7 @@ class Journal:
             log.warning("torn tail of the journal cut", file=str(path), offset=end)
         self._capacity = max(self._segment_bytes, os.fstat(fd).st_size)
         zero_tail(fd, end, self._capacity)
+        note_newest(self._directory, NewestSegment(number, self._capacity))
         self._number = number
         self._end = self._flushed = self._synced = end
 
@@ -364,12 +368,21 @@ class Journal:
         self.flush()
         if self._always_synced or self.dirty:
             self._sync(self._file(self._number))
+        capacity = os.fstat(fd).st_size
+        self._note(NewestSegment(following, capacity))
         with self._lock:
             self._frames_synced = self._frames_flushed
             self._number = following
-            self._capacity = os.fstat(fd).st_size
+            self._capacity = capacity
             self._end = self._flushed = self._synced = 0
             self._spare = None
+
+    def _note(self, newest: NewestSegment) -> None:
+        try:
+            note_newest(self._directory, newest)
+        except OSError:
+            self._failed = True
+            raise
 
     def _prepared(self, number: int) -> Future[None]:
         """Have segment `number` made, unless a former run has done so."""
@@ -407,7 +420,7 @@ class Journal:
             self.flush()
         try:
             fd = self._file(number)
-            header = _header_at(fd, offset - FRAME_HEADER_BYTES)
+            header = header_at(fd, offset - FRAME_HEADER_BYTES)
             payload = os.pread(fd, length, offset)
         except OSError as error:
             log.warning("journal not readable", location=location, error=str(error))
@@ -468,18 +481,6 @@ class Journal:
                 os.close(fd)
             self._files.clear()
             self._failed = True
-
-
-def _header_at(fd: int, offset: int) -> FrameHeader | None:
-    buffer = os.pread(fd, FRAME_HEADER_BYTES, offset)
-    if (header := header_unpacked(buffer)) is not None:
-        return header
-    mended = header_mended(buffer)
-    return header_unpacked(mended) if mended is not None else None
-
-
-def _size(damage: Damage) -> int:
-    return damage.end - damage.start
 
 
 def _kind_of(kind: int) -> FrameKind:

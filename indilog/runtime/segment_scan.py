@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
@@ -31,6 +31,7 @@ from indilog.runtime.segment import (
     header_unpacked,
     payload_intact,
     segment_path,
+    write_all,
 )
 
 _ALIGNMENT: Final = 8
@@ -152,6 +153,24 @@ def header_mended(buffer: bytes) -> bytes | None:
             pass  # of another version: that is not for us to guess
         tried[bit >> 3] ^= 1 << (bit & 7)
     return None
+
+
+def header_at(fd: int, offset: int) -> FrameHeader | None:
+    """Read the header at `offset`, with one bit put right if need be; None: there is none."""
+    buffer = os.pread(fd, FRAME_HEADER_BYTES, offset)
+    if (header := header_unpacked(buffer)) is not None:
+        return header
+    mended = header_mended(buffer)
+    return header_unpacked(mended) if mended is not None else None
+
+
+def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
+    """Put right on disk what one flipped bit each had spoilt; return how many there were."""
+    for offset, right in mended:
+        write_all(fd, [right], offset)
+        os.fsync(fd)
+        log.warning("a flipped bit of the journal put right", file=str(path), offset=offset)
+    return len(mended)
 
 
 def payload_mended(header: FrameHeader, payload: bytes) -> bytes | None:

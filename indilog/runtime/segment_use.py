@@ -1,0 +1,96 @@
+"""Which segment of a journal is the newest in use, noted apart from the segments (ARCHITECTURE 11,
+decision 0009).
+
+The segments alone cannot tell that the newest of them is gone: what is left looks like a shorter
+journal. `NEWEST` is one line: a name, the number and the size in bytes of the newest segment that
+may hold frames, and the CRC32C of these in hexadecimal. It is written before the first frame of a
+segment, in place, because a full disk has room for nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+from crc32c import crc32c
+
+from indilog.errors import MalformedFrameError
+from indilog.records import batch_header
+from indilog.runtime.segment import BATCH_KINDS, segment_path, synced_directory, write_all
+from indilog.runtime.segment_scan import Damage
+
+_FILE: Final = "NEWEST"
+_NAME: Final = "indilog-segment"
+
+log = structlog.get_logger(__name__)
+
+
+class NewestSegment(NamedTuple):
+    """The newest segment that may hold frames, and the size of its file."""
+
+    number: int
+    size_bytes: int
+
+
+def note_newest(directory: Path, newest: NewestSegment) -> None:
+    """Note, durably, which segment gets frames from now on.
+
+    Raises:
+        OSError: as the system says.
+    """
+    stated = f"{_NAME} {newest.number:08d} {newest.size_bytes:010d}"
+    path = directory / _FILE
+    new = not path.exists()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, [f"{stated} {_crc_of(stated)}\n".encode()], 0)
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    if new:
+        synced_directory(directory)
+
+
+def newest_noted(directory: Path) -> NewestSegment | None:
+    """Return what was noted; None: nothing was, or it cannot be read, which is warned of."""
+    path = directory / _FILE
+    if not path.exists():
+        return None
+    stated, _, crc = path.read_bytes().decode(errors="replace").strip().rpartition(" ")
+    name, _, numbers = stated.partition(" ")
+    if crc != _crc_of(stated) or name != _NAME:
+        log.warning("the note of the newest segment is damaged", file=str(path))
+        return None
+    number, size_bytes = map(int, numbers.split())
+    return NewestSegment(number, size_bytes)
+
+
+def is_whole(directory: Path, newest: NewestSegment) -> bool:
+    """Tell whether the file of the newest segment is as long as it was."""
+    path = segment_path(directory, newest.number)
+    return path.exists() and path.stat().st_size >= newest.size_bytes
+
+
+def log_damage(directory: Path, damage: Damage) -> None:
+    """Say which file is damaged where, and how many records were there if that can be told."""
+    header = damage.header
+    log.error(
+        "the journal is damaged",
+        file=str(segment_path(directory, damage.segment)),
+        offset=damage.start,
+        bytes=damage.end - damage.start,
+        records=_records_in(damage) if header and header.kind in BATCH_KINDS else "unknown",
+    )
+
+
+def _records_in(damage: Damage) -> int | str:
+    try:
+        return batch_header(damage.payload).records
+    except MalformedFrameError:
+        return "unknown"
+
+
+def _crc_of(stated: str) -> str:
+    return f"{crc32c(stated.encode()):08x}"
