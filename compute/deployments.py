@@ -14,13 +14,11 @@ import msgspec
 import structlog
 
 from indilog.deployed import AppInfo, FunctionSpec
-from indilog.errors import DeployError, InvalidTagError, TooLargeError
+from indilog.errors import DeployError, TooLargeError
 from indilog.ids import SeqNum
 from indilog.log import Log, LogSource, Session
 
 APPS_LOG: Final = "$apps"
-RESERVED: Final = "$"
-"""First character of the names of the platform's own logs."""
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,20 +41,6 @@ class Placed(NamedTuple):
 
     seqnum: SeqNum
     deployment: Deployment
-
-
-def check_log_name(name: str) -> str:
-    """Return `name` if a user may read and write that log.
-
-    Raises:
-        InvalidTagError: it is one of the platform's own.
-    """
-    if name.startswith(RESERVED):
-        raise InvalidTagError(
-            f"Names of logs that start with {RESERVED} are the platform's own; choose another "
-            f"name than {name!r}."
-        )
-    return name
 
 
 class DeploymentLog:

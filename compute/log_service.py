@@ -13,7 +13,6 @@ from typing import assert_never
 
 import structlog
 
-from compute.deployments import check_log_name
 from indilog.calls import (
     Answer,
     Appended,
@@ -36,7 +35,7 @@ from indilog.calls import (
 )
 from indilog.errors import IndilogError, NotReadyError, OverloadedError
 from indilog.link import Link
-from indilog.log import Entry, Log, LogSource, Record, Session
+from indilog.log import Entry, Log, LogSource, Record, Session, check_log_name
 
 
 class LogService:

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar, overload
 
 import structlog
 
-from indilog.log import Log, LogSource, Session
+from indilog.log import Log, LogSource, Session, check_log_name
 from indilog.signature import Signature, arguments_text, plain_value
 
 _ResultT = TypeVar("_ResultT")
@@ -204,7 +204,7 @@ class Context:
         Raises:
             InvalidTagError: it cannot be a log's name.
         """
-        return self._logs.log(name, self.session)
+        return self._logs.log(check_log_name(name), self.session)
 
     @property
     def logger(self) -> structlog.typing.FilteringBoundLogger:

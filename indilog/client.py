@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from indilog.config import Config
-from indilog.log import Log, LogSource, Session
+from indilog.log import Log, LogSource, Session, check_log_name
 from indilog.telemetry import quiet_unless_configured
 
 
@@ -28,7 +28,7 @@ class Client:
         Raises:
             InvalidTagError: no log can have that name.
         """
-        return self._logs.log(name, self.session)
+        return self._logs.log(check_log_name(name), self.session)
 
 
 @asynccontextmanager

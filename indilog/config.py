@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -325,15 +326,24 @@ def config_from(
     environment_values = _from_environment(environment or {})
     for source in (defaults or {}, _from_file(file), environment_values, overrides or {}):
         for part, values in source.items():
-            if part not in merged:
-                raise ConfigError(f"Unknown table [{part}]; there are [cluster] and [node].")
-            if not isinstance(values, Mapping):
-                raise ConfigError(f"[{part}] must be a table of settings.")
+            _check_table(part, values)
             merged[part].update({k: v for k, v in values.items() if v is not None})
     return Config(
         cluster=_converted(ClusterConfig, merged["cluster"], "cluster"),
         node=_converted(NodeConfig, merged["node"], "node"),
     )
+
+
+def _check_table(part: str, values: object) -> None:
+    if part in ("cluster", "node"):
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"[{part}] must be a table of settings.")
+    elif isinstance(values, Mapping):
+        raise ConfigError(f"Unknown table [{part}]; there are [cluster] and [node].")
+    else:
+        raise ConfigError(
+            f"The setting {part!r} stands outside the tables [cluster] and [node]; put it into one."
+        )
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:
@@ -349,18 +359,36 @@ def _from_file(file: Path | None) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {"cluster": {}, "node": {}}
-    for part, values in found.items():
+    for part, kind in (("cluster", ClusterConfig), ("node", NodeConfig)):
         prefix = f"INDILOG_{part.upper()}_"
         for name, value in environment.items():
             if name.startswith(prefix):
-                values[name.removeprefix(prefix).lower()] = value
+                field = name.removeprefix(prefix).lower()
+                if field not in _names_of(kind):
+                    raise ConfigError(
+                        f"The environment variable {name} names no setting of [{part}]"
+                        f"{_did_you_mean(field, kind, prefix)}"
+                    )
+                found[part][field] = value
     return found
 
 
+def _names_of(kind: type[ClusterConfig | NodeConfig]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _did_you_mean(name: str, kind: type[ClusterConfig | NodeConfig], prefix: str = "") -> str:
+    near = get_close_matches(name, _names_of(kind), n=1)
+    if not near:
+        return "; docs/CONFIGURATION.md lists them."
+    return f"; did you mean {prefix}{near[0].upper() if prefix else near[0]}?"
+
+
 def _converted(kind: type[_PartT], values: dict[str, Any], part: str) -> _PartT:
-    known = {field.name for field in dataclasses.fields(kind)}
-    if unknown := sorted(set(values) - known):
-        raise ConfigError(f"Unknown setting {unknown[0]!r} in [{part}].")
+    if unknown := sorted(set(values) - set(_names_of(kind))):
+        raise ConfigError(
+            f"Unknown setting {unknown[0]!r} in [{part}]{_did_you_mean(unknown[0], kind)}"
+        )
     try:
         return msgspec.convert(values, kind, strict=False, dec_hook=_path_from)
     except msgspec.ValidationError as error:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket
@@ -40,7 +41,7 @@ from indilog.config import ClusterConfig
 from indilog.deployed import AppInfo
 from indilog.errors import CallOutcomeUnknownError, NotReadyError
 from indilog.link import Link
-from indilog.log import Log, Session
+from indilog.log import Log, Session, check_log_name
 from indilog.remote import RemoteLogs
 from indilog.sources import sources_of
 
@@ -54,14 +55,34 @@ async def connect(url: str = DEFAULT_URL) -> AsyncIterator[RemoteClient]:
     """Connect to a running platform, at the URL of its gateway.
 
     Raises:
+        ValueError: it is no URL.
         NotReadyError: nobody answers there.
     """
-    client = RemoteClient(url)
+    client = RemoteClient(check_url(url))
     await client.open()
     try:
         yield client
     finally:
         await client.close()
+
+
+def check_url(url: str) -> str:
+    """Return the URL of a gateway, without a slash at its end.
+
+    Raises:
+        ValueError: it is none; one sentence that shows what one looks like.
+    """
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except (ValueError, AttributeError):  # of a port; of what is no text
+        is_one = False
+    if not is_one:
+        raise ValueError(
+            f"A platform's URL is like {DEFAULT_URL}, with http:// or https:// before the host, "
+            f"not {url!r}."
+        )
+    return url.rstrip("/")
 
 
 class _Connection:
@@ -177,7 +198,7 @@ class RemoteClient:
         Raises:
             InvalidTagError: it cannot be a log's name.
         """
-        return RemoteLogs(self).log(name, self.session)
+        return RemoteLogs(self).log(check_log_name(name), self.session)
 
     async def call(self, function: str | Callable[..., Any], /, **arguments: object) -> Any:  # noqa: ANN401 - whatever the function returns
         """Run a function and return its result, as `Context.call`."""

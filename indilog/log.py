@@ -17,13 +17,15 @@ from typing import ClassVar, Final, Protocol
 import msgspec
 
 from indilog.errors import InvalidTagError, TooLargeError
-from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum, UserTag, names_decoded
+from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum, UserTag, log_tag, names_decoded
 from indilog.subscription import pages
 
 _TIME_S_MAX: Final = 1e12
 _WAIT_S_MAX: Final = 366 * 86_400.0
 READ_RANGE_LIMIT_MAX: Final = 10_000
 """Records that one `read_range` may ask for."""
+RESERVED: Final = "$"
+"""First character of the names of the platform's own logs."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -254,6 +256,23 @@ class Log(abc.ABC):
             async for page in found:
                 for record in page:
                     yield record
+
+
+def check_log_name(name: str) -> str:
+    """Return `name` if a user may read and write that log; the same words everywhere.
+
+    Raises:
+        InvalidTagError: it is no text, empty or too long, or one of the platform's own.
+    """
+    if not isinstance(name, str):
+        raise InvalidTagError(f"A log's name is text, not {type(name).__name__}: {name!r}.")
+    if name.startswith(RESERVED):
+        raise InvalidTagError(
+            f"Names of logs that start with {RESERVED} are the platform's own; choose another "
+            f"name than {name!r}."
+        )
+    log_tag(name)  # refuses what cannot be a name
+    return name
 
 
 def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_max: int) -> None:

@@ -28,6 +28,9 @@ _RESULT_START: Final = b'{"r":'
 _RESULT_END: Final = b"}"
 _ERRORS_SHOWN_MAX: Final = 20
 _EXPECTED: Final = re.compile(r"Expected `([^`]+)`")
+_NO_JSON: Final = re.compile(
+    r"Encoding objects of type ([\w.]+) is unsupported|unknown type: <class '([^']+)'>"
+)
 _SENTENCES: Final = {"missing": "is missing", "extra_forbidden": "is not a parameter"}
 
 
@@ -94,11 +97,12 @@ class Signature:
                 f"{self._name} returned what JSON cannot say: {error}.", kind="ValueError"
             ) from error
         except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
-            expected = _EXPECTED.search(str(error))
-            reason = f"a `{expected[1]}` is expected." if expected else _line(error)
+            does_not_fit = (
+                "has no JSON form" if self._result_is_any else "does not fit its return type"
+            )
             raise FunctionFailedError(
-                f"{self._name} returned a value of type {type(value).__name__} that does not fit "
-                f"its return type: {reason}",
+                f"{self._name} returned a value of type {type(value).__name__} that "
+                f"{does_not_fit}: {_why(error)}",
                 kind="TypeError",
             ) from error
         return text[len(_RESULT_START) : -len(_RESULT_END)]
@@ -119,7 +123,7 @@ def arguments_text(arguments: Mapping[str, Any]) -> bytes:
     try:
         return _json(arguments)
     except (pydantic_core.PydanticSerializationError, TypeError, ValueError) as error:
-        raise InvalidArgumentsError(f"An argument has no JSON form: {_line(error)}") from error
+        raise InvalidArgumentsError(f"An argument has no JSON form: {_why(error)}") from error
 
 
 def _json(value: object) -> bytes:
@@ -246,6 +250,18 @@ def _problem(fault: Mapping[str, Any]) -> str:
         return sentence
     message = str(fault["msg"]).rstrip(".")
     return "does not fit: " + message[:1].lower() + message[1:]
+
+
+def _why(error: Exception) -> str:
+    """Return why a value cannot be written, as the end of a sentence."""
+    if expected := _EXPECTED.search(str(error)):
+        return f"a `{expected[1]}` is expected."
+    if kind := _NO_JSON.search(str(error)):
+        return (
+            f"`{kind[1] or kind[2]}` is no plain value, dataclass, pydantic model or msgspec "
+            "struct."
+        )
+    return _line(error)
 
 
 def _line(error: Exception) -> str:

@@ -30,6 +30,7 @@ from compute.gateway.problems import (
     problem_text,
 )
 from compute.gateway.records import records_router
+from compute.gateway.requests import faults_in, sentence_of
 from compute.workers.host import FunctionHost
 from indilog.config import Config
 from indilog.errors import (
@@ -176,12 +177,10 @@ def _add_errors(app: Gateway) -> None:
 
     async def misfit(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        faults = [
-            {"field": ".".join(map(str, fault["loc"][1:])), "problem": str(fault["msg"])}
-            for fault in error.errors()
-        ]
-        sentence = "; ".join(f"field '{f['field']}': {f['problem']}" for f in faults[:3])
-        return _answer(problem_of(InvalidArgumentsError(f"{sentence}.", faults)))
+        # Where a field stands (query, path, header, body) is the first part of its place.
+        faults = faults_in([{**fault, "loc": fault["loc"][1:]} for fault in error.errors()])
+        sentence = f"Nothing was done: {sentence_of(faults)}."
+        return _answer(problem_of(InvalidArgumentsError(sentence, faults)))
 
     for kind in (IndilogError, ValueError, TypeError):
         app.add_exception_handler(kind, told)

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import pydantic
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
+from compute.gateway.requests import faults_in, known_query, sentence_of
 from compute.workers.host import FunctionHost
 from compute.workers.invocations import Invocation
 from indilog.calls import (
@@ -36,7 +37,7 @@ class SourcesIn(pydantic.BaseModel):
 
 def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
     """Return the routes `/apps` and `/invocations`."""
-    router = APIRouter()
+    router = APIRouter(dependencies=[Depends(known_query)])
 
     @router.get("/apps", tags=["apps"])
     async def apps() -> Response:
@@ -68,7 +69,8 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
 
     @router.get("/invocations/{invocation}", tags=["functions"])
     async def outcome(
-        invocation: str, wait: Annotated[float, Query(ge=0, le=INVOCATION_WAIT_S_MAX)] = 0.0
+        invocation: str,
+        wait: Annotated[float, Query(ge=0, le=INVOCATION_WAIT_S_MAX, allow_inf_nan=False)] = 0.0,
     ) -> Response:
         """Return how far an asynchronous invocation is, and its outcome when it is over.
 
@@ -134,11 +136,9 @@ async def _sources(request: Request, app: str, bytes_max: int) -> dict[str, str]
     try:
         return SourcesIn.model_validate_json(bytes(body)).sources
     except pydantic.ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        field = ".".join(map(str, fault["loc"])) or "body"
+        faults = faults_in(error.errors(include_url=False))
         raise InvalidArgumentsError(
-            f"Nothing was deployed: field '{field}': {fault['msg']}.",
-            [{"field": field, "problem": fault["msg"]}],
+            f"Nothing was deployed: {sentence_of(faults)}.", faults
         ) from None
 
 

@@ -10,15 +10,22 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pydantic
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from compute.deployments import check_log_name
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_text
+from compute.gateway.requests import faults_in, known_query, sentence_of
 from compute.gateway.values import AppendIn, TrimIn, record_out, tag_of
 from indilog.errors import InvalidArgumentsError, TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, UserTag
-from indilog.log import READ_RANGE_LIMIT_MAX, Entry, Log, LogSource, Session
+from indilog.log import (
+    READ_RANGE_LIMIT_MAX,
+    Entry,
+    Log,
+    LogSource,
+    Session,
+    check_log_name,
+)
 from indilog.subscription import pages
 
 WAIT_S_MAX: Final = 300.0
@@ -35,7 +42,7 @@ Since = Annotated[
     Query(description="Ordered then or later; ISO 8601, or seconds since 1970."),
 ]
 Fresh = Annotated[bool, Query(description="See all that was appended before, by anybody.")]
-Bound = Annotated[int | None, Query(ge=0, description="Inclusive.")]
+Bound = Annotated[int | None, Query(ge=0, le=MAX_SEQNUM, description="Inclusive.")]
 
 
 class JsonText(Response):
@@ -52,16 +59,19 @@ def _json(value: object, session: Session, status: HTTPStatus = HTTPStatus.OK) -
 def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
     """Return the routes below `/logs`."""
     routes = LogRoutes(logs, body_bytes_max=body_bytes_max)
-    router = APIRouter(prefix="/logs/{log}", tags=["logs"])
+    # A log's name may have slashes. Where a path can be read in two ways the longer name is meant.
+    router = APIRouter(
+        prefix="/logs/{log:path}", tags=["logs"], dependencies=[Depends(known_query)]
+    )
     router.post("/records", status_code=HTTPStatus.CREATED, openapi_extra=_APPEND_BODY)(
         routes.append
     )
     router.get("/records")(routes.read)
-    router.get("/records/{seqnum}")(routes.read_one)
     router.get("/tail")(routes.tail)
     router.get("/at")(routes.at)
     router.post("/trim")(routes.trim)
     router.get("/stream", response_class=StreamingResponse)(routes.stream)
+    router.get("/records/{seqnum}")(routes.read_one)
     return router
 
 
@@ -105,7 +115,7 @@ class LogRoutes:
         since: Since = None,
         direction: Literal["next", "prev"] = "next",
         limit: Annotated[int, Query(ge=1, le=READ_RANGE_LIMIT_MAX)] = 100,
-        wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+        wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX, allow_inf_nan=False)] = 0.0,
         fresh: Fresh = False,
         position: Position = 0,
     ) -> Response:
@@ -131,7 +141,12 @@ class LogRoutes:
         return _json({"records": records, "next_bound": next_bound}, session)
 
     async def read_one(
-        self, log: str, seqnum: int, *, fresh: Fresh = False, position: Position = 0
+        self,
+        log: str,
+        seqnum: Annotated[int, Path(ge=0, le=MAX_SEQNUM)],
+        *,
+        fresh: Fresh = False,
+        position: Position = 0,
     ) -> Response:
         """Read the record at a seqnum."""
         opened, session = self._opened(log, position)
@@ -203,12 +218,10 @@ def _entries(body: bytes) -> tuple[list[Entry], bool]:
     try:
         given = AppendIn.model_validate_json(body)
     except pydantic.ValidationError as error:
-        faults = [
-            {"field": ".".join(map(str, f["loc"])) or "body", "problem": f["msg"]}
-            for f in error.errors(include_url=False, include_context=False, include_input=False)
-        ]
-        told = "; ".join(f"field '{f['field']}': {f['problem']}" for f in faults[:3])
-        raise InvalidArgumentsError(f"Nothing was appended: {told}.", faults) from None
+        faults = faults_in(error.errors(include_url=False))
+        raise InvalidArgumentsError(
+            f"Nothing was appended: {sentence_of(faults)}.", faults
+        ) from None
     return given.entries()
 
 

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import pydantic
+from pydantic_core import PydanticCustomError
 
 from indilog.ids import UserTag
 from indilog.log import Entry, Record
+
+
+def _tag_in(value: object) -> object:
+    """Refuse what JSON takes for a tag and the log does not; true would become the integer 1."""
+    if type(value) is not str and type(value) is not int:
+        raise PydanticCustomError("tag", "is text or an integer")
+    return value
+
+
+TagIn: TypeAlias = Annotated[str | int, pydantic.BeforeValidator(_tag_in)]
 
 
 class RecordIn(pydantic.BaseModel):
@@ -23,7 +34,7 @@ class RecordIn(pydantic.BaseModel):
 
     data: str | None = None
     data_base64: str | None = None
-    tags: list[str | int] = []
+    tags: list[TagIn] = []
 
     def entry(self) -> Entry:
         """Return the record to append.
@@ -65,9 +76,9 @@ class TrimIn(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    until: int = pydantic.Field(ge=0, description="The first seqnum that stays.")
+    until: int = pydantic.Field(ge=0, strict=True, description="The first seqnum that stays.")
     tag: str | None = None
-    tag_int: int | None = None
+    tag_int: pydantic.StrictInt | None = None
 
 
 def record_out(record: Record) -> dict[str, Any]:

@@ -312,7 +312,8 @@ class Applications:
 
 
 def _problem(record: Deployment, error: IndilogError) -> str:
-    return f"App {record.name} does not load: {error}"
+    """Return what callers of an application that does not load are told."""
+    return f"App {record.name} does not load: {error} When the cause is gone, deploy it again."
 
 
 def _name_taken(name: str, owner: str) -> AppNameTakenError:

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from compute.workers import process
-from compute.workers.process import Serve, WorkerProcess
+from compute.workers.process import STOP_S, Serve, WorkerProcess
 from indilog.calls import Limits
 from indilog.config import NodeConfig
 from indilog.errors import NotReadyError
@@ -24,6 +24,8 @@ _RESTART_S_MAX: Final = 5.0
 _STABLE_S: Final = 10.0
 """A worker that lived this long is started again at once."""
 _START_S: Final = 60.0
+_STOPPING_S: Final = 0.5
+"""When the platform stops: calls have had their time, so a blocked worker is killed after this."""
 
 
 class WorkerPool:
@@ -159,7 +161,8 @@ class WorkerPool:
 
     async def _ended(self, worker: WorkerProcess, directory: Path) -> None:
         """End a process, if it has not ended, and remove what it leaves."""
-        code = await asyncio.shield(asyncio.ensure_future(worker.stopped()))
+        within_s = _STOPPING_S if self._stopping else STOP_S
+        code = await asyncio.shield(asyncio.ensure_future(worker.stopped(within_s=within_s)))
         shutil.rmtree(directory, ignore_errors=True)
         if not self._stopping:
             structlog.get_logger().warning(

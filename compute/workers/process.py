@@ -25,7 +25,7 @@ from compute.workers.last_words import place_left
 from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Ready, ThreadsLeft, Welcome
 from indilog.link import Link, SocketLink
 
-_STOP_S: Final = 5.0
+STOP_S: Final = 5.0
 """A worker that does not end by itself is killed after this."""
 _LAST_ANSWERS_S: Final = 0.5
 """What an ended worker has still sent is read for this long, if the link does not end by itself."""
@@ -106,22 +106,23 @@ class WorkerProcess:
         """End it, having it say where it is stuck; it is killed if it does not obey."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGABRT)
-            asyncio.get_running_loop().call_later(_STOP_S, self.kill)
+            asyncio.get_running_loop().call_later(STOP_S, self.kill)
 
     def let_go(self) -> None:
         """Close its standard input, which tells it that its parent is gone."""
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
 
-    async def stopped(self) -> int:
-        """Close the link, wait until the process is gone (killing it if need be), return its code.
+    async def stopped(self, *, within_s: float = STOP_S) -> int:
+        """Close the link, wait until the process is gone, killing it after `within_s`; return its
+        code.
 
         When this returns the process does not exist any more, nor what it started in its process
         group, and its output is logged.
         """
         self.link.close()
         ended = {self._ending}
-        await asyncio.wait(ended, timeout=_STOP_S)
+        await asyncio.wait(ended, timeout=within_s)
         self.kill()
         await asyncio.wait(ended)
         await asyncio.wait({self._output}, timeout=_OUTPUT_S)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from indilog.app import check_app_name
 from indilog.cli import show
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
 from indilog.cli.logs import logs
@@ -99,6 +100,8 @@ def deploy(
 
 def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
     with mistakes_told():
+        if name is not None:
+            check_app_name(name)
         sources = sources_of(what)
     body, headers = {"sources": sources}, {"Indilog-Owner": owner}
     if name is None:

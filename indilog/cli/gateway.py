@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import httpx
 import typer
 
-from indilog.connect import DEFAULT_URL
+from indilog.connect import DEFAULT_URL, check_url
 from indilog.errors import IndilogError
 
 MISTAKE = 2
@@ -55,7 +55,8 @@ class Gateway:
     """A gateway, for one command."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        with mistakes_told():
+            self.url = check_url(url)
         self._client = httpx.Client(base_url=self.url, timeout=_TIMEOUT_S, trust_env=False)
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - whatever JSON says

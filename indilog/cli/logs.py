@@ -15,7 +15,8 @@ from indilog.cli import show
 from indilog.cli.follow import follow as follow_stream
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
 from indilog.cli.since import seconds_of
-from indilog.ids import log_tag
+from indilog.ids import MAX_SEQNUM
+from indilog.log import check_log_name
 
 logs = typer.Typer(help="Append to logs, read and trim them.", no_args_is_help=True)
 
@@ -24,7 +25,9 @@ TagOption = Annotated[str | None, typer.Option("--tag", help="Only records with 
 TagIntOption = Annotated[
     int | None, typer.Option("--tag-int", help="Only records with this integer tag.")
 ]
-BoundOption = Annotated[int | None, typer.Option(min=0, help="Seqnum to start at, inclusive.")]
+BoundOption = Annotated[
+    int | None, typer.Option(min=0, max=MAX_SEQNUM, help="Seqnum to start at, inclusive.")
+]
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")
 ]
@@ -40,8 +43,9 @@ FreshOption = Annotated[
 
 def _path(log: str, rest: str) -> str:
     with mistakes_told():
-        log_tag(log)  # refuses what cannot be a name
-    return f"/logs/{quote(log, safe='')}/{rest}"
+        check_log_name(log)
+    name = quote(log, safe="").replace(".", "%2E")  # "." and ".." are steps of a path otherwise
+    return f"/logs/{name}/{rest}"
 
 
 @logs.command()
@@ -183,7 +187,7 @@ def _since(gateway: Gateway, log: str, since: str) -> int:
 def trim(
     log: LogName,
     *,
-    until: Annotated[int, typer.Option(min=0, help="The first seqnum that stays.")],
+    until: Annotated[int, typer.Option(min=0, max=MAX_SEQNUM, help="The first seqnum that stays.")],
     tag: Annotated[
         str | None, typer.Option("--tag", help="Trim only this text tag's sub-stream.")
     ] = None,

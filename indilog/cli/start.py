@@ -309,7 +309,9 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run `./start`."""
-    typer.run(start)
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    command.command()(start)
+    command(prog_name="./start")
 
 
 if __name__ == "__main__":

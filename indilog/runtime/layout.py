@@ -125,7 +125,7 @@ def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogP
 def _layout(view: View) -> str:
     replicas = len(next(iter(view.shards.values())).replicas)
     return (
-        f"{len(view.sequencers)} sequencers, {len(view.storage_nodes)} storage nodes, "
+        f"{len(view.sequencers)} sequencers, {len(view.storage_nodes)} storage nodes in use, "
         f"{replicas} replicas, {len(view.index_nodes)} index nodes in "
         f"{len(view.eras[-1].shards)} shards, {len(view.aggregators)} aggregators, "
         f"{len(view.engines)} engines"

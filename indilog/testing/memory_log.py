@@ -31,6 +31,7 @@ from indilog.log import (
     Session,
     check_bound,
     check_limit,
+    check_log_name,
     check_record,
     check_time,
     check_until,
@@ -151,7 +152,7 @@ class MemoryLog(Log):
     def __init__(
         self, name: str, *, logs: MemoryLogs | None = None, session: Session | None = None
     ) -> None:
-        self.name = name
+        self.name = name if logs is not None else check_log_name(name)
         self.logs = logs or MemoryLogs()
         self.session = session or Session()
         self._stream(None)  # refuses a name that no log may have

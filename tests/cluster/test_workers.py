@@ -94,8 +94,11 @@ async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
         assert answer.status_code == 503
         assert answer.json()["detail"] == (
             "App deadly does not load: deadly.py, line 2: importing the code ends the Python "
-            "process (exit status 5)."
+            "process (exit status 5). When the cause is gone, deploy it again."
         )
+        mark.unlink()
+        assert (await second.deploy("deadly", deadly + DEMO)).status_code == 200
+        assert (await second.call("deadly.count", name="b")).json() == 1
         assert second.host.status()["worker_restarts"] <= 2
 
 

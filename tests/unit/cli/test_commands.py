@@ -92,7 +92,11 @@ def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
         (("up", "--config", "/nowhere.toml"), "There is no configuration file /nowhere.toml."),
         (("up", "--port", "70000"), "port is 0 (any) to 65535, not 70000."),
         (("status", "--url", URL), f"No platform answers at {URL}; start one with `indilog up`"),
-        (("status", "--url", "nonsense"), "No platform answers at nonsense"),
+        (("status", "--url", "nonsense"), "A platform's URL is like http://"),
+        (("status", "--url", "ftp://here"), "not 'ftp://here'"),
+        (("log", "read", "$apps"), "the platform's own"),
+        (("deploy", "visits.py", "--name", ""), "An app's name is 1 to 64 letters"),
+        (("deploy", "visits.py", "--name", "x/y"), "not 'x/y'"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
@@ -101,6 +105,12 @@ def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) ->
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_a_bound_that_no_record_can_have_is_refused() -> None:
+    done = run("log", "read", "orders", "--bound", "99999999999999999999")
+    assert done.exit_code == 2
+    assert "--bound" in done.stderr
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, 2), (422, 2), (500, 1), (503, 1)])

@@ -39,6 +39,15 @@ def test_setup_only_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, ["--setup-only"]).exit_code == 0
 
 
+def test_its_help_speaks_of_the_command_that_a_person_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["start.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        start.main()
+    assert "Usage: ./start" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--port", "0"], ["--bogus"]])
 def test_a_wrong_option_starts_nothing(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from compute.deployments import APPS_LOG, Deployment, DeploymentLog, check_log_name
+from compute.deployments import APPS_LOG, Deployment, DeploymentLog
 from indilog.config import ClusterConfig
 from indilog.deployed import FunctionSpec
-from indilog.errors import DeployError, InvalidTagError
+from indilog.errors import DeployError
 from indilog.testing import MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -83,9 +83,3 @@ async def test_a_log_of_deployments_says_when_there_are_more() -> None:
     await more
     await read.catch_up()
     assert read.newest["a"].seqnum == 0
-
-
-async def test_the_platforms_own_names_are_not_a_users() -> None:
-    assert check_log_name("orders") == "orders"
-    with pytest.raises(InvalidTagError):
-        check_log_name("$apps")

@@ -46,6 +46,8 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
         ({"node": {"prot": 1}}, "Unknown setting 'prot'"),
         ({"nodes": {}}, r"Unknown table \[nodes\]"),
         ({"node": 3}, "must be a table"),
+        ({"bogus": 1}, "The setting 'bogus' stands outside the tables"),
+        ({"cluster": {"replica": 1}}, "Unknown setting 'replica' in .*; did you mean replicas"),
         ({"node": {"port": "abc"}}, r"\[node\] does not fit.*port"),
         ({"node": {"port": 65536}}, "port is 0"),
         ({"node": {"resend_s": 0}}, "resend_s must be greater than 0"),
@@ -67,6 +69,20 @@ def test_a_contradiction_is_one_sentence_that_names_the_field(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         config_from(overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("INDILOG_NODE_BOGUS", "CONFIGURATION.md lists them"),
+        ("INDILOG_NODE_PROT", "did you mean INDILOG_NODE_PORT?"),
+    ],
+)
+def test_an_unknown_setting_from_the_environment_is_told_by_its_variable(
+    variable: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"variable {variable} names no .*{words}"):
+        config_from(environment={variable: "1"})
 
 
 def test_a_path_may_come_as_a_path() -> None:

@@ -186,6 +186,15 @@ def test_arguments_without_a_json_form_are_refused_before_they_are_sent() -> Non
         arguments_text({"n": object()})
 
 
+def test_a_result_without_a_json_form_is_named_in_plain_words() -> None:
+    def plain():  # type: ignore[no-untyped-def]  # noqa: ANN202 - as people write it
+        raise NotImplementedError
+
+    told = r"a value of type list that has no JSON form: `object` is no plain value"
+    with pytest.raises(FunctionFailedError, match=told):
+        of(plain).result_text([object()])
+
+
 def test_the_schemas_name_every_parameter_and_the_result() -> None:
     async def book(ctx: Context, order: Order, place: Place) -> list[Order]:
         raise NotImplementedError

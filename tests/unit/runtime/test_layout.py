@@ -101,3 +101,16 @@ def test_what_holds_data_may_not_change(tmp_path: Path, change: dict[str, int]) 
                 pass
 
     uvloop.run(story())
+
+
+def test_a_refused_layout_counts_the_storage_nodes_that_have_a_shard(tmp_path: Path) -> None:
+    """Of two storage nodes one has the only replica of the only shard."""
+
+    async def story() -> None:
+        async with embedded(config_in(tmp_path)):
+            pass
+        with pytest.raises(ConfigError, match=r"asks for \(3 sequencers, 1 storage nodes in use,"):
+            async with embedded(config_in(tmp_path, sequencers=3, storage_nodes=2)):
+                pass
+
+    uvloop.run(story())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -120,6 +121,19 @@ async def test_reads_begin_at_a_time(served: Served, form: str) -> None:
     assert refused == (400, "since goes with direction=next; with prev give a bound.")
 
 
+@pytest.mark.parametrize("name", ["a/b", "a/records", "records/7", "a/records/7", "ä ?", "..", "/"])
+async def test_every_name_that_a_log_may_have_works_over_http(served: Served, name: str) -> None:
+    await served.logs.log(name).append(b"1")
+    path = f"/logs/{quote(name, safe='').replace('.', '%2E')}"
+    assert (await served.client.post(f"{path}/records", json={"data": "2"})).json() == {"seqnum": 1}
+    found = (await served.client.get(f"{path}/records")).json()["records"]
+    assert [record["data"] for record in found] == ["1", "2"]
+    assert (await served.client.get(f"{path}/records/1")).json()["data"] == "2"
+    assert (await served.client.get(f"{path}/tail")).json() == {"tail": 2}
+    trimmed = await served.client.post(f"{path}/trim", json={"until": 1})
+    assert trimmed.json() == {"until": 1}
+
+
 async def test_a_wait_over_http_ends_by_itself(served: Served) -> None:
     answer = await served.client.get("/logs/orders/records?tag=new&wait=0.001")
     assert answer.json() == {"records": [], "next_bound": 0}
@@ -133,6 +147,9 @@ async def test_a_wait_over_http_ends_by_itself(served: Served) -> None:
         ({"data": "x", "data_base64": "eA=="}, 400, "one of them"),
         ({"data_base64": "?"}, 400, "is not base64"),
         ({"data": "x", "tags": [""]}, 400, "must not be empty"),
+        ({"data": "x", "tags": [True]}, 422, "field 'tags[0]' is text or an integer, not true."),
+        ({"data": "x", "tags": ["a", 1.0]}, 422, "field 'tags[1]' is text or an integer, not 1.0"),
+        ({"records": [{"data": 7}]}, 422, "field 'records[0].data' is text, not 7."),
         ({"data": "x", "tags": [0]}, 400, "between 1 and"),
         ({"data": "x", "tags": [f"t{n}" for n in range(65)]}, 413, "the limit is 64"),
         ({"data": "x" * 1001}, 413, "the limit is 1,000"),
@@ -162,7 +179,7 @@ async def test_a_trim_over_http_is_told_by_reads_as_gone(served: Served) -> None
     assert problem(await served.client.get("/logs/orders/records/1"))[0] == 410
     beyond = problem(await served.client.post("/logs/orders/trim", json={"until": 7}))
     assert beyond == (400, "until is 7, but the log ends at 6; trim at most up to its tail.")
-    for body in ({}, {"until": -1}, {"until": 1, "tags": "odd"}):
+    for body in ({}, {"until": -1}, {"until": True}, {"until": 1, "tags": "odd"}):
         assert problem(await served.client.post("/logs/orders/trim", json=body))[0] == 422
 
 
@@ -171,7 +188,14 @@ async def test_a_trim_over_http_is_told_by_reads_as_gone(served: Served) -> None
     [
         ("/logs/$apps/records", 400, "the platform's own"),
         ("/logs/orders/records?limit=0", 422, "field 'limit'"),
-        ("/logs/orders/records?bound=-1", 422, "field 'bound'"),
+        ("/logs/orders/records?bound=-1", 422, "field 'bound' is 0 or greater, not '-1'."),
+        ("/logs/orders/records?bound=99999999999999999999", 422, "field 'bound' is at most 9223"),
+        ("/logs/orders/records?wait=nan", 422, "field 'wait' is a finite number"),
+        ("/logs/orders/records?since=10m", 422, "field 'since' is a time: ISO 8601"),
+        ("/logs/orders/records?tagg=a", 422, "query's field 'tagg' is not known; there are tag,"),
+        ("/logs/orders/tail?tag=a", 422, "'tag' is not known; this request takes none"),
+        ("/invocations/nope?wiat=1", 422, "'wiat' is not known; there are wait"),
+        ("/logs//tail", 400, "A log's name is 1 to"),
         ("/logs/orders/records?tag=a&tag_int=7", 400, "not both"),
         ("/logs/orders/records/9", 404, "no record at seqnum 9"),
         ("/invocations/nope", 404, "No invocation 'nope'"),

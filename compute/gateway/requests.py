@@ -1,0 +1,101 @@
+"""What of a request does not fit, as sentences: fields that are not known, values that are no such
+thing.
+
+The framework's own words are for programmers of pydantic; a caller is told the field as they wrote
+it, and what it may be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+
+from indilog.errors import InvalidArgumentsError
+
+_FAULTS_MAX: Final = 20
+_TOLD_MAX: Final = 3
+_VALUE_CHARACTERS_MAX: Final = 40
+_PROBLEMS: Final = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "int_parsing": "is an integer",
+    "int_type": "is an integer",
+    "int_from_float": "is an integer",
+    "int_parsing_size": "is an integer of at most 64 bits",
+    "float_parsing": "is a number",
+    "float_type": "is a number",
+    "finite_number": "is a finite number",
+    "bool_parsing": "is 1 or 0",
+    "bool_type": "is true or false",
+    "string_type": "is text",
+    "string_too_long": "is at most {max_length} characters",
+    "list_type": "is a list",
+    "dict_type": "is an object",
+    "model_type": "is an object",
+    "model_attributes_type": "is an object",
+    "greater_than_equal": "is {ge} or greater",
+    "less_than_equal": "is at most {le}",
+    "literal_error": "is {expected}",
+    "json_invalid": "is not JSON ({error})",
+}
+_NO_VALUE: Final = ("missing", "extra_forbidden", "json_invalid", "string_too_long")
+"""Problems that say enough without the value."""
+
+
+def known_query(request: Request) -> None:
+    """Refuse a query with a field that the route does not have: it would be left out silently.
+
+    Raises:
+        InvalidArgumentsError: there is one; it names the field.
+    """
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute), "it is a dependency of such routes only"
+    known = [field.alias for field in route.dependant.query_params]
+    for field in request.query_params:
+        if field not in known:
+            there_are = f"there are {', '.join(known)}" if known else "this request takes none"
+            problem = f"is not known; {there_are}"
+            sentence = f"Nothing was done: the query's field '{field}' {problem}."
+            raise InvalidArgumentsError(sentence, [{"field": field, "problem": problem}])
+
+
+def faults_in(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return what does not fit, one `{"field", "problem"}` each, of pydantic's errors."""
+    return [{"field": _field(error["loc"]), "problem": _problem(error)} for error in errors][
+        :_FAULTS_MAX
+    ]
+
+
+def sentence_of(faults: Sequence[Mapping[str, str]]) -> str:
+    """Return the first faults as the end of a sentence, without its full stop."""
+    return "; ".join(f"field '{f['field']}' {f['problem']}" for f in faults[:_TOLD_MAX])
+
+
+def _field(place: Sequence[str | int]) -> str:
+    """Return a place as a caller writes it: `records[1].tags[0]`."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
+    return "".join(parts).removeprefix(".") or "body"
+
+
+def _problem(error: Mapping[str, Any]) -> str:
+    kind = error["type"]
+    if kind == "tag":
+        told = str(error["msg"])
+    elif kind.startswith(("datetime_", "date_", "timezone_")):
+        told = "is a time: ISO 8601 (2026-11-21T18:00Z), or seconds since 1970"
+    elif kind in _PROBLEMS:
+        told = _PROBLEMS[kind].format(**error.get("ctx", {}))
+    else:
+        message = str(error["msg"]).rstrip(".")
+        told = "does not fit: " + message[:1].lower() + message[1:]
+    return told if kind in _NO_VALUE else f"{told}, not {_shown(error.get('input'))}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as JSON says it, cut short."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= _VALUE_CHARACTERS_MAX else text[:_VALUE_CHARACTERS_MAX] + "..."
