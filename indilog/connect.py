@@ -40,7 +40,7 @@ from indilog.calls import (
 from indilog.config import ClusterConfig
 from indilog.deployed import AppInfo
 from indilog.errors import CallOutcomeUnknownError, NotReadyError
-from indilog.link import Link
+from indilog.link import Link, socket_messages
 from indilog.log import Log, Session, check_log_name
 from indilog.remote import RemoteLogs
 from indilog.sources import sources_of
@@ -133,7 +133,8 @@ class _Connection:
                 self._written.clear()
                 while self._queue:
                     data, self._queue = self._queue, bytearray()
-                    await self._socket.send(bytes(data))
+                    for part in socket_messages(data):
+                        await self._socket.send(part)
         except ConnectionClosed:
             self.link.lost()
 

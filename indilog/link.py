@@ -13,7 +13,7 @@ of the event loop), the gateway and `connect` put it on a WebSocket.
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - a link is part of the shell
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias, cast
 
 import structlog
@@ -28,12 +28,17 @@ from indilog.calls import (
     Question,
     failed,
 )
-from indilog.config import MIB
+from indilog.config import KIB, MIB
 from indilog.errors import IndilogError, MalformedFrameError, OverloadedError, TooLargeError
 from indilog.frames import Frame, FrameReader, frame_written
 
 QUEUE_BYTES_MAX: Final = 64 * MIB
 """Bytes that wait for a peer that does not read; beyond it questions and answers are refused."""
+
+SOCKET_MESSAGE_BYTES: Final = 128 * KIB
+"""Bytes in one message of a WebSocket; below every `message_bytes_max`, beyond which the other end
+closes it. What a link writes in one turn may be many times as much.
+"""
 
 OnAnswer: TypeAlias = Callable[[Answer], None]
 Serve: TypeAlias = "Callable[[Link, int, Question | Greeting], None]"
@@ -244,6 +249,13 @@ class Link:
 
     def _waiting_bytes(self) -> int:
         return len(self._out) + self._queued_bytes()
+
+
+def socket_messages(data: bytearray) -> Iterator[bytes]:
+    """Cut what a link has written into messages of a WebSocket; the reader puts frames together."""
+    view = memoryview(data)
+    for start in range(0, len(view), SOCKET_MESSAGE_BYTES):
+        yield bytes(view[start : start + SOCKET_MESSAGE_BYTES])
 
 
 class SocketLink(asyncio.Protocol):

@@ -10,7 +10,7 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from compute.workers.host import FunctionHost
 from indilog.calls import LINK_VERSION, Welcome
-from indilog.link import Link
+from indilog.link import Link, socket_messages
 
 CLIENTS_MAX = 1024
 """Clients at once; a further one is turned away."""
@@ -46,7 +46,8 @@ class WebSocketWriter:
             self._written.clear()
             while self._queue:
                 data, self._queue = self._queue, bytearray()
-                await self._socket.send_bytes(bytes(data))
+                for part in socket_messages(data):
+                    await self._socket.send_bytes(part)
         await self._socket.close()
 
 

@@ -252,3 +252,15 @@ async def test_an_app_of_another_owner_is_not_replaced(platform: Platform) -> No
     headers = {"content-type": "text/x-python", "indilog-owner": "eve"}
     answer = await platform.http.put("/apps/demo", content=DEMO, headers=headers)
     assert (answer.status_code, answer.json()["title"]) == (409, "AppNameTakenError")
+
+
+async def test_a_client_may_send_and_ask_for_more_at_once_than_one_message_holds(
+    platform: Platform,
+) -> None:
+    """What a link writes in one turn is cut into messages that the other end takes."""
+    async with indilog.connect(platform.url) as client:
+        log = client.log("large")
+        data = [bytes([number]) * 900_000 for number in range(20)]
+        seqnums = await asyncio.gather(*(log.append(each) for each in data))
+        records = await asyncio.gather(*(log.read(seqnum) for seqnum in seqnums))
+        assert [record.data for record in records if record is not None] == data
