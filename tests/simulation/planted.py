@@ -130,12 +130,6 @@ BUGS: Final = (
         "bisect_right(self._span_seqnums, seqnum) - 1",
         "bisect_right(self._span_seqnums, seqnum - 1) - 1",
     ),
-    Bug(
-        "a gap in the metalog is not asked for",
-        "storage/catch_up.py",
-        "self._behind = gap or",
-        "self._behind = False and gap or",
-    ),
     # --- index tier and feeds
     Bug(
         "an index node answers whatever it has applied",
@@ -174,6 +168,12 @@ BUGS: Final = (
         "            effects = []",
     ),
     # --- compute
+    Bug(
+        "an engine does not hear of trims",
+        "compute/log_floors.py",
+        "        for floor in trim.floors:\n            self._ahead",
+        "        for floor in ():\n            self._ahead",
+    ),
     Bug(
         "a shard is opened at the largest prefix of its replicas",
         "compute/shard_writer.py",
@@ -233,10 +233,10 @@ BUGS: Final = (
         "if bound < block.tail - 1]",
     ),
     Bug(
-        "a session does not remember what it has read",
+        "a session does not remember what it has appended",
         "compute/local_log.py",
-        "        self._session.saw(answer.position)\n        if isinstance",
-        "        if isinstance",
+        "        self._session.position = max(self._session.position, position)\n",
+        "        del position\n",
     ),
     # --- shell and journal
     Bug(
