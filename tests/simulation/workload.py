@@ -17,7 +17,6 @@ from indilog.errors import (
     AppendOutcomeUnknownError,
     DataLossError,
     IndilogError,
-    QuorumUnavailableError,
     TrimmedError,
 )
 from indilog.ids import MAX_SEQNUM, NodeId
@@ -203,11 +202,10 @@ class Workload:
             operation.outcome, operation.value = "trimmed", error.first_seqnum
         except ValueError as error:  # beyond the tail, says `trim`
             operation.outcome, operation.note = "failed", str(error)
-        except QuorumUnavailableError as error:
-            operation.outcome = "unknown" if operation.kind == "trim" else "failed"
-            operation.note = f"{type(error).__name__}: {error}"
         except IndilogError as error:
             operation.outcome = "lost" if isinstance(error, DataLossError) else "failed"
+            if operation.kind == "trim":  # a process that ends may have asked for it already
+                operation.outcome = "unknown"
             operation.note = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 whatever else is raised is the fault looked for
             self.errors.append(error)
