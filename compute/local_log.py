@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from compute.engine import Engine
 from compute.operation import PENDING, Answered
+from compute.retention_service import RetentionService
 from indilog.config import ClusterConfig
 from indilog.errors import NotReadyError, TooLargeError, TrimmedError
 from indilog.ids import (
@@ -43,6 +44,8 @@ from indilog.log import (
 from indilog.messages import Direction
 from indilog.metalog import Floor
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+from indilog.retention import Retention, checked_retention
+from indilog.retention_log import RETENTION_LOG, record_policy, recorded_policy
 from indilog.roles import Ordered
 from indilog.runtime.node import NodeShell
 
@@ -66,6 +69,8 @@ class LocalLogs:
         self.wake: Callable[[], None] = functools.partial(shell.wake, node)
         """Lets the engine's turn come; raises `NotReadyError` if the platform has stopped."""
         self._reads = 0
+        self.retention: RetentionService | None = None
+        """What enforces policies here; at one compute node of a platform only."""
 
     def log(self, name: str, session: Session | None = None) -> LocalLog:
         """Return the log `name`.
@@ -245,6 +250,18 @@ class LocalLog(Log):
         self._engine.trims.start(floor, waiter)
         self._logs.wake()
         self._seen(await waiter)
+
+    async def set_retention(
+        self, *, age_s: float | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Set this log's policy; see `Log.set_retention`."""
+        retention = checked_retention(self.name, age_s, size_bytes)
+        policies = self._logs.log(RETENTION_LOG, self._session)
+        await record_policy(policies, self.name, retention)
+
+    async def retention(self) -> Retention:
+        """Return this log's policy; see `Log.retention`."""
+        return await recorded_policy(self._logs.log(RETENTION_LOG, self._session), self.name)
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep aux data beside a record; see `Log.set_aux`."""

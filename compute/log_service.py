@@ -36,6 +36,7 @@ from indilog.calls import (
 from indilog.errors import IndilogError, NotReadyError, OverloadedError
 from indilog.link import Link
 from indilog.log import Entry, Log, LogSource, Record, Session, check_log_name
+from indilog.retention_messages import LogRetention, LogSetRetention, RetentionFound
 
 
 class LogService:
@@ -127,22 +128,31 @@ async def _answer(  # noqa: PLR0911 - one answer per question
                 fresh=question.fresh,
             )
             return RecordsFound(session.position, tuple(map(_value, page)))
-        case LogTail():
-            seqnum = await log.tail()
-            return TailFound(session.position, seqnum)
-        case LogFindTime():
-            found = await log.find_time(question.time)
-            return TailFound(session.position, found)
-        case LogTrim() | LogSetAux():
+        case LogTail() | LogFindTime():
+            return await _seqnum(log, session, question)
+        case LogRetention():
+            policy = await log.retention()
+            return RetentionFound(session.position, policy)
+        case LogTrim() | LogSetAux() | LogSetRetention():
             await _change(log, question)
             return Done(session.position)
         case unreachable:
             assert_never(unreachable)
 
 
-async def _change(log: Log, question: LogTrim | LogSetAux) -> None:
+async def _seqnum(log: Log, session: Session, question: LogTail | LogFindTime) -> Answer:
+    if isinstance(question, LogFindTime):
+        found = await log.find_time(question.time)
+        return TailFound(session.position, found)
+    tail = await log.tail()
+    return TailFound(session.position, tail)
+
+
+async def _change(log: Log, question: LogTrim | LogSetAux | LogSetRetention) -> None:
     if isinstance(question, LogTrim):
         await log.trim(question.until, tag=question.tag)
+    elif isinstance(question, LogSetRetention):
+        await log.set_retention(age_s=question.age_s, size_bytes=question.size_bytes)
     else:
         await log.set_aux(question.seqnum, question.aux)
 

@@ -21,13 +21,11 @@ from indilog import errors
 from indilog.deployed import AppInfo, FunctionSpec
 from indilog.errors import IndilogError, NotReadyError
 from indilog.ids import MetalogPosition, SeqNum, UserTag
+from indilog.link_message import LinkStruct as _Message
+from indilog.retention_messages import LogRetention, LogSetRetention, RetentionFound
 
 LINK_VERSION: Final = 1
 """Both ends say it first; a link between different versions is closed."""
-
-
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
@@ -443,7 +441,7 @@ class Failed(_Message, frozen=True):
 
 LogQuestion: TypeAlias = (
     LogAppend | LogAppendBatch | LogRead | LogReadNext | LogReadPrev | LogReadRange | LogTail
-    | LogSetAux | LogFindTime | LogTrim
+    | LogSetAux | LogFindTime | LogTrim | LogSetRetention | LogRetention
 )  # fmt: skip
 Question: TypeAlias = (
     LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | CheckArguments
@@ -451,8 +449,9 @@ Question: TypeAlias = (
 )  # fmt: skip
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft
 Answer: TypeAlias = (
-    Appended | RecordsFound | TailFound | Done | Returned | Accepted | Loaded | Deployed | Failed
-)
+    Appended | RecordsFound | TailFound | RetentionFound | Done | Returned | Accepted | Loaded
+    | Deployed | Failed
+)  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer
 
 

@@ -175,6 +175,12 @@ class NodeConfig:
     """Tags from which an index node takes the records of a trimmed log in one turn."""
     log_floors_max: int = 100_000
     """Trimmed logs whose floors an engine remembers; others are asked for in the index tier."""
+    retention_interval_s: float = 60.0
+    """How often the platform trims logs by their retention policies."""
+    retention_bytes_per_s: int = 32 * MIB
+    """Bytes of records that it reads for policies that bound the size, at most."""
+    retention_logs_max: int = 10_000
+    """Logs whose retention policies are enforced; those of further ones are not, with a warning."""
     page_bytes_max: int = 4 * MIB
     """Bytes of records in one answer to `read_range`."""
 

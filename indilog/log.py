@@ -18,6 +18,7 @@ import msgspec
 
 from indilog.errors import InvalidTagError, TooLargeError
 from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum, UserTag, log_tag, names_decoded
+from indilog.retention import Retention
 from indilog.subscription import pages
 
 _TIME_S_MAX: Final = 1e12
@@ -235,6 +236,27 @@ class Log(abc.ABC):
             QuorumUnavailableError: it was not confirmed in time and may still happen; trimming
                 again is harmless.
         """
+
+    @abc.abstractmethod
+    async def set_retention(
+        self, *, age_s: float | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Let the platform trim this log from now on: what was ordered longer than `age_s` ago, and
+        what lies below its newest `size_bytes` (data and names).
+
+        It is the whole policy: what is not given does not bind, and without arguments everything is
+        kept. When this returns it is recorded as durably as an append, trims of this log do not
+        touch it, and every later `retention` of this session sees it. It is enforced in the
+        background, every `retention_interval_s`; what it trims is as `trim` says.
+
+        Raises:
+            ValueError: a bound is not greater than 0; nothing was changed.
+            AppendOutcomeUnknownError: it may hold or not; set it again. Further as `append`.
+        """
+
+    @abc.abstractmethod
+    async def retention(self) -> Retention:
+        """Return the policy of this log that was set last; `Retention()` if none binds."""
 
     @abc.abstractmethod
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:

@@ -47,6 +47,8 @@ from indilog.log import (
     check_time,
     check_wait,
 )
+from indilog.retention import Retention, checked_retention
+from indilog.retention_messages import LogRetention, LogSetRetention, RetentionFound
 
 _AnswerT = TypeVar("_AnswerT")
 _BATCH_OVERHEAD_BYTES: Final = 4096
@@ -174,6 +176,23 @@ class RemoteLog(Log):
         question = LogTrim(self.name, self._session.position, self._tag(tag), until)
         _expected(Done, await self._read(question))
 
+    async def set_retention(
+        self, *, age_s: float | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Set this log's policy (`Log.set_retention`)."""
+        wanted = checked_retention(self.name, age_s, size_bytes)
+        position = self._session.position
+        question = LogSetRetention(self.name, position, wanted.age_s, wanted.size_bytes)
+        answer = await self._asker.ask(question)
+        _refuse_lost(answer)
+        self._saw(answer)
+        _expected(Done, answer)
+
+    async def retention(self) -> Retention:
+        """Return this log's policy (`Log.retention`)."""
+        answer = await self._read(LogRetention(self.name, self._session.position))
+        return _expected(RetentionFound, answer).retention
+
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """Keep `aux` beside an immutable record, as a cache (`Log.set_aux`)."""
         check_bound(seqnum)
@@ -204,11 +223,7 @@ class RemoteLog(Log):
 
     async def _append(self, question: LogAppend | LogAppendBatch) -> Appended:
         answer = await self._asker.ask(question)
-        if isinstance(answer, Failed) and answer.kind == LinkLostError.__name__:
-            raise AppendOutcomeUnknownError(
-                "The connection was lost before the append was acknowledged; retry with a tag that "
-                "makes a second copy harmless."
-            )
+        _refuse_lost(answer)
         self._saw(answer)
         return _expected(Appended, answer)
 
@@ -222,8 +237,17 @@ class RemoteLog(Log):
         return _record(records[0]) if records else None
 
     def _saw(self, answer: Answer) -> None:
-        if isinstance(answer, Appended | RecordsFound | TailFound | Done | Failed):
+        if isinstance(answer, Appended | RecordsFound | TailFound | RetentionFound | Done | Failed):
             self._session.saw(answer.position)
+
+
+def _refuse_lost(answer: Answer) -> None:
+    """Raise what is true of an append that the link was lost under."""
+    if isinstance(answer, Failed) and answer.kind == LinkLostError.__name__:
+        raise AppendOutcomeUnknownError(
+            "The connection was lost before the append was acknowledged; retry with a tag that "
+            "makes a second copy harmless."
+        )
 
 
 def _record(value: RecordValue) -> Record:

@@ -24,6 +24,7 @@ MODULES = (
     "indilog.tag_messages",
     "indilog.time_messages",
     "indilog.calls",
+    "indilog.retention_messages",
 )
 """Where messages are defined; each has a marked place of its own in the document."""
 

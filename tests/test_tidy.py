@@ -26,7 +26,12 @@ FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 
 ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute")
-SHELLS = ("compute/gateway", "compute/workers", "compute/log_service.py")
+SHELLS = (
+    "compute/gateway",
+    "compute/workers",
+    "compute/log_service.py",
+    "compute/retention_service.py",
+)
 """What does I/O inside the tiers' folders: it faces people's code and sockets, and is no role."""
 AWAITING = ("compute/local_log.py",)
 """The face of the engine towards callers on the loop: may import asyncio for futures, no more."""

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_text
 from compute.gateway.requests import faults_in, known_query, sentence_of
-from compute.gateway.values import AppendIn, TrimIn, record_out, tag_of
+from compute.gateway.values import AppendIn, RetentionIn, TrimIn, record_out, tag_of
 from indilog.errors import InvalidArgumentsError, TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, UserTag
 from indilog.log import (
@@ -70,6 +70,8 @@ def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
     router.get("/tail")(routes.tail)
     router.get("/at")(routes.at)
     router.post("/trim")(routes.trim)
+    router.get("/retention")(routes.retention)
+    router.put("/retention")(routes.set_retention)
     router.get("/stream", response_class=StreamingResponse)(routes.stream)
     router.get("/records/{seqnum}")(routes.read_one)
     return router
@@ -171,6 +173,19 @@ class LogRoutes:
         opened, session = self._opened(log, position)
         await opened.trim(what.until, tag=tag_of(what.tag, what.tag_int))
         return _json({"until": what.until}, session)
+
+    async def retention(self, log: str, position: Position = 0) -> Response:
+        """Return the log's retention policy; null: that does not bind."""
+        opened, session = self._opened(log, position)
+        return _json(await opened.retention(), session)
+
+    async def set_retention(
+        self, log: str, policy: RetentionIn, position: Position = 0
+    ) -> Response:
+        """Set the log's whole policy; `{}` keeps everything. It is enforced in the background."""
+        opened, session = self._opened(log, position)
+        await opened.set_retention(age_s=policy.age_s, size_bytes=policy.size_bytes)
+        return _json(await opened.retention(), session)
 
     async def stream(
         self,

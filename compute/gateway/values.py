@@ -81,6 +81,15 @@ class TrimIn(pydantic.BaseModel):
     tag_int: pydantic.StrictInt | None = None
 
 
+class RetentionIn(pydantic.BaseModel):
+    """A log's retention policy; what is left out or null does not bind."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    age_s: float | None = pydantic.Field(None, gt=0, description="Seconds.")
+    size_bytes: int | None = pydantic.Field(None, gt=0, description="Bytes of data and names.")
+
+
 def record_out(record: Record) -> dict[str, Any]:
     """Return a record's JSON form."""
     out: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The commands `indilog log append | read | range | tail | trim`."""
+"""The commands `indilog log append | read | range | tail | trim | retention`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from indilog.cli import show
 from indilog.cli.follow import follow as follow_stream
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.cli.quantities import age_s_of, size_bytes_of
 from indilog.cli.since import seconds_of
 from indilog.ids import MAX_SEQNUM
 from indilog.log import check_log_name
@@ -200,6 +201,39 @@ def trim(
     body = {"until": until, "tag": tag, "tag_int": tag_int}
     told = Gateway(url).post(_path(log, "trim"), json=body)
     show.line(f"{log} is trimmed below seqnum {told['until']}.")
+
+
+@logs.command()
+def retention(
+    log: LogName,
+    *,
+    age: Annotated[
+        str | None, typer.Option(help="Keep what was ordered no longer ago than this: 7d, 1d12h.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Keep so much, the newest: 10GiB, 500MB.")
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="Keep everything.")] = False,
+    url: Url = DEFAULT,
+) -> None:
+    """Print or set what the platform keeps of a log; --age and --size are the whole policy."""
+    given = age is not None or size is not None
+    if given and off:
+        stop("Give --off, or --age and --size, not both.")
+    with mistakes_told():
+        policy = {
+            "age_s": age_s_of(age) if age is not None else None,
+            "size_bytes": size_bytes_of(size) if size is not None else None,
+        }
+    path = _path(log, "retention")
+    gateway = Gateway(url)
+    told = gateway.put(path, json=policy) if given or off else gateway.get(path)
+    kept = []
+    if told["age_s"] is not None:
+        kept.append(f"what was ordered in the last {told['age_s']:,g} s")
+    if told["size_bytes"] is not None:
+        kept.append(f"its newest {told['size_bytes']:,} bytes")
+    show.line(f"{log} keeps {', of that '.join(kept) if kept else 'everything'}.")
 
 
 def _follow(

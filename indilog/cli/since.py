@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
-from typing import Final
 
-_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+from indilog.cli.quantities import duration_s_in
 
 
 def seconds_of(text: str, now: float) -> float:
@@ -19,9 +16,8 @@ def seconds_of(text: str, now: float) -> float:
     Raises:
         ValueError: it is neither.
     """
-    parts = _PART.findall(text)
-    if parts and "".join(number + unit for number, unit in parts) == text:
-        return max(0.0, now - sum(float(number) * _UNITS_S[unit] for number, unit in parts))
+    if (ago_s := duration_s_in(text)) is not None:
+        return max(0.0, now - ago_s)
     try:
         return max(0.0, datetime.fromisoformat(text).astimezone().timestamp())
     except (ValueError, OverflowError):

@@ -18,6 +18,7 @@ import uvloop
 
 from compute.engine import Engine
 from compute.local_log import LocalLogs
+from compute.retention_service import RetentionService
 from index_tier.aggregator import Aggregator
 from index_tier.index_node import IndexNode
 from indilog.config import Config
@@ -129,7 +130,9 @@ async def embedded(
         }
         for logs in engines.values():
             await _joined_in(shell, logs)
-        yield Platform(shell, view, config, engines)
+        platform = Platform(shell, view, config, engines)
+        async with retention_enforced(shell, platform.logs, config):
+            yield platform
     finally:
         if shell is not None:
             await shell.close()
@@ -165,6 +168,24 @@ async def joined(logs: LocalLogs) -> None:
 
 
 @asynccontextmanager
+async def retention_enforced(
+    shell: NodeShell, logs: LocalLogs, config: Config
+) -> AsyncIterator[None]:
+    """Enforce retention policies meanwhile, if this is the compute node that does: the view's
+    first.
+    """
+    if shell.view.engines[0] not in shell.roles:
+        yield
+        return
+    logs.retention = RetentionService(logs, config.node)
+    logs.retention.start()
+    try:
+        yield
+    finally:
+        await logs.retention.stop()
+
+
+@asynccontextmanager
 async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> AsyncIterator[str]:
     """Run the functions and the gateway of one compute node; gives the gateway's URL.
 
@@ -182,7 +203,7 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
     try:
         await host.start()
         registry = registry_of([shell.metrics])
-        registry.register(FiguresCollector(logs.engine.status))
+        registry.register(FiguresCollector(lambda: _figures_of_engine(logs)))
         registry.register(
             FiguresCollector(
                 lambda: _figures_of_nodes(shell), "indilog_node", "Figures of roles of this process"
@@ -216,8 +237,15 @@ def status_of(shell: NodeShell, logs: LocalLogs) -> dict[str, Any]:
         },
         "nodes": _figures_of_nodes(shell),
         "elsewhere": [node for node in view.nodes if node not in shell.roles],
-        "engine": logs.engine.status(),
+        "engine": _figures_of_engine(logs),
     }
+
+
+def _figures_of_engine(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:
+    figures: dict[str, Mapping[str, Any]] = {**logs.engine.status()}
+    if logs.retention is not None:
+        figures["retention"] = logs.retention.status()
+    return figures
 
 
 def _figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:

@@ -26,7 +26,13 @@ import uvloop
 from indilog.config import KIB, Config, NodeConfig
 from indilog.errors import IndilogError
 from indilog.ids import NodeId
-from indilog.runtime.assembly import gateway_running, joined, logs_of, role_of
+from indilog.runtime.assembly import (
+    gateway_running,
+    joined,
+    logs_of,
+    retention_enforced,
+    role_of,
+)
 from indilog.runtime.cluster_state import NodeStart, node_start
 from indilog.runtime.data_directory import directory_usable, journal_lost
 from indilog.runtime.journal import Journal
@@ -171,6 +177,7 @@ async def _serve(
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
             config = _config_of_engine(name, node.start)
+            await stack.enter_async_context(retention_enforced(node.shell, logs, config))
             detail = await stack.enter_async_context(gateway_running(node.shell, logs, config))
         line.ready(detail)
         await stop.wait()

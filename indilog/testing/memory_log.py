@@ -38,6 +38,8 @@ from indilog.log import (
     check_wait,
 )
 from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+from indilog.retention import Retention, checked_retention
+from indilog.retention_log import RETENTION_LOG, record_policy, recorded_policy
 
 _PAGE_BYTES_MAX: Final = 4 * MIB
 _SEPARATOR: Final = b"\x1f"
@@ -305,6 +307,20 @@ class MemoryLog(Log):
         check_until(until, self.logs.position)
         self.logs.trim(stream, until)
         self._saw()
+
+    async def set_retention(
+        self, *, age_s: float | None = None, size_bytes: int | None = None
+    ) -> None:
+        """See `Log.set_retention`; recorded, and enforced by nobody here."""
+        retention = checked_retention(self.name, age_s, size_bytes)
+        await record_policy(self._policies(), self.name, retention)
+
+    async def retention(self) -> Retention:
+        """See `Log.retention`."""
+        return await recorded_policy(self._policies(), self.name)
+
+    def _policies(self) -> MemoryLog:
+        return self.logs.log(RETENTION_LOG, self.session)
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """See `Log.set_aux`."""

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
 from indilog.log import Entry, Log, Record
+from indilog.retention import Retention
 
 _T = TypeVar("_T")
 
@@ -109,6 +110,18 @@ class SteppedLog(Log):
         """See `Log.trim`."""
         await _Pause()
         await self._log.trim(until, tag=tag)
+
+    async def set_retention(
+        self, *, age_s: float | None = None, size_bytes: int | None = None
+    ) -> None:
+        """See `Log.set_retention`."""
+        await _Pause()
+        await self._log.set_retention(age_s=age_s, size_bytes=size_bytes)
+
+    async def retention(self) -> Retention:
+        """See `Log.retention`."""
+        await _Pause()
+        return await self._log.retention()
 
     async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
         """See `Log.set_aux`."""

@@ -245,3 +245,44 @@ def test_what_may_have_been_done_is_not_called_unreachable(
         assert done.exit_code == 1
         assert "it may have been done: look before you repeat it." in done.stderr
     assert "may have been done" not in run("log", "tail", "orders").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        (("--age", "7d"), {"age_s": 604_800.0, "size_bytes": None}),
+        (("--size", "10GiB"), {"age_s": None, "size_bytes": 10 * 2**30}),
+        (("--age", "1d12h", "--size", "1.5MB"), {"age_s": 129_600.0, "size_bytes": 1_500_000}),
+        (("--off",), {"age_s": None, "size_bytes": None}),
+    ],
+)
+def test_a_retention_is_sent_as_a_whole(
+    platform: type[Platform], options: tuple[str, ...], policy: dict[str, object]
+) -> None:
+    asked = platform(policy)
+    assert run("log", "retention", "orders", *options).exit_code == 0
+    [request] = asked.asked
+    assert (request.method, request.url.path) == ("PUT", "/logs/orders/retention")
+    assert json.loads(request.content) == policy
+
+
+def test_a_retention_is_told_in_words(platform: type[Platform]) -> None:
+    asked = platform({"age_s": 3600.0, "size_bytes": 5000})
+    told = run("log", "retention", "orders").stdout
+    assert (
+        told
+        == "orders keeps what was ordered in the last 3,600 s, of that its newest 5,000 bytes.\n"
+    )
+    assert asked.asked[0].method == "GET"
+    platform({"age_s": None, "size_bytes": None})
+    assert run("log", "retention", "orders").stdout == "orders keeps everything.\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--age", "0s"), ("--age", "7"), ("--size", "0"), ("--size", "-1"), ("--size", "10iB"),
+     ("--off", "--age", "7d")],
+)  # fmt: skip
+def test_a_retention_that_makes_no_sense_is_one_sentence(options: tuple[str, ...]) -> None:
+    done = run("log", "retention", "orders", *options)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)

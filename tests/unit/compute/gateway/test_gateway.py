@@ -303,3 +303,16 @@ async def test_an_unexpected_error_is_told_without_its_inside(
     assert [line["event"] for line in logged] == ["request failed"]
     assert status == 500
     assert "secret" not in sentence
+
+
+async def test_a_retention_policy_is_put_and_got(served: Served) -> None:
+    path = "/logs/orders/retention"
+    nothing = {"age_s": None, "size_bytes": None}
+    assert (await served.client.get(path)).json() == nothing
+    put = await served.client.put(path, json={"age_s": 60, "size_bytes": 1000})
+    assert (put.status_code, put.json()) == (200, {"age_s": 60.0, "size_bytes": 1000})
+    assert (await served.client.get(path)).json() == {"age_s": 60.0, "size_bytes": 1000}
+    for wrong in ({"age_s": 0}, {"size_bytes": -1}, {"size": 7}, {"size_bytes": 1.5}):
+        assert problem(await served.client.put(path, json=wrong))[0] == 422
+    assert problem(await served.client.put("/logs/$apps/retention", json={}))[0] == 400
+    assert (await served.client.put(path, json={})).json() == nothing

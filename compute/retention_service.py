@@ -1,0 +1,90 @@
+"""The service of one compute node that enforces retention policies, round after round.
+
+It follows the policies' log, and waits without a timer while no log has a policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from compute.retention import RetentionRounds
+from indilog.config import NodeConfig
+from indilog.errors import IndilogError
+from indilog.log import LogSource
+from indilog.retention_log import PolicyLog
+
+_AGAIN_S: Final = 1.0
+"""After an error, and at least between two rounds, it rests for this (or for the interval)."""
+
+
+class SteadyClock:
+    """Seconds since 1970 that no jump takes forward: the time at its start plus what has passed
+    since, asleep or not; and never later than the wall clock says.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        passed: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._wall = wall
+        self._passed = passed
+        self._ahead_s = wall() - passed()
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return min(self._wall(), self._passed() + self._ahead_s)
+
+
+class RetentionService:
+    """Enforces the policies of all logs, through one compute node."""
+
+    def __init__(
+        self, logs: LogSource, config: NodeConfig, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._interval_s = config.retention_interval_s
+        self._policies = PolicyLog(logs, logs_max=config.retention_logs_max)
+        self._rounds = RetentionRounds(logs, config, asyncio.sleep)
+        self._clock = clock or SteadyClock()
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Enforce policies from now on."""
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """End; a trim under way may still happen."""
+        if self._running is not None:
+            self._running.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._running
+
+    def status(self) -> dict[str, object]:
+        """Return figures for people and metrics."""
+        return {**self._rounds.status(), "policies_beyond_the_limit": self._policies.beyond}
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._policies.catch_up()
+                self._rounds.take(self._policies.newest)
+                is_more = bool(self._policies.newest) and await self._rounds.run(self._clock())
+                if not is_more:
+                    await self._rest()
+            except IndilogError as error:
+                structlog.get_logger().warning("retention not enforced", reason=str(error))
+            except Exception:  # noqa: BLE001 - outermost: the next round may do better
+                structlog.get_logger().exception("retention failed")
+            await asyncio.sleep(min(_AGAIN_S, self._interval_s))
+
+    async def _rest(self) -> None:
+        """Wait for the next round, or until a policy is set."""
+        wait_s = self._interval_s if self._policies.newest else math.inf
+        await self._policies.until_more(wait_s)

@@ -1,0 +1,48 @@
+"""Quantities as people write them on the command line: `7d`, `1h30m`, `10GiB`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def duration_s_in(text: str) -> float | None:
+    """Return the seconds that numbers with the units s, m, h, d and w add up to; None: it is not
+    written so.
+    """
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+
+
+def age_s_of(text: str) -> float:
+    """Return the seconds of an age: `7d`.
+
+    Raises:
+        ValueError: it is none, or 0.
+    """
+    if not (seconds := duration_s_in(text)):
+        raise ValueError(f"--age is how long to keep (90m, 7d, 1d12h), not {text!r}.")
+    return seconds
+
+
+def size_bytes_of(text: str) -> int:
+    """Return the bytes of a size: `10GiB` (of 1024), `10GB` (of 1000), `4096`.
+
+    Raises:
+        ValueError: it is none, or 0.
+    """
+    found = _SIZE.fullmatch(text)
+    size = 0
+    if found is not None and (found[2] or not found[3]):
+        base = 1024 if found[3] else 1000
+        size = int(float(found[1]) * base ** _POWERS[found[2].lower()])
+    if size <= 0:
+        raise ValueError(f"--size is how much to keep (500MB, 10GiB, 4096), not {text!r}.")
+    return size
