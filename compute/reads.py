@@ -36,7 +36,6 @@ from compute.tail_questions import TailQuestions
 from compute.tier_lookups import TierLookups
 from indilog.config import Config
 from indilog.errors import (
-    DataLossError,
     IndilogError,
     OverloadedError,
     QuorumUnavailableError,
@@ -281,7 +280,7 @@ class Reads:
         """Ask one replica of each shard that has not said "unknown"; fail if there is none left."""
         turn = self._next_request + 1 + operation.attempt
         if (lost := self._storage.choose(operation, missing, turn)) is not None:
-            return [self._fail(operation, DataLossError(lost))]
+            return [self._fail(operation, lost)]
         return self._storage.ask(operation, self._request(operation), self._replay.trims, self._now)
 
     def _ask_for_tail(self, now: Instant) -> list[Effect]:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from compute.hedging import Hedges
 from compute.operation import Asked, Operation
 from indilog.config import NodeConfig
+from indilog.errors import DataLossError
 from indilog.ids import Instant, NodeId, SeqNum, ShardId
 from indilog.messages import ReadRecords, RecordsRead
 from indilog.roles import Effect, Send
@@ -33,7 +35,7 @@ class StorageQuestions:
 
     def choose(
         self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]], turn: int
-    ) -> str | None:
+    ) -> DataLossError | None:
         """Choose a replica of each shard that has not said "unknown"; return what is lost if there
         is none left.
         """
@@ -41,7 +43,7 @@ class StorageQuestions:
         for shard, seqnums in missing.items():
             replicas = self._left(operation, shard)
             if not replicas:
-                return f"No replica of shard {shard} holds seqnum {seqnums[0]}."
+                return _lost(operation, shard, seqnums)
             asked[shard] = Asked((replicas[turn % len(replicas)],), tuple(seqnums))
         operation.asked = asked
         return None
@@ -82,3 +84,21 @@ class StorageQuestions:
         if placement is None:
             return []
         return [r for r in placement.replicas if (r, shard) not in operation.denied]
+
+
+def _lost(operation: Operation, shard: ShardId, missing: Sequence[SeqNum]) -> DataLossError:
+    """Say which records are lost: of those asked for, the first one and all up to one that is here.
+
+    Further ones are met by whoever reads on.
+    """
+    first = last = missing[0]
+    behind = itertools.dropwhile(lambda seqnum: seqnum != first, operation.seqnums)
+    for seqnum in itertools.takewhile(frozenset(missing).__contains__, behind):
+        last = max(last, seqnum)
+    which = f"seqnum {first}" if first == last else f"seqnums {first} to {last}"
+    return DataLossError(
+        f"No replica of shard {shard} holds {which}: lost by damage. Read on from seqnum "
+        f"{last + 1}, or backwards from below {first}.",
+        seqnum=first,
+        next_seqnum=last + 1,
+    )

@@ -470,7 +470,9 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, IndilogError)
 } | {kind.__name__: kind for kind in (LinkLostError, RevokedError, ValueError, TypeError)}
-_ATTRIBUTES: Final = ("what", "size", "limit", "first_seqnum", "errors", "kind", "temporary")
+_ATTRIBUTES: Final = (
+    "what", "size", "limit", "first_seqnum", "seqnum", "next_seqnum", "errors", "kind", "temporary"
+)  # fmt: skip
 
 
 def failed(error: Exception, position: MetalogPosition = 0) -> Failed:

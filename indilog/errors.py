@@ -94,7 +94,19 @@ class TrimmedError(IndilogError):
 
 
 class DataLossError(IndilogError):
-    """No replica holds an intact copy of a record that was acknowledged."""
+    """No replica holds an intact copy of a record that was acknowledged.
+
+    Attributes:
+        seqnum: the first lost record, where a read met some; reading backwards goes on below it.
+        next_seqnum: behind the last one of those that were asked for; reading goes on there.
+    """
+
+    def __init__(
+        self, message: str, *, seqnum: int | None = None, next_seqnum: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.seqnum = seqnum
+        self.next_seqnum = next_seqnum
 
 
 class ConfigError(IndilogError):

@@ -11,6 +11,7 @@ from indilog.calls import LinkLostError
 from indilog.errors import (
     AppNameTakenError,
     ConflictError,
+    DataLossError,
     DeployError,
     DiskFullError,
     FunctionFailedError,
@@ -57,6 +58,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         title: the name of the error's class, for programs.
         kind: of a function that raised: the name of what it raised.
         errors: for arguments that do not fit, one `{"field", "problem"}` each.
+        seqnum, next_seqnum: of records that are lost, the first one, and where to read on.
     """
 
     title: str
@@ -66,6 +68,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str = "about:blank"
     kind: str = ""
     errors: list[dict[str, str]] = []
+    seqnum: int | None = None
+    next_seqnum: int | None = None
 
 
 def problem_of(error: Exception) -> Problem:
@@ -78,6 +82,8 @@ def problem_of(error: Exception) -> Problem:
         retryable=isinstance(error, IndilogError) and error.retryable,
         kind=error.kind if isinstance(error, FunctionFailedError) else "",
         errors=error.errors if isinstance(error, InvalidArgumentsError) else [],
+        seqnum=error.seqnum if isinstance(error, DataLossError) else None,
+        next_seqnum=error.next_seqnum if isinstance(error, DataLossError) else None,
     )
 
 
@@ -120,6 +126,8 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
         "detail": {"type": "string"},
         "retryable": {"type": "boolean"},
         "kind": {"type": "string"},
+        "seqnum": {"type": "integer"},
+        "next_seqnum": {"type": "integer"},
         "errors": {
             "type": "array",
             "items": {"type": "object", "additionalProperties": {"type": "string"}},

@@ -63,6 +63,16 @@ class Gateway:
         """Return the JSON value at `path`; a query value None is left out."""
         return self._value("GET", path, query=query)
 
+    def get_records(self, path: str, *, bound: int | None, **query: object) -> Any:  # noqa: ANN401 - whatever JSON says
+        """Return a page of records from `bound` on; what is lost is passed over with a warning."""
+        while True:
+            response = self._response("GET", path, query=query | {"bound": bound})
+            behind = _behind_lost(response)
+            if behind is None or behind <= (bound or 0):
+                return self._json(response)
+            sys.stderr.write(f"warning: {_sentence(response)}\n")
+            bound = behind
+
     def post(
         self,
         path: str,
@@ -106,10 +116,21 @@ class Gateway:
         content: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever JSON says
+        return self._json(self._response(method, path, query, json, content, headers))
+
+    def _response(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, object],
+        json: object = None,
+        content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> httpx.Response:
         if headers and any(not value.isascii() for value in headers.values()):
             stop("An owner's name is ASCII text.")
         try:
-            response = self._client.request(
+            return self._client.request(
                 method,
                 path,
                 params=_given(query) or None,
@@ -125,6 +146,8 @@ class Gateway:
                     FAILURE,
                 )
             self.unreachable(error)
+
+    def _json(self, response: httpx.Response) -> Any:  # noqa: ANN401 - whatever JSON says
         if response.is_error:
             self._refused(response)
         try:
@@ -133,9 +156,8 @@ class Gateway:
             stop(f"{self.url} does not answer like IndiLog does; is it another server?")
 
     def _refused(self, response: httpx.Response) -> NoReturn:
-        try:
-            sentence = str(response.json()["detail"])
-        except (ValueError, KeyError, TypeError):
+        sentence = _sentence(response)
+        if sentence is None:
             sentence = f"{self.url} answered {response.status_code} and no reason."
         stop(sentence, MISTAKE if response.is_client_error else FAILURE)
 
@@ -150,6 +172,22 @@ class Gateway:
             f"No platform answers at {self.url}; start one with `indilog up`, or give --url.",
             MISTAKE,
         )
+
+
+def _sentence(response: httpx.Response) -> str | None:
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _behind_lost(response: httpx.Response) -> int | None:
+    """Return where to read on if records are lost; None: that is not what was answered."""
+    try:
+        problem = response.json()
+        return int(problem["next_seqnum"]) if problem["title"] == "DataLossError" else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _given(query: dict[str, object]) -> dict[str, str]:

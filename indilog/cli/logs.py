@@ -108,7 +108,9 @@ def read(
     if follow and not last:
         _follow(gateway, log, tag, tag_int, bound, as_json=as_json)
         return
-    answer = gateway.get(
+    # Backwards the sentence says how to go on.
+    ask = gateway.get if last else gateway.get_records
+    answer = ask(
         _path(log, "records"),
         tag=tag,
         tag_int=tag_int,
@@ -142,7 +144,7 @@ def range_(
     gateway = Gateway(url)
     start, left = bound or 0, limit
     while left is None or left > 0:
-        page = gateway.get(
+        page = gateway.get_records(
             _path(log, "records"),
             tag=tag,
             tag_int=tag_int,

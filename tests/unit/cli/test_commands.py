@@ -164,6 +164,30 @@ def test_a_range_goes_on_page_by_page(platform: type[Platform]) -> None:
     assert b"bound=5" in asked.asked[0].url.query
 
 
+@pytest.mark.parametrize("command", ["range", "read"])
+def test_reading_goes_on_behind_what_is_lost_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    lost = {"title": "DataLossError", "detail": "Seqnums 5 to 8 are lost.", "next_seqnum": 9}
+    record = {"seqnum": 9, "time": 0, "tags": [], "data": "kept"}
+    pages = {
+        "5": httpx.Response(500, json=lost),
+        "9": httpx.Response(200, json={"records": [record], "next_bound": 10}),
+        "10": httpx.Response(200, json={"records": [], "next_bound": 10}),
+    }
+    real = httpx.Client
+
+    def client(**given: object) -> httpx.Client:
+        transport = httpx.MockTransport(lambda request: pages[request.url.params["bound"]])
+        return real(base_url=str(given["base_url"]), transport=transport)
+
+    monkeypatch.setattr(httpx, "Client", client)
+    done = run("log", command, "orders", "--bound", "5")
+    assert done.exit_code == 0
+    assert "kept" in done.stdout
+    assert done.stderr == "warning: Seqnums 5 to 8 are lost.\n"
+
+
 def test_status_and_apps_are_readable(platform: type[Platform]) -> None:
     platform({"ready": True, "engine": {"suffix": {"entries": 1234}}, "functions": {"workers": []}})
     shown = run("status").stdout

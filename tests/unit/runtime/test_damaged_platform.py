@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 import indilog.client
+from indilog.calls import error_from, failed
 from indilog.config import MIB, Config, NodeConfig
 from indilog.errors import DataLossError
 from indilog.roles import FrameKind
@@ -69,3 +71,35 @@ async def test_a_bad_sector_costs_the_records_in_it_and_no_order(tmp_path: Path)
         assert await log.append(b"more") == count
     assert all(data == b"%d" % seqnum for seqnum, data in found.items())
     assert count - 30 < len(found) < count
+
+
+@pytest.mark.asyncio
+async def test_a_page_reader_is_told_what_is_lost_and_goes_on_behind_it(tmp_path: Path) -> None:
+    """A5: a batch that rots while the platform runs costs one error, not one a record."""
+    config = Config(node=NodeConfig(segment_bytes=8 * MIB, record_cache_bytes_max=0))
+    async with indilog.client.open(tmp_path, config) as client:
+        log = client.log("orders")
+        for start in range(0, 50, 10):
+            await asyncio.gather(*(log.append(b"%d" % (start + ahead)) for ahead in range(10)))
+        spoil_batch(tmp_path, 2, whole=False)
+        found: list[int] = []
+        errors: list[DataLossError] = []
+        bound = 0
+        while bound < 50:
+            try:
+                page = await log.read_range(bound=bound)
+            except DataLossError as error:
+                errors.append(error)
+                bound = error.next_seqnum or 50
+            else:
+                found += [record.seqnum for record in page]
+                bound = page[-1].seqnum + 1
+    [told] = errors
+    assert told.seqnum is not None
+    assert told.next_seqnum is not None
+    assert f"on from seqnum {told.next_seqnum}" in str(told)
+    lost = range(told.seqnum, told.next_seqnum)
+    assert len(lost) > 1
+    assert sorted([*found, *lost]) == list(range(50))
+    again = error_from(failed(told))
+    assert (vars(again), str(again)) == (vars(told), str(told)), "over a link too"
