@@ -21,7 +21,8 @@ from indilog.log import LogSource
 from indilog.retention_log import PolicyLog
 
 _AGAIN_S: Final = 1.0
-"""After an error, and at least between two rounds, it rests for this (or for the interval)."""
+"""It rests for this between two rounds; after an error twice as long each time, up to the interval.
+"""
 
 
 class SteadyClock:
@@ -71,6 +72,8 @@ class RetentionService:
         return {**self._rounds.status(), "policies_beyond_the_limit": self._policies.beyond}
 
     async def _run(self) -> None:
+        again_s = min(_AGAIN_S, self._interval_s)
+        rest_s = again_s
         while True:
             try:
                 await self._policies.catch_up()
@@ -78,11 +81,14 @@ class RetentionService:
                 is_more = bool(self._policies.newest) and await self._rounds.run(self._clock())
                 if not is_more:
                     await self._rest()
+                rest_s = again_s
             except IndilogError as error:
                 structlog.get_logger().warning("retention not enforced", reason=str(error))
+                rest_s = min(2 * rest_s, self._interval_s)
             except Exception:  # noqa: BLE001 - outermost: the next round may do better
                 structlog.get_logger().exception("retention failed")
-            await asyncio.sleep(min(_AGAIN_S, self._interval_s))
+                rest_s = min(2 * rest_s, self._interval_s)
+            await asyncio.sleep(rest_s)
 
     async def _rest(self) -> None:
         """Wait for the next round, or until a policy is set."""

@@ -306,3 +306,28 @@ async def test_the_service_waits_without_a_timer_until_a_log_has_a_policy(
         assert service.status()["logs"] == 0
     finally:
         await service.stop()
+
+
+@pytest.mark.parametrize("error", [QuorumUnavailableError("Not now."), KeyError("a fault")])
+async def test_the_service_goes_on_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    world = World(retention_interval_s=0.01)
+    errors = [error] * 3
+    again: asyncio.Event = asyncio.Event()
+    real = PolicyLog.catch_up
+
+    async def catch_up(self: PolicyLog) -> None:
+        if errors:
+            raise errors.pop()
+        await real(self)
+        again.set()
+
+    monkeypatch.setattr(PolicyLog, "catch_up", catch_up)
+    service = RetentionService(world.logs, world.config)
+    service.start()
+    try:
+        await again.wait()
+    finally:
+        await service.stop()
+    assert not errors
