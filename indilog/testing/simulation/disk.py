@@ -144,13 +144,12 @@ class SimulatedDisk:
 
     # --- system calls (`DiskCalls`)
 
-    def opened(self, fd: int) -> None:
-        """Note a file that was opened."""
+    def opened(self, fd: int, path: Path) -> None:
+        """Note a file that was opened, for writing only perhaps."""
         inode = os.fstat(fd).st_ino
         self._open[fd] = inode
-        size = os.fstat(fd).st_size
-        if inode not in self._files or not size:
-            self._files[inode] = _File(os.pread(fd, size, 0))
+        if inode not in self._files or not os.fstat(fd).st_size:
+            self._files[inode] = _File(path.read_bytes())
 
     def closed(self, fd: int) -> None:
         """Note that a file was closed; what was not synced may still be lost."""
@@ -221,7 +220,7 @@ class DiskCalls:
         """As `os.open`."""
         fd: int = os.open(path, flags, mode)  # type: ignore[arg-type]
         if not flags & os.O_DIRECTORY and (disk := self._of_path(path)) is not None:
-            disk.opened(fd)
+            disk.opened(fd, Path(os.fsdecode(path)))  # type: ignore[arg-type]
         return fd
 
     def close(self, fd: int) -> None:
