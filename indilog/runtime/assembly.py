@@ -12,6 +12,7 @@ import dataclasses
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -27,6 +28,7 @@ from indilog.ids import Epoch, NodeId
 from indilog.roles import ReportsStatus, Role
 from indilog.runtime.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.data_directory import directory_usable, journal_lost, opened_metadata
+from indilog.runtime.figures_files import Told, figures_told
 from indilog.runtime.journal import Journal
 from indilog.runtime.layout import view_in
 from indilog.runtime.node import NodeShell
@@ -186,8 +188,12 @@ async def retention_enforced(
 
 
 @asynccontextmanager
-async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> AsyncIterator[str]:
+async def gateway_running(
+    shell: NodeShell, logs: LocalLogs, config: Config, run: Path | None = None
+) -> AsyncIterator[str]:
     """Run the functions and the gateway of one compute node; gives the gateway's URL.
+
+    Processes tell their figures in the directory `run`, if there are others.
 
     Raises:
         ConfigError: the port is in use, or the host is unknown.
@@ -197,7 +203,7 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
     from compute.workers.host import FunctionHost
 
     def status() -> dict[str, Any]:
-        return status_of(shell, logs)
+        return status_of(shell, logs, run)
 
     host = FunctionHost(config, logs)
     try:
@@ -206,7 +212,9 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
         registry.register(FiguresCollector(lambda: _figures_of_engine(logs)))
         registry.register(
             FiguresCollector(
-                lambda: _figures_of_nodes(shell), "indilog_node", "Figures of roles of this process"
+                lambda: {**figures_of_nodes(shell), **_told_elsewhere(shell, run).figures},
+                "indilog_node",
+                "Figures of roles",
             )
         )
         gateway = create_gateway(host, logs, status, config, registry)
@@ -222,12 +230,14 @@ async def gateway_running(shell: NodeShell, logs: LocalLogs, config: Config) -> 
         await host.stop()
 
 
-def status_of(shell: NodeShell, logs: LocalLogs) -> dict[str, Any]:
+def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dict[str, Any]:
     """Return what this process knows of the platform, for people: `GET /status`.
 
-    `nodes` are the roles of this process, `elsewhere` the names of those in other processes.
+    `nodes` are the figures of roles, of those in other processes as they told them lately;
+    `elsewhere` are the names of those, `silent` the ones that have told nothing for some seconds.
     """
     view = shell.view
+    told = _told_elsewhere(shell, run)
     return {
         "ready": shell.failed is None and not shell.closed,
         "view": view.number,
@@ -235,8 +245,9 @@ def status_of(shell: NodeShell, logs: LocalLogs) -> dict[str, Any]:
             str(shard): {"writer": placed.writer, "replicas": list(placed.replicas)}
             for shard, placed in view.shards.items()
         },
-        "nodes": _figures_of_nodes(shell),
-        "elsewhere": [node for node in view.nodes if node not in shell.roles],
+        "nodes": {**figures_of_nodes(shell), **told.figures},
+        "elsewhere": _elsewhere(shell),
+        "silent": told.silent,
         "engine": _figures_of_engine(logs),
     }
 
@@ -248,7 +259,16 @@ def _figures_of_engine(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:
     return figures
 
 
-def _figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+def _elsewhere(shell: NodeShell) -> list[NodeId]:
+    return [node for node in shell.view.nodes if node not in shell.roles]
+
+
+def _told_elsewhere(shell: NodeShell, run: Path | None) -> Told:
+    return figures_told(run, _elsewhere(shell)) if run is not None else Told({}, [])
+
+
+def figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+    """Return the figures of the roles of this process, but for an engine's own."""
     return {
         node: role.status()
         for node, role in shell.roles.items()

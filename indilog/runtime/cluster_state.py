@@ -49,6 +49,8 @@ class NodeStart(NamedTuple):
     view: View
     addresses: dict[NodeId, str]
     epoch: Epoch
+    directory: Path
+    """Of this run: for sockets and figures."""
 
 
 async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> None:
@@ -140,4 +142,5 @@ async def node_start(store: MetadataStore) -> NodeStart:
         view=view_decoded(view.value),
         addresses=published.addresses,
         epoch=Epoch(await store.next_sequence(EPOCH_KEY)),
+        directory=Path(published.directory),
     )

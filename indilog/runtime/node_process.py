@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 import uvloop
@@ -27,6 +27,7 @@ from indilog.config import KIB, Config, NodeConfig
 from indilog.errors import IndilogError
 from indilog.ids import NodeId
 from indilog.runtime.assembly import (
+    figures_of_nodes,
     gateway_running,
     joined,
     logs_of,
@@ -35,6 +36,7 @@ from indilog.runtime.assembly import (
 )
 from indilog.runtime.cluster_state import NodeStart, node_start
 from indilog.runtime.data_directory import directory_usable, journal_lost
+from indilog.runtime.figures_files import figures_published
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
@@ -174,13 +176,27 @@ async def _serve(
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(node_running(name, metadata, fail))
         detail = ""
+        await stack.enter_async_context(
+            figures_published(node.start.directory, name, lambda: _figures_of(node.shell))
+        )
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
             config = _config_of_engine(name, node.start)
             await stack.enter_async_context(retention_enforced(node.shell, logs, config))
-            detail = await stack.enter_async_context(gateway_running(node.shell, logs, config))
+            detail = await stack.enter_async_context(
+                gateway_running(node.shell, logs, config, node.start.directory)
+            )
         line.ready(detail)
         await stop.wait()
+
+
+def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+    """Return the figures of the roles, with what recovery found in the journal they share."""
+    journal = {
+        "journal_damaged": shell.metrics.damaged,
+        "journal_mended": shell.metrics.mended,
+    }
+    return {node: {**figures, **journal} for node, figures in figures_of_nodes(shell).items()}
 
 
 def _config_of_engine(name: NodeId, start: NodeStart) -> Config:

@@ -97,6 +97,13 @@ def post(url: str, body: bytes) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
+def is_read_only(url: str, node: str) -> bool:
+    with urllib.request.urlopen(f"{url}/status") as answer:
+        status = msgspec.json.decode(answer.read())
+    assert node in status["elsewhere"]
+    return bool(status["nodes"][node]["read_only"])
+
+
 def test_a35_processes_on_a_full_disk_answer_507_and_come_back(disk: SmallDisk) -> None:
     with platform(disk.directory / "data", "--processes") as running:
         assert post(running.url, b"first")[0] < 300
@@ -110,6 +117,12 @@ def test_a35_processes_on_a_full_disk_answer_507_and_come_back(disk: SmallDisk) 
         assert "no disk space left on storage-0" in problem["detail"]
         with urllib.request.urlopen(f"{running.url}/logs/load/records/0") as answer:
             assert answer.status == 200
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_read_only(running.url, "storage-0"):
+            assert time.monotonic() < deadline, "the gateway does not hear of it"
+            time.sleep(0.1)
+        with urllib.request.urlopen(f"{running.url}/metrics") as answer:
+            assert b'indilog_node{figure="read_only",part="storage-0"} 1.0' in answer.read()
         disk.free()
         deadline = time.monotonic() + DEADLINE_S
         while (status := post(running.url, b"again")[0]) == 507 and time.monotonic() < deadline:
