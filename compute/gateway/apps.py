@@ -44,7 +44,8 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         """List the deployed applications and their functions."""
         return _json({"apps": [msgspec.to_builtins(info) for info in host.apps()]})
 
-    @router.get("/apps/{app}", tags=["apps"])
+    # With slashes: what is no name is told so, not that there is no such path.
+    @router.get("/apps/{app:path}", tags=["apps"])
     async def app_named(app: str) -> Response:
         """Return one application."""
         for info in host.apps():
@@ -52,7 +53,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
                 return _json(msgspec.to_builtins(info))
         return _not_found(f"No app {app!r} is deployed; GET /apps lists what is.")
 
-    @router.put("/apps/{app}", tags=["apps"], openapi_extra=_DEPLOY_BODY)
+    @router.put("/apps/{app:path}", tags=["apps"], openapi_extra=_DEPLOY_BODY)
     async def deploy_as(app: str, request: Request, owner: Owner = "local") -> Response:
         """Deploy an application under this name; deploying again replaces it, atomically.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 import indilog
-from compute.workers import process
+from compute.workers import pool, process
 from indilog.calls import Failed, Invoke, Load, Loaded
 from tests.cluster.function_platform import DEMO, Platform, running, until
 from tests.link_pair import LIMITS
@@ -235,3 +236,22 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
     worker.let_go()  # as the death of this process would
     await asyncio.wait_for(lost.wait(), 30)
     assert await worker.stopped() == 1
+
+
+async def test_a_blocked_worker_does_not_delay_the_end_of_the_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed without the time that a worker has otherwise to end by itself."""
+    monkeypatch.setattr(pool, "STOP_S", math.inf)
+    source = DEMO.replace("timeout_s=1)", "timeout_s=600)")
+    async with running(tmp_path, workers=1) as platform:
+        await platform.deploy("demo", source)
+        call = asyncio.ensure_future(platform.call("demo.blocks_loop"))
+        async with indilog.connect(platform.url) as client:
+            assert await client.log("gate").read_next("here", wait=30) is not None
+        [worker] = platform.host.status()["workers"]
+        stopping = asyncio.ensure_future(platform.host.stop())
+        assert (await call).json()["title"] == "WorkerCrashedError"
+        await stopping
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker["pid"], 0)

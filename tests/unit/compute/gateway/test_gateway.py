@@ -260,6 +260,14 @@ async def test_a_request_over_the_limit_is_refused(served: Served) -> None:
     assert problem(await served.client.post("/logs/a/records", content=2 * large))[0] == 413
 
 
+@pytest.mark.parametrize("name", ["x/y", "x%2Fy", "", "7", "x" * 65])
+async def test_a_name_that_no_app_may_have_is_told_in_a_sentence(served: Served, name: str) -> None:
+    answer = await served.client.put(f"/apps/{name}", json={"sources": {"a.py": "x"}})
+    status, told = problem(answer)
+    assert status == 422
+    assert told.startswith("An app's name is 1 to 64 letters, digits, _ and -, a letter first, not")
+
+
 async def test_deploying_without_workers_is_worth_trying_again(served: Served) -> None:
     answer = await served.client.put("/apps/shop", json={"sources": {"a.py": "x"}})
     assert problem(answer)[0] == 503
