@@ -237,7 +237,9 @@ class LocalLog(Log):
     async def find_time(self, time: float) -> SeqNum:
         """Return the first seqnum ordered at `time` or later; see `Log.find_time`."""
         waiter = self._logs.future()
-        self._engine.times.start(check_time(time), self._session.position, waiter)
+        # What this node knows to be ordered must not lie at or above the answer for a later time.
+        position = max(self._session.position, self._engine.position)
+        self._engine.times.start(check_time(time), position, waiter)
         self._logs.wake()
         seqnum = self._seen(await waiter)
         assert isinstance(seqnum, int)

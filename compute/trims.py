@@ -108,12 +108,16 @@ class Trims:
         return Instant(self._said_at + self._resend_s) if self._under_way else None
 
     def abandon(self, error: IndilogError) -> list[Effect]:
-        """Fail every trim."""
-        waiters = [waiter for _, waiter in self._starting]
-        waiters += [trim.waiter for trim in self._under_way.values()]
+        """Fail every trim: with `error` what nobody was told of, the rest may still happen."""
+        effects: list[Effect] = [Answer(waiter, error) for _, waiter in self._starting]
+        unsure = QuorumUnavailableError(
+            "The platform was closed before the trim was confirmed; it may still happen. Trimming "
+            "again is harmless."
+        )
+        effects += [Answer(trim.waiter, unsure) for trim in self._under_way.values()]
         self._starting.clear()
         self._under_way.clear()
-        return [Answer(waiter, error) for waiter in waiters]
+        return effects
 
     def _unavailable(self) -> QuorumUnavailableError:
         return QuorumUnavailableError(

@@ -35,7 +35,7 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import NewRecords
+from indilog.metalog import Floor, NewRecords
 from indilog.records import RecordBatch
 from indilog.roles import Answer, Appended, Ignore, Started
 from indilog.view import view_of
@@ -292,6 +292,15 @@ def test_reading_a_whole_log_tries_the_record_at_the_bound_before_the_index_tier
     assert isinstance(request, ReadRecords)
     foreign = driver.hear(replica, RecordsRead(request.request, SHARD, (stored(0),), ()))
     assert len(sends(foreign, IndexLookup)) == 2
+
+
+def test_a_trim_that_was_sent_when_the_node_stops_may_still_happen() -> None:
+    driver = joined()
+    driver.engine.trims.start(Floor(TAG, 1, of_log=False), "sent")
+    driver.turn()
+    driver.engine.trims.start(Floor(TAG, 2, of_log=False), "kept")
+    told = {e.waiter: type(e.outcome) for e in driver.engine.abandon() if isinstance(e, Answer)}
+    assert told == {"sent": QuorumUnavailableError, "kept": NotReadyError}
 
 
 def test_a_node_that_stops_tells_everyone_who_waits_what_it_knows() -> None:
