@@ -69,6 +69,11 @@ class DiskSpace:
                 raise
             return None
 
+    def start(self) -> None:
+        """Find out before anything is promised whether a disk is full on which little is left."""
+        if self._journal.room < self._reserve_bytes:
+            self._journal.prepare_next()
+
     def news(self, now: Instant) -> SpaceChanged | None:
         """Return what the roles are to be told; called at the end of each turn."""
         if not self._journal.starved and not self.full and not self._waiting:

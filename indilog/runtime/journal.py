@@ -15,6 +15,7 @@ Used by one thread, but for `sync_flushed`, which may run beside `write`, `read`
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -181,6 +182,12 @@ class Journal:
     def room(self) -> int:
         """Bytes left in the active segment."""
         return self._capacity - self._end - FRAME_HEADER_BYTES
+
+    def prepare_next(self) -> None:
+        """Make the next segment, or find that there is no room; waits, so only at a start."""
+        self._spare = self._prepared(self._number + 1)
+        with contextlib.suppress(OSError):
+            self._spare.result()
 
     def look_for_room(self) -> None:
         """Try again to prepare the next segment, if there was no room for it."""

@@ -10,8 +10,7 @@ the sync, or beside one that runs. A sync or role that fails ends the shell, nev
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), else in a
 thread: then the loop goes on, and what it produces meanwhile leaves after the sync that covers it.
 
-Messages between roles of one process go by reference, others as one `Envelope` a turn and pair of
-nodes.
+Messages between roles of one process go by reference, others as one `Envelope` a turn and pair.
 """
 
 from __future__ import annotations
@@ -147,8 +146,9 @@ class NodeShell:
             log.info("journal recovered", frames=frames)
         if self._transport is not None:
             self._transport.start(self._on_frames)
-        for node in self.roles:
-            self._inbox[node] = [Started(self._epoch)]
+        self._inbox = {node: [Started(self._epoch)] for node in self.roles}
+        self._disk_space.start()
+        self._tell_of_space()
         self._schedule()
 
     async def close(self) -> None:

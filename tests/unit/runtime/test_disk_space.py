@@ -116,3 +116,21 @@ def test_a_full_disk_stays_full_while_room_is_looked_for(
         journal._preparer.submit(int).result()
         assert space.news(T1) is None
         assert space.full
+
+
+def test_a_start_on_a_full_disk_is_told_before_anything_is_promised(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", _no_room)
+    space = space_of(journal)
+    space.start()
+    assert space.news(T0) is None, "there is enough in the segment"
+    for number in range(6):
+        assert write(space, journal, number)
+    journal.close()
+    again = Journal.open(tmp_path, segment_bytes=SEGMENT_BYTES, durability="fsync")
+    list(again.recover())
+    space = space_of(again)
+    space.start()
+    assert space.news(T0) == SpaceChanged((16 * KIB - 32) // 2)
+    again.close()
