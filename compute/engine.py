@@ -1,5 +1,4 @@
-"""The engine: the compute node's role, between functions and the log (ARCHITECTURE 8 to 10, thesis
-5).
+"""The engine: the compute node's role between functions and the log (ARCHITECTURE 8-10, thesis 5).
 
 It appends to its shard (`ShardWriter`), applies type-O data (metalog entries) to its Suffix and
 resolves appends with it, applies type-S data (index data) to its Tag Cache, answers reads from the
@@ -108,7 +107,7 @@ class Engine:
         self._feed = self._feed_from(0)
         self.watches = Watches(config.node.lookups_pending_max)
         self._outbox: list[Effect] = []
-        self._upkeep_at = Instant(0.0)
+        self._upkeep_at, self._watches_known = Instant(0.0), 0
         self._ready_waiters = ReadyWaiters(config.node.lookups_pending_max)
         self._asked_to_join = Instant(0.0)
         self._join_request = 0
@@ -288,8 +287,9 @@ class Engine:
 
     def _waited_for(self) -> bool:
         """Whether somebody waits for more than an append."""
-        waiting = self._reads.pending or self.times or self.trims or self.watches
-        return bool(waiting or self._ready_waiters or self._extended or self._local is None)
+        fresh = self._ready_waiters or len(self.watches) > self._watches_known
+        waiting = self._reads.pending or self.times or self.trims
+        return bool(fresh or waiting or self._extended or self._local is None)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
         """Do what need not be done in a turn that only appends: ask, ask again, give up."""
@@ -297,7 +297,7 @@ class Engine:
         effects += self.times.advance(now) + self.trims.advance(self.position, now)
         if self._ready_waiters and self.ready:
             effects += [Answer(waiter, None) for waiter in self._ready_waiters.take()]
-        self._upkeep_at = self._upkeep_due()
+        self._upkeep_at, self._watches_known = self._upkeep_due(), len(self.watches)
         return effects
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
