@@ -222,13 +222,15 @@ class StorageNode:
         try:
             header = batch_header(frame.payload)
         except MalformedFrameError:
-            if frame.kind is not FrameKind.REPAIRED:
-                self._doubt()
+            self._doubt()
             return
-        shard = self._shards.get(header.shard)
-        if frame.kind is FrameKind.REPAIRED or shard is None:
+        if (shard := self._shards.get(header.shard)) is None:
             return
-        self._recover_batch(frame.payload, frame.location)
+        if frame.kind is FrameKind.REPAIRED:
+            # What it replaced may have left no trace: the end of a segment, cut as a torn tail.
+            shard.fill(header.first, header.end, frame.location)
+        else:
+            self._recover_batch(frame.payload, frame.location)
         shard.lose(frame.location)
 
     def _doubt(self) -> None:

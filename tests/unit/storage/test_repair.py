@@ -354,6 +354,21 @@ def test_a_replica_recovers_around_any_lost_frame(*, kind: bool, payload: bool) 
         assert all_of(machine, 6) == expected(6), f"frame {index}"
 
 
+@pytest.mark.parametrize("payload", [True, False])
+def test_a_repaired_batch_is_lost_again_where_the_first_one_left_no_trace(*, payload: bool) -> None:
+    """The first one was at the end of a segment, and cut as a torn tail."""
+    pair = replicated(4)
+    before = pair.nodes[A]
+    batches = [f for f in before.frames if f[0] is FrameKind.RECORDS]
+    cut = before.frames.index(batches[0])
+    _, data, location = before.frames[cut]
+    before.frames[cut] = (FrameKind.REPAIRED, data, location)
+    machine = pair.nodes[A] = restarted_without(before, cut, kind=True, payload=payload)
+    machine.node.check_invariants()
+    pair.tell(A, entries({SHARD: 4}), sender=PRIMARY)
+    assert all_of(machine, 4) == expected(4)
+
+
 def test_an_opening_that_was_lost_is_concluded_from_the_batches_behind_it() -> None:
     """What it dropped must not be taken for what the next writer appended."""
     pair = replicated(2)
