@@ -61,9 +61,8 @@ class Primary:
         self._backups = {node: BackupProgress() for node in view.backups}
         self._majority = majority(view.sequencers)
         self._engines = frozenset(view.engines)
-        # Engines first: callers wait for them.
         self._readers = view.engines + view.storage_nodes
-        """Storage first: in one process its index data then reaches an engine in the same turn."""
+        """Engines first: callers wait for them."""
         self._reader_set = frozenset(self._readers)
         self._full_notice = FullNotice(view.engines)
         self._committed = MetalogReplay()

@@ -5,7 +5,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -70,6 +70,16 @@ class Obj(Mapping[str, Json]):
             ObjectTypeError: it does not exist, or does not fit the type.
         """
         return as_type(self.name, self._document, kind)
+
+    def as_asked(self, kind: type[_TypedT] | None) -> Self | _TypedT | None:
+        """Return itself; or its value as of `kind` if that is given, None if it does not exist.
+
+        Raises:
+            ObjectTypeError: it does not fit the type.
+        """
+        if kind is None:
+            return self
+        return self.to(kind) if self.exists else None
 
     @property
     def view(self) -> View:

@@ -73,10 +73,7 @@ class Snapshot:
     ) -> Obj | _TypedT | None:
         """Return an object, or its value as of a type; see `Store.get`."""
         tag_of(name)
-        obj = Obj(name, await self._replay.view(name, await self._place() - 1))
-        if type is None:
-            return obj
-        return obj.to(type) if obj.exists else None
+        return Obj(name, await self._replay.view(name, await self._place() - 1)).as_asked(type)
 
     async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
         """Return several objects by name, all as of the same place."""

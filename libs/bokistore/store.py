@@ -74,10 +74,7 @@ class Store:
         Raises:
             ObjectTypeError: it does not fit the type.
         """
-        obj = Obj(name, await self._replay.view(name))
-        if type is None:
-            return obj
-        return obj.to(type) if obj.exists else None
+        return Obj(name, await self._replay.view(name)).as_asked(type)
 
     def snapshot(self) -> Snapshot:
         """Read several objects as of one place: `async with store.snapshot() as view`.
