@@ -81,6 +81,11 @@ def _spelled(tag: UserTag) -> str:
     return _TEXT + tag
 
 
+def can_be_in_tag(text: object, bytes_max: int) -> bool:
+    """Tell whether libraries can make a tag of it: text, not empty, at most `bytes_max` bytes."""
+    return isinstance(text, str) and "\x1f" not in text and 0 < _utf8_bytes(text) <= bytes_max
+
+
 def _utf8_bytes(text: str) -> int:
     """How many bytes `text` takes as UTF-8; 0: it cannot be written so (lone surrogates)."""
     try:

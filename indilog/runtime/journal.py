@@ -7,8 +7,7 @@ that orders it and the ordering journal together. The file format is in `indilog
 Two guarantees: what was written before a `sync` that returned comes back from `recover`, whatever
 crashed, unless the disk damaged it, which `recover` tells (decision 0009); and of what was written
 later exactly a prefix comes back (which `recover` itself makes durable), never a frame whose
-predecessor is missing. A failed write or sync is never retried: the
-page cache may have dropped the data (PITFALLS 16), so the journal refuses everything from then on.
+predecessor is missing. A failed write or sync is final (PITFALLS 16): nothing is taken any more.
 
 Used by one thread, but for `sync_flushed`, which may run beside `write`, `read` and `flush`.
 """
@@ -31,7 +30,8 @@ from xxhash import xxh3_64_intdigest
 from indilog.errors import DataDirectoryError
 from indilog.ids import NodeId
 from indilog.roles import FrameKind, Location
-from indilog.runtime.journal_directory import check_format, created, locked
+from indilog.runtime.directory_lock import locked
+from indilog.runtime.journal_directory import check_format, created
 from indilog.runtime.segment import (
     BATCH_KINDS,
     END_OF_SEGMENT,
@@ -104,7 +104,7 @@ class Journal:
             else frozenset({FrameKind.SHARD_STATE})
         )
         self._always_synced = durability == "fsync"
-        self._lock_fd = locked(directory)
+        self._lock_fd = locked(directory / "LOCK")
         # The active segment: its number, size, and how far it is decided, flushed, synced (bytes).
         self._number = 0
         self._capacity = 0

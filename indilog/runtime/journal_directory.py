@@ -8,7 +8,6 @@ says its version itself.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Final
@@ -32,23 +31,6 @@ def created(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for path in missing:
         synced_directory(path.parent)
-
-
-def locked(directory: Path) -> int:
-    """Take the directory for this process, for as long as the returned descriptor is open.
-
-    Raises:
-        DataDirectoryError: another process has it.
-    """
-    fd = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise DataDirectoryError(
-            f"{directory} is in use by another process; stop it, or choose another directory."
-        ) from None
-    return fd
 
 
 def check_format(directory: Path) -> bool:

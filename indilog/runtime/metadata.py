@@ -16,7 +16,6 @@ process can be started on a full disk. These facts change a few times in a day.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -28,6 +27,7 @@ from crc32c import crc32c
 
 from indilog.config import KIB, NodeConfig
 from indilog.errors import DataDirectoryError, DiskFullError, OverloadedError, TooLargeError
+from indilog.runtime.directory_lock import locked
 from indilog.runtime.segment import NO_ROOM, synced_directory
 
 MAGIC: Final = b"ILMD"
@@ -132,7 +132,7 @@ class EmbeddedMetadataStore:
         self._failed = False
         self._reserve = file.with_name(file.name + ".reserve")
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(file.with_name(file.name + ".lock"))
+        self._lock = locked(file.with_name(file.name + ".lock"))
         try:
             self._contents = _read(file)
         except BaseException:
@@ -305,16 +305,3 @@ def _written_or_full(file: Path, data: bytes) -> None:
         raise DiskFullError(
             f"There is no disk space left for {file}; make room and try again."
         ) from error
-
-
-def _locked(file: Path) -> int:
-    """Return the descriptor that holds the lock `file`."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise DataDirectoryError(
-            f"{file.parent} is in use by another process; stop it, or choose another directory."
-        ) from None
-    return descriptor

@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 import msgspec
 
 from bokiqueue.errors import QueueSettingsError, QueueVersionError
-from indilog.ids import TAG_BYTES_MAX, SeqNum
+from indilog.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
 
 VERSION: Final = 1
 _MAGIC: Final = b"\xb0Q"
@@ -157,12 +157,7 @@ def tags_of(name: str, shards: int) -> Tags:
 
 
 def _is_name(name: object) -> bool:
-    if not isinstance(name, str) or not name or "\x1f" in name:
-        return False
-    try:
-        return len(name.encode()) <= _NAME_BYTES_MAX
-    except UnicodeEncodeError:
-        return False
+    return can_be_in_tag(name, _NAME_BYTES_MAX)
 
 
 def encoded(content: Command | Settings | Checkpoint) -> bytes:

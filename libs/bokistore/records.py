@@ -22,7 +22,7 @@ import msgspec
 
 from bokistore.document import Write
 from bokistore.errors import InvalidObjectError, StoreVersionError
-from indilog.ids import TAG_BYTES_MAX, SeqNum
+from indilog.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
 
 VERSION: Final = 1
 AUX_BYTES_MAX: Final = 1024 * 1024
@@ -93,12 +93,7 @@ def tag_of(name: str) -> str:
 
 
 def _is_name(name: object) -> bool:
-    if not isinstance(name, str) or not name or "\x1f" in name:
-        return False
-    try:
-        return len(name.encode()) <= _NAME_BYTES_MAX
-    except UnicodeEncodeError:
-        return False
+    return can_be_in_tag(name, _NAME_BYTES_MAX)
 
 
 def command_encoded(
