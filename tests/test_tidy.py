@@ -223,6 +223,7 @@ def test_every_package_is_typed_for_those_who_import_it() -> None:
         "compute",
         "libs/bokistore",
         "libs/bokiqueue",
+        "libs/bokiflow",
     ]
     assert all((ROOT / package / "py.typed").exists() for package in packages)
 
