@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import random
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -41,6 +42,8 @@ class Post:
     id: str
     author: str
     text: str
+    time: float = 0.0
+    """Seconds since 1970, by the clock of the worker that published it."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +126,15 @@ async def post(ctx: Context, user: str, text: str) -> str:
     if len(text) > TEXT_LENGTH_MAX:
         raise ValueError(f"A post has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
 
+    now = time.time()
+
     async def body(txn: Transaction) -> str:
         person = await txn.get(f"user:{user}")
         if not person:
             raise _unknown(user)
         person.increment("posts")
         post = _post_id(user, person["posts"])
-        txn.set(f"post:{post}", "", {"id": post, "author": user, "text": text})
+        txn.set(f"post:{post}", "", {"id": post, "author": user, "text": text, "time": now})
         for follower in _chosen(post, person["followers"]):
             txn.push(f"timeline:{follower}", "posts", post, limit=TIMELINE_POSTS_MAX)
         return post

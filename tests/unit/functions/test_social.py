@@ -10,22 +10,10 @@ import pytest
 
 from functions.social import app as social
 from indilog.app import Context
-from indilog.log import Session
 from indilog.testing import MemoryLogs
+from tests.unit.functions.stand_in import Functions
 
 pytestmark = pytest.mark.asyncio
-
-
-class NoCaller:
-    """These functions call no others."""
-
-    async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
-        raise AssertionError(function)
-
-    async def send(
-        self, function: str, arguments: bytes, session: Session, *, delay_s: float
-    ) -> str:
-        raise AssertionError(function)
 
 
 @pytest.fixture
@@ -35,7 +23,7 @@ def logs() -> MemoryLogs:
 
 @pytest.fixture
 def context(logs: MemoryLogs) -> Callable[[], Context]:
-    return lambda: Context(logs, NoCaller())
+    return lambda: Functions(social.app, logs).context()
 
 
 async def test_a_name_is_registered_once(context: Callable[[], Context]) -> None:
@@ -86,8 +74,8 @@ async def test_unknown_people_are_told(context: Callable[[], Context]) -> None:
 async def test_a_post_reaches_followers_and_everybody(context: Callable[[], Context]) -> None:
     await social.load(context(), {"ann": ["bob"], "bob": ["ann"]})
     post = await social.post(context(), "ann", "Hello")
-    expected = social.Post(id=post, author="ann", text="Hello")
-    assert await social.timeline(context(), "bob") == [expected]
+    [expected] = await social.timeline(context(), "bob")
+    assert (expected.id, expected.author, expected.text) == (post, "ann", "Hello")
     assert await social.timeline(context()) == [expected]
     assert await social.timeline(context(), "ann") == []
     shown = await social.profile(context(), "ann")

@@ -1,21 +1,21 @@
-"""The check: what the functions show must be what the log says, and no post is lost or doubled.
+"""The check that applications share: what the functions show must be what the log says.
 
-It reads the whole log over HTTP and replays it in its own plain way, from the format alone
-(`docs/libs/bokistore.md`); it shares no code with the library, so a mistake there shows here.
+It reads an application's whole log over HTTP and replays it in its own plain way, from the format
+alone (`docs/libs/bokistore.md`); it shares no code with the library, so a mistake there shows here.
+What an application promises beyond that it checks in the replay itself.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx
 
-from functions.social.http_connection import HttpConnection
-from functions.social.load import LoadError, Run, call
+from functions.workload.http_connection import HttpConnection
+from functions.workload.load import LoadError, call
 
 _PAGE: Final = 1000
 _OBJECTS_AT_ONCE: Final = 200
@@ -41,6 +41,12 @@ class Replay:
     position: int = 0
     _written_at: dict[str, int] = field(default_factory=dict)
 
+    def those(self, kind: str) -> Iterator[tuple[str, Any]]:
+        """Yield the objects called `kind:...` that exist: the rest of the name, and the object."""
+        for name, value in self.objects.items():
+            if value is not None and name.startswith(f"{kind}:"):
+                yield name.partition(":")[2], value
+
     def add(self, seqnum: int, data: str) -> None:
         """Take the next record in."""
         self.records += 1
@@ -57,33 +63,56 @@ class Replay:
 
 
 def _written(document: Any, write: list[Any]) -> Any:  # noqa: ANN401
-    """Apply one write; the app's paths are a name in the object, or the object."""
+    """Apply one write; on the way of the app's paths are names alone, no elements of lists."""
     kind, path, *rest = write
-    if not path:
-        return rest[0] if kind == "set" else None
-    document = dict(document or {})
-    (key,) = path
-    match kind:
-        case "set":
-            document[key] = rest[0]
-        case "increment":
-            document[key] = document.get(key, 0) + rest[0]
-        case "push":
-            items = [*document.get(key, []), rest[0]]
-            document[key] = items if rest[1] is None else items[-rest[1] :]
-        case "add_to_set":
-            if rest[0] not in document.get(key, []):
-                document[key] = [*document.get(key, []), rest[0]]
-        case _:
-            document.pop(key, None)
-    return document
+    if path:
+        document = dict(document or {})
+        if (kind, len(path)) == ("delete", 1):
+            document.pop(path[0], None)
+        else:
+            document[path[0]] = _written(document.get(path[0]), [kind, path[1:], *rest])
+        return document
+    return _AT_THE_END[kind](document, *rest)
 
 
-async def replayed(url: str, progress: Callable[[int, int], None]) -> Replay:
-    """Read the log from its beginning and replay it.
+def _merged(document: Any, patch: Any) -> Any:  # noqa: ANN401
+    """Merge as RFC 7396 says."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(document) if isinstance(document, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), value)
+    return merged
+
+
+def _pushed(items: list[Any] | None, value: Any, limit: int | None) -> list[Any]:  # noqa: ANN401
+    longer = [*(items or []), value]
+    return longer if limit is None else longer[-limit:]
+
+
+def _with(items: list[Any] | None, value: Any) -> list[Any]:  # noqa: ANN401
+    return items if items and value in items else [*(items or []), value]
+
+
+_AT_THE_END: Final[dict[str, Callable[..., Any]]] = {
+    "set": lambda _, value: value,
+    "increment": lambda number, by: (number or 0) + by,
+    "push": _pushed,
+    "add_to_set": _with,
+    "merge": _merged,
+    "delete": lambda _: None,
+}
+
+
+async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> Replay:
+    """Read a log from its beginning and replay it.
 
     Args:
         url: of the gateway.
+        log: the application's, with nothing but its objects.
         progress: told the next seqnum, and the tail.
 
     Raises:
@@ -91,7 +120,7 @@ async def replayed(url: str, progress: Callable[[int, int], None]) -> Replay:
     """
     replay = Replay()
     try:
-        async for record in _records(url, replay, progress):
+        async for record in _records(url, log, replay, progress):
             replay.add(record["seqnum"], record["data"])
     except httpx.HTTPError as error:
         raise LoadError(f"The log cannot be read over HTTP: {error}.") from error
@@ -103,16 +132,16 @@ async def replayed(url: str, progress: Callable[[int, int], None]) -> Replay:
 
 
 async def _records(
-    url: str, replay: Replay, progress: Callable[[int, int], None]
+    url: str, log: str, replay: Replay, progress: Callable[[int, int], None]
 ) -> AsyncIterator[dict[str, Any]]:
     async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
-        answer = await client.get("/logs/social/tail")
+        answer = await client.get(f"/logs/{log}/tail")
         tail = answer.raise_for_status().json()["tail"]
         bound = 0
         replay.position = int(answer.headers.get("indilog-position", 0))
         while bound < tail:
             answer = await client.get(
-                "/logs/social/records",
+                f"/logs/{log}/records",
                 params={"bound": bound, "limit": _PAGE},
                 headers={"indilog-position": str(replay.position)},
             )
@@ -123,15 +152,16 @@ async def _records(
             progress(bound, tail)
 
 
-async def faults_of_objects(url: str, replay: Replay) -> list[str]:
-    """Compare what the functions show with the replay; return what differs, in sentences."""
+async def faults_of_objects(url: str, app: str, replay: Replay) -> list[str]:
+    """Compare what the app's `objects` shows with the replay; return what differs, in sentences."""
     names = sorted(replay.objects)
     faults: list[str] = []
     connection = HttpConnection(url)
     try:
         for start in range(0, len(names), _OBJECTS_AT_ONCE):
             asked = names[start : start + _OBJECTS_AT_ONCE]
-            shown = await call(connection, "objects", {"names": asked}, position=replay.position)
+            arguments = {"names": asked}
+            shown = await call(connection, app, "objects", arguments, position=replay.position)
             faults += [
                 f"{name} is {_short(value)}, but the log says {_short(replay.objects[name])}."
                 for name, value in zip(asked, shown, strict=True)
@@ -140,27 +170,6 @@ async def faults_of_objects(url: str, replay: Replay) -> list[str]:
     finally:
         connection.close()
     return faults
-
-
-def faults_of_posts(run: Run, replay: Replay) -> list[str]:
-    """Return which acknowledged posts are lost, changed or doubled, in sentences."""
-    faults: list[str] = []
-    for post, text in run.acknowledged.items():
-        kept = replay.objects.get(f"post:{post}")
-        if kept is None:
-            faults.append(f"Post {post} was acknowledged and is lost.")
-        elif kept["text"] != text:
-            faults.append(f"Post {post} has the text {kept['text']!r} instead of {text!r}.")
-    published = Counter(_texts(replay.objects))
-    return faults + [
-        f"The post {text!r} was published {published[text]} times."
-        for text in (*run.acknowledged.values(), *run.unknown)
-        if published[text] > 1
-    ]
-
-
-def _texts(objects: dict[str, Any]) -> Iterable[str]:
-    return (value["text"] for name, value in objects.items() if name.startswith("post:") and value)
 
 
 def summary_of(faults: list[str]) -> str:

@@ -1,0 +1,275 @@
+"""Showing an application on a running platform: load its data, run its load, check, show a table.
+
+`demonstrated` is what the applications' demos and their benchmarks have in common; `Application` is
+what each says of itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import httpx
+import typer
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from functions.workload.load import LoadError, Run, Visitor, run_load
+from functions.workload.replay import Replay, faults_of_objects, replayed, summary_of
+
+_TICK_S: Final = 0.2
+_REASONS_SHOWN_MAX: Final = 3
+_INDEX_PARTS: Final = ("suffix", "popularity_cache", "tag_cache", "answer_cache")
+_LAST_ASKED: Final = ("popularity_cache", "answer_cache")
+"""What these do not have, the index tier is asked for."""
+
+
+class Application(Protocol):
+    """What an application says of itself.
+
+    Attributes:
+        name: of the deployed app, and of the log with its objects.
+        functions: what clients call.
+        loads: what is loaded, for the progress bar.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def functions(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def loads(self) -> str: ...  # noqa: D102
+
+    def batches(self) -> int:
+        """Return how many steps loading takes."""
+
+    async def load(self, url: str, told: Callable[[int], None]) -> str:
+        """Load what the clients need, unless it is there; say what it was."""
+
+    def visitors(self, count: int, seed: int) -> list[Visitor]:
+        """Return clients whose acknowledged and failed requests `faults` knows of."""
+
+    async def settled(self, url: str) -> None:
+        """Return when what requests have begun and not waited for is done."""
+
+    def faults(self, replay: Replay) -> list[str]:
+        """Return what is not as promised, given the log; a sentence each."""
+
+    def verdict(self, replay: Replay) -> str:
+        """Say what holds when there is no fault."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the platform says of itself, before and after the load."""
+
+    tail: int
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of the load came to."""
+
+    clients: int
+    run: Run
+    before: Figures
+    after: Figures
+    replay: Replay
+    faults: list[str]
+
+    @property
+    def appends(self) -> int:
+        """Records of the application during the load."""
+        return self.after.tail - self.before.tail
+
+    @property
+    def conflicts(self) -> int:
+        """Transactions among them that had no effect and ran again."""
+        return sum(seqnum >= self.before.tail for seqnum in self.replay.conflicts)
+
+
+async def demonstrated(
+    url: str,
+    application: Application,
+    *,
+    seconds: float,
+    clients: int,
+    seed: int,
+    rate: float | None = None,
+    console: Console,
+) -> Outcome:
+    """Load, run, check, with progress bars.
+
+    Raises:
+        LoadError: the platform does not do what is needed.
+    """
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        await _loaded(progress, url, application)
+        before = await figures(url, application.name)
+        visitors = application.visitors(clients, seed)
+        run = await _ran(progress, url, application, visitors, seconds, rate)
+        await application.settled(url)
+        after = await figures(url, application.name)
+        replay, faults = await _checked(progress, url, application)
+    return Outcome(clients, run, before, after, replay, faults)
+
+
+async def _loaded(progress: Progress, url: str, application: Application) -> None:
+    task = progress.add_task(f"Loading {application.loads}", total=application.batches(), note="")
+
+    def tell(batches: int) -> None:
+        progress.advance(task, batches)
+
+    progress.update(task, note=await application.load(url, tell))
+
+
+async def _ran(
+    progress: Progress,
+    url: str,
+    application: Application,
+    visitors: Sequence[Visitor],
+    seconds: float,
+    rate: float | None,
+) -> Run:
+    task = progress.add_task(f"{len(visitors)} clients at work", total=seconds, note="")
+    ticking = asyncio.create_task(_tick(progress, task))
+    try:
+        run = await run_load(
+            url,
+            application.name,
+            visitors,
+            functions=application.functions,
+            seconds=seconds,
+            rate=rate,
+        )
+    finally:
+        ticking.cancel()
+    progress.update(task, completed=seconds, note=f"{run.requests:,} requests")
+    return run
+
+
+async def _tick(progress: Progress, task: TaskID) -> None:
+    began = time.perf_counter()
+    while True:
+        await asyncio.sleep(_TICK_S)
+        progress.update(task, completed=time.perf_counter() - began)
+
+
+async def _checked(
+    progress: Progress, url: str, application: Application
+) -> tuple[Replay, list[str]]:
+    task = progress.add_task("Checking against the log", total=None, note="")
+
+    def tell(bound: int, tail: int) -> None:
+        progress.update(task, completed=bound, total=tail, note=f"{bound:,} of {tail:,} records")
+
+    replay = await replayed(url, application.name, tell)
+    shown = await faults_of_objects(url, application.name, replay)
+    progress.update(task, total=1, completed=1, note=f"{replay.records:,} records replayed")
+    return replay, application.faults(replay) + shown
+
+
+async def figures(url: str, log: str) -> Figures:
+    """Ask the platform for its numbers.
+
+    Raises:
+        LoadError: it does not answer.
+    """
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
+            tail = (await client.get(f"/logs/{log}/tail")).raise_for_status().json()["tail"]
+            status = (await client.get("/status")).raise_for_status().json()
+    except httpx.HTTPError as error:
+        raise LoadError(f"The platform at {url} does not answer: {error}.") from error
+    engine: dict[str, Any] = status.get("engine", {})
+    return Figures(
+        tail=tail,
+        hits=sum(engine.get(part, {}).get("hits", 0) for part in _INDEX_PARTS),
+        misses=sum(engine.get(part, {}).get("misses", 0) for part in _LAST_ASKED),
+    )
+
+
+def show(application: Application, outcome: Outcome, console: Console) -> None:
+    """Print the table, what failed and why, and the verdict if all is well."""
+    console.print(table_of(application, outcome))
+    for name, tally in outcome.run.tallies.items():
+        for reason, count in tally.failures.most_common(_REASONS_SHOWN_MAX):
+            console.print(f"{name} failed {count} times: {reason}", style="yellow")
+    if not outcome.faults:
+        console.print(
+            f"Checked: {len(outcome.replay.objects):,} objects equal a replay of the log; "
+            f"{application.verdict(outcome.replay)}",
+            style="green",
+        )
+
+
+def table_of(application: Application, outcome: Outcome) -> Table:
+    """Return what was measured, as a table."""
+    run = outcome.run
+    table = Table(
+        title=f"functions/{application.name}: {outcome.clients} clients, {run.seconds:.1f} s"
+    )
+    for heading in ("function", "requests", "requests/s", "p50 ms", "p99 ms", "failed"):
+        table.add_column(heading, justify="left" if heading == "function" else "right")
+    for name, tally in (*run.tallies.items(), ("all", run.all)):
+        if name == "all":
+            table.add_section()
+        table.add_row(
+            name,
+            f"{len(tally.latencies_s):,}",
+            f"{len(tally.latencies_s) / run.seconds:,.0f}",
+            f"{tally.percentile_s(50) * 1000:.2f}",
+            f"{tally.percentile_s(99) * 1000:.2f}",
+            f"{sum(tally.failures.values()):,}",
+        )
+    before, after, replay = outcome.before, outcome.after, outcome.replay
+    lookups = after.hits + after.misses - before.hits - before.misses
+    hits = f"{(after.hits - before.hits) / lookups:.1%}" if lookups else "no lookups"
+    table.caption = (
+        f"local-index hits {hits} · appends {outcome.appends:,} "
+        f"({outcome.appends / run.seconds:,.0f}/s) · conflicts {outcome.conflicts:,} · "
+        f"log {replay.records:,} records, {replay.data_bytes / 1e6:.1f} MB"
+    )
+    return table
+
+
+def run_demo(
+    url: str, application: Application, *, seconds: float, clients: int, seed: int
+) -> None:
+    """Run a demo as a command does: its table, then its end with a code.
+
+    Raises:
+        typer.Exit: with code 1 when the check found a fault, with 2 when the platform does not do
+            what is needed; a sentence about it is on standard error.
+    """
+    console = Console()
+
+    async def shown() -> list[str]:
+        outcome = await demonstrated(
+            url.rstrip("/"), application, seconds=seconds, clients=clients, seed=seed,
+            console=console,
+        )  # fmt: skip
+        show(application, outcome, console)
+        return outcome.faults
+
+    faults = _run(shown())
+    if faults:
+        sys.stderr.write(f"The check failed:\n{summary_of(faults)}\n")
+        raise typer.Exit(1)
+
+
+def _run(shown: Coroutine[Any, Any, list[str]]) -> list[str]:
+    try:
+        return uvloop.run(shown)
+    except LoadError as error:
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(2) from None

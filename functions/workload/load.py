@@ -1,0 +1,252 @@
+"""The load: clients over HTTP, in a closed loop or at a rate.
+
+Each client is one person at a browser: one request after the other over one connection, in a
+session of their own. In a closed loop the next request comes as soon as the answer is there. At a
+rate, requests fall due at even intervals, whoever is free takes the next one, and its latency
+counts from when it was due: what waits because the platform is slow is measured, not left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from functions.workload.http_connection import Answer, HttpConnection
+
+_RETRIES: Final = 20
+_FAILURES_IN_A_ROW_MAX: Final = 20
+_LOADERS: Final = 4
+
+
+class LoadError(Exception):
+    """The platform does not do what is needed; one sentence."""
+
+
+class Request(NamedTuple):
+    """What a client asks for: a function of the application, and its arguments."""
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+class Visitor(Protocol):
+    """What one client asks for, and what it keeps of the answers."""
+
+    def request(self) -> Request:
+        """Choose the next request."""
+
+    def answered(self, request: Request, result: bytes) -> None:
+        """Take the answer in; `result` is JSON."""
+
+    def failed(self, request: Request) -> None:
+        """Know that it failed: it may have had its effects or not."""
+
+
+@dataclass
+class Tally:
+    """What became of the requests to one function."""
+
+    latencies_s: array[float] = field(default_factory=lambda: array("d"))
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def percentile_s(self, percent: float) -> float:
+        """Return the latency that `percent` of the answered requests stayed within."""
+        if not self.latencies_s:
+            return 0.0
+        ordered = sorted(self.latencies_s)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+@dataclass
+class Run:
+    """What a run of the load did.
+
+    Attributes:
+        tallies: by function.
+        seconds: how long it took.
+    """
+
+    tallies: dict[str, Tally]
+    seconds: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        """Requests that were answered."""
+        return sum(len(tally.latencies_s) for tally in self.tallies.values())
+
+    @property
+    def all(self) -> Tally:
+        """All functions together."""
+        together = Tally()
+        for tally in self.tallies.values():
+            together.latencies_s.extend(tally.latencies_s)
+            together.failures.update(tally.failures)
+        return together
+
+
+async def call(
+    connection: HttpConnection,
+    app: str,
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    position: int = 0,
+) -> Any:  # noqa: ANN401
+    """Call a function of an app, again while the platform says that this can help.
+
+    It sees at least what a session at `position` has seen.
+
+    Raises:
+        LoadError: it failed.
+    """
+    answer = Answer(0, b"", 0)
+    for _ in range(_RETRIES):
+        try:
+            body = json.dumps(arguments).encode()
+            answer = await connection.post(_path(app, function), body, position=position)
+        except ConnectionError as error:
+            raise LoadError(f"{error} Is the platform up? Start it with ./start.") from error
+        if answer.status == 200:
+            return json.loads(answer.body)
+        if not _problem(answer).get("retryable"):
+            break
+    raise LoadError(f"{function} failed: {_problem(answer).get('detail', answer.body[:200])}")
+
+
+async def load_batches(
+    url: str,
+    app: str,
+    batches: Sequence[Mapping[str, Any]],
+    told: Callable[[int], None],
+) -> list[Any]:
+    """Call the app's `load` once for each batch of arguments, several at once.
+
+    Args:
+        url: of the gateway.
+        app: its name.
+        batches: the arguments of each call.
+        told: how many more batches were loaded.
+
+    Returns:
+        The results, in the order in which they came.
+
+    Raises:
+        LoadError: the platform refuses, or does not answer.
+    """
+    waiting, results = iter(batches), []
+
+    async def loader() -> None:
+        connection = HttpConnection(url)
+        try:
+            for arguments in waiting:
+                results.append(await call(connection, app, "load", arguments))
+                told(1)
+        finally:
+            connection.close()
+
+    await asyncio.gather(*[loader() for _ in range(_LOADERS)])
+    return results
+
+
+async def run_load(
+    url: str,
+    app: str,
+    visitors: Sequence[Visitor],
+    *,
+    functions: Sequence[str],
+    seconds: float,
+    rate: float | None = None,
+) -> Run:
+    """Let the visitors ask for a while.
+
+    Args:
+        url: of the gateway.
+        app: whose functions they call.
+        visitors: one client each.
+        functions: which ones they may call.
+        seconds: for how long requests are begun.
+        rate: requests a second, from all together; None: each as fast as it is answered.
+
+    Raises:
+        LoadError: a client got nothing but failures.
+    """
+    run = Run({name: Tally() for name in functions})
+    began = time.perf_counter()
+    dues = _dues(began, seconds, rate)
+    clients = [_Client(url, app, visitor, run) for visitor in visitors]
+    await asyncio.gather(*[client.browse(dues) for client in clients])
+    run.seconds = time.perf_counter() - began
+    return run
+
+
+def _dues(began: float, seconds: float, rate: float | None) -> Iterator[float]:
+    """Yield when each request is due; in a closed loop that is when somebody is free for it."""
+    if rate is not None:
+        yield from (began + n / rate for n in range(max(1, int(seconds * rate))))
+        return
+    while (now := time.perf_counter()) < began + seconds:
+        yield now
+
+
+class _Client:
+    """One client: a connection, a session, and the visitor who says what to ask for."""
+
+    def __init__(self, url: str, app: str, visitor: Visitor, run: Run) -> None:
+        self._app = app
+        self._visitor = visitor
+        self._run = run
+        self._connection = HttpConnection(url)
+        self._position = 0
+        self._failures = 0
+
+    async def browse(self, dues: Iterator[float]) -> None:
+        try:
+            for due in dues:
+                if (early := due - time.perf_counter()) > 0:
+                    await asyncio.sleep(early)
+                await self._ask(self._visitor.request(), due)
+        finally:
+            self._connection.close()
+
+    async def _ask(self, request: Request, due: float) -> None:
+        tally = self._run.tallies[request.function]
+        body = json.dumps(request.arguments).encode()
+        path = _path(self._app, request.function)
+        try:
+            answer = await self._connection.post(path, body, position=self._position)
+        except ConnectionError as error:
+            self._failed(tally, request, str(error))
+            return
+        if answer.status != 200:
+            self._failed(tally, request, str(_problem(answer).get("detail", answer.status)))
+            return
+        tally.latencies_s.append(time.perf_counter() - due)
+        self._position = max(self._position, answer.position)
+        self._failures = 0
+        self._visitor.answered(request, answer.body)
+
+    def _failed(self, tally: Tally, request: Request, reason: str) -> None:
+        tally.failures[reason] += 1
+        self._visitor.failed(request)
+        self._failures += 1
+        if self._failures >= _FAILURES_IN_A_ROW_MAX:
+            raise LoadError(f"{request.function} failed {self._failures} times in a row: {reason}")
+
+
+def _path(app: str, function: str) -> str:
+    return f"/functions/{app}/{function}"
+
+
+def _problem(answer: Answer) -> dict[str, Any]:
+    """Return the problem details of an answer that is no success (RFC 9457)."""
+    try:
+        problem = json.loads(answer.body)
+    except ValueError:
+        return {}
+    return problem if isinstance(problem, dict) else {}
