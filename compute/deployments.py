@@ -29,11 +29,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     sources: dict[str, str]
     functions: tuple[FunctionSpec, ...]
+    services: tuple[str, ...] = ()
 
     @property
     def info(self) -> AppInfo:
         """What callers may know of it."""
-        return AppInfo(self.name, self.version, self.owner, self.functions)
+        return AppInfo(self.name, self.version, self.owner, self.functions, self.services)
 
 
 class Placed(NamedTuple):

@@ -17,7 +17,7 @@ import concurrent.futures
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, overload
 
 import structlog
 
@@ -27,9 +27,14 @@ from indilog.signature import Signature, arguments_text, plain_value
 _ResultT = TypeVar("_ResultT")
 _BodyT = TypeVar("_BodyT", bound=Callable[..., Any])
 
+ServiceBody: TypeAlias = Callable[["Context"], Coroutine[Any, Any, None]]
+_ServiceT = TypeVar("_ServiceT", bound=ServiceBody)
+
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 DELAY_S_MAX: Final = 10 * 365 * 24 * 3600
 """Seconds: nothing is started later than in ten years."""
+SERVICES_MAX: Final = 16
+"""Services that one application may have."""
 MAP_CALLS_MAX: Final = 32
 """Calls that one `Context.map` runs at once, unless told otherwise."""
 
@@ -78,17 +83,40 @@ class Function:
         return f"Function({self.qualified_name})"
 
 
+class Service:
+    """A coroutine of an application that every worker process runs while it is deployed.
+
+    Attributes:
+        name: unique among the application's services.
+    """
+
+    def __init__(self, app: App, body: ServiceBody, *, name: str) -> None:
+        self.app = app
+        self.name = name
+        self.body = body
+
+    @property
+    def qualified_name(self) -> str:
+        """`app.service`, as people read it."""
+        return f"{self.app.name}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"Service({self.qualified_name})"
+
+
 class App:
     """A named set of functions that are deployed together.
 
     Attributes:
         name: 1 to 64 letters, digits, `_` and `-`, a letter first.
         functions: by name.
+        services: by name.
     """
 
     def __init__(self, name: str) -> None:
         self.name = check_app_name(name)
         self.functions: dict[str, Function] = {}
+        self.services: dict[str, Service] = {}
 
     @overload
     def function(self, body: _BodyT, /) -> _BodyT: ...
@@ -118,6 +146,37 @@ class App:
             return body
 
         return registered if body is None else registered(body)
+
+    def service(self, body: _ServiceT, /) -> _ServiceT:
+        """Have every worker process run a coroutine while this version is deployed; as
+        `add_service`, as a decorator that returns it unchanged.
+        """
+        self.add_service(body)
+        return body
+
+    def add_service(self, body: ServiceBody, *, name: str | None = None) -> None:
+        """Have every worker process run `body(ctx)` while this version is deployed.
+
+        It is started when the version takes calls, once in each worker process of each compute
+        node, and cancelled when another version has taken its place or the platform stops. One that
+        raises is started again after a pause that doubles; one that returns is over. It takes no
+        call's place and has no time limit. Several processes run it at once, and one that was
+        thought dead may still: what must happen once is for the log to decide.
+
+        Raises:
+            ValueError: the name is taken or no name, or there are too many.
+            TypeError: it is not an async function.
+        """
+        name = body.__name__ if name is None else name
+        if not inspect.iscoroutinefunction(body):
+            raise TypeError(f"A service is an async function; make {name} one.")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"A service's name is letters, digits, _ and -, not {name!r}.")
+        if name in self.services:
+            raise ValueError(f"{self.name} has two services named {name}; rename one.")
+        if len(self.services) >= SERVICES_MAX:
+            raise ValueError(f"{self.name} has {SERVICES_MAX} services, which is the limit.")
+        self.services[name] = Service(self, body, name=name)
 
     def _add(self, body: Callable[..., Any], name: str, timeout_s: float | None) -> None:
         if not _NAME.fullmatch(name):

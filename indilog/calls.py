@@ -18,11 +18,23 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from indilog import errors
-from indilog.deployed import AppInfo, FunctionSpec
+from indilog.deployed import AppInfo
 from indilog.errors import IndilogError, NotReadyError
 from indilog.ids import MetalogPosition, SeqNum, UserTag
 from indilog.link_message import LinkStruct as _Message
 from indilog.retention_messages import LogRetention, LogSetRetention, RetentionFound
+from indilog.worker_messages import (
+    CheckArguments,
+    Invoke,
+    Load,
+    Loaded,
+    Ping,
+    Ready,
+    RunServices,
+    ServicesTold,
+    ThreadsLeft,
+    Unload,
+)
 
 LINK_VERSION: Final = 1
 """Both ends say it first; a link between different versions is closed."""
@@ -60,26 +72,6 @@ class Welcome(_Message, frozen=True):
 
     version: int
     limits: Limits
-
-
-class Ready(_Message, frozen=True):
-    """worker → compute node: this process can run functions now.
-
-    Lost: the worker is gone; the node starts another one.
-    Repeated: never.
-    """
-
-    version: int
-
-
-class ThreadsLeft(_Message, frozen=True):
-    """worker → compute node: so many threads run on although their calls are over.
-
-    Lost: the worker is gone, and its threads with it.
-    Repeated: never.
-    """
-
-    count: int
 
 
 # --- the log
@@ -266,69 +258,6 @@ class DeployApp(_Message, frozen=True):
     sources: dict[str, str]
 
 
-class Invoke(_Message, frozen=True):
-    """compute node → worker: run a function of a deployment loaded there; answered by `Returned`.
-
-    `slot` is the call's place in the memory that says which calls are begun and which revoked
-    (`compute/workers/claims`); a revoked one is answered by a `Failed` of kind `RevokedError`.
-    Lost: the worker died; the caller gets a `WorkerCrashedError` if the call was begun, else it
-    runs elsewhere.
-    Repeated: never.
-    """
-
-    deployment: int
-    function: str
-    arguments: bytes
-    invocation: str
-    position: MetalogPosition
-    depth: int
-    slot: int = 0
-
-
-class Load(_Message, frozen=True):
-    """compute node → worker: import these sources as deployment number so-and-so; answered by
-    `Loaded`.
-
-    Lost: the worker died; the deployment fails, and the one before goes on.
-    Repeated: never.
-    """
-
-    deployment: int
-    name: str | None
-    sources: dict[str, str]
-
-
-class Unload(_Message, frozen=True):
-    """compute node → worker: forget a deployment; no call of it runs any more. Not answered.
-
-    Lost: the worker died, and its memory with it.
-    Repeated: never.
-    """
-
-    deployment: int
-
-
-class CheckArguments(_Message, frozen=True):
-    """compute node → worker: do these arguments fit the function? Answered by `Done`, or a `Failed`
-    that says which do not.
-
-    Lost: the worker died; nothing was run.
-    Repeated: never.
-    """
-
-    deployment: int
-    function: str
-    arguments: bytes
-
-
-class Ping(_Message, frozen=True):
-    """compute node → worker: does your event loop turn? Answered by `Done`, at once if it does.
-
-    Lost: the worker died.
-    Repeated: never.
-    """
-
-
 class Cancel(_Message, frozen=True):
     """asker → asked: stop working on the question of this number, its answer is not wanted.
 
@@ -405,17 +334,6 @@ class Accepted(_Message, frozen=True):
     invocation: str
 
 
-class Loaded(_Message, frozen=True):
-    """worker → compute node: the sources are imported; this is the application they define.
-
-    Lost: the worker died; the deployment fails.
-    Repeated: never.
-    """
-
-    name: str
-    functions: tuple[FunctionSpec, ...]
-
-
 class Deployed(_Message, frozen=True):
     """compute node → client: this version of the application runs now.
 
@@ -444,10 +362,10 @@ LogQuestion: TypeAlias = (
     | LogSetAux | LogFindTime | LogTrim | LogSetRetention | LogRetention
 )  # fmt: skip
 Question: TypeAlias = (
-    LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | CheckArguments
-    | Ping | Cancel
+    LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | RunServices
+    | CheckArguments | Ping | Cancel
 )  # fmt: skip
-Greeting: TypeAlias = Welcome | Ready | ThreadsLeft
+Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesTold
 Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | RetentionFound | Done | Returned | Accepted | Loaded
     | Deployed | Failed

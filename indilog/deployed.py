@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,24 @@ class FunctionSpec(msgspec.Struct, frozen=True):
     is_async: bool = True
 
 
+ServiceActivity: TypeAlias = Literal["running", "waiting", "ended"]
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    """How a service is in one worker process.
+
+    `deployment`: number of the deployment there. `state`: it runs, it failed and waits to be
+    started again, or it returned. `failures`: since its worker began to run it; `problem`: the last
+    one, in a sentence.
+    """
+
+    deployment: int
+    name: str
+    state: ServiceActivity
+    failures: int = 0
+    problem: str = ""
+
+
 class AppInfo(msgspec.Struct, frozen=True):
     """One deployed application; `version` counts its deployments from 1."""
 
@@ -28,3 +46,4 @@ class AppInfo(msgspec.Struct, frozen=True):
     version: int
     owner: str
     functions: tuple[FunctionSpec, ...]
+    services: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ MODULES = (
     "indilog.time_messages",
     "indilog.calls",
     "indilog.retention_messages",
+    "indilog.worker_messages",
 )
 """Where messages are defined; each has a marked place of its own in the document."""
 

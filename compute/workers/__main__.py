@@ -20,9 +20,10 @@ import uvloop
 from compute.workers.claims import WorkerClaims
 from compute.workers.last_words import LastWords
 from compute.workers.runner import Runner
-from indilog.calls import LINK_VERSION, Ready
+from indilog.calls import LINK_VERSION
 from indilog.link import Link, SocketLink
 from indilog.telemetry import configure_logging
+from indilog.worker_messages import Ready
 
 
 async def _serve(given: argparse.Namespace) -> None:

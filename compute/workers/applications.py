@@ -23,7 +23,7 @@ from compute.workers.call import Deployed
 from compute.workers.loading import Trials, load_into
 from compute.workers.process import WorkerProcess
 from indilog.app import check_app_name
-from indilog.calls import Limits, Load, Loaded, Unload
+from indilog.calls import Limits
 from indilog.config import NodeConfig
 from indilog.deployed import AppInfo, FunctionSpec
 from indilog.errors import (
@@ -34,6 +34,7 @@ from indilog.errors import (
     UnknownFunctionError,
 )
 from indilog.log import LogSource
+from indilog.worker_messages import Load, Loaded, RunServices, Unload
 
 _WORKERS_LOST_MAX: Final = 2
 """An application whose import has ended this many workers is not imported any more."""
@@ -156,7 +157,16 @@ class Applications:
         """The last call of a version that was replaced is over."""
         self._unload_number(deployed.number)
 
+    def run_services(self, worker: WorkerProcess) -> None:
+        """Have `worker` run the services of what is deployed and loaded there."""
+        loaded = [d.number for d in self._apps.values() if d.number in worker.deployments]
+        worker.link.tell(RunServices(tuple(loaded)))
+
     # --- inside: deploying
+
+    def _run_services(self) -> None:
+        for worker in self._workers():
+            self.run_services(worker)
 
     async def _recorded(
         self, number: int, loaded: Loaded, sources: dict[str, str], owner: str
@@ -172,6 +182,7 @@ class Applications:
             owner=owner,
             sources=sources,
             functions=loaded.functions,
+            services=loaded.services,
         )
         seqnum = await self._log.append(record)
         await self._log.catch_up()
@@ -196,6 +207,7 @@ class Applications:
         before = self._apps.get(deployed.record.name)
         self._apps[deployed.record.name] = deployed
         self.generation += 1
+        self._run_services()
         if before is not None:
             before.successor = deployed
             if before.running == 0:

@@ -22,17 +22,10 @@ from compute.workers.invocations import Invocation, Invocations, State
 from compute.workers.pool import WorkerPool
 from compute.workers.process import WorkerProcess
 from compute.workers.router import CallRouter
+from compute.workers.service_figures import services_told
 from compute.workers.serving import LinkServer
 from indilog.app import check_delay
-from indilog.calls import (
-    CheckArguments,
-    Failed,
-    Greeting,
-    Limits,
-    Question,
-    Returned,
-    failed,
-)
+from indilog.calls import Failed, Greeting, Limits, Question, Returned, failed
 from indilog.config import Config
 from indilog.deployed import AppInfo
 from indilog.errors import (
@@ -43,6 +36,7 @@ from indilog.errors import (
 )
 from indilog.ids import MetalogPosition
 from indilog.log import LogSource
+from indilog.worker_messages import CheckArguments, RunServices
 
 CALL_DEPTH_MAX: Final = 64
 """Calls that may stand above a call."""
@@ -88,7 +82,7 @@ class FunctionHost:
             serve=self._serve_worker,
             on_up=self._worker_up,
             on_lost=self._worker_lost,
-            drained=self._router.drained,
+            drained=self._drained,
         )
 
     async def start(self) -> None:
@@ -255,6 +249,7 @@ class FunctionHost:
             "calls": dict(self._router.calls),
             "invocations_open": self._invocations.open,
             "apps": {app.record.name: app.record.version for app in apps},
+            "services": services_told(self._pool.workers, apps),
             "problems": {app.record.name: app.problem for app in apps if app.problem},
         }
 
@@ -295,6 +290,11 @@ class FunctionHost:
         """Load every application into a new worker, then let it take calls."""
         if await self._applications.load_into_new(worker):
             self._router.add(worker)
+            self._applications.run_services(worker)
+
+    async def _drained(self, worker: WorkerProcess) -> None:
+        worker.link.tell(RunServices(()))  # those of the process that takes its place go on
+        await self._router.drained(worker)
 
     def _worker_lost(self, worker: WorkerProcess) -> None:
         self._router.remove(worker)

@@ -15,18 +15,9 @@ from typing import Final
 
 from compute.workers import process
 from compute.workers.process import WorkerProcess
-from indilog.calls import (
-    Answer,
-    Failed,
-    Greeting,
-    Limits,
-    LinkLostError,
-    Load,
-    Loaded,
-    Question,
-    error_from,
-)
+from indilog.calls import Answer, Failed, Greeting, Limits, LinkLostError, Question, error_from
 from indilog.errors import DeployError, NotReadyError
+from indilog.worker_messages import Load, Loaded
 
 _TRIALS_MAX: Final = 2
 """Processes that try new code at once; further deployments wait."""

@@ -22,8 +22,10 @@ import structlog
 
 from compute.workers.claims import NodeClaims, claims_memory
 from compute.workers.last_words import place_left
-from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Ready, ThreadsLeft, Welcome
+from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Welcome
+from indilog.deployed import ServiceState
 from indilog.link import Link, SocketLink
+from indilog.worker_messages import Ready, ServicesTold, ThreadsLeft
 
 STOP_S: Final = 5.0
 """A worker that does not end by itself is killed after this."""
@@ -45,6 +47,7 @@ class WorkerProcess:
         claims: which of its calls it has begun.
         deployments: what is loaded there, by number.
         threads_left: sync functions that run there although their calls are over.
+        services: how they are there.
         last_place: valid when it has ended: where in deployed code it was, if that is known.
     """
 
@@ -61,6 +64,7 @@ class WorkerProcess:
         self.link = link
         self.claims = claims
         self.threads_left = 0
+        self.services: tuple[ServiceState, ...] = ()
         self.deployments: set[int] = set()
         self.last_place: str | None = None
         self._directory = directory
@@ -233,6 +237,8 @@ async def start(
         if isinstance(message, Ready):
             assert message.version == LINK_VERSION, "a worker runs the same code"
             ready.set()
+        elif isinstance(message, ServicesTold):
+            worker.services = message.services
         elif isinstance(message, ThreadsLeft):
             worker.threads_left = message.count
             on_threads_left(worker)

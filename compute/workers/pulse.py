@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from compute.workers.process import WorkerProcess
-from indilog.calls import Answer, Failed, Ping
+from indilog.calls import Answer, Failed
 from indilog.errors import IndilogError
+from indilog.worker_messages import Ping
 
 _BEATS_MISSED: Final = 2
 """More than one: a loop of ours that was busy itself sees an answer late, but not twice."""

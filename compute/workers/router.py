@@ -22,17 +22,7 @@ from compute.workers.claims import NO_SLOT, SETTLE_S
 from compute.workers.dispatch import Dispatcher
 from compute.workers.process import WorkerProcess
 from compute.workers.pulse import Pulse
-from indilog.calls import (
-    Answer,
-    CheckArguments,
-    Failed,
-    Invoke,
-    LinkLostError,
-    Returned,
-    RevokedError,
-    error_from,
-    failed,
-)
+from indilog.calls import Answer, Failed, LinkLostError, Returned, RevokedError, error_from, failed
 from indilog.config import NodeConfig
 from indilog.errors import (
     CallOutcomeUnknownError,
@@ -41,6 +31,7 @@ from indilog.errors import (
     OverloadedError,
     WorkerCrashedError,
 )
+from indilog.worker_messages import CheckArguments, Invoke
 
 
 class _Worker:

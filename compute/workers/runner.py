@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import secrets
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -20,25 +21,20 @@ import structlog
 
 from compute.workers.claims import WorkerClaims
 from compute.workers.loader import Loaded, load
+from compute.workers.services import RunningServices
 from compute.workers.threads import FunctionThreads
-from indilog import calls
-from indilog.app import Context, Function
+from indilog import worker_messages
+from indilog.app import Context, Function, Service
 from indilog.caller import LinkCaller
 from indilog.calls import (
     Answer,
     Cancel,
-    CheckArguments,
     Done,
     Greeting,
-    Invoke,
     Limits,
-    Load,
-    Ping,
     Question,
     Returned,
     RevokedError,
-    ThreadsLeft,
-    Unload,
     Welcome,
     failed,
 )
@@ -52,6 +48,16 @@ from indilog.errors import (
 from indilog.link import Link
 from indilog.log import Session
 from indilog.remote import RemoteLogs
+from indilog.worker_messages import (
+    CheckArguments,
+    Invoke,
+    Load,
+    Ping,
+    RunServices,
+    ServicesTold,
+    ThreadsLeft,
+    Unload,
+)
 
 _MESSAGE_CHARACTERS_MAX: Final = 500
 
@@ -96,6 +102,7 @@ class Runner:
         self._logs: RemoteLogs | None = None
         self._asker: LimitedLink | None = None
         self._link: Link | None = None
+        self._services = RunningServices(self._deployments, self._service_context, self._tell)
 
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Start to answer one message of the compute node."""
@@ -103,8 +110,7 @@ class Runner:
             case Invoke():
                 self._start(link, call, partial(self._run, message))
             case Cancel():
-                if (task := self._tasks.get(call)) is not None:
-                    task.cancel()
+                self._cancel(call)
             case Load():
                 self._start(link, call, partial(self._load, message))
             case Unload():
@@ -112,6 +118,8 @@ class Runner:
                     self._loading.submit(loaded.unload)
             case CheckArguments():
                 self._start(link, call, partial(self._check, message))
+            case RunServices():
+                self._services.run(message.deployments)
             case Ping():
                 link.answer(call, Done(0))
             case Welcome():
@@ -133,6 +141,10 @@ class Runner:
         self._tasks[call] = task
         task.add_done_callback(partial(self._ended, link, call))
 
+    def _cancel(self, call: int) -> None:
+        if (task := self._tasks.get(call)) is not None:
+            task.cancel()
+
     def _ended(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
         del self._tasks[call]
         if task.cancelled():  # also one that never began: its slot must become free
@@ -140,8 +152,11 @@ class Runner:
             link.answer(call, failed(told))
 
     def _threads_left(self, count: int) -> None:
+        self._tell(ThreadsLeft(count))
+
+    def _tell(self, greeting: ThreadsLeft | ServicesTold) -> None:
         if self._link is not None:
-            self._link.tell(ThreadsLeft(count))
+            self._link.tell(greeting)
 
     async def _load(self, message: Load) -> Answer:
         loop = asyncio.get_running_loop()
@@ -150,7 +165,8 @@ class Runner:
         except ValueError as error:  # a name that no application may have
             raise DeployError(str(error)) from error
         self._deployments[message.deployment] = loaded
-        return calls.Loaded(loaded.app.name, loaded.specs())
+        services = tuple(loaded.app.services)
+        return worker_messages.Loaded(loaded.app.name, loaded.specs(), services)
 
     def _imported(self, message: Load) -> Loaded:
         with self._around_import():
@@ -214,6 +230,13 @@ class Runner:
             invocation_id=invoke.invocation,
             function=function.qualified_name,
         )
+
+    def _service_context(self, service: Service) -> Context:
+        assert self._logs is not None, "the compute node says Welcome first"
+        assert self._asker is not None, "with its limits"
+        run = f"{service.qualified_name}-{secrets.token_hex(8)}"
+        caller = LinkCaller(self._asker, 0)
+        return Context(self._logs, caller, invocation_id=run, function=service.qualified_name)
 
 
 async def _answered(link: Link, call: int, answering: Answering) -> None:

@@ -21,26 +21,30 @@ from indilog.calls import (
     Answer,
     CallFunction,
     Cancel,
-    CheckArguments,
     DeployApp,
     Deployed,
     Failed,
     Greeting,
-    Invoke,
-    Load,
-    Ping,
     Question,
-    Ready,
     Returned,
     SendFunction,
-    ThreadsLeft,
-    Unload,
     Welcome,
     failed,
 )
 from indilog.errors import IndilogError, NotReadyError, OverloadedError
 from indilog.link import Link
 from indilog.log import LogSource
+from indilog.worker_messages import (
+    CheckArguments,
+    Invoke,
+    Load,
+    Ping,
+    Ready,
+    RunServices,
+    ServicesTold,
+    ThreadsLeft,
+    Unload,
+)
 
 if TYPE_CHECKING:
     from compute.workers.host import FunctionHost
@@ -85,6 +89,8 @@ class LinkServer:
                 Welcome()
                 | Ready()
                 | ThreadsLeft()
+                | ServicesTold()
+                | RunServices()
                 | Invoke()
                 | Load()
                 | Unload()

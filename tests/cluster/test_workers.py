@@ -14,7 +14,8 @@ import pytest_asyncio
 
 import indilog
 from compute.workers import pool, process
-from indilog.calls import Failed, Invoke, Load, Loaded
+from indilog.calls import Failed
+from indilog.worker_messages import Invoke, Load, Loaded
 from tests.cluster.function_platform import DEMO, Platform, running, until
 from tests.link_pair import LIMITS
 

@@ -13,22 +13,12 @@ from compute.workers.call import Call, Deployed
 from compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
 from compute.workers.process import WorkerProcess
 from compute.workers.router import CallRouter
-from indilog.calls import (
-    Cancel,
-    Done,
-    Failed,
-    Greeting,
-    Invoke,
-    Ping,
-    Question,
-    Returned,
-    RevokedError,
-    failed,
-)
+from indilog.calls import Cancel, Done, Failed, Greeting, Question, Returned, RevokedError, failed
 from indilog.config import NodeConfig
 from indilog.deployed import FunctionSpec
 from indilog.errors import OverloadedError
 from indilog.link import Link
+from indilog.worker_messages import Invoke, Ping
 from tests.link_pair import link_pair
 
 pytestmark = pytest.mark.asyncio

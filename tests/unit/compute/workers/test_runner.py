@@ -24,19 +24,14 @@ from indilog.calls import (
     Done,
     Failed,
     Greeting,
-    Invoke,
-    Load,
-    Loaded,
     LogQuestion,
-    Ping,
     Question,
     Returned,
-    ThreadsLeft,
-    Unload,
     Welcome,
 )
 from indilog.link import Link
 from indilog.testing import MemoryLogs
+from indilog.worker_messages import Invoke, Load, Loaded, Ping, ThreadsLeft, Unload
 from tests.link_pair import LIMITS, link_pair
 
 pytestmark = pytest.mark.asyncio

@@ -1,0 +1,104 @@
+"""Services in real workers: one in each, again after a kill, ended by the next version."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import indilog
+from indilog.connect import RemoteClient
+from tests.cluster.function_platform import Platform, running, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+SOURCE = """
+import asyncio, os
+import indilog
+
+app = indilog.App("demo")
+
+@app.function
+async def version() -> int:
+    return VERSION
+
+@app.function
+async def fail_now(ctx: indilog.Context) -> None:
+    await ctx.log("fail").append(b"now")
+
+@app.service
+async def drive(ctx: indilog.Context) -> None:
+    await ctx.log("drive").append(b"%d" % os.getpid(), tags=[f"began {VERSION}"])
+    try:
+        if await ctx.log("fail").read_next(wait=600):
+            raise RuntimeError("planted")
+    finally:
+        await asyncio.shield(ctx.log("drive").append(b"", tags=[f"ended {VERSION}"]))
+
+VERSION = 1
+"""
+
+
+@pytest_asyncio.fixture
+async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
+    async with running(tmp_path, workers=2) as there:
+        assert (await there.deploy("demo", SOURCE)).status_code == 200
+        yield there
+
+
+async def began(client: RemoteClient, version: int, count: int) -> list[int]:
+    """Wait until a service began `count` times; return the processes."""
+    log, found, bound = client.log("drive"), list[int](), 0
+    while len(found) < count:
+        record = await log.read_next(f"began {version}", bound, wait=30)
+        assert record is not None
+        found.append(int(record.data))
+        bound = record.seqnum + 1
+    return found
+
+
+async def test_each_worker_runs_a_service_and_a_killed_one_is_replaced(
+    platform: Platform,
+) -> None:
+    async with indilog.connect(platform.url) as client:
+        first = await began(client, 1, 2)
+        assert len(set(first)) == 2
+        os.kill(first[0], signal.SIGKILL)
+        third = (await began(client, 1, 3))[2]
+        assert third not in first
+    services = platform.host.status()["services"]
+    await until(lambda: platform.host.status()["services"]["demo.drive"]["running"] == 2)
+    assert services["demo.drive"]["failures"] == 0
+    assert platform.host.status()["calls_running"] == 0
+
+
+async def test_a_new_version_ends_the_services_of_the_one_before(platform: Platform) -> None:
+    async with indilog.connect(platform.url) as client:
+        await began(client, 1, 2)
+        redeployed = await platform.deploy("demo", SOURCE.replace("VERSION = 1", "VERSION = 2"))
+        assert redeployed.status_code == 200
+        await began(client, 2, 2)
+        ended = await client.log("drive").read_next("ended 1", wait=30)
+        assert ended is not None
+        assert await client.log("drive").read_next("ended 1", ended.seqnum + 1, wait=30)
+    assert (await platform.http.get("/apps/demo")).json()["services"] == ["drive"]
+
+
+async def test_a_service_that_fails_is_seen_in_the_status(platform: Platform) -> None:
+    async with indilog.connect(platform.url) as client:
+        await began(client, 1, 2)
+        await platform.call("demo.fail_now")
+        await began(client, 1, 5)
+
+    def told() -> dict[str, object]:
+        services: dict[str, dict[str, object]] = platform.host.status()["services"]
+        return services["demo.drive"]
+
+    await until(lambda: told()["failures"] != 0)
+    assert told()["problem"] == "demo.py, line 20: RuntimeError: planted."
+    assert (await asyncio.wait_for(platform.call("demo.version"), 30)).json() == 1

@@ -1,0 +1,154 @@
+"""Services in a worker: started once, started again when they fail, ended with their version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import pytest_asyncio
+
+from compute.workers import services
+from compute.workers.loader import Loaded
+from compute.workers.services import RunningServices
+from indilog.app import SERVICES_MAX, App, Context, Service
+from indilog.deployed import ServiceState
+from indilog.testing import MemoryLogs
+from indilog.worker_messages import ServicesTold
+
+
+class Worker:
+    """A worker's services, what is loaded, and what the node was told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.deployments: dict[int, Loaded] = {}
+        self.told: tuple[ServiceState, ...] = ()
+        self._news = asyncio.Event()
+        self._directory = directory
+        self.running = RunningServices(self.deployments, _context, self._tell)
+
+    def load(self, number: int, app: App) -> None:
+        self.deployments[number] = Loaded(app, "demo", self._directory)
+
+    def _tell(self, told: ServicesTold) -> None:
+        self.told = told.services
+        self._news.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not holds():
+                await self._news.wait()
+                self._news.clear()
+
+
+def _context(service: Service) -> Context:
+    caller = SimpleNamespace()
+    return Context(MemoryLogs(), caller, function=service.qualified_name)
+
+
+@pytest_asyncio.fixture
+async def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
+    monkeypatch.setattr(services, "RESTART_S_MIN", 0.001)
+    made = Worker(tmp_path)
+    yield made
+    made.running.run(())
+
+
+@pytest.mark.asyncio
+async def test_a_service_runs_while_its_deployment_is_wanted(worker: Worker) -> None:
+    app, running, ended = App("demo"), asyncio.Event(), asyncio.Event()
+
+    @app.service
+    async def drive(ctx: Context) -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    worker.load(1, app)
+    worker.running.run([1, 2])
+    await running.wait()
+    assert worker.told == (ServiceState(1, "drive", "running"),)
+    worker.running.run([1])
+    assert not ended.is_set()
+    worker.running.run([])
+    await ended.wait()
+    assert not worker.told
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_fails_is_started_again_and_its_problem_is_told(
+    worker: Worker,
+) -> None:
+    app, runs = App("demo"), 0
+
+    @app.service
+    async def drive(ctx: Context) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise SystemExit("planted")
+        await asyncio.Event().wait()
+
+    worker.load(1, app)
+    worker.running.run([1])
+    await worker.until(lambda: runs == 2 or (worker.told[0].state == "running" and runs > 0))
+    await worker.until(lambda: worker.told[0].state == "running" and worker.told[0].failures == 1)
+    assert worker.told[0].problem == "SystemExit: planted."
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_returns_is_over(worker: Worker) -> None:
+    app = App("demo")
+
+    @app.service
+    async def once(ctx: Context) -> None: ...
+
+    worker.load(1, app)
+    worker.running.run([1])
+    await worker.until(lambda: worker.told[0].state == "ended")
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_does_not_obey_is_cancelled_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "_CANCEL_AGAIN_S", 0.01)
+    app, running, over = App("demo"), asyncio.Event(), asyncio.Event()
+
+    @app.service
+    async def stubborn(ctx: Context) -> None:
+        for _ in range(3):
+            running.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+        over.set()
+
+    worker.load(1, app)
+    worker.running.run([1])
+    await running.wait()
+    worker.running.run([])
+    await over.wait()
+
+
+def test_a_service_is_an_async_function_with_a_name_of_its_own() -> None:
+    app = App("demo")
+
+    async def drive(ctx: Context) -> None: ...
+
+    app.add_service(drive, name="driver")
+    with pytest.raises(ValueError, match="two services named driver"):
+        app.add_service(drive, name="driver")
+    with pytest.raises(TypeError, match="make <lambda> one"):
+        app.add_service(lambda _: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match="not 'no name'"):
+        app.add_service(drive, name="no name")
+    for n in range(SERVICES_MAX - 1):
+        app.add_service(drive, name=f"n{n}")
+    with pytest.raises(ValueError, match="demo has 16 services"):
+        app.add_service(drive, name="more")
