@@ -2,7 +2,7 @@
 
 `HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
 `./test` uses) always tries the same ones, `nightly` tries many. `--seeds N` gives the tests marked
-`heavy` more seeds than their own moderate number.
+`heavy` more seeds than their own moderate number, `--messages N` those of queues more messages.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--seeds`."""
+    """Add `--seeds` and `--messages`."""
     parser.addoption(
         "--seeds", type=int, default=None, help="how many seeds each test marked `heavy` runs"
+    )
+    parser.addoption(
+        "--messages", type=int, default=None, help="how many messages the tests of queues move"
     )
 
 
@@ -32,5 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def seeds_wanted(request: pytest.FixtureRequest) -> int | None:
     """Return what `--seeds` says; None: every heavy test's own number."""
     wanted = request.config.getoption("--seeds")
+    assert wanted is None or isinstance(wanted, int)
+    return wanted
+
+
+@pytest.fixture(scope="session")
+def messages_wanted(request: pytest.FixtureRequest) -> int | None:
+    """Return what `--messages` says; None: every test's own number."""
+    wanted = request.config.getoption("--messages")
     assert wanted is None or isinstance(wanted, int)
     return wanted
