@@ -6,6 +6,7 @@ the public `indilog.log.Log` interface.
 
 from bokistore.cache import ViewCache
 from bokistore.errors import (
+    DoneBeforeError,
     InvalidObjectError,
     MismatchError,
     ObjectTypeError,
@@ -20,6 +21,7 @@ from indilog.errors import ConflictError
 
 __all__ = [
     "ConflictError",
+    "DoneBeforeError",
     "InvalidObjectError",
     "MismatchError",
     "Obj",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from indilog.errors import IndilogError
+
+if TYPE_CHECKING:
+    from indilog.ids import SeqNum
 
 
 class StoreError(IndilogError):
@@ -40,6 +45,25 @@ class ObjectTypeError(StoreError):
     def __init__(self, name: str, kind: str, problem: str) -> None:
         super().__init__(f"{name!r} is no {kind}: {problem}.")
         self.name = name
+
+
+class DoneBeforeError(StoreError):
+    """A transaction with this id committed before; this one changed nothing.
+
+    Attributes:
+        id: the id.
+        seqnum: the record of the first.
+        result: what the first recorded as its result, a JSON value.
+    """
+
+    def __init__(self, txn_id: str, seqnum: SeqNum, result: Any) -> None:  # noqa: ANN401, JSON
+        super().__init__(
+            f"A transaction with the id {txn_id!r} committed before, at {seqnum}; "
+            "this one changed nothing."
+        )
+        self.id = txn_id
+        self.seqnum = seqnum
+        self.result = result
 
 
 class StoreVersionError(StoreError):

@@ -1,11 +1,12 @@
 """What BokiStore keeps in the log: a command per record, and views beside it as aux data.
 
 A record's data is JSON: `store`, the version of this format; `writes`, per object a list of writes
-(`bokistore.document`); and for a transaction that read something `reads`, the objects, and
-`horizon`: it saw every object as of the records below that seqnum. The record's tags name the
-objects written, nothing else, so an object's sub-stream is all that can have changed it (thesis
-2.3.3). An object's tag is its name behind `store:`, so the tags of other users of the log do not
-collide with it.
+(`bokistore.document`); for a transaction that read something `reads`, the objects, and `horizon`:
+it saw every object as of the records below that seqnum; and for a transaction with an id `id`,
+`horizon` and its `result`. The record's tags name the objects written, and the id if there is one,
+nothing else, so an object's sub-stream is all that can have changed it (thesis 2.3.3). An object's
+tag is its name behind `store:`, an id's is it behind `txn:`, so the tags of other users of the log
+do not collide with them.
 
 Aux data is JSON too: `committed`, what the log's order decided about the command, and `views`, per
 object its version (the seqnum of the last committed write, or null) and value (or null) after the
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from bokistore.document import Write
+from bokistore.document import Json, Write
 from bokistore.errors import InvalidObjectError, StoreVersionError
 from indilog.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
 
@@ -29,6 +30,8 @@ AUX_BYTES_MAX: Final = 1024 * 1024
 """Larger aux data is not kept; the log's default limit."""
 _TAG_PREFIX: Final = "store:"
 _NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX)
+_ID_TAG_PREFIX: Final = "txn:"
+_ID_BYTES_MAX: Final = TAG_BYTES_MAX - len(_ID_TAG_PREFIX)
 _NULL: Final = b"null"
 
 
@@ -39,6 +42,24 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     writes: dict[str, tuple[Write, ...]]
     reads: tuple[str, ...] = ()
     horizon: Annotated[SeqNum, msgspec.Meta(ge=0)] = 0
+    id: str | None = None
+    result: Json = None
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether the log's order decides if it takes effect; else it does."""
+        return bool(self.reads) or self.id is not None
+
+    def validated_tags(self) -> list[str]:
+        """Return the sub-streams that must have no committed record in [horizon, its seqnum)."""
+        tags = [_TAG_PREFIX + name for name in self.reads]
+        return tags if self.id is None else [*tags, _ID_TAG_PREFIX + self.id]
+
+    def concerns(self, tag: str) -> bool:
+        """Tell whether it is a command of the sub-stream `tag`, not just a record under it."""
+        if tag.startswith(_TAG_PREFIX):
+            return tag.removeprefix(_TAG_PREFIX) in self.writes
+        return self.id is not None and tag == _ID_TAG_PREFIX + self.id
 
 
 class View(NamedTuple):
@@ -96,15 +117,40 @@ def _is_name(name: object) -> bool:
     return can_be_in_tag(name, _NAME_BYTES_MAX)
 
 
+def id_tag_of(txn_id: str) -> str:
+    """Return the tag of the records of transactions with that id.
+
+    Raises:
+        InvalidObjectError: the id is empty, too long, or cannot be in a tag.
+    """
+    if not _is_id(txn_id):
+        raise InvalidObjectError(
+            f"A transaction's id is 1 to {_ID_BYTES_MAX} bytes of text without U+001F, "
+            f"not {txn_id!r:.64}."
+        )
+    return _ID_TAG_PREFIX + txn_id
+
+
+def _is_id(txn_id: object) -> bool:
+    return can_be_in_tag(txn_id, _ID_BYTES_MAX)
+
+
 def command_encoded(
     writes: Mapping[str, Sequence[msgspec.Raw]],
     reads: Sequence[str] = (),
     horizon: SeqNum = 0,
+    *,
+    txn_id: str | None = None,
+    result: Json = None,
 ) -> bytes:
     """Return a record's data; each write is its JSON already."""
     command: dict[str, Any] = {"store": VERSION, "writes": writes}
     if reads:
-        command |= {"reads": reads, "horizon": horizon}
+        command["reads"] = reads
+    if txn_id is not None:
+        command |= {"id": txn_id, "result": result}
+    if reads or txn_id is not None:
+        command["horizon"] = horizon
     return _encode(command)
 
 
@@ -119,7 +165,7 @@ def command_decoded(data: bytes) -> Command | None:
     except (msgspec.DecodeError, RecursionError):
         command = None
     if command is not None and command.store == VERSION:
-        return command if all(map(_is_name, command.reads)) else None
+        return command if _is_sound(command) else None
     try:
         version = _decode_version(data).store
     except (msgspec.DecodeError, RecursionError):
@@ -129,6 +175,10 @@ def command_decoded(data: bytes) -> Command | None:
             f"A record of BokiStore has format {version}; this program reads up to {VERSION}."
         )
     return None
+
+
+def _is_sound(command: Command) -> bool:
+    return all(map(_is_name, command.reads)) and (command.id is None or _is_id(command.id))
 
 
 def aux_encoded(views: Mapping[str, View], *, before: Aux | None, committed: bool) -> bytes | None:

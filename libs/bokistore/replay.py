@@ -7,6 +7,10 @@ what is an object as of a record (`view`), and did the transaction at a seqnum c
 whole read set, so transactions are serializable in log order, write skew included (PITFALLS 11:
 Boki checks the write set only).
 
+A transaction's id is validated like an object that it read and wrote: before it began, its author
+looked below its horizon for a committed record with that id, so of all records with one id the
+first that commits is the only one.
+
 Views are cached in the process (`ViewCache`) and beside records (aux data); either may be empty.
 """
 
@@ -14,12 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from bokistore.cache import ViewCache
-from bokistore.document import Document, applied, encoded, is_whole
+from bokistore.document import Document, Json, applied, encoded, is_whole
 from bokistore.errors import MismatchError
 from bokistore.records import (
     UNWRITTEN,
@@ -29,6 +33,7 @@ from bokistore.records import (
     aux_decoded,
     aux_encoded,
     command_decoded,
+    id_tag_of,
     tag_of,
     view_in,
 )
@@ -46,19 +51,26 @@ _PAGE: Final = 256
 _decode = msgspec.json.decode
 
 
+class Done(NamedTuple):
+    """The one transaction with some id that committed, and the result that it recorded."""
+
+    seqnum: SeqNum
+    result: Json
+
+
 @dataclasses.dataclass(slots=True)
 class _Trial:
     """A transaction that is being decided.
 
     Attributes:
-        reads: objects still to be looked at; the last one is under way.
-        bound: of that one, the sub-stream is clear above this seqnum.
-        write: the latest record found there that may be a committed write.
+        tags: sub-streams still to be looked at; the last one is under way.
+        bound: that one is clear above this seqnum.
+        write: the latest record found there that may have committed.
     """
 
     seqnum: SeqNum
     horizon: SeqNum
-    reads: list[str]
+    tags: list[str]
     bound: SeqNum
     write: Record | None = None
 
@@ -197,7 +209,7 @@ class Replay:
             if version is not None and version >= command.horizon:
                 self._cache.keep_decision(self._log.name, record.seqnum, committed=False)
                 return False
-            if len(command.reads) == 1:
+            if len(command.reads) == 1 and command.id is None:
                 return True
         return await self.committed(record, command)
 
@@ -208,6 +220,22 @@ class Replay:
             except MismatchError:
                 continue  # it has no effect; its caller was told
         return document
+
+    async def done(self, txn_id: str, bound: SeqNum) -> Done | None:
+        """Return the transaction with an id that committed, of the records up to `bound`; None:
+        there is none.
+        """
+        tag = id_tag_of(txn_id)
+        while bound >= 0 and (record := await self._log.read_prev(tag, bound)) is not None:
+            command = command_decoded(record.data)
+            if (
+                command is not None
+                and command.concerns(tag)
+                and await self.committed(record, command)
+            ):
+                return Done(record.seqnum, command.result)
+            bound = record.seqnum - 1
+        return None
 
     async def committed(self, record: Record, command: Command) -> bool:
         """Tell whether the command in `record` takes effect.
@@ -235,15 +263,15 @@ class Replay:
 
     async def _step(self, trial: _Trial, decided: Mapping[SeqNum, bool]) -> bool | None:
         """Bring a trial on: its verdict, or None with `write` set to what must be decided first."""
-        while trial.reads:
-            name = trial.reads[-1]
+        while trial.tags:
+            tag = trial.tags[-1]
             if trial.write is None and trial.bound >= trial.horizon:
-                trial.write = await self._log.read_prev(tag_of(name), trial.bound)
+                trial.write = await self._log.read_prev(tag, trial.bound)
             if trial.write is None or trial.write.seqnum < trial.horizon:
-                trial.reads.pop()
+                trial.tags.pop()
                 trial.bound, trial.write = trial.seqnum - 1, None
                 continue
-            outcome = self._write_outcome(trial.write, name, decided)
+            outcome = self._write_outcome(trial.write, tag, decided)
             if outcome is None:
                 return None
             if outcome:
@@ -252,18 +280,18 @@ class Replay:
         return True
 
     def _write_outcome(
-        self, record: Record, name: str, decided: Mapping[SeqNum, bool]
+        self, record: Record, tag: str, decided: Mapping[SeqNum, bool]
     ) -> bool | None:
-        """Tell whether `record` is a committed write of `name`; None: it must be decided."""
+        """Tell whether `record` committed in the sub-stream `tag`; None: it must be decided."""
         command = command_decoded(record.data)
-        if command is None or name not in command.writes:
+        if command is None or not command.concerns(tag):
             return False
         outcome = decided.get(record.seqnum)
         return self._outcome(record, command) if outcome is None else outcome
 
     def _outcome(self, record: Record, command: Command) -> bool | None:
         """Tell what is known about a command without reading the log."""
-        if not command.reads or command.horizon >= record.seqnum:
+        if not command.is_conditional or command.horizon >= record.seqnum:
             return True
         outcome = self._cache.decision(self._log.name, record.seqnum)
         if outcome is None and (aux := aux_decoded(record.aux)):
@@ -272,4 +300,4 @@ class Replay:
 
 
 def _trial_of(seqnum: SeqNum, command: Command) -> _Trial:
-    return _Trial(seqnum, command.horizon, list(command.reads), bound=seqnum - 1)
+    return _Trial(seqnum, command.horizon, command.validated_tags(), bound=seqnum - 1)

@@ -15,7 +15,7 @@ import msgspec
 from bokistore.cache import ViewCache, cache_of
 from bokistore.document import Document, Json, Path, Pop, Write, applied, encoded, steps_of
 from bokistore.document import before as before_write
-from bokistore.errors import MismatchError
+from bokistore.errors import DoneBeforeError, MismatchError
 from bokistore.objects import (
     Obj,
     add_to_set_at,
@@ -30,7 +30,7 @@ from bokistore.replay import Replay
 from bokistore.snapshot import Snapshot, Version, versions
 from bokistore.transaction import Transaction
 from bokistore.types import as_document
-from indilog.errors import ConflictError
+from indilog.errors import AppendOutcomeUnknownError, ConflictError
 from indilog.ids import SeqNum
 from indilog.log import Log, check_bound
 
@@ -216,31 +216,63 @@ class Store:
         """Take away what is at `path`; without a path, the object itself."""
         return await self._operate(name, delete_at(path))
 
-    def transaction(self) -> Transaction:
-        """Begin a transaction: `async with store.transaction() as txn`."""
-        return Transaction(self.log, self._replay)
+    def transaction(self, *, id: str | None = None) -> Transaction:  # noqa: A002
+        """Begin a transaction: `async with store.transaction() as txn`.
+
+        Args:
+            id: with one, it takes effect at most once: of all transactions with this id, whoever
+                runs them, the first that commits counts, and the others get `DoneBeforeError`.
+
+        Raises:
+            InvalidObjectError: the id cannot be one (1 to 252 bytes of text).
+        """
+        return Transaction(self.log, self._replay, id)
 
     async def transact(
-        self, body: Callable[[Transaction], Awaitable[_ResultT]], *, retries: int = RETRIES
+        self,
+        body: Callable[[Transaction], Awaitable[_ResultT]],
+        *,
+        id: str | None = None,  # noqa: A002
+        retries: int = RETRIES,
     ) -> _ResultT:
         """Run `body` in a transaction, again after each conflict, and return its result.
 
         `body` may run several times; only the writes of the last run take effect. Of several
         transactions in conflict one always commits, so together they get on.
 
+        With `id` it takes effect exactly once, however often this is called, also after a crash:
+        the result is recorded beside the writes, `body` does not run when one with the id committed
+        before, and every call returns the result of the one that committed. It comes back as JSON,
+        a tuple as a list. It costs one look at the log more; the id is known as long as its record
+        is kept.
+
         Raises:
             ConflictError: it was in conflict more than `retries` times.
+            AppendOutcomeUnknownError: with `id` only after `retries`; call it again.
+            InvalidObjectError: with `id`: the id or the result cannot be one; nothing was changed.
         """
         for _ in range(retries):
             try:
-                return await self._attempt(body)
+                return await self._attempt(body, id)
             except ConflictError:
                 continue
-        return await self._attempt(body)
+            except AppendOutcomeUnknownError:
+                if id is None:
+                    raise
+        return await self._attempt(body, id)
 
-    async def _attempt(self, body: Callable[[Transaction], Awaitable[_ResultT]]) -> _ResultT:
-        async with self.transaction() as txn:
-            return await body(txn)
+    async def _attempt(
+        self, body: Callable[[Transaction], Awaitable[_ResultT]], txn_id: str | None
+    ) -> _ResultT:
+        txn = self.transaction(id=txn_id)
+        try:
+            async with txn:
+                result = txn.result = await body(txn)
+        except DoneBeforeError as done:
+            if done is not txn.refusal:
+                raise  # of another transaction, inside the body
+            return done.result  # type: ignore[no-any-return]
+        return result if txn_id is None else txn.result
 
     async def _operate(self, name: str, write: Write) -> Json:
         """Append one write, then find out from the log what was there before it."""

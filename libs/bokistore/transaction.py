@@ -4,16 +4,29 @@ Serializable in log order: a transaction takes effect at the place of its record
 nothing that it read has changed between its snapshot and that place. A transaction that writes
 nothing appends nothing; its snapshot is as of one place of the log, taken from `Log.tail`, so it
 sees all that committed before its first read, by whomever (strictly serializable).
+
+A transaction with an id takes effect at most once, however often and by however many processes it
+is run: of all records with the id only the first that commits counts, for everybody who replays.
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Never, Self
 
 import msgspec
 
-from bokistore.document import Document, Json, Path, Pop, Write, encoded, steps_of
+from bokistore.document import (
+    Document,
+    Json,
+    Path,
+    Pop,
+    Write,
+    check_value,
+    encoded,
+    steps_of,
+)
+from bokistore.errors import DoneBeforeError
 from bokistore.objects import (
     TxnObject,
     add_to_set_at,
@@ -27,6 +40,7 @@ from bokistore.records import (
     View,
     command_decoded,
     command_encoded,
+    id_tag_of,
     tag_of,
 )
 from bokistore.replay import Replay
@@ -42,18 +56,30 @@ class Transaction:
     an object that can be read and written. Writing without `get` ("blind") is never in conflict;
     a blind write that does not fit what the object then holds has no effect.
 
+    With an id its snapshot is taken on entering, and it appends a record even if it writes nothing:
+    its `result` is then decided for all who come with the same id.
+
     Attributes:
         seqnum: its record, once it committed; None if it wrote nothing.
+        result: with an id: a JSON value that is recorded with it; set it inside the block.
+        refusal: what it raised when another with its id had committed before.
 
     Raises:
         ConflictError: on leaving: another transaction changed first what this one read; nothing
             was changed, run it again (`Store.transact` does).
-        AppendOutcomeUnknownError: on leaving: whether it took effect is not known.
+        DoneBeforeError: with an id, on entering or leaving: one with this id committed before, and
+            this one changed nothing.
+        AppendOutcomeUnknownError: on leaving: whether it took effect is not known; with an id, run
+            it again: it takes effect once.
+        InvalidObjectError: on leaving: the result is no JSON; nothing was changed.
     """
 
-    def __init__(self, log: Log, replay: Replay) -> None:
+    def __init__(self, log: Log, replay: Replay, txn_id: str | None = None) -> None:
+        if txn_id is not None:
+            id_tag_of(txn_id)  # refuses what cannot be an id
         self._log = log
         self._replay = replay
+        self._id = txn_id
         self._horizons: list[SeqNum] = []
         """Of several first reads at once each asks for the tail; the first answer holds for all."""
         self._reads: dict[str, None] = {}
@@ -61,6 +87,8 @@ class Transaction:
         self._writes: dict[str, list[msgspec.Raw]] = {}
         self._is_over = False
         self.seqnum: SeqNum | None = None
+        self.result: Json = None
+        self.refusal: DoneBeforeError | None = None
 
     async def get(self, name: str) -> TxnObject:
         """Return an object as of the transaction's snapshot, with the transaction's own writes.
@@ -74,13 +102,17 @@ class Transaction:
         tag_of(name)
         if name in self._objects:
             return self._objects[name]
-        if not self._horizons:
-            self._horizons.append(await self._log.tail())
-        view = await self._replay.view(name, self._horizons[0] - 1)
+        view = await self._replay.view(name, await self._horizon() - 1)
         self._reads[name] = None
         if name not in self._objects:
             self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
         return self._objects[name]
+
+    async def _horizon(self) -> SeqNum:
+        """Return the first seqnum that is not seen, decided once."""
+        if not self._horizons:
+            self._horizons.append(await self._log.tail())
+        return self._horizons[0]
 
     def set(self, name: str, path: Path, value: Json) -> None:
         """Put `value` at `path` of the object."""
@@ -124,6 +156,8 @@ class Transaction:
 
     async def __aenter__(self) -> Self:
         self._check_open()
+        if self._id is not None:
+            await self._refuse_if_done(self._id, await self._horizon() - 1)
         return self
 
     async def __aexit__(
@@ -139,23 +173,46 @@ class Transaction:
     async def _commit(self) -> None:
         """Append the record and find out what the log's order makes of it."""
         writes = {name: listed for name, listed in self._writes.items() if listed}
-        if not writes:
+        if not writes and self._id is None:
             return
-        horizon = self._horizons[0] if self._reads else 0
-        data = command_encoded(writes, tuple(self._reads), horizon)
-        seqnum = await self._log.append(data, tags=[tag_of(name) for name in writes])
+        data = self._encoded(writes)
+        tags = [tag_of(name) for name in writes]
+        if self._id is not None:
+            tags.append(id_tag_of(self._id))
+        seqnum = await self._log.append(data, tags=tags)
         command = command_decoded(data)
         assert command is not None, "what we encode we can decode"
         committed = await self._replay.committed(Record(seqnum, b"", data, 0.0), command)
         views = self._views_after(seqnum) if committed else {}
-        costly = bool(command.reads) and seqnum > horizon
+        costly = command.is_conditional and seqnum > command.horizon
         await self._replay.keep(views, seqnum, committed=committed, costly=costly)
         if not committed:
-            raise ConflictError(
-                f"Another transaction changed one of {sorted(self._reads)} first; "
-                "nothing was changed, run this one again."
-            )
+            await self._refuse(seqnum)
+        self.result = command.result
         self.seqnum = seqnum
+
+    def _encoded(self, writes: dict[str, list[msgspec.Raw]]) -> bytes:
+        """Return the record's data."""
+        if self._id is not None:
+            check_value(self.result)
+        horizon = self._horizons[0] if self._horizons else 0
+        return command_encoded(
+            writes, tuple(self._reads), horizon, txn_id=self._id, result=self.result
+        )
+
+    async def _refuse(self, seqnum: SeqNum) -> Never:
+        """Say why the record at `seqnum` did not take effect."""
+        if self._id is not None:
+            await self._refuse_if_done(self._id, seqnum - 1)
+        raise ConflictError(
+            f"Another transaction changed one of {sorted(self._reads)} first; "
+            "nothing was changed, run this one again."
+        )
+
+    async def _refuse_if_done(self, txn_id: str, bound: SeqNum) -> None:
+        if (done := await self._replay.done(txn_id, bound)) is not None:
+            self.refusal = DoneBeforeError(txn_id, *done)
+            raise self.refusal
 
     def _views_after(self, seqnum: SeqNum) -> dict[str, View]:
         """Return what is known of the objects read and written, now that nothing came between."""

@@ -123,6 +123,8 @@ class Model:
     committed: list[bool] = field(default_factory=list)
     written: list[set[str]] = field(default_factory=list)
     olds: list[Json] = field(default_factory=list)
+    results: dict[str, Json] = field(default_factory=dict)
+    """By id what the one transaction that counts recorded."""
 
     def add(self, data: bytes) -> None:
         command = json.loads(data)
@@ -130,6 +132,10 @@ class Model:
         since = range(command.get("horizon", 0), seqnum)
         reads = set(command.get("reads", ()))
         holds = not any(self.committed[s] and self.written[s] & reads for s in since)
+        if (txn_id := command.get("id")) is not None:
+            holds = holds and txn_id not in self.results
+            if holds:
+                self.results[txn_id] = command["result"]
         state, old = dict(self.states[-1]), None
         for name, writes in command["writes"].items() if holds else ():
             for write in writes:
@@ -167,6 +173,7 @@ actions = st.one_of(
     st.tuples(st.just("get"), names),
     st.tuples(st.just("write"), names, writes),
     st.tuples(st.just("transaction"), st.one_of(reads_and_writes, read_then_write)),
+    st.tuples(st.just("once"), st.sampled_from("xy"), reads_and_writes),
     st.tuples(st.just("vanish"), st.integers(0, 40)),
 )
 
@@ -188,6 +195,7 @@ class Person:
         self.told: list[tuple[int, Json]] = []
         self.outcomes: list[tuple[int, bool]] = []
         self.seen: list[tuple[int, str, Json]] = []
+        self.results: list[tuple[str, Json]] = []
 
     async def live(self, program: Sequence[tuple[Json, ...]]) -> None:
         for action in program:
@@ -198,6 +206,8 @@ class Person:
                     await self.write(name, write)
                 case ("transaction", steps):
                     await self.transaction(steps)
+                case ("once", txn_id, steps):
+                    await self.once(txn_id, steps)
                 case _:
                     self.memory.drop_aux(action[1])
 
@@ -233,6 +243,17 @@ class Person:
             self.seen += [(txn._horizons[0], name, value) for name, value in seen.items()]
         if len(self.log.appended) > count:
             self.outcomes.append((self.log.appended[-1], committed))
+
+    async def once(self, txn_id: str, steps: Sequence[tuple[Json, ...]]) -> None:
+        async def body(txn: Transaction) -> Json:
+            for name, *write in steps:
+                if write:
+                    self.blindly(txn, name, write[0])
+                elif name not in txn._writes:
+                    await txn.get(name)
+            return [id(self), self.memory.position]
+
+        self.results.append((txn_id, await self.store.transact(body, id=txn_id, retries=50)))
 
     def blindly(self, txn: Transaction, name: str, write: Sequence[Json]) -> None:
         kind, args, options = arguments(write)
@@ -300,6 +321,8 @@ def check(person: Person, model: Model) -> None:
         assert same(old, model.olds[seqnum])
     for seqnum, committed in person.outcomes:
         assert committed == model.committed[seqnum]
+    for txn_id, result in person.results:
+        assert same(result, model.results[txn_id])
     for place, name, value in person.seen:
         if place >= 0:
             assert same(value, model.states[place][name])

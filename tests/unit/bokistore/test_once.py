@@ -1,0 +1,231 @@
+"""Transactions with an id: they take effect once, whoever runs them and however often."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from bokistore import (
+    ConflictError,
+    DoneBeforeError,
+    InvalidObjectError,
+    Store,
+    Transaction,
+    ViewCache,
+)
+from bokistore.replay import Replay
+from indilog.errors import AppendOutcomeUnknownError
+from indilog.ids import SeqNum, UserTag
+from indilog.log import Log
+from indilog.testing import MemoryLog, MemoryLogs
+from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog("objects")
+
+
+def newcomer(log: Log) -> Store:
+    return Store(log, cache=ViewCache())
+
+
+async def increment(txn: Transaction) -> int:
+    """Add 1 by reading and setting; the result is the new number."""
+    obj = await txn.get("a")
+    number: int = obj.get("n", 0) + 1
+    obj.set("n", number)
+    return number
+
+
+@pytest.mark.asyncio
+async def test_the_same_id_again_does_nothing_and_gets_the_first_result(log: MemoryLog) -> None:
+    store = Store(log)
+    assert await store.transact(increment, id="run-1/3") == 1
+    await store.increment("a", "n", 10)
+    tail = await log.tail()
+    for reader in (store, newcomer(log)):
+        assert await reader.transact(increment, id="run-1/3") == 1
+        assert (await reader.get("a"))["n"] == 11
+    assert await log.tail() == tail, "whoever comes later appends nothing"
+    assert await store.transact(increment, id="run-1/4") == 12
+
+
+@pytest.mark.asyncio
+async def test_the_body_does_not_run_when_it_was_done_before(log: MemoryLog) -> None:
+    store = Store(log)
+
+    async def withdraw(txn: Transaction) -> str:
+        account = await txn.get("account")
+        if account["balance"] < 5:
+            raise ValueError("not enough")
+        account.increment("balance", -5)
+        return "paid"
+
+    await store.set("account", "balance", 5)
+    assert await store.transact(withdraw, id="pay") == "paid"
+    assert await newcomer(log).transact(withdraw, id="pay") == "paid"
+
+
+@pytest.mark.asyncio
+async def test_a_block_with_an_id_is_told_on_entering(log: MemoryLog) -> None:
+    store = Store(log)
+    async with store.transaction(id="x") as txn:
+        txn.increment("a", "n")
+        txn.result = {"by": "first"}
+    with pytest.raises(DoneBeforeError, match="'x' committed before, at 0") as refused:
+        async with newcomer(log).transaction(id="x"):
+            pytest.fail("the body does not run")
+    error = refused.value
+    assert (error.id, error.seqnum, error.result) == ("x", txn.seqnum, {"by": "first"})
+    assert not error.retryable
+
+
+@pytest.mark.asyncio
+async def test_a_block_with_an_id_is_told_on_leaving(log: MemoryLog) -> None:
+    store = Store(log)
+    with pytest.raises(DoneBeforeError):  # noqa: PT012
+        async with store.transaction(id="x") as late:
+            late.increment("a", "n")
+            async with store.transaction(id="x") as early:
+                early.increment("a", "n")
+    assert (late.seqnum, early.seqnum) == (None, 0)
+    log.logs.drop_aux()
+    assert (await newcomer(log).get("a"))["n"] == 1
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_in_conflict_does_not_take_the_id(log: MemoryLog) -> None:
+    store = Store(log)
+    with pytest.raises(ConflictError):  # noqa: PT012
+        async with store.transaction(id="x") as txn:
+            await txn.get("a")
+            txn.set("b", "n", 1)
+            await store.set("a", "n", 1)
+    assert await store.transact(increment, id="x") == 2
+
+
+@pytest.mark.asyncio
+async def test_a_transaction_that_writes_nothing_decides_its_result_too(log: MemoryLog) -> None:
+    store = Store(log)
+
+    async def read(txn: Transaction) -> int:
+        number: int = (await txn.get("a")).get("n", 0)
+        return number
+
+    assert await store.transact(read, id="x") == 0
+    await store.set("a", "n", 7)
+    assert await store.transact(read, id="x") == 0
+    assert await store.transact(read) == 7
+
+
+@pytest.mark.asyncio
+async def test_the_record_is_found_by_its_id(log: MemoryLog) -> None:
+    await Store(log).transact(increment, id="x")
+    (record,) = await log.read_range("txn:x")
+    assert set(record.tags) == {"store:a", "txn:x"}
+    assert json.loads(record.data) == {
+        "store": 1, "writes": {"a": [["set", ["n"], 1]]}, "reads": ["a"],
+        "id": "x", "result": 1, "horizon": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_a_foreign_record_under_an_ids_tag_does_not_take_the_id(log: MemoryLog) -> None:
+    await log.append(b"not JSON", tags=["txn:x"])
+    await log.append(b'{"store":1,"writes":{"a":[["delete",[]]]}}', tags=["txn:x"])
+    await log.append(b'{"store":1,"writes":{},"id":"y"}', tags=["txn:x"])
+    await log.append(b'{"store":1,"writes":{},"id":""}', tags=["txn:x"])
+    assert await Store(log).transact(increment, id="x") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_bad_id_or_result_is_refused_and_nothing_is_appended(log: MemoryLog) -> None:
+    store = Store(log)
+    for bad in ("", "x\x1fy", "x" * 253, 7):
+        with pytest.raises(InvalidObjectError, match="id"):
+            await store.transact(increment, id=bad)  # type: ignore[arg-type]
+
+    async def body(txn: Transaction) -> object:
+        txn.increment("a", "n")
+        return object()
+
+    with pytest.raises(InvalidObjectError, match="JSON"):
+        await store.transact(body, id="x")
+    assert await log.tail() == 0
+
+
+@pytest.mark.asyncio
+async def test_results_come_back_as_json_the_first_time_too(log: MemoryLog) -> None:
+    async def body(txn: Transaction) -> tuple[int, ...]:
+        txn.increment("a", "n")
+        return (1, 2)
+
+    result: object = await Store(log).transact(body, id="x")
+    assert result == [1, 2]
+    assert await Store(log).transact(body) == (1, 2)
+
+
+@pytest.mark.asyncio
+async def test_a_block_inside_that_was_done_before_is_not_taken_for_the_outer_one() -> None:
+    outer, inner = Store(MemoryLog("outer")), Store(MemoryLog("inner"))
+    await inner.transact(increment, id="x")
+
+    async def body(txn: Transaction) -> None:
+        txn.increment("a", "n")
+        async with inner.transaction(id="x"):
+            pass
+
+    with pytest.raises(DoneBeforeError):
+        await outer.transact(body, id="x")
+    assert not await outer.get("a")
+
+
+@pytest.mark.asyncio
+async def test_an_append_of_unknown_outcome_is_tried_again_and_counts_once(log: MemoryLog) -> None:
+    class ForgetfulLog(MemoryLog):
+        """Appends, and then does not know."""
+
+        is_forgetful = True
+
+        async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+            seqnum = await super().append(data, tags=tags)
+            if self.is_forgetful:
+                self.is_forgetful = False
+                raise AppendOutcomeUnknownError
+            return seqnum
+
+    forgetful = ForgetfulLog("objects", logs=log.logs)
+    assert await Store(forgetful).transact(increment, id="x") == 1
+    assert (await newcomer(log).get("a"))["n"] == 1
+    forgetful.is_forgetful = True
+    with pytest.raises(AppendOutcomeUnknownError):
+        await Store(forgetful).transact(increment)
+
+
+def twice(choose: Choose) -> tuple[int | None, ...]:
+    """Run one transaction by two executions; return their results and what the object holds."""
+    log = MemoryLog("objects", logs=MemoryLogs())
+    run_stepped([newcomer(log).increment("a", "n", 10)], lambda ready: ready[0])
+    results = run_stepped(
+        [newcomer(SteppedLog(log)).transact(increment, id="x") for _ in "ab"], choose
+    )
+    (final,) = run_stepped([newcomer(log).get("a")], lambda ready: ready[0])
+    return (*results, final["n"])
+
+
+def test_two_executions_count_once_in_every_interleaving() -> None:
+    assert set(interleavings(twice)) == {(11, 11, 11)}
+
+
+def test_the_check_sees_a_store_that_does_not_validate_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nobody(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(Replay, "done", nobody)
+    monkeypatch.setattr("bokistore.records._ID_TAG_PREFIX", "store:")
+    assert set(interleavings(twice)) - {(11, 11, 11)}
