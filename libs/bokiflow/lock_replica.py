@@ -1,0 +1,134 @@
+"""The copies of locks that a process keeps: what their records say, as far as it has read them.
+
+One copy of a lock serves all who want it in a process. After a few hundred records whoever releases
+writes a checkpoint and trims what nobody needs any more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from bokiflow.lock_fold import LockFold
+from bokiflow.lock_records import (
+    Command,
+    Tags,
+    checkpoint_decoded,
+    command_decoded,
+    encoded,
+    tags_of,
+)
+from indilog.errors import TooLargeError, TrimmedError
+from indilog.ids import MAX_SEQNUM, SeqNum
+from indilog.log import Log, Record
+
+CHECKPOINT_EVERY: Final = 256
+"""Records of a lock between two checkpoints."""
+_OUTCOMES_MAX: Final = 1024
+"""Outcomes of commands that a lock remembers for whoever appended them."""
+_LOCKS_MAX: Final = 4096
+"""Locks of one platform that a process keeps in memory; the one used longest ago goes first."""
+_PAGE: Final = 1000
+
+
+class Outcome(NamedTuple):
+    """What a command had an effect on, and the time of its record."""
+
+    token: SeqNum | None
+    time: float
+
+
+class LockReplica:
+    """One lock, in one process."""
+
+    def __init__(self, name: str) -> None:
+        self.tags: Tags = tags_of(name)
+        self.fold = LockFold()
+        self._unsaved = 0
+        self._checkpoint_end: SeqNum = 0
+        """Of the newest checkpoint known."""
+        self._outcomes: OrderedDict[SeqNum, Outcome] = OrderedDict()
+
+    async def tell(self, log: Log, command: Command) -> Outcome | None:
+        """Append a command, catch up with it, and return what came of it.
+
+        None: that is not known any more, since hundreds of records came in between.
+        """
+        seqnum = await log.append(encoded(command), tags=[self.tags.commands])
+        await self.catch_up(log, seqnum)
+        return self._outcomes.pop(seqnum, None)
+
+    async def catch_up(self, log: Log, until: SeqNum = -1) -> None:
+        """Apply what is new, at least up to and with the record at `until`."""
+        while True:
+            try:
+                page = await log.read_range(self.tags.commands, self.fold.end, limit=_PAGE)
+            except TrimmedError:
+                before = self.fold.end
+                await self._load(log)
+                if self.fold.end == before:
+                    raise  # the log itself was trimmed, with the history of the lock
+                continue
+            for record in page:
+                self._apply(record)
+            if self.fold.end > until and len(page) < _PAGE:
+                return
+
+    def _apply(self, record: Record) -> None:
+        if record.seqnum < self.fold.end:
+            return
+        command = command_decoded(record.data)
+        token = self.fold.apply(record.seqnum, record.time, command)
+        self._unsaved += 1
+        self._outcomes[record.seqnum] = Outcome(token, record.time)
+        if len(self._outcomes) > _OUTCOMES_MAX:
+            self._outcomes.popitem(last=False)
+
+    async def _load(self, log: Log) -> None:
+        """Begin at the newest checkpoint, if it is further."""
+        bound = MAX_SEQNUM
+        while (record := await log.read_prev(self.tags.checkpoints, bound)) is not None:
+            checkpoint = checkpoint_decoded(record.data)
+            if checkpoint is not None:
+                if checkpoint.end > self.fold.end:
+                    self.fold, self._unsaved = LockFold(checkpoint), 0
+                    self._checkpoint_end = checkpoint.end
+                return
+            bound = record.seqnum - 1
+
+    async def save(self, log: Log) -> None:
+        """After many records, write a checkpoint and trim what the one before stands for.
+
+        So whoever has just appended can still read what came of it. Processes that do it at the
+        same time do no harm: each checkpoint is true.
+        """
+        if self._unsaved < CHECKPOINT_EVERY:
+            return
+        self._unsaved = 0
+        checkpoint = self.fold.checkpoint()
+        try:
+            seqnum = await log.append(encoded(checkpoint), tags=[self.tags.checkpoints])
+        except TooLargeError:
+            return  # too many wait; once there are fewer, it fits
+        await log.trim(seqnum, tag=self.tags.checkpoints)
+        before, self._checkpoint_end = self._checkpoint_end, checkpoint.end
+        await log.trim(before, tag=self.tags.commands)
+
+
+_REPLICAS: Final[WeakKeyDictionary[object, OrderedDict[tuple[str, str], LockReplica]]] = (
+    WeakKeyDictionary()
+)
+
+
+def replica_of(log: Log, name: str) -> LockReplica:
+    """Return the copy that all of a platform in this process share (`Log.scope`)."""
+    replicas = _REPLICAS.setdefault(log.scope, OrderedDict())
+    key = (log.name, name)
+    replica = replicas.get(key)
+    if replica is None:
+        replica = replicas[key] = LockReplica(name)
+        if len(replicas) > _LOCKS_MAX:
+            replicas.popitem(last=False)
+    replicas.move_to_end(key)
+    return replica

@@ -1,0 +1,284 @@
+"""Locks in any interleaving of those who want them, against a plain replay of the log.
+
+Each person is a process of its own; the stepper decides who makes the next call of the log. A read
+that waits lets time pass. What each was told (that it holds the lock, that it lost it) must be what
+a slow and plain model reads out of the log afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bokiflow import Held, Lock, LockLostError, LockTimeoutError, lock_replica
+from bokiflow import lock as lock_module
+from bokiflow.lock_fold import LockFold
+from bokiflow.lock_records import Acquire, Extend, Release, Remind, command_decoded
+from indilog.ids import SeqNum, UserTag, tag_columns
+from indilog.log import Record, Session
+from indilog.testing import MemoryLogs
+from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+
+NAME = "hotel:7"
+FLOOR = tag_columns("work", (f"lock:{NAME}",))[1]
+
+
+class Time:
+    """The clock of the log and of its readers."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Kept(MemoryLogs):
+    """Keeps for the model what is trimmed."""
+
+    def __init__(self, time: Time) -> None:
+        super().__init__(clock=time)
+        self.kept: list[Record] = []
+
+    def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
+        seqnums = super().append_all(entries)
+        self.kept += [record for seqnum in seqnums if (record := self.record(seqnum))]
+        return seqnums
+
+
+class ElapsingLog(SteppedLog):
+    """Lets time pass when a read waits in vain; shares nothing with others in the process."""
+
+    def __init__(self, logs: Kept, time: Time) -> None:
+        super().__init__(logs.log("work", Session()))
+        self.time = time
+
+    @property
+    def scope(self) -> object:
+        return self
+
+    async def read_next(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> Record | None:
+        record = await super().read_next(tag, bound, fresh=fresh)
+        if record is None and wait:
+            self.time.now += wait
+        return record
+
+
+class Model:
+    """The lock, replayed in the plainest way.
+
+    Attributes:
+        holders: per record, who holds the lock after it: a token, or None.
+        done: per release or extension, whether whoever said it held the lock.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.line: list[dict[str, Any]] = []
+        self.holders: dict[SeqNum, SeqNum | None] = {}
+        self.done: dict[SeqNum, bool] = {}
+        self.clock = 0.0
+        for record in records:
+            if f"lock:{NAME}" in record.tags:
+                self.add(record)
+
+    def add(self, record: Record) -> None:
+        self.clock = max(self.clock, record.time)
+        self.line = self.line[:1] + [w for w in self.line[1:] if w["leaves"] > self.clock]
+        if self.line and self.line[0]["ends"] <= self.clock:
+            self.line.pop(0)
+            self.promote()
+        first = self.line[0]["token"] if self.line else None
+        match command_decoded(record.data):
+            case Acquire(owner, lease, wait):
+                self.acquire(record.seqnum, owner, lease, wait)
+            case Release(token):
+                self.done[record.seqnum] = token == first
+                self.line = [one for one in self.line if one["token"] != token]
+                if token == first:
+                    self.promote()
+            case Extend(token, lease):
+                self.done[record.seqnum] = token == first
+                if token == first:
+                    self.line[0]["ends"] = self.clock + lease
+            case Remind():
+                pass
+            case other:
+                raise AssertionError(f"nobody says {other}")
+        self.holders[record.seqnum] = self.line[0]["token"] if self.line else None
+
+    def acquire(self, seqnum: SeqNum, owner: str, lease: float, wait: float | None) -> None:
+        for place, one in enumerate(self.line):
+            if one["owner"] == owner:
+                if place == 0:
+                    one["ends"] = self.clock + lease
+                return
+        leaves = float("inf") if wait is None else self.clock + wait
+        self.line.append({"token": seqnum, "owner": owner, "lease": lease, "leaves": leaves})
+        if len(self.line) == 1:
+            self.promote()
+
+    def promote(self) -> None:
+        for one in self.line[:1]:
+            one["ends"] = self.clock + one["lease"]
+
+
+class Person:
+    """One process: does its actions, and notes what it was told."""
+
+    def __init__(self, logs: Kept, time: Time, name: str) -> None:
+        self.logs = logs
+        self.log = ElapsingLog(logs, time)
+        self.time = time
+        self.name = name
+        self.held: list[Held] = []
+        self.got: list[tuple[SeqNum, SeqNum]] = []
+        """Tokens, each with the last record that there was when it was got."""
+        self.told: dict[SeqNum, bool] = {}
+
+    async def live(self, program: Sequence[tuple[Any, ...]]) -> None:
+        for action in program:
+            match action:
+                case ("acquire", owner, lease, wait):
+                    await self.acquire(owner and self.name + owner, lease, wait)
+                case ("pass", seconds):
+                    self.time.now += seconds
+                case ("release",):
+                    if self.held:
+                        await self.tell(self.held.pop(0).release())
+                case ("extend", seconds):
+                    if self.held:
+                        await self.tell(self.held[0].extend(seconds))
+                case _:
+                    raise AssertionError(f"nobody does {action}")
+
+    async def acquire(self, owner: str | None, lease: float, wait: float) -> None:
+        with contextlib.suppress(LockTimeoutError):
+            lock = Lock(self.log, NAME, lease=lease, wait=wait, owner=owner)
+            held = await lock.acquire()
+            self.held.append(held)
+            self.got.append((held.token, held._replica.fold.end - 1))
+
+    async def tell(self, told: Coroutine[Any, Any, None]) -> None:
+        try:
+            await told
+        except LockLostError:
+            self.told[self.last_command()] = False
+        else:
+            self.told[self.last_command()] = True
+
+    def last_command(self) -> SeqNum:
+        """The record that told it; a checkpoint may have followed."""
+        kept = self.logs.kept
+        return next(s for s in reversed(self.log.appended) if command_decoded(kept[s].data))
+
+
+def check(logs: Kept, people: Sequence[Person]) -> Model:
+    model = Model(logs.kept)
+    granted = [token for token in model.holders.values() if token is not None]
+    assert granted == sorted(granted), "tokens grow with every holder"
+    for person in people:
+        for token, seen in person.got:
+            assert model.holders[seen] == token, "who was told that it has the lock had it"
+        for seqnum, held in person.told.items():
+            trimmed = logs.floor(FLOOR) > seqnum
+            assert model.done[seqnum] == held or (trimmed and not held)
+    return model
+
+
+seconds = st.sampled_from([1.0, 2.0, 5.0])
+actions = st.one_of(
+    st.tuples(
+        st.just("acquire"), st.sampled_from([None, None, "a"]), seconds,
+        st.sampled_from([0.0, 1.0, 20.0]),
+    ),
+    st.tuples(st.just("release")),
+    st.tuples(st.just("release")),
+    st.tuples(st.just("extend"), seconds),
+    st.tuples(st.just("pass"), seconds),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    programs=st.lists(st.lists(actions, min_size=1, max_size=10), min_size=1, max_size=3),
+    order_seed=st.integers(0, 2**32),
+    checkpoint_every=st.sampled_from([1, 3, 1024]),
+)
+def test_everybody_is_told_what_a_plain_replay_of_the_log_says(
+    programs: list[list[tuple[Any, ...]]], order_seed: int, checkpoint_every: int
+) -> None:
+    time = Time()
+    logs = Kept(time)
+    people = [Person(logs, time, f"person {n}") for n in range(len(programs))]
+    with (
+        mock.patch.object(lock_module, "seconds_now", time),
+        mock.patch.object(lock_replica, "CHECKPOINT_EVERY", checkpoint_every),
+    ):
+        run_stepped(
+            [person.live(program) for person, program in zip(people, programs, strict=True)],
+            random.Random(order_seed).choice,
+        )
+    check(logs, people)
+    for person in people:
+        lock_replica.replica_of(person.log, NAME).fold.check_invariants()
+
+
+def two_holders(choose: Choose) -> tuple[Model, list[list[str]]]:
+    """Two executions that each take the lock and release it, one with a short lease."""
+    time = Time()
+    logs = Kept(time)
+    people = [Person(logs, time, f"person {n}") for n in range(2)]
+    programs = [
+        [("acquire", None, lease, 100.0), ("pass", 1.0), ("release",)] for lease in (1.5, 30.0)
+    ]
+    with mock.patch.object(lock_module, "seconds_now", time):
+        run_stepped([p.live(program) for p, program in zip(people, programs, strict=True)], choose)
+    model = check(logs, people)
+    assert not model.line
+    return model, [[str(held) for held in person.told.values()] for person in people]
+
+
+def test_two_executions_never_hold_a_lock_at_once_in_every_interleaving() -> None:
+    outcomes = list(interleavings(two_holders))
+    assert len(outcomes) > 100
+    told = {str(told) for _, told in outcomes}
+    kept, lost = "['True']", "['False']"
+    assert told >= {f"[{kept}, {kept}]", f"[{lost}, {kept}]", f"[{kept}, {lost}]"}
+
+
+def holder_never_leaves(fold: LockFold) -> None:
+    """A planted bug: leases do not end."""
+
+
+def release_of_anybody(fold: LockFold, token: SeqNum) -> SeqNum | None:
+    """A planted bug: a release is not compared with the token of the holder."""
+    if (holder := fold.holder) is not None:
+        fold._leave(holder)
+        fold._grant()
+    return token
+
+
+@pytest.mark.parametrize(
+    ("what", "planted"),
+    [("_on_clock", holder_never_leaves), ("_release", release_of_anybody)],
+)
+def test_a_planted_bug_is_caught(what: str, planted: Callable[..., Any]) -> None:
+    with (
+        mock.patch.object(LockFold, what, planted),
+        pytest.raises((AssertionError, KeyError)),
+    ):
+        test_two_executions_never_hold_a_lock_at_once_in_every_interleaving()
