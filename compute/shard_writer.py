@@ -304,16 +304,18 @@ class ShardWriter:
         return self._open_shard(now)
 
     def _open_shard(self, now: Instant) -> list[Effect]:
+        """Ask for the shard to be opened where all replicas have it, and not below what is ordered.
+
+        A replica that lost its newest batch, and nothing behind it that says so, believes that it
+        has all it ever had (0009); the metalog knows better.
+        """
         claims = self._claimed.values()
-        if self.takeover is not Takeover.CLAIMING or len(claims) < len(self.replicas):
+        claiming = self.takeover is Takeover.CLAIMING
+        if not claiming or self._cut is None or len(claims) < len(self.replicas):
             return []
         known = [claim.stored for claim in claims if claim.authoritative]
-        if known:
-            self._next = min(known)
-        elif self._cut is not None:
-            self._next = max(self._cut, *(claim.stored for claim in claims))
-        else:
-            return []
+        stored = min(known) if known else max(claim.stored for claim in claims)
+        self._next = max(self._cut, stored)
         self.takeover = Takeover.OPENING
         return self._ask(now)
 

@@ -19,8 +19,6 @@ Fault: TypeAlias = Callable[["Chaos"], tuple[Undo, float] | None]
 
 _LAGGING: Final = 0.4
 """The share of runs in which one process hears everything late from the beginning (A20)."""
-_RECENT_BYTES: Final = 1000
-"""Damage of the last frames cannot be told from a torn tail (decision 0009)."""
 
 
 class Chaos:
@@ -232,7 +230,7 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
 
 
 def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
-    """One bit changes on the disk of one replica, in what was synced long ago."""
+    """One bit changes on the disk of one replica, anywhere in what it has written."""
     process, chance = chaos.damaged(), chaos.chance
     if process is None:
         return None
@@ -242,9 +240,9 @@ def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
         return None
     name = chance.choice(names)
     written = len((journal / name).read_bytes().rstrip(b"\0"))
-    if written < 2 * _RECENT_BYTES:
+    if not written:
         return None
-    offset = chance.randrange(written - _RECENT_BYTES)
+    offset = chance.randrange(written)
     process.disk.flip_bit(f"journal/{name}", offset, chance.randrange(8))
     if chance.random() < 0.5:
         process.crash(power=False)

@@ -177,8 +177,14 @@ BUGS: Final = (
     Bug(
         "a shard is opened at the largest prefix of its replicas",
         "compute/shard_writer.py",
-        "self._next = min(known)",
-        "self._next = max(known)",
+        "stored = min(known) if known",
+        "stored = max(known) if known",
+    ),
+    Bug(
+        "a shard is opened below what is ordered",
+        "compute/shard_writer.py",
+        "self._next = max(self._cut, stored)",
+        "self._next = stored",
     ),
     Bug(
         "a writer whose shard was taken over goes on acknowledging",

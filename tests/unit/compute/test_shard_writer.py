@@ -38,9 +38,16 @@ def at(seconds: float) -> Instant:
     return Instant(seconds)
 
 
-def writer(*replicas: NodeId, **settings: float) -> ShardWriter:
+def alone(*replicas: NodeId, **settings: float) -> ShardWriter:
+    """Return a writer whose node has not joined."""
     node = dataclasses.replace(NodeConfig(), **settings)  # type: ignore[arg-type]
     return ShardWriter(SHARD, replicas or (A,), EPOCH, Config(node=node))
+
+
+def writer(*replicas: NodeId, **settings: float) -> ShardWriter:
+    shard = alone(*replicas, **settings)
+    assert shard.joined(0, at(0)) == []
+    return shard
 
 
 def opened(*, stored: int = 0, **settings: float) -> ShardWriter:
@@ -95,11 +102,20 @@ def test_a_replica_that_is_not_authoritative_has_no_say_in_where_the_shard_conti
 
 def test_when_no_replica_is_authoritative_the_metalog_and_the_longest_prefix_decide() -> None:
     for cut, start in ((9, 9), (3, 8)):
-        shard = writer(A, B)
+        shard = alone(A, B)
         shard.start(at(0))
         shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 5, authoritative=False), at(0))
         assert shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 8, authoritative=False), at(0)) == []
         assert shard.joined(cut, at(0)) == [Send(r, ShardOpen(SHARD, EPOCH, start)) for r in (A, B)]
+
+
+def test_a_shard_is_not_opened_below_what_is_ordered_whatever_replicas_believe() -> None:
+    """A5: the newest batch of one is damaged, and nothing behind it says that it was there."""
+    shard = alone(A, B)
+    shard.start(at(0))
+    shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 61), at(0))
+    assert shard.on_claimed(B, ShardClaimed(SHARD, EPOCH, 62), at(0)) == [], "not known yet"
+    assert shard.joined(62, at(0)) == [Send(r, ShardOpen(SHARD, EPOCH, 62)) for r in (A, B)]
 
 
 def test_a_replica_that_forgot_its_writer_is_claimed_and_opened_again() -> None:
