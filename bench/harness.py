@@ -63,19 +63,21 @@ class Round(NamedTuple):
 
 
 async def closed_loop(operation: Operation, *, callers: int, seconds: float) -> Round:
-    """Let `callers` tasks call `operation` one after the other for `seconds`."""
+    """Let `callers` tasks call `operation` one after the other for `seconds`, each once at least: a
+    round without an operation would have no figures, however slow the machine is.
+    """
     latencies = array("d")
     clock, note = time.perf_counter, latencies.append
     start, cpu = clock(), time.process_time()
     end = start + seconds
 
     async def caller(number: int) -> None:
-        now = clock()
-        while now < end:
+        now, over = clock(), False
+        while not over:
             await operation(number)
             done = clock()
             note(done - now)
-            now = done
+            now, over = done, done >= end
 
     await asyncio.gather(*map(caller, range(callers)))
     return Round(len(latencies), clock() - start, time.process_time() - cpu, latencies)

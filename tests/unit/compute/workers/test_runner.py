@@ -89,6 +89,12 @@ def waits_in_thread(ctx: Context) -> None:
             pass
 
 @app.function
+def waits_when_let(ctx: Context) -> None:
+    BLOCKED.set()
+    GATE.wait(60)
+    waits_in_thread(ctx)
+
+@app.function
 async def interrupts() -> None:
     raise KeyboardInterrupt
 
@@ -120,6 +126,8 @@ class Node:
         self.runner = Runner(directory, threads_max=1, claims=WorkerClaims(memory))
         os.close(memory)
         self.threads_left: list[int] = []
+        self._told = asyncio.Event()
+        self.asked_log = asyncio.Event()
         self.asked: list[CallFunction] = []
         self._service = LogService(self.logs, questions_max=100)
         self.link, self.worker_link = link_pair(self.runner.serve, self._serve)
@@ -143,8 +151,9 @@ class Node:
         return self.link.post(invoke, self.answer.set_result)
 
     async def until_threads_left(self, told: list[int]) -> None:
-        while self.threads_left != told:  # noqa: ASYNC110 - the thread ends when it does
-            await asyncio.sleep(0.001)
+        while self.threads_left != told:
+            self._told.clear()
+            await self._told.wait()
 
     async def invoke(self, function: str, arguments: bytes = b"{}", position: int = 0) -> Answer:
         slot = self.claims.taken()
@@ -158,10 +167,12 @@ class Node:
             link.answer(call, Returned(message.position + 3, b"84"))
         elif isinstance(message, ThreadsLeft):
             self.threads_left.append(message.count)
+            self._told.set()
         elif isinstance(message, Cancel):
             self._service.cancel(call)
         else:
             assert isinstance(message, LogQuestion)
+            self.asked_log.set()
             self._service.serve(link, call, message)
 
 
@@ -291,13 +302,22 @@ async def test_a_thread_that_outlives_its_call_is_told_until_it_ends(node: Node)
     await node.until_threads_left([1, 0])
 
 
-async def test_a_thread_whose_call_is_over_ends_when_it_waits_for_the_platform(node: Node) -> None:
+async def test_a_thread_that_waits_for_the_platform_ends_when_its_call_is_over(node: Node) -> None:
     call = node.post("waits_in_thread")
-    await asyncio.to_thread(node.there("BLOCKED").wait)
+    await node.asked_log.wait()
     node.link.cancel(call)
     assert failure(await node.answer)[0] == "CallOutcomeUnknownError"
     await node.until_threads_left([1, 0])
-    assert not node.there("GATE").is_set()
+
+
+async def test_a_thread_whose_call_is_over_ends_when_it_waits_for_the_platform(node: Node) -> None:
+    call = node.post("waits_when_let")
+    await asyncio.to_thread(node.there("BLOCKED").wait)
+    node.link.cancel(call)
+    assert failure(await node.answer)[0] == "CallOutcomeUnknownError"
+    await node.until_threads_left([1])
+    node.there("GATE").set()
+    await node.until_threads_left([1, 0])
 
 
 async def test_a_revoked_call_is_not_run(node: Node) -> None:
