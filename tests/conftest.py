@@ -2,7 +2,8 @@
 
 `HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
 `./test` uses) always tries the same ones, `nightly` tries many. `--seeds N` gives the tests marked
-`heavy` more seeds than their own moderate number, `--messages N` those of queues more messages.
+`heavy` more seeds than their own moderate number, `--messages N` those of queues more messages,
+`--transactions N` that of serializability more transactions.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--seeds` and `--messages`."""
+    """Add `--seeds`, `--transactions` and `--messages`."""
     parser.addoption(
         "--seeds", type=int, default=None, help="how many seeds each test marked `heavy` runs"
+    )
+    parser.addoption(
+        "--transactions", type=int, default=None, help="how many transactions of BokiStore run"
     )
     parser.addoption(
         "--messages", type=int, default=None, help="how many messages the tests of queues move"
@@ -35,6 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def seeds_wanted(request: pytest.FixtureRequest) -> int | None:
     """Return what `--seeds` says; None: every heavy test's own number."""
     wanted = request.config.getoption("--seeds")
+    assert wanted is None or isinstance(wanted, int)
+    return wanted
+
+
+@pytest.fixture(scope="session")
+def transactions_wanted(request: pytest.FixtureRequest) -> int | None:
+    """Return what `--transactions` says; None: every test's own number."""
+    wanted = request.config.getoption("--transactions")
     assert wanted is None or isinstance(wanted, int)
     return wanted
 

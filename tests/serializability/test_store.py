@@ -1,0 +1,98 @@
+"""Random transactions are strictly serializable, and the check sees a store whose are not.
+
+50,000 transactions: `pytest tests/serializability --transactions 50000 --timeout 3600`.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import pytest
+
+from bokistore.records import Command
+from bokistore.replay import Replay
+from indilog.ids import MAX_SEQNUM
+from indilog.testing.stepper import interleavings
+from tests.serializability.workload import ROUND, Steps, pair_of, round_of
+
+TRANSACTIONS = 3000
+PLANTED_ROUNDS = 20
+
+
+@pytest.mark.heavy
+def test_random_transactions_are_strictly_serializable(transactions_wanted: int | None) -> None:
+    for seed in range(-(-(transactions_wanted or TRANSACTIONS) // ROUND)):
+        assert not round_of(seed), f"round_of({seed})"
+
+
+def found() -> list[str]:
+    """Return what the check finds in some rounds, the first that finds anything."""
+    return next(filter(None, map(round_of, range(PLANTED_ROUNDS))), [])
+
+
+def test_the_check_sees_snapshot_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what a transaction writes is validated, as in Boki: write skew (PITFALLS 11)."""
+    right = Command.validated_tags
+
+    def written(command: Command) -> list[str]:
+        return [tag for tag in right(command) if command.concerns(tag)]
+
+    monkeypatch.setattr(Command, "validated_tags", written)
+    assert found()[0].startswith("cycle")
+
+
+def test_the_check_sees_lost_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def effective(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Replay, "committed", effective)
+    monkeypatch.setattr(Replay, "_is_effective", effective)
+    assert any(line.startswith("lost") for line in found())
+
+
+def test_the_check_sees_reads_of_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Replay.view
+
+    async def newest(self: Replay, name: str, bound: int = MAX_SEQNUM) -> object:
+        return await right(self, name, max(bound, MAX_SEQNUM))
+
+    monkeypatch.setattr(Replay, "view", newest)
+    assert found()
+
+
+def test_the_check_sees_an_aborted_transaction_that_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def effective(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Replay, "_is_effective", effective)
+    assert found()
+
+
+PROGRAMS: tuple[Steps, ...] = (
+    (("read", "x"), ("push", "y")),
+    (("read", "y"), ("push", "x")),
+    (("append", "x"),),
+    (("append", "y"), ("append", "x")),
+    (("push", "x"), ("push", "y")),
+    (("read", "x"), ("read", "y")),
+)
+
+
+@pytest.mark.parametrize("programs", tuple(combinations_with_replacement(PROGRAMS, 2)), ids=str)
+def test_two_transactions_are_serializable_in_every_interleaving(
+    programs: tuple[Steps, Steps],
+) -> None:
+    committed = set()
+    for wrong, count in interleavings(lambda choose: pair_of(programs, choose)):
+        assert not wrong
+        committed.add(count)
+    assert 2 in committed, "one after the other both commit"
+    assert 0 not in committed, "of two in conflict one commits"
+
+
+def test_the_stepper_sees_write_skew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Command, "validated_tags", lambda _: [])
+    outcomes = interleavings(lambda choose: pair_of(PROGRAMS[:2], choose))
+    assert any(wrong for wrong, _ in outcomes)
