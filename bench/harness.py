@@ -123,9 +123,10 @@ def ratio_of(
 def arguments(about: str, **more: dict[str, Any]) -> argparse.Namespace:
     """Read the command line: `--seconds`, `--rounds`, `--callers`, `--json`, and what `more` names.
 
-    `more` maps an option (`processes`) to what `argparse` wants to know about it.
+    `more` maps an option (`processes`) to what `argparse` wants to know about it, also in place of
+    one of these.
     """
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=about, conflict_handler="resolve")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side")
     parser.add_argument("--callers", type=int, nargs="+", default=list(CALLERS))

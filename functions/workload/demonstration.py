@@ -172,10 +172,25 @@ async def _checked(
     def tell(bound: int, tail: int) -> None:
         progress.update(task, completed=bound, total=tail, note=f"{bound:,} of {tail:,} records")
 
-    replay = await replayed(url, application.name, tell)
-    shown = await faults_of_objects(url, application.name, replay)
+    replay, faults = await checked(url, application, tell)
     progress.update(task, total=1, completed=1, note=f"{replay.records:,} records replayed")
-    return replay, application.faults(replay) + shown
+    return replay, faults
+
+
+async def checked(
+    url: str, application: Application, told: Callable[[int, int], None]
+) -> tuple[Replay, list[str]]:
+    """Replay the application's log; return it, and what is not as it should be.
+
+    Args:
+        url: of the gateway.
+        application: with what its clients were told.
+        told: the next seqnum, and the tail.
+    """
+    replay = await replayed(url, application.name, told)
+    return replay, application.faults(replay) + await faults_of_objects(
+        url, application.name, replay
+    )
 
 
 async def figures(url: str, log: str) -> Figures:

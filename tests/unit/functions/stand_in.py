@@ -48,8 +48,12 @@ class Gateway:
         self.functions = Functions(app)
         self.logs = self.functions.logs
         self.url = ""
+        self.serving: set[asyncio.Task[None]] = set()
         self.calls: list[str] = []
         self.tamper: Callable[[str, bytes], bytes | tuple[int, bytes]] = lambda _, result: result
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.serving.add(asyncio.ensure_future(self.serve(reader, writer)))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -64,6 +68,8 @@ class Gateway:
                     % (status, len(answer), self.logs.position, answer)
                 )
         except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
             writer.close()
 
     async def answer(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
@@ -95,8 +101,9 @@ class Gateway:
 @asynccontextmanager
 async def serving(app: App) -> AsyncIterator[Gateway]:
     gateway = Gateway(app)
-    server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(gateway.accept, "127.0.0.1", 0)
     gateway.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     yield gateway
     server.close()
     await server.wait_closed()
+    await asyncio.gather(*gateway.serving)

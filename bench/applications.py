@@ -1,0 +1,191 @@
+"""What the benchmarks of the applications share: a platform with the app, the load step by step in
+rounds, the check of the log at the end, a table with the paper's figures beside ours.
+
+The platform runs as a process of its own, as `indilog up` starts it; this process holds the
+clients, one HTTP connection each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import uvloop
+
+from bench.harness import ROOT, Report, latency, table_of
+from bench.profile import profiled
+from functions.workload.demonstration import Application, Figures, checked, figures
+from functions.workload.load import Run, run_load
+from functions.workload.replay import Replay, summary_of
+from indilog.cli.start import HOST, PlatformLog, platform, run_step, wait_ready
+
+_WARM_UP_S = 0.5
+_CLIENTS_AT_A_RATE = 64
+
+
+class Step(NamedTuple):
+    """One way to load an application.
+
+    Attributes:
+        name: in the table.
+        clients: how many at once.
+        rate: requests a second from all together; None: each as fast as it is answered.
+        paper: what a paper measured there, by column; "load" says where.
+    """
+
+    name: str
+    clients: int
+    rate: float | None
+    paper: Mapping[str, str]
+
+
+def in_a_loop(clients: int, paper: Mapping[str, str] = MappingProxyType({})) -> Step:
+    """Return the step in which so many clients ask, each as fast as it is answered."""
+    return Step(f"{clients} client{'s' if clients > 1 else ''}", clients, None, paper)
+
+
+def at_a_rate(rate: float, paper: Mapping[str, str] = MappingProxyType({})) -> Step:
+    """Return the step in which so many requests a second fall due."""
+    return Step(f"{rate:g}/s", _CLIENTS_AT_A_RATE, rate, paper)
+
+
+class Measured(NamedTuple):
+    """One round of a step, and what the platform said of itself before and after."""
+
+    run: Run
+    before: Figures
+    after: Figures
+
+
+def bench(application: Application, steps: Sequence[Step], asked: argparse.Namespace) -> None:
+    """Measure an application on a platform of its own, and print the table and the verdict.
+
+    Raises:
+        SystemExit: the check found a fault.
+    """
+    with _platform_with(application.name) as (url, pid), profiled(wanted=asked.profile, pid=pid):
+        faults = uvloop.run(_measured(url, application, steps, asked))
+    if faults:
+        raise SystemExit(f"The check failed:\n{summary_of(faults)}")
+
+
+@contextmanager
+def _platform_with(app: str) -> Iterator[tuple[str, int]]:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    url = f"http://{HOST}:{port}"
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+        data = Path(path) / "data"
+        log = PlatformLog(data)
+        with platform(log, data, port) as process:
+            wait_ready(process, url, log)
+            folder = str(ROOT / "functions" / app)
+            run_step("Deploying", "indilog", "deploy", folder, "--url", url)
+            yield url, process.pid
+
+
+async def _measured(
+    url: str, application: Application, steps: Sequence[Step], asked: argparse.Namespace
+) -> list[str]:
+    report = Report(application.name, asked, platform="embedded, R = 1, fsync")
+    report.say(f"loaded: {await application.load(url, lambda _: None)}")
+    rounds: dict[str, list[Measured]] = {step.name: [] for step in steps}
+    order = list(steps)
+    await _round(url, application, steps[0], _WARM_UP_S, seed=0)
+    for number in range(asked.rounds):
+        for step in order:
+            rounds[step.name].append(
+                await _round(url, application, step, asked.seconds, seed=1 + number * len(steps))
+            )
+        order.reverse()
+    replay, faults = await checked(url, application, lambda *_: None)
+    _show(report, application, [(step, rounds[step.name]) for step in steps], replay)
+    verdict = f"NOT correct, {len(faults)} faults" if faults else application.verdict(replay)
+    report.say(f"verdict: {verdict}")
+    report.keep("verdict", verdict)
+    report.write()
+    return faults
+
+
+async def _round(
+    url: str, application: Application, step: Step, seconds: float, *, seed: int
+) -> Measured:
+    before = await figures(url, application.name)
+    run = await run_load(
+        url,
+        application.name,
+        application.visitors(step.clients, seed),
+        functions=application.functions,
+        seconds=seconds,
+        rate=step.rate,
+    )
+    await application.settled(url)
+    return Measured(run, before, await figures(url, application.name))
+
+
+def _show(
+    report: Report,
+    application: Application,
+    rounds: Sequence[tuple[Step, list[Measured]]],
+    replay: Replay,
+) -> None:
+    columns = (
+        "load", "requests/s", *[f"{name} p50" for name in application.functions], "all p50",
+        "all p99", "failed", "conflicts",
+    )  # fmt: skip
+    table = table_of(
+        f"functions/{application.name} over HTTP, synced; medians of the rounds; papers' below",
+        *columns,
+    )
+    for step, measured in rounds:
+        runs = [one.run for one in measured]
+        table.add_row(
+            step.name,
+            f"{median(run.requests / run.seconds for run in runs):,.0f}",
+            *[_percentile(runs, 50, name) for name in application.functions],
+            _percentile(runs, 50),
+            _percentile(runs, 99),
+            f"{sum(sum(run.all.failures.values()) for run in runs):,}",
+            f"{_conflicts(measured, replay):.2%}",
+        )
+        if step.paper:
+            table.add_row(*[step.paper.get(column, "") for column in columns], style="dim")
+        report.keep(step.name, [_raw(run) for run in runs])
+    report.show(table)
+
+
+def _percentile(runs: Sequence[Run], percent: float, function: str | None = None) -> str:
+    """Return the median over the runs of a latency; of a function's, or of all requests'."""
+    tallies = [run.all if function is None else run.tallies[function] for run in runs]
+    answered = [tally.percentile_s(percent) for tally in tallies if tally.latencies_s]
+    return latency(median(answered)) if answered else "-"
+
+
+def _conflicts(measured: Sequence[Measured], replay: Replay) -> float:
+    """Return which share of the application's records had no effect, because of a conflict."""
+    appends = sum(one.after.tail - one.before.tail for one in measured)
+    lost = sum(
+        one.before.tail <= seqnum < one.after.tail
+        for one in measured
+        for seqnum in replay.conflicts
+    )
+    return lost / appends if appends else 0.0
+
+
+def _raw(run: Run) -> dict[str, Any]:
+    return {
+        "seconds": run.seconds,
+        "latencies_us": {
+            name: [round(value * 1e6) for value in tally.latencies_s]
+            for name, tally in run.tallies.items()
+        },
+        "failures": {name: dict(tally.failures) for name, tally in run.tallies.items()},
+    }

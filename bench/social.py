@@ -1,0 +1,38 @@
+"""Social network benchmark (WORKLOADS 3, "retwis"): 64 to 192 clients over HTTP, medians of each
+function, conflicts, and whether posts and objects are what the log says.
+
+    python -m bench.social [--seconds 2] [--rounds 5] [--callers 64 96 128 192] [--graph FILE]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.applications import bench, in_a_loop
+from bench.harness import arguments
+from functions.social.graph import read_graph, synthetic_graph
+from functions.social.load import SocialNetwork
+
+CLIENTS = (64, 96, 128, 192)
+PAPER = {
+    192: {
+        "load": "  Boki, 8 engines",
+        "requests/s": "14,974",
+        "login p50": "1.5 ms",
+        "profile p50": "1.1 ms",
+        "timeline p50": "3.4 ms",
+        "post p50": "5.3 ms",
+        "conflicts": "0.24%",
+    }
+}
+"""By clients: what Boki's authors measured, by column."""
+
+if __name__ == "__main__":
+    asked = arguments(
+        (__doc__ or "").partition("\n\n")[0],
+        callers={"type": int, "nargs": "+", "default": list(CLIENTS), "help": "clients"},
+        graph={"type": Path, "default": None, "help": "friendships, two integers a line"},
+    )
+    graph = synthetic_graph() if asked.graph is None else read_graph(asked.graph)
+    steps = [in_a_loop(clients, PAPER.get(clients, {})) for clients in asked.callers]
+    bench(SocialNetwork(graph), steps, asked)

@@ -1,0 +1,243 @@
+"""Composing a review: five parts that arrive in any order, and are stored as one review, once.
+
+`compose` uploads a review. Five functions run in parallel, each works out one part (a unique id,
+the user, the movie's id, the text, the rating) and adds it to the upload with one append. The log's
+order says which part came fifth; whoever added it stores the review in three places by one
+transaction. A request that is repeated, however often and wherever it broke off, leaves one review.
+
+State is objects of BokiStore in the log `media`: `user:{name}` and `movie:{id}` (how many reviews,
+the newest of them), `title:{title}` (the movie's id), `review:{id}`, and `upload:{request}` until
+its review is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from bokistore import Obj, Store, Transaction
+from indilog import App, Context
+
+app = App("media")
+
+LOG: Final = "media"
+PARTS: Final = ("id", "user", "movie", "text", "rating")
+TEXT_LENGTH_MAX: Final = 2000
+RATING_MAX: Final = 10
+REVIEWS_LISTED_MAX: Final = 100
+"""So many of the newest reviews are listed with a user and with a movie; all are counted."""
+REVIEWS_SHOWN_MAX: Final = 8
+LOADED_MAX: Final = 30
+"""Users or movies at once; a movie is two objects, and a record has at most 64 tags."""
+OBJECTS_SHOWN_MAX: Final = 1000
+_NAME_LENGTH_MAX: Final = 128
+
+
+@dataclass(frozen=True)
+class Review:
+    """What somebody wrote about a movie; `movie` is its id."""
+
+    id: str
+    user: str
+    movie: str
+    text: str
+    rating: int
+
+
+@dataclass(frozen=True)
+class Reviews:
+    """The reviews of a movie, or by a user.
+
+    Attributes:
+        count: how many there are.
+        mean: of their ratings; None: there are none.
+        newest: the newest ones, newest first.
+    """
+
+    count: int
+    mean: float | None
+    newest: list[Review]
+
+
+@app.function
+async def compose(
+    ctx: Context, user: str, title: str, text: str, rating: int, request: str | None = None
+) -> str:
+    """Publish a review; return its id.
+
+    Who repeats a request whose outcome is not known gives the same `request` as before: there will
+    be one review. Without one, each call is another request.
+    """
+    if len(text) > TEXT_LENGTH_MAX:
+        raise ValueError(f"A review has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
+    if not 0 <= rating <= RATING_MAX:
+        raise ValueError(f"A rating is 0 to {RATING_MAX}, not {rating}.")
+    request = ctx.invocation_id if request is None else _checked("request", request)
+    found = await asyncio.gather(
+        ctx.call(upload_user, request=request, user=user),
+        ctx.call(upload_movie_id, request=request, title=title),
+        ctx.call(upload_unique_id, request=request),
+        ctx.call(upload_text, request=request, text=text),
+        ctx.call(upload_rating, request=request, rating=rating),
+    )
+    for known, what in zip(found, (f"user {user!r}", f"movie {title!r}"), strict=False):
+        if not known:
+            await _store(ctx).delete(f"upload:{request}")
+            raise LookupError(f"There is no {what}; load it first.")
+    return _review_id(request)
+
+
+@app.function
+async def upload_unique_id(ctx: Context, request: str) -> None:
+    """Add the review's id."""
+    await _add(ctx, request, "id", _review_id(request))
+
+
+@app.function
+async def upload_user(ctx: Context, request: str, user: str) -> bool:
+    """Add who writes, if there is such a user; tell whether."""
+    known = await _store(ctx).get(f"user:{_checked('user', user)}")
+    if known:
+        await _add(ctx, request, "user", user)
+    return known.exists
+
+
+@app.function
+async def upload_movie_id(ctx: Context, request: str, title: str) -> bool:
+    """Add the id of the movie with that title, if there is one; tell whether."""
+    known = await _store(ctx).get(f"title:{_checked('title', title)}")
+    if known:
+        await _add(ctx, request, "movie", known["movie"])
+    return known.exists
+
+
+@app.function
+async def upload_text(ctx: Context, request: str, text: str) -> None:
+    """Add the text."""
+    await _add(ctx, request, "text", text.strip())
+
+
+@app.function
+async def upload_rating(ctx: Context, request: str, rating: int) -> None:
+    """Add the rating."""
+    await _add(ctx, request, "rating", rating)
+
+
+@app.function
+async def movie(ctx: Context, title: str) -> Reviews:
+    """Return what is written about a movie."""
+    store = _store(ctx)
+    known = await store.get(f"title:{_checked('title', title)}")
+    if not known:
+        raise LookupError(f"There is no movie {title!r}; load it first.")
+    return await _reviews(store, await store.get(f"movie:{known['movie']}"))
+
+
+@app.function
+async def reader(ctx: Context, user: str) -> Reviews:
+    """Return what a user has written."""
+    store = _store(ctx)
+    known = await store.get(f"user:{_checked('user', user)}")
+    if not known:
+        raise LookupError(f"There is no user {user!r}; load it first.")
+    return await _reviews(store, known)
+
+
+@app.function
+async def load(ctx: Context, users: list[str], movies: dict[str, str]) -> int:
+    """Add users and movies (id by title); return how many are new.
+
+    One record for all. Who is there already keeps their reviews.
+    """
+    if len(users) + len(movies) > LOADED_MAX:
+        raise ValueError(
+            f"Load at most {LOADED_MAX} users and movies at once, not {len(users) + len(movies)}."
+        )
+    wanted: dict[str, dict[str, Any]] = {
+        f"user:{_checked('user', user)}": {"user": user} | _NO_REVIEWS for user in users
+    }
+    for title, number in movies.items():
+        wanted[f"title:{_checked('title', title)}"] = {"movie": number}
+        wanted[f"movie:{_checked('movie id', number)}"] = {"title": title} | _NO_REVIEWS
+
+    async def body(txn: Transaction) -> int:
+        found = await asyncio.gather(*[txn.get(name) for name in wanted])
+        new = [obj for obj in found if not obj]
+        for obj in new:
+            obj.set("", wanted[obj.name])
+        return sum(not obj.name.startswith("title:") for obj in new)
+
+    return await _store(ctx).transact(body)
+
+
+@app.function
+async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
+    """Return objects as they are in the store, None for those that do not exist."""
+    if len(names) > OBJECTS_SHOWN_MAX:
+        raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")
+    store = _store(ctx)
+    found = await asyncio.gather(*[store.get(name) for name in names])
+    return [obj.value if obj else None for obj in found]
+
+
+_NO_REVIEWS: Final[dict[str, Any]] = {"count": 0, "stars": 0, "reviews": []}
+
+
+def _store(ctx: Context) -> Store:
+    return Store(ctx.log(LOG))
+
+
+async def _add(ctx: Context, request: str, part: str, value: str | int) -> None:
+    """Add a part to an upload; store the review if no part is missing any more.
+
+    The append returns what was there before it in the log's order, so of five parts added at once
+    one finds the other four. That a part was there already, with the same value, harms nothing:
+    the request is repeated, and its first run may have ended before it stored the review.
+    """
+    store = _store(ctx)
+    before = await store.merge(f"upload:{request}", "", {part: value})
+    parts = {**(before if isinstance(before, dict) else {}), part: value}
+    if all(part in parts for part in PARTS):
+        await store_review(store, request, parts)
+
+
+async def store_review(store: Store, request: str, parts: Mapping[str, Any]) -> None:
+    """Store a review with itself, with its user and with its movie, unless that was done."""
+    review = Review(**parts)
+
+    async def body(txn: Transaction) -> None:
+        kept = await txn.get(f"review:{review.id}")
+        if not kept:
+            kept.set("", asdict(review))
+            for place in (f"user:{review.user}", f"movie:{review.movie}"):
+                txn.push(place, "reviews", review.id, limit=REVIEWS_LISTED_MAX)
+                txn.increment(place, "count")
+                txn.increment(place, "stars", review.rating)
+        txn.delete(f"upload:{request}")
+
+    await store.transact(body)
+
+
+async def _reviews(store: Store, listed: Obj) -> Reviews:
+    newest = listed["reviews"][: -REVIEWS_SHOWN_MAX - 1 : -1]
+    found = await store.multi_get([f"review:{review}" for review in newest])
+    count = listed["count"]
+    return Reviews(
+        count=count,
+        mean=listed["stars"] / count if count else None,
+        newest=[Review(**review.value) for review in found.values()],
+    )
+
+
+def _review_id(request: str) -> str:
+    """Return the id of a request's review: the same each time, another one for each request."""
+    return hashlib.blake2b(request.encode(), digest_size=8).hexdigest()
+
+
+def _checked(what: str, text: str) -> str:
+    if not text or len(text) > _NAME_LENGTH_MAX or not text.isprintable():
+        raise ValueError(f"A {what} is 1 to {_NAME_LENGTH_MAX} characters, not {text!r:.80}.")
+    return text

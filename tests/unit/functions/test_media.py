@@ -1,0 +1,191 @@
+"""The reviews' functions over a log in memory, their check, and their demo."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bokistore import Obj, Store
+from functions.media import app as media
+from functions.media.load import Media
+from functions.workload.demonstration import demonstrated, show
+from functions.workload.replay import Replay
+from indilog.errors import FunctionFailedError
+from indilog.testing import MemoryLogs
+from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+from tests.unit.functions.stand_in import Functions, serving
+
+PARTS: dict[str, Any] = {"id": "r1", "user": "ann", "movie": "m1", "text": "Good.", "rating": 7}
+EMPTY = {"count": 0, "stars": 0, "reviews": []}
+REVIEW: dict[str, Any] = {"user": "ann", "title": "Up", "text": "Good.", "rating": 7}
+
+
+async def with_ann_and_up() -> Functions:
+    functions = Functions(media.app)
+    assert await media.load(functions.context(), ["ann"], {"Up": "m1"}) == 2
+    return functions
+
+
+def objects_of(functions: Functions) -> Store:
+    return Store(functions.logs.log("media"))
+
+
+@pytest.mark.asyncio
+async def test_a_review_is_stored_with_itself_its_user_and_its_movie() -> None:
+    functions = await with_ann_and_up()
+    review = await media.compose(functions.context(), **REVIEW, request="q")
+    expected = media.Review(review, "ann", "m1", "Good.", 7)
+    assert await media.movie(functions.context(), "Up") == media.Reviews(1, 7.0, [expected])
+    assert await media.reader(functions.context(), "ann") == media.Reviews(1, 7.0, [expected])
+    assert not await objects_of(functions).get("upload:q"), "nothing is left of the upload"
+    assert sorted(functions.calls) == [
+        "upload_movie_id", "upload_rating", "upload_text", "upload_unique_id", "upload_user",
+    ]  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_whichever_part_comes_fifth_stores_the_review() -> None:
+    for number, order in enumerate(itertools.permutations(PARTS)):
+        functions = await with_ann_and_up()
+        request, store = f"q{number}", objects_of(functions)
+        for part in order[:4]:
+            await media._add(functions.context(), request, part, PARTS[part])
+        assert not await store.get("review:r1")
+        await media._add(functions.context(), request, order[4], PARTS[order[4]])
+        assert (await store.get("review:r1")).value == PARTS
+        assert (await store.get("user:ann"))["reviews"] == ["r1"]
+
+
+@pytest.mark.asyncio
+async def test_a_repeated_request_leaves_one_review_wherever_it_broke_off_before() -> None:
+    for parts in range(6):
+        functions = await with_ann_and_up()
+        store = objects_of(functions)
+        here = PARTS | {"id": media._review_id("q")}
+        for part in list(here)[:parts]:  # the fifth part is there, its review is not stored
+            await store.merge("upload:q", "", {part: here[part]})
+        reviews = {
+            await media.compose(functions.context(), **REVIEW, request="q") for _ in range(2)
+        }
+        assert len(reviews) == 1
+        assert (await media.movie(functions.context(), "Up")).count == 1
+        assert (await media.reader(functions.context(), "ann")).count == 1
+
+
+def stored_twice(choose: Choose) -> dict[str, Obj]:
+    logs = MemoryLogs()
+    log = logs.log("media")
+    setup = Store(log)
+
+    async def prepared() -> None:
+        for name in ("user:ann", "movie:m1"):
+            await setup.set(name, "", {"name": name, **EMPTY})
+        await setup.set("upload:q", "", PARTS)
+
+    asyncio.run(prepared())
+    both = [media.store_review(Store(SteppedLog(log)), "q", PARTS) for _ in range(2)]
+    run_stepped(both, choose)
+    return asyncio.run(Store(log).multi_get(["user:ann", "movie:m1", "review:r1", "upload:q"]))
+
+
+def test_two_executions_of_the_fifth_part_store_one_review_in_every_interleaving() -> None:
+    tried = 0
+    for found in interleavings(stored_twice):
+        tried += 1
+        assert found["user:ann"]["reviews"] == found["movie:m1"]["reviews"] == ["r1"]
+        assert (found["movie:m1"]["count"], found["movie:m1"]["stars"]) == (1, 7)
+        assert (found["review:r1"].value, found["upload:q"].exists) == (PARTS, False)
+    assert tried > 5
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"user": "bob"}, "There is no user 'bob'"),
+        ({"title": "Down"}, "There is no movie 'Down'"),
+        ({"text": "x" * 2001}, "at most 2000 characters"),
+        ({"rating": 11}, "A rating is 0 to 10"),
+        ({"request": "\n"}, "1 to 128 characters"),
+    ],
+)
+async def test_what_cannot_be_a_review_is_refused_and_leaves_nothing(
+    wrong: dict[str, Any], sentence: str
+) -> None:
+    functions = await with_ann_and_up()
+    with pytest.raises((ValueError, LookupError, FunctionFailedError), match=sentence):
+        await media.compose(functions.context(), **{**REVIEW, "request": "q", **wrong})
+    assert not await objects_of(functions).get("upload:q")
+    assert (await media.movie(functions.context(), "Up")).count == 0
+
+
+@pytest.mark.asyncio
+async def test_only_the_newest_reviews_are_listed_and_all_are_counted() -> None:
+    functions = await with_ann_and_up()
+    made = [await media.compose(functions.context(), **REVIEW, request=str(n)) for n in range(105)]
+    movie = await media.movie(functions.context(), "Up")
+    assert (movie.count, movie.mean) == (105, 7.0)
+    assert [review.id for review in movie.newest] == made[:-9:-1]
+    assert (await objects_of(functions).get("movie:m1"))["reviews"] == made[5:]
+
+
+@pytest.mark.asyncio
+async def test_loading_again_keeps_reviews() -> None:
+    functions = await with_ann_and_up()
+    await media.compose(functions.context(), **REVIEW)
+    assert await media.load(functions.context(), ["ann", "bob"], {"Up": "m1"}) == 1
+    assert (await media.movie(functions.context(), "Up")).count == 1
+    with pytest.raises(ValueError, match="at most 30"):
+        await media.load(functions.context(), [str(n) for n in range(31)], {})
+
+
+@pytest.mark.asyncio
+async def test_the_demo_repeats_what_failed_and_finds_each_review_once() -> None:
+    async with serving(media.app) as gateway:
+        lost = iter(range(30))
+
+        def tamper(function: str, result: bytes) -> bytes | tuple[int, bytes]:
+            if function == "compose" and next(lost, 1) % 3 == 0:
+                return 500, b'{"detail":"The worker died.","retryable":false}'
+            return result
+
+        gateway.tamper = tamper
+        application = Media(users=40, movies=20)
+        console = Console(file=io.StringIO(), width=160)
+        outcome = await demonstrated(
+            gateway.url, application, seconds=0.2, clients=4, seed=1, console=console
+        )
+        show(application, outcome, console)
+        assert outcome.faults == []
+        assert outcome.run.tallies["compose"].failures["The worker died."] > 0
+        assert isinstance(console.file, io.StringIO)
+        assert "once with itself" in " ".join(console.file.getvalue().split())
+
+
+def test_the_check_finds_what_is_not_there_once() -> None:
+    application = Media(users=1, movies=1)
+    application.acknowledged = {"r1": "a", "r2": "b", "r3": "c"}
+    movie = {"title": "Up", "count": 2, "stars": 9, "reviews": ["r2", "r3"]}
+    replay = Replay(
+        objects={
+            "review:r2": PARTS | {"id": "r2", "text": "x", "rating": 4},
+            "review:r3": PARTS | {"id": "r3", "text": "c", "rating": 5},
+            "user:ann": {"user": "ann", "count": 1, "stars": 5, "reviews": ["r3"]},
+            "user:bob": {"user": "bob", **EMPTY},
+            "movie:m1": movie,
+        }
+    )
+    faults = application.faults(replay)
+    assert faults[:2] == [
+        "Review r1 was acknowledged and is lost.",
+        "Review r2 has another text than was acknowledged.",
+    ]
+    assert len(faults) == 3
+    assert faults[2].startswith("user:ann lists ")
+    movie["reviews"] = ["r2", "r3", "r3"]
+    assert application.faults(replay)[3].startswith("movie:m1 lists ")
