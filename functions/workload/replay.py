@@ -30,7 +30,7 @@ class Replay:
         objects: by name; None: it does not exist.
         records: how many were read.
         data_bytes: how much data was in them.
-        conflicts: seqnums of the transactions that had no effect.
+        conflicts: seqnums of transactions without effect, because what they read had changed.
         position: of the session that read them.
     """
 
@@ -40,6 +40,8 @@ class Replay:
     conflicts: list[int] = field(default_factory=list)
     position: int = 0
     _written_at: dict[str, int] = field(default_factory=dict)
+    _done: set[str] = field(default_factory=set)
+    """Ids of transactions that had their effect: with each id the first one does, no other."""
 
     def those(self, kind: str) -> Iterator[tuple[str, Any]]:
         """Yield the objects called `kind:...` that exist: the rest of the name, and the object."""
@@ -52,10 +54,14 @@ class Replay:
         self.records += 1
         self.data_bytes += len(data.encode())
         command = json.loads(data)
+        if (txn_id := command.get("id")) in self._done:
+            return
         horizon = command.get("horizon", 0)
         if any(self._written_at.get(name, -1) >= horizon for name in command.get("reads", ())):
             self.conflicts.append(seqnum)
             return
+        if txn_id is not None:
+            self._done.add(txn_id)
         for name, writes in command["writes"].items():
             self._written_at[name] = seqnum
             for write in writes:

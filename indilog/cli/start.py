@@ -1,10 +1,10 @@
-"""What `./start` does once packages are there: platform up, demo on real input, then what to try
-next.
+"""What `./start` does once packages are there: platform up, the applications' demos on it one after
+the other, then what to try next.
 
-The platform runs as a process of its own, exactly as `indilog up` would, and so does the demo: what
-a person sees here is what they get by typing the commands one after the other. The platform's log
-lines go to a file, so that they do not run through the progress bar. It stops when this process is
-gone, even by kill -9: both are connected by a socket pair.
+The platform runs as a process of its own, exactly as `indilog up` would, and so does each demo:
+what a person sees here is what they get by typing the commands one after the other. The platform's
+log lines go to a file, so that they do not run through the progress bars. It stops when this
+process is gone, even by kill -9: both are connected by a socket pair.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -45,14 +45,17 @@ _NEXT = """
 
 (`indilog` is .venv/bin/indilog; run `source .venv/bin/activate` to type it like that.)
 """
-_WITH_SOCIAL = (
-    "indilog status --url {url}",
-    "indilog invoke social.profile user=1 --url {url}",
-    'curl -X POST {url}/functions/social/timeline -d \'{{"user": "1"}}\'',
-    "curl '{url}/logs/social/records?limit=3'",
-)
-_WITHOUT_SOCIAL = (
-    "indilog status --url {url}",
+APPLICATIONS = ("social", "media")
+"""In the order in which they are shown."""
+_WITH = {
+    "social": (
+        "indilog invoke social.profile user=1 --url {url}",
+        'curl -X POST {url}/functions/social/timeline -d \'{{"user": "1"}}\'',
+        "curl '{url}/logs/social/records?limit=3'",
+    ),
+    "media": ('curl -X POST {url}/functions/media/movie -d \'{{"title": "Movie 1"}}\'',),
+}
+_WITHOUT = (
     "indilog log append greetings hello --url {url}",
     "indilog log read greetings --url {url}",
     "indilog deploy functions/social --url {url}",
@@ -202,27 +205,27 @@ def run_step(name: str, *arguments: str) -> None:
         raise StartError("", done.returncode)
 
 
-def demonstrate(url: str, seconds: float, graph: Path | None) -> None:
-    """Deploy the social network and run the demo on it.
+def demonstrate(url: str, seconds: float, inputs: Mapping[str, Sequence[str]]) -> None:
+    """Deploy each application and run its demo; `inputs` has further options by application.
 
     Raises:
         StartError: one of them failed.
     """
-    run_step("Deploying functions/social", "indilog", "deploy", "functions/social", "--url", url)
-    chosen = [] if graph is None else ["--graph", str(graph)]
-    run_step(
-        "The demo", "functions.social.demo", "--url", url, "--seconds", str(seconds), *chosen
-    )  # fmt: skip
+    for app in APPLICATIONS:
+        run_step(f"Deploying {app}", "indilog", "deploy", f"functions/{app}", "--url", url)
+        options = ("--url", url, "--seconds", str(seconds), *inputs.get(app, ()))
+        run_step(f"The demo of {app}", f"functions.{app}.demo", *options)
 
 
 def what_next(url: str, data: Path) -> str:
-    """Return what to try on the platform at `url`; of the social network only if it is there."""
+    """Return what to try on the platform at `url`; of the applications only what is there."""
     try:
         with httpx.Client(timeout=10.0, trust_env=False) as client:
             there = [app["name"] for app in client.get(f"{url}/apps").json()["apps"]]
     except httpx.HTTPError:
         there = []  # whatever is wrong with it shows in what comes next
-    commands = _WITH_SOCIAL if "social" in there else _WITHOUT_SOCIAL
+    of_apps = [command for app in APPLICATIONS if app in there for command in _WITH[app]]
+    commands = ["indilog status --url {url}", *(of_apps or _WITHOUT)]
     lines = "\n".join(f"  {command.format(url=url)}" for command in commands)
     return _NEXT.format(url=url, data=data, commands=lines)
 
@@ -254,9 +257,11 @@ def start(
         bool, typer.Option("--setup-only", help="Set everything up, start nothing.")
     ] = False,
     no_demo: Annotated[
-        bool, typer.Option("--no-demo", help="Start the platform, leave the demo out.")
+        bool, typer.Option("--no-demo", help="Start the platform, leave the demos out.")
     ] = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long the demo's load runs.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long the load of each demo runs.")
+    ] = 5.0,
     graph: Annotated[
         Path | None,
         typer.Option(help="Friendships, two numbers a line; else a generated graph."),
@@ -269,16 +274,17 @@ def start(
         bool | None,
         typer.Option(
             "--stay/--no-stay",
-            help="Stay up after the demo; by default only when a terminal is watching.",
+            help="Stay up after the demos; by default only when a terminal is watching.",
         ),
     ] = None,
 ) -> None:
-    """Start IndiLog, run the demo on it, say what to try next, stay up until Ctrl-C."""
+    """Start IndiLog, show the applications on it, say what to try next, stay up until Ctrl-C."""
     if setup_only:
         return
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _interrupt)
     url, data = f"http://{HOST}:{port}", data.resolve()
+    inputs: dict[str, list[str]] = {}
     stays = sys.stdout.isatty() if stay_up is None else stay_up
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -286,11 +292,12 @@ def start(
         if graph is not None and not no_demo:  # before anything runs: a mistake shows at once
             graph = graph.absolute()
             run_step("Reading the graph", "functions.social.graph", str(graph))
+            inputs["social"] = ["--graph", str(graph)]
         log = PlatformLog(data)
         with platform(log, data, port) as process:
             wait_ready(process, url, log)
             if not no_demo:
-                demonstrate(url, seconds, graph)
+                demonstrate(url, seconds, inputs)
             console.print(what_next(url, data))
             if stays:
                 console.print("Ctrl-C stops it.")

@@ -113,9 +113,9 @@ def test_a_log_that_has_grown_large_begins_anew(
     assert (tmp_path / "platform.log").read_text() == ""
 
 
-@pytest.mark.parametrize(("apps", "wanted"), [(["social"], True), ([], False), (["other"], False)])
+@pytest.mark.parametrize("apps", [["social"], ["media", "social"], ["media", "other"], []])
 def test_only_what_is_deployed_is_suggested(
-    monkeypatch: pytest.MonkeyPatch, apps: list[str], *, wanted: bool
+    monkeypatch: pytest.MonkeyPatch, apps: list[str]
 ) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json={"apps": [{"name": name} for name in apps]})
@@ -123,8 +123,9 @@ def test_only_what_is_deployed_is_suggested(
     real = httpx.Client
     monkeypatch.setattr(httpx, "Client", lambda **_: real(transport=httpx.MockTransport(answer)))
     shown = what_next(NOBODY, Path("/data"))
-    assert ("invoke social.profile" in shown) is wanted
-    assert ("indilog deploy functions/social" in shown) is not wanted
+    for app in start.APPLICATIONS:
+        assert (f"{NOBODY}/functions/{app}/" in shown) is (app in apps)
+    assert ("indilog deploy functions/social" in shown) is (not apps)
     assert NOBODY in shown
 
 
