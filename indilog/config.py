@@ -171,6 +171,14 @@ class NodeConfig:
     """Trims under way at once, at the primary and at an engine."""
     reclaim_bytes_per_s: int = 64 * MIB
     """Bytes of batches that a storage node reads to find those that are trimmed, after a trim."""
+    reclaim_rest_s_min: float = 1.0
+    """The rest between two such passes; it is ten times as long as the last one took, or this."""
+    rewrite_dead_share_min: float = 0.5
+    """A segment file of the journal of which this share is dead is rewritten without it."""
+    rewrite_share_max: float = 0.25
+    """What rewriting may write, as a share of what appends write ..."""
+    rewrite_bytes_per_s: int = 8 * MIB
+    """... and this beside it, so that it goes on when nobody appends."""
     sweep_tags_per_turn: int = 1_000
     """Tags from which an index node takes the records of a trimmed log in one turn."""
     log_floors_max: int = 100_000
@@ -252,6 +260,8 @@ class NodeConfig:
             )
         if self.hedged_reads_share_max > 1:
             raise ConfigError("hedged_reads_share_max is a share, at most 1.")
+        if self.rewrite_dead_share_min > 1:
+            raise ConfigError("rewrite_dead_share_min is a share, at most 1.")
         if not 2 <= self.refill_seqnums_max <= 10_000:
             raise ConfigError(
                 f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
@@ -279,6 +289,7 @@ _ZERO_IS_FINE: Final = frozenset(
         "aux_cache_bytes_max",
         "sync_inline_s_max",
         "hedged_reads_share_max",
+        "rewrite_share_max",
     }
 )
 

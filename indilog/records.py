@@ -213,10 +213,41 @@ class RecordBatch:
             time_us=self.header.time_us,
         )
 
+    @property
+    def ends(self) -> tuple[array[int], array[int]]:
+        """Where the data and the names of each record end; not to be changed."""
+        return self._data_ends, self._names_ends
+
+    @property
+    def tag_counts(self) -> bytes:
+        """How many tags each record has; 0: it is hollow, only its place is left."""
+        start = HEADER_BYTES + 8 * (self.header.tags + self.header.records)
+        return self.buffer[start : start + self.header.records]
+
+    def hollowed(self, dead: Sequence[bool]) -> bytes:
+        """Return a batch of as many records, of which the dead ones have nothing but their place:
+        no tags, not even that of a log, no names, no data.
+        """
+        header, builder, at = self.header, BatchBuilder(), 0
+        tags = array("Q", self.buffer[HEADER_BYTES : HEADER_BYTES + 8 * header.tags])
+        for index, (count, hollow) in enumerate(zip(self.tag_counts, dead, strict=True)):
+            if hollow:
+                builder.add(b"", (), b"")
+            else:
+                raw = self.record(index)
+                builder.add(raw.data, tags[at : at + count], raw.names)
+            at += count
+        return builder.build(
+            shard=header.shard,
+            epoch=header.epoch,
+            first=header.first,
+            time_us=header.time_us,
+            logspace=header.logspace,
+        )
+
     def tag_columns(self) -> tuple[bytes, bytes]:
         """Return tag counts (u8 a record) and tags (u64 each), as they are in the batch."""
-        counts = HEADER_BYTES + 8 * (self.header.tags + self.header.records)
         return (
-            self.buffer[counts : counts + self.header.records],
+            self.tag_counts,
             self.buffer[HEADER_BYTES : HEADER_BYTES + 8 * self.header.tags],
         )

@@ -38,6 +38,10 @@ class FrameKind(enum.IntEnum):
     REPAIRED = 5
     """A record batch that another replica gave back (storage); its localids are older than others'.
     """
+    GONE_RECORDS = 6
+    """Which records were in batches that were discarded (`indilog.gone_records`): what is left of
+    them when their segment is rewritten (storage). No role writes it.
+    """
     GONE = 0xAA
     """A record batch that was discarded (storage): of its payload the batch's header is left. Never
     written as such: the byte of a `RECORDS` frame is changed.
@@ -171,6 +175,14 @@ class Discard(NamedTuple):
     location: Location
 
 
+class Superfluous(NamedTuple):
+    """So many bytes of frames that this role still needs, by the segments of their locations, are
+    not needed: `Shrinks.needed` leaves them out when a segment is rewritten. All of it, anew.
+    """
+
+    bytes_by_segment: Mapping[int, int]
+
+
 class Ignore(NamedTuple):
     """Count and log something that came from outside and has no place here."""
 
@@ -178,7 +190,9 @@ class Ignore(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Send | Persist | ReadFrame | AskSnapshots | Appended | Answer | Discard | Ignore
+Effect: TypeAlias = (
+    Send | Persist | ReadFrame | AskSnapshots | Appended | Answer | Discard | Superfluous | Ignore
+)
 
 
 class Role(Protocol):
@@ -232,6 +246,19 @@ class TakesCopies(Protocol):
 
     def copied(self, payload: bytes, /) -> None:
         """Take in such a frame of any role; told in the order of the journal."""
+
+
+@runtime_checkable
+class Shrinks(Protocol):
+    """A role that does not need all of the record batches that it persisted (decision 0016)."""
+
+    def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
+        """Return what must stay of a batch: all of it, or a smaller one of as many records; None:
+        nothing, but that these records are gone.
+
+        Changes nothing. What it says rests on what was persisted before, and is followed when that
+        is durable. `location` is the one by which the role knows the batch.
+        """
 
 
 @runtime_checkable

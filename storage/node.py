@@ -18,7 +18,6 @@ from typing import Final
 from cachetools import LRUCache
 
 from indilog.config import Config
-from indilog.errors import DataLossError, MalformedFrameError
 from indilog.full_notice import FullNotice
 from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.messages import (
@@ -34,8 +33,7 @@ from indilog.messages import (
     ShardClaim,
     ShardOpen,
 )
-from indilog.metalog import Entry, Span, Trim, entries_decoded, entries_encoded
-from indilog.records import batch_header
+from indilog.metalog import Entry, Span, Trim, entries_encoded
 from indilog.roles import (
     Effect,
     Event,
@@ -62,8 +60,10 @@ from storage.disk_care import DiskCare
 from storage.index_data import IndexPage, columns_of, index_block, part_of, unasked
 from storage.ordering import Ordering
 from storage.record_reads import RecordPage, WaitingReads
+from storage.recovery import BATCHES, Recovery
 from storage.repair import BatchPage
-from storage.shard import Shard, state_decoded
+from storage.rewritten import needed
+from storage.shard import Shard
 from storage.trims import floors_page, told_of
 
 _NEVER: Final = Instant(math.inf)
@@ -86,6 +86,7 @@ class StorageNode:
         self._appends = Appends(self._shards, views[-1].logspace, config)
         self._speaks_for_empty = views[-1].storage_nodes[0] == node
         self._ordering = Ordering(ahead_max=_ENTRIES_AHEAD_MAX)
+        self._recovery = Recovery(self._shards, self._ordering)
         self._catch_up = CatchUp(config.node.resend_s)
         self._waiting = WaitingReads(
             reads_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
@@ -100,10 +101,6 @@ class StorageNode:
         )
         self._care = DiskCare(node, views, self._shards, self._ordering.floors, config.node)
         self._full_notice = FullNotice(_writers_of(self._shards, views))
-        self._gaps = False
-        """Whether a part of the ordering journal was lost; it is fetched again."""
-        self._lossy = False
-        """Whether something else was."""
         self._blocks: list[IndexBlock] = []
         self._unjournaled: list[Entry] = []
         """Applied entries that are not in the ordering journal yet."""
@@ -138,7 +135,7 @@ class StorageNode:
             **self._care.status(),
         }
 
-    # --- recovery
+    # --- recovery, and what recovery needs
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
         """Take in a frame that was persisted before.
@@ -146,97 +143,16 @@ class StorageNode:
         Raises:
             DataLossError: it does not follow on the frames before it.
         """
-        try:
-            match kind:
-                case FrameKind.RECORDS:
-                    self._recover_batch(payload, location)
-                case FrameKind.REPAIRED:
-                    self._recover_repaired(payload, location)
-                case FrameKind.SHARD_STATE:
-                    state = state_decoded(payload)
-                    if (shard := self._shards.get(state.shard)) is not None:
-                        shard.apply(state)
-                case FrameKind.ORDERING:
-                    for entry in entries_decoded(payload):
-                        self._recover_entry(entry, location)
-                case FrameKind.GONE:
-                    self._recover_gone(payload, location)
-                case FrameKind.METALOG:
-                    raise AssertionError("a storage node writes no metalog")
-        except MalformedFrameError as error:
-            raise DataLossError(f"The frame at {location} cannot be read: {error}.") from error
-
-    def _recover_batch(self, payload: bytes, location: Location) -> None:
-        header = batch_header(payload)
-        if (shard := self._shards.get(header.shard)) is None:
-            return
-        if self._lossy:
-            shard.found(header.first, header.epoch)
-            shard.fill(header.first, header.end, location)
-        elif header.first == shard.stored:
-            shard.store(header.first, header.end, location)
-        else:
-            raise DataLossError(
-                f"Shard {shard.id} continues at localid {header.first} at {location}, "
-                f"but {shard.stored} were recovered."
-            )
-
-    def _recover_gone(self, payload: bytes, location: Location) -> None:
-        """Take in what was a batch until all its records were trimmed."""
-        self._recover_batch(payload, location)
-        if (shard := self._shards.get((header := batch_header(payload)).shard)) is not None:
-            shard.discard(header.first, location)
-
-    def _recover_repaired(self, payload: bytes, location: Location) -> None:
-        header = batch_header(payload)
-        if (shard := self._shards.get(header.shard)) is not None:
-            shard.fill(header.first, header.end, location)
-
-    def _recover_entry(self, entry: Entry, location: Location) -> None:
-        if entry.position != self._ordering.position:
-            if self._gaps:
-                return
-            raise DataLossError(
-                f"The ordering journal continues at position {entry.position} at {location}, "
-                f"but {self._ordering.position} were recovered."
-            )
-        for _, spans in self._ordering.put((entry,)):
-            for span in spans:
-                if (shard := self._shards.get(span.shard)) is not None:
-                    shard.order(span)
+        self._recovery.recover(kind, payload, location)
 
     def lost(self, frame: Lost, /) -> None:
         """Take note that a frame cannot be read; what it held is fetched from others."""
-        match frame.kind:
-            case FrameKind.RECORDS | FrameKind.REPAIRED | FrameKind.GONE:
-                self._care.damaged += 1
-                self._lost_batch(frame)
-            case FrameKind.ORDERING:
-                self._gaps = True
-            case FrameKind.SHARD_STATE | FrameKind.METALOG | None:
-                self._gaps = self._gaps or frame.kind is None
-                self._doubt()
+        self._care.damaged += frame.kind in BATCHES
+        self._recovery.lost(frame)
 
-    def _lost_batch(self, frame: Lost) -> None:
-        """Of a batch whose own header is intact it is known which records it held."""
-        try:
-            header = batch_header(frame.payload)
-        except MalformedFrameError:
-            self._doubt()
-            return
-        if (shard := self._shards.get(header.shard)) is None:
-            return
-        if frame.kind is FrameKind.REPAIRED:
-            # What it replaced may have left no trace: the end of a segment, cut as a torn tail.
-            shard.fill(header.first, header.end, frame.location)
-        else:
-            self._recover_batch(frame.payload, frame.location)
-        shard.lose(frame.location)
-
-    def _doubt(self) -> None:
-        self._lossy = True
-        for shard in self._shards.values():
-            shard.doubt()
+    def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
+        """Return what must stay of a batch when its segment is rewritten (decision 0016)."""
+        return needed(self._shards, self._ordering.floors, kind, payload, location)
 
     def recovered(self) -> None:
         """Say what is missing; none of it keeps the node from serving the rest."""

@@ -3,12 +3,14 @@ decision 0008).
 
 Which records are dead is said by their tags, and those are in the batches. So when floors have
 risen a pass begins that reads the batches below the highest floor, oldest first, at most
-`reclaim_bytes_per_s`; a batch of which all records are dead is discarded. What is partly alive
-stays whole, and is read again by a later pass; passes take no more than a small share of the time.
+`reclaim_bytes_per_s`; a batch of which all records are dead is discarded. Of what is partly alive a
+pass adds up how much is dead, by segments: so it is known which ones are worth rewriting (decision
+0016). It is read again by a later pass; passes take no more than a small share of the time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -17,7 +19,8 @@ from indilog.errors import MalformedFrameError
 from indilog.floors import Trimmed
 from indilog.ids import Instant, LocalId, SeqNum, ShardId
 from indilog.records import RecordBatch
-from indilog.roles import Discard, Effect, Location, ReadFrame
+from indilog.roles import Discard, Effect, Location, ReadFrame, Superfluous
+from storage.rewritten import superfluous_bytes
 from storage.shard import Shard
 
 FIRST_TOKEN: Final = -(1 << 60)
@@ -26,7 +29,7 @@ _CHUNK_BYTES: Final = 1024 * KIB
 _BATCHES_MAX: Final = 256
 """What is read in one turn, in bytes and in batches."""
 _REST: Final = 10
-"""Between two passes lie so many times the time that the last one took, and at least one second."""
+"""Between two passes lie so many times the time that the last one took, at least."""
 
 
 class _Reading(NamedTuple):
@@ -49,6 +52,7 @@ class Reclaim:
         self._shards = shards
         self._floors = floors
         self._bytes_per_s = config.reclaim_bytes_per_s
+        self._rest_s_min = config.reclaim_rest_s_min
         self._wanted = False
         """Whether floors have risen since the last pass began."""
         self._began: Instant | None = None
@@ -58,6 +62,8 @@ class Reclaim:
         self._at: LocalId = 0
         self._reading: dict[int, _Reading] = {}
         self._last_token = FIRST_TOKEN
+        self._superfluous: Counter[int] = Counter()
+        """Dead bytes in batches that are partly alive, by segment, as far as this pass has read."""
         self.bytes = 0
         self.batches = 0
 
@@ -88,8 +94,10 @@ class Reclaim:
             effects.append(ReadFrame(reading.location, self._last_token))
         self._due = Instant(now + size / self._bytes_per_s)
         if not effects:
-            self._due = Instant(now + max(1.0, _REST * (now - self._began)))
+            self._due = Instant(now + max(self._rest_s_min, _REST * (now - self._began)))
             self._began = None
+            effects.append(Superfluous(dict(self._superfluous)))
+            self._superfluous.clear()
         return effects
 
     def _next(self, shard: Shard) -> _Reading | None:
@@ -111,7 +119,10 @@ class Reclaim:
             batch = None
         if batch is None or (batch.header.shard, batch.header.first) != (shard.id, first):
             return []
-        if not self._floors.dead(seqnum, *batch.tag_columns()).all():
+        dead = self._floors.dead(seqnum, *batch.tag_columns())
+        if not dead.all():
+            if size := superfluous_bytes(batch, dead):
+                self._superfluous[location.segment] += size
             return []
         if not shard.discard(first, location):
             return []

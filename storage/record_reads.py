@@ -173,7 +173,7 @@ class RecordPage(BatchTask):
         """Tell which records of a batch are trimmed; None: none. One of them is at `seqnum`."""
         first_seqnum = seqnum - (localid - batch.header.first)
         floors = self._trimmed_here.floors
-        if floors.highest <= first_seqnum:
+        if floors.highest <= first_seqnum and 0 not in batch.tag_counts:
             return None
         return floors.dead(first_seqnum, *batch.tag_columns())
 

@@ -40,6 +40,7 @@ from indilog.roles import (
     Send,
     SnapshotsAnswered,
     Started,
+    Superfluous,
 )
 from indilog.runtime.assembly import role_of
 from indilog.view import View
@@ -312,7 +313,7 @@ class RoleCluster:
                 waiter.outcome = outcome
             case AskSnapshots(request):
                 self._events[node].append(SnapshotsAnswered(without_snapshots(request)))
-            case Discard():
+            case Discard() | Superfluous():
                 pass  # what is not given back is there still
             case Ignore(_, reason):
                 self.ignored.append(reason)

@@ -18,9 +18,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -31,28 +29,29 @@ from indilog.errors import DataDirectoryError
 from indilog.ids import NodeId
 from indilog.roles import FrameKind, Location
 from indilog.runtime.directory_lock import locked
+from indilog.runtime.discards import Discards
 from indilog.runtime.journal_directory import check_format, created
+from indilog.runtime.moved_frames import MovedFrames
+from indilog.runtime.old_segments import OldSegments
+from indilog.runtime.open_segments import OpenSegments
 from indilog.runtime.segment import (
     BATCH_KINDS,
     END_OF_SEGMENT,
     FRAME_HEADER_BYTES,
-    NO_ROOM,
     SEGMENT_BYTES_MAX,
     frame_bytes,
     header_packed,
-    mark_gone,
     payload_crc_of,
     payload_intact,
     prepare_segment,
-    punch,
-    segment_numbers,
     segment_path,
     write_all,
     zero_tail,
 )
+from indilog.runtime.segment_files import SegmentFile, segment_files
+from indilog.runtime.segment_rewrite import remove_leftovers
 from indilog.runtime.segment_scan import (
     Damage,
-    Scanned,
     SegmentScan,
     header_at,
     is_clean,
@@ -66,8 +65,8 @@ from indilog.runtime.segment_use import (
     newest_noted,
     note_newest,
 )
+from indilog.runtime.spare_segment import SpareSegment
 
-_OPEN_FILES_MAX: Final = 64
 _BUFFERS_MAX: Final = 1024
 """Buffers that collect without a flush, when nothing asks for a sync."""
 _SPARE_FROM: Final = 16
@@ -96,8 +95,6 @@ class Journal:
 
     def __init__(self, directory: Path, segment_bytes: int, durability: Durability) -> None:
         assert 2 * FRAME_HEADER_BYTES <= segment_bytes <= SEGMENT_BYTES_MAX
-        self._directory = directory
-        self._segment_bytes = segment_bytes
         self._must_sync = (
             frozenset(FrameKind) - {FrameKind.ORDERING}
             if durability == "fsync"
@@ -116,8 +113,15 @@ class Journal:
         self._frames_written = 0
         self._frames_flushed = 0
         self._frames_synced = 0
-        self._files: dict[int, int] = {}
-        self._syncing = 0
+        self._rolled_bytes = 0
+        """Of the segments that were filled in this life."""
+        # What `indilog.runtime.rewriting` works on, too.
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.files = OpenSegments(directory)
+        self.moved = MovedFrames()
+        self.old = OldSegments()
+        self.discards = Discards(self.files, self.moved, self.old)
         self._lock = threading.Lock()
         self._failed = False
         self._closing = False
@@ -125,15 +129,9 @@ class Journal:
         """Whether the directory held no journal when this one was opened."""
         self.damaged = 0
         """Places where `recover` could not read what had been synced."""
-        self._discarded: deque[tuple[int, Location]] = deque()
-        """Frames that may go when so many frames are synced."""
-        self._unpunched = 0
-        """Frames that were discarded and still take their room."""
         self.mended = 0
         """Flipped bits that it put right."""
-        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="journal-segment")
-        self._spare: Future[None] | None = None
-        self._starved = False
+        self.spare = SpareSegment(directory, segment_bytes)
 
     @classmethod
     def open(cls, directory: Path, *, segment_bytes: int, durability: Durability) -> Journal:
@@ -171,12 +169,7 @@ class Journal:
 
         So it stays until looking again has found some.
         """
-        if (spare := self._spare) is None:
-            self._starved = False
-        elif spare.done():
-            error = spare.exception()
-            self._starved = isinstance(error, OSError) and error.errno in NO_ROOM
-        return self._starved
+        return self.spare.starved
 
     @property
     def room(self) -> int:
@@ -185,18 +178,18 @@ class Journal:
 
     def prepare_next(self) -> None:
         """Make the next segment, or find that there is no room; waits, so only at a start."""
-        self._spare = self._prepared(self._number + 1)
+        self.spare.prepare(self._number + 1)
         with contextlib.suppress(OSError):
-            self._spare.result()
+            self.spare.wait()
 
     def look_for_room(self) -> None:
         """Try again to prepare the next segment, if there was no room for it."""
-        if self.starved and self._spare is not None and self._spare.done() and not self._closing:
-            self._spare = self._prepared(self._number + 1)
+        if not self._closing:
+            self.spare.look_for_room(self._number + 1)
 
     def holds_nothing(self) -> bool:
         """Whether no segment has a frame; before anything was written."""
-        return not newest_used(self._directory, segment_numbers(self._directory))
+        return not newest_used(self.directory)
 
     # --- recovery
 
@@ -210,55 +203,70 @@ class Journal:
             DataDirectoryError: a newer release wrote a frame.
         """
         assert not self._number, "a journal recovers once"
-        numbers = segment_numbers(self._directory)
-        noted = newest_noted(self._directory) or NewestSegment(0, 0)
-        newest = max(newest_used(self._directory, numbers), noted.number)
-        active, end = newest + 1, 0
-        for number in range(1, newest + 1):
-            if number not in numbers:
-                yield self._noted(Damage(number, 0, self._segment_bytes, None, b""))
+        remove_leftovers(self.directory)
+        files = {file.first: file for file in segment_files(self.directory)}
+        noted = newest_noted(self.directory) or NewestSegment(0, 0)
+        newest = max(newest_used(self.directory), noted.number)
+        active, end, number = newest + 1, 0, 1
+        while number <= newest:
+            if (file := files.get(number)) is None:
+                yield self._noted(Damage(number, 0, self.segment_bytes, None, b""))
+                number += 1
                 continue
-            path = segment_path(self._directory, number)
-            scan = SegmentScan(path, number, newest=number == newest)
-            found: Damage | Scanned | None = None
-            for found in scan:
-                if isinstance(found, Damage):
-                    yield self._noted(found)
-                else:
-                    header, payload, location = found
-                    if header.kind == FrameKind.GONE:
-                        self._punch(location)  # a crash may have come between mark and punch
-                    yield header.stream, _kind_of(header.kind), payload, location
-            if scan.mended:
-                self.mended += write_back(self._file(number), path, scan.mended)
+            number = file.last + 1
+            scan = yield from self._recovered(file, newest=file.last == newest)
             if scan.sealed:
                 continue
-            if number == newest and (number != noted.number or is_whole(self._directory, noted)):
-                active, end = number, scan.end
-            elif not isinstance(found, Damage):
+            alone = file.first == file.last == newest
+            if alone and (newest != noted.number or is_whole(self.directory, noted)):
+                active, end = newest, scan.end
+            elif not scan.damaged_end:
                 # Its end is cut off. It is left as it is, so that this is found again.
-                size = noted.size_bytes if number == noted.number else scan.end
-                yield self._noted(Damage(number, scan.end, size, None, b""))
+                size = noted.size_bytes if file.first == noted.number else scan.end
+                yield self._noted(Damage(file.first, scan.end, size, None, b""))
         self._activate(active, end)
+
+    def _recovered(
+        self, file: SegmentFile, *, newest: bool
+    ) -> Generator[tuple[int, FrameKind, bytes, Location] | Damage, None, SegmentScan]:
+        """Yield what a file holds; return how it was read."""
+        self.files.named(file)
+        self.old.add(file, file.path.stat().st_size)
+        scan = SegmentScan(file.path, file.first, newest=newest)
+        for found in scan:
+            if isinstance(found, Damage):
+                yield self._noted(found)
+                continue
+            header, payload, location = found
+            if header.kind == FrameKind.GONE:
+                # A crash may have come between mark and punch.
+                self.discards.punch(location)
+                self.old.died(file.first, frame_bytes(header.length))
+            yield header.stream, _kind_of(header.kind), payload, location
+        if scan.mended:
+            self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
+        return scan
 
     def _noted(self, damage: Damage) -> Damage:
         self.damaged += 1
-        log_damage(self._directory, damage)
+        log_damage(self.directory, damage)
         return damage
 
     def _activate(self, number: int, end: int) -> None:
         """Continue in segment `number` at `end`; what lies there is cut."""
-        path = segment_path(self._directory, number)
+        path = segment_path(self.directory, number)
         if not path.exists():
-            prepare_segment(self._directory, number, self._segment_bytes, lambda: False)
-        fd = self._file(number)
+            prepare_segment(self.directory, number, self.segment_bytes, lambda: False)
+        fd = self.files.fd(number)
         if not is_clean(fd, number, end):
             log.warning("torn tail of the journal cut", file=str(path), offset=end)
-        self._capacity = max(self._segment_bytes, os.fstat(fd).st_size)
+        self._capacity = max(self.segment_bytes, os.fstat(fd).st_size)
         zero_tail(fd, end, self._capacity)
-        note_newest(self._directory, NewestSegment(number, self._capacity))
-        self._number = number
+        note_newest(self.directory, NewestSegment(number, self._capacity))
+        self._number = self.files.active = number
         self._end = self._flushed = self._synced = end
+        if not self.old.has(number):
+            self.old.add(SegmentFile(number, number, path), self._capacity)
 
     # --- writing
 
@@ -274,8 +282,7 @@ class Journal:
         size = frame_bytes(length)
         # There is always room for the frame that ends the segment.
         if self._end + size + FRAME_HEADER_BYTES > self._capacity:
-            assert size + FRAME_HEADER_BYTES <= self._segment_bytes, "a frame fits into a segment"
-            self._roll()
+            self._roll(size + FRAME_HEADER_BYTES)
         buffers = self._buffers
         buffers.append(
             header_packed(
@@ -305,12 +312,12 @@ class Journal:
             self._write(buffers)
             self._flushed = self._end
             self._frames_flushed = self._frames_written
-            if self._end > self._capacity // _SPARE_FROM and not (self._spare or self._closing):
-                self._spare = self._prepared(self._number + 1)
+            if self._end > self._capacity // _SPARE_FROM and not self._closing:
+                self.spare.begin(self._number + 1)
 
     def _write(self, buffers: list[bytes]) -> None:
         try:
-            write_all(self._file(self._number), buffers, self._flushed)
+            write_all(self.files.fd(self._number), buffers, self._flushed)
         except OSError:
             self._failed = True
             raise
@@ -333,12 +340,11 @@ class Journal:
         self._check_alive()
         with self._lock:
             frames, number, flushed = self._frames_flushed, self._number, self._flushed
-            self._syncing = number
-            fd = self._files[number]
+            fd = self.files.begin_sync(number)
         if needed := frames > self._frames_synced:
             self._sync(fd)
+        self.files.end_sync()
         with self._lock:
-            self._syncing = 0
             self._frames_synced = max(self._frames_synced, frames)
             # A segment that was rolled meanwhile is not the one whose frames are written now.
             if needed and number == self._number:
@@ -357,63 +363,40 @@ class Journal:
 
     # --- segments
 
-    def _roll(self) -> None:
-        """End the active segment, durably, and begin the next one.
+    def _roll(self, size_bytes: int) -> None:
+        """End the active segment, durably, and begin the next one, of so many bytes at least.
 
         The sync comes before the next segment's first frame, so that only the newest segment can
         have a torn tail.
         """
         self._check_alive()
         following = self._number + 1
-        if self._spare is None or (self._spare.done() and self._spare.exception()):
-            self._spare = self._prepared(following)
-        self._spare.result()
-        fd = self._file(following)
+        self.spare.make(following, size_bytes)
+        fd = self.files.fd(following)
         self._buffers.append(
             header_packed(END_OF_SEGMENT, 0, 0, self._number, self._synced, payload_crc=0)
         )
         self.flush()
         if self._always_synced or self.dirty:
-            self._sync(self._file(self._number))
+            self._sync(self.files.fd(self._number))
         capacity = os.fstat(fd).st_size
         self._note(NewestSegment(following, capacity))
         with self._lock:
             self._frames_synced = self._frames_flushed
-            self._number = following
+            self._number = self.files.active = following
             self._capacity = capacity
+            self._rolled_bytes += self._end
             self._end = self._flushed = self._synced = 0
-            self._spare = None
+        self.spare.used()
+        path = segment_path(self.directory, following)
+        self.old.add(SegmentFile(following, following, path), capacity)
 
     def _note(self, newest: NewestSegment) -> None:
         try:
-            note_newest(self._directory, newest)
+            note_newest(self.directory, newest)
         except OSError:
             self._failed = True
             raise
-
-    def _prepared(self, number: int) -> Future[None]:
-        """Have segment `number` made, unless a former run has done so."""
-
-        def prepare() -> None:
-            path = segment_path(self._directory, number)
-            if not path.exists() or path.stat().st_size < self._segment_bytes:
-                prepare_segment(self._directory, number, self._segment_bytes, lambda: self._closing)
-
-        return self._preparer.submit(prepare)
-
-    def _file(self, number: int) -> int:
-        """Return the descriptor of a segment that exists, opened if need be."""
-        fd = self._files.get(number)
-        if fd is not None:
-            return fd
-        fd = os.open(segment_path(self._directory, number), os.O_RDWR | os.O_CLOEXEC)
-        with self._lock:
-            self._files[number] = fd
-            if len(self._files) > _OPEN_FILES_MAX:
-                keep = {number, self._number, self._syncing}
-                oldest = next(other for other in self._files if other not in keep)
-                os.close(self._files.pop(oldest))
-        return fd
 
     # --- reading
 
@@ -422,12 +405,16 @@ class Journal:
 
         The CRC of a record batch is its own: the reader verifies it (`RecordBatch`).
         """
-        number, offset, length = location
-        if number == self._number and offset + length > self._flushed:
+        if location.segment == self._number and location.offset + location.length > self._flushed:
             self.flush()
+        if (place := self.moved.place(location)) is None:
+            return None
+        number, offset = place
         try:
-            fd = self._file(number)
+            fd = self.files.fd(number)
             header = header_at(fd, offset - FRAME_HEADER_BYTES)
+            moved = header is not None and self.moved.has_moved(location.segment)
+            length = header.length if header is not None and moved else location.length
             payload = os.pread(fd, length, offset)
         except OSError as error:
             log.warning("journal not readable", location=location, error=str(error))
@@ -444,7 +431,7 @@ class Journal:
         """Take a frame for one that nobody will read again, once everything written by now is
         synced; then `give_back` gives its room back, and recovery finds it `GONE`.
         """
-        self._discarded.append((self._frames_written, location))
+        self.discards.add(location, self._frames_written)
 
     def give_back(self) -> None:
         """Give back the room of discarded frames; they are marked, durably, before anything goes.
@@ -452,41 +439,42 @@ class Journal:
         Raises:
             OSError: the journal has failed for good.
         """
-        locations: list[Location] = []
-        while self._discarded and self._discarded[0][0] <= self._frames_synced:
-            locations.append(self._discarded.popleft()[1])
-        if not locations:
+        if not self.discards.due(self._frames_synced):
             return
         self.flush()
         try:
-            marked = mark_gone([(self._file(place.segment), place) for place in locations])
+            self.discards.give_back(self._frames_synced)
         except OSError:
             self._failed = True
             raise
-        for location in marked:
-            self._punch(location)
 
-    def _punch(self, location: Location) -> None:
-        try:
-            punch(self._file(location.segment), location)
-        except OSError as error:
-            if not self._unpunched:
-                log.warning("the room of trimmed records is not given back", error=str(error))
-            self._unpunched += 1
+    # --- how far it is
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of frames since the start."""
+        return self._rolled_bytes + self._end
+
+    def mark(self) -> int:
+        """Return a number for all that was written until now; see `reached`."""
+        return self._frames_written
+
+    def reached(self, mark: int) -> bool:
+        """Whether everything written before `mark` is synced."""
+        return self._frames_synced >= mark
 
     def close(self) -> None:
         """Sync what is written unless the journal failed, and release the directory."""
         if self._closing:
             return
         self._closing = True
-        self._preparer.shutdown()
+        self.spare.close()
         try:
             if self._number and not self._failed:
                 self.sync()
         finally:
-            for fd in (*self._files.values(), self._lock_fd):
-                os.close(fd)
-            self._files.clear()
+            self.files.close()
+            os.close(self._lock_fd)
             self._failed = True
 
 

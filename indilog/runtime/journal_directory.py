@@ -16,7 +16,7 @@ import structlog
 from crc32c import crc32c
 
 from indilog.errors import DataDirectoryError
-from indilog.runtime.segment import segment_numbers, synced_directory
+from indilog.runtime.segment import synced_directory
 from indilog.runtime.segment_scan import newest_used
 
 FORMAT_VERSION: Final = 1
@@ -42,9 +42,8 @@ def check_format(directory: Path) -> bool:
         DataDirectoryError: it is of a newer format, or of none that is known.
     """
     path = directory / "FORMAT"
-    numbers = segment_numbers(directory)
     if not path.exists():
-        used = newest_used(directory, numbers) > 0
+        used = newest_used(directory) > 0
         if used:
             log.warning("the FORMAT file of the journal was missing", file=str(path))
         _write(path)
@@ -52,7 +51,7 @@ def check_format(directory: Path) -> bool:
     line = path.read_bytes().decode(errors="replace").strip()
     stated, _, crc = line.rpartition(" ")
     if crc != _crc_of(stated):
-        if newest_used(directory, numbers):
+        if newest_used(directory):
             log.warning("the FORMAT file of the journal was damaged", file=str(path))
             _write(path)
             return False

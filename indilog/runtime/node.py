@@ -51,6 +51,7 @@ from indilog.roles import (
     ServesCallers,
     SnapshotsAnswered,
     Started,
+    Superfluous,
     SurvivesLoss,
 )
 from indilog.runtime.disk_space import DiskSpace
@@ -59,8 +60,10 @@ from indilog.runtime.ignored import count_effect, count_ignored
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.outbox import Outbox
 from indilog.runtime.recovery import recover
+from indilog.runtime.rewriting import Rewriting
 from indilog.runtime.snapshot_files import SnapshotFiles
 from indilog.runtime.transport import Transport
+from indilog.runtime.waiters import resolve, resolve_all, resolve_each
 from indilog.telemetry import Metrics
 from indilog.view import View, Views
 
@@ -129,6 +132,7 @@ class NodeShell:
         self._sync: asyncio.Future[None] | None = None
         """The sync that runs in the thread."""
         self._disk_space = DiskSpace(journal, config.node, self._wake_after)
+        self._rewriting = Rewriting(journal, self.roles, config.node, self._wake_after)
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
@@ -173,6 +177,7 @@ class NodeShell:
             self._transport.close()
         await self._snapshots.close()
         self._thread.shutdown()
+        self._rewriting.close()
         self._journal.close()
 
     # --- entry points
@@ -342,6 +347,8 @@ class NodeShell:
                 self._snapshots.ask(node, request)
             case Discard():
                 self._journal.discard(effect.location)
+            case Superfluous(by_segment):
+                self._journal.old.superfluous(node, by_segment)
             case Ignore():
                 count_effect(self.metrics, node, effect)
             case unreachable:
@@ -351,6 +358,7 @@ class NodeShell:
         """Let out what promises nothing, sync what the turn wrote, let out the rest."""
         self._journal.give_back()
         self._outbox.send_early()
+        self._rewriting.turn(self.clock.now())
         if self._sync is not None:
             return
         if not self._journal.dirty:
@@ -380,7 +388,7 @@ class NodeShell:
             self._synced_in(time.perf_counter() - started)
             self._release_answers(held)
             self._outbox.send(outgoing)
-            _resolve_all(covered)
+            resolve_all(covered)
             if self._held or self._outbox or self._journal.dirty or self._settled:
                 self._schedule()
 
@@ -393,7 +401,7 @@ class NodeShell:
 
     def _release(self) -> None:
         settled, self._settled = self._settled, []
-        _resolve_all(settled)
+        resolve_all(settled)
         if self._held:
             held, self._held = self._held, []
             self._release_answers(held)
@@ -410,7 +418,7 @@ class NodeShell:
                         waiter.set_result((seqnum, position))  # type: ignore[attr-defined]
                     seqnum += 1
             else:
-                _resolve(effect.waiter, effect.outcome)
+                resolve(effect.waiter, effect.outcome)
 
     # --- time and failure
 
@@ -449,7 +457,7 @@ class NodeShell:
         self._inbox.clear()
         self._later.clear()
         settled, self._settled = self._settled, []
-        _resolve_all(settled)
+        resolve_all(settled)
         self._abandon_callers()
         self._on_fatal(error)
 
@@ -463,10 +471,10 @@ class NodeShell:
         )
         for effect in self._held:
             if isinstance(effect, Appended):
-                _resolve_each(effect.waiters, unknown)
+                resolve_each(effect.waiters, unknown)
             else:  # an error promises nothing; "unknown" must not become "nothing was done"
                 failed = isinstance(effect.outcome, BaseException)
-                _resolve(effect.waiter, effect.outcome if failed else stopped)
+                resolve(effect.waiter, effect.outcome if failed else stopped)
         self._held.clear()
 
     def _abandon_callers(self) -> None:
@@ -475,26 +483,4 @@ class NodeShell:
             if isinstance(role, ServesCallers):
                 for effect in role.abandon():
                     assert isinstance(effect, Answer), "a role that ends only answers"
-                    _resolve(effect.waiter, effect.outcome)
-
-
-def _resolve_all(waiters: Iterable[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-
-
-def _resolve_each(waiters: Iterable[object | None], outcome: object) -> None:
-    for waiter in waiters:
-        if waiter is not None:
-            _resolve(waiter, outcome)
-
-
-def _resolve(waiter: object, outcome: object) -> None:
-    assert isinstance(waiter, asyncio.Future)
-    if waiter.done():
-        return
-    if isinstance(outcome, BaseException):
-        waiter.set_exception(outcome)
-    else:
-        waiter.set_result(outcome)
+                    resolve(effect.waiter, effect.outcome)

@@ -30,9 +30,9 @@ from indilog.runtime.segment import (
     frame_bytes,
     header_unpacked,
     payload_intact,
-    segment_path,
     write_all,
 )
+from indilog.runtime.segment_files import segment_files
 
 _ALIGNMENT: Final = 8
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -70,6 +70,7 @@ class SegmentScan:
     Attributes:
         end: after iteration, the offset behind the last intact frame.
         sealed: after iteration, whether the segment says itself that it ends there.
+        damaged_end: after iteration, whether the last thing found was damage.
         mended: what one flipped bit had spoilt, with its offset, to be written back.
     """
 
@@ -79,6 +80,7 @@ class SegmentScan:
         self._newest = newest
         self.end = 0
         self.sealed = False
+        self.damaged_end = False
         self.mended: list[tuple[int, bytes]] = []
 
     def __iter__(self) -> Iterator[Scanned | Damage]:
@@ -89,12 +91,14 @@ class SegmentScan:
                 if header is None or self.end + frame_bytes(header.length) > size:
                     if (end := self._behind_damage(file.fileno(), size)) is None:
                         return
+                    self.damaged_end = True
                     yield Damage(self._number, self.end, end, None, b"")
                     file.seek(end)
                 elif header.kind == END_OF_SEGMENT:
                     self.sealed = True
                     return
                 elif (frame := self._frame(file, header)) is not None:
+                    self.damaged_end = isinstance(frame, Damage)
                     yield frame
                     end = self.end + frame_bytes(header.length)
                 else:
@@ -218,10 +222,10 @@ def holds_frames(path: Path, number: int) -> bool:
         )
 
 
-def newest_used(directory: Path, numbers: list[int]) -> int:
+def newest_used(directory: Path) -> int:
     """Return the newest segment that has frames; 0: none has."""
-    used = (n for n in reversed(numbers) if holds_frames(segment_path(directory, n), n))
-    return next(used, 0)
+    files = reversed(segment_files(directory))
+    return next((file.last for file in files if holds_frames(file.path, file.first)), 0)
 
 
 def is_clean(fd: int, number: int, start: int) -> bool:

@@ -46,7 +46,7 @@ class Run:
 
     def files(self) -> dict[str, bytes]:
         # The next segment is prepared beside; wait, so that a seed always finds the same files.
-        self.journal._preparer.submit(int).result()
+        self.journal.spare.pool.submit(int).result()
         return {path.name: path.read_bytes() for path in self.directory.iterdir()}
 
     def write(self, stream: int, kind: FrameKind, payload: bytes) -> None:

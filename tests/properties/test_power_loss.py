@@ -13,11 +13,13 @@ import pytest
 import structlog
 
 from indilog.config import NodeConfig
+from indilog.records import batch_header
 from indilog.roles import FrameKind
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.segment_scan import Damage
 from tests.properties.power_loss import Recorder
+from tests.unit.runtime.rewriters import Rewriter, batch, localids
 
 SEGMENT_BYTES = 4096
 SUBSETS = 6
@@ -51,7 +53,7 @@ def life(recorder: Recorder, directory: Path, start: int, count: int) -> None:
             journal.sync()
             recorder.told(number + 1)
         journal.flush()
-        journal._preparer.submit(int).result()
+        journal.spare.pool.submit(int).result()
     journal.close()
     recorder.told(start + count)
 
@@ -93,6 +95,46 @@ def test_a_journal_keeps_what_it_promised_behind_every_file_operation(
             assert len(frames) >= durable
             durable = len(frames)
             journal.close()
+
+    behind_each(recorder, tmp_path, check)
+
+
+def rewritten(directory: Path, recorder: Recorder) -> None:
+    """Fill segments, discard what is in the first ones, and let them be rewritten and joined."""
+    one = Rewriter(directory)
+    places = one.written(35)
+    recorder.told(35)
+    one.discard(*(place for number, place in enumerate(places[:33]) if number % 5))
+    one.rest(30)
+    one.discard(*places[10:33:5])
+    one.write(batch(70))
+    one.journal.sync()
+    recorder.told(36)
+    one.rest(30)
+    assert len(one.sizes()) == 1
+    one.close()
+
+
+def test_a_crash_in_a_rewrite_leaves_the_old_segments_or_the_new_one(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    """Of what lives nothing is lost, and of what is gone it is known where it was."""
+    rewritten(tmp_path / "root" / "journal", recorder)
+
+    def check(found: Path, promises: list[object]) -> None:
+        told = max((p for p in promises if isinstance(p, int)), default=0)
+        for _ in range(2):
+            again = Rewriter(found / "journal")
+            spans = localids(again.found)
+            ends = [0, *(end for _, _, end in spans)]
+            assert [first for _, first, _ in spans] == ends[:-1], "one follows on the other"
+            assert ends[-1] >= 2 * told
+            living = {first for kind, first, _ in spans if kind is FrameKind.RECORDS}
+            assert not told or living >= {0, 10, 66, 68}
+            for frame, place in zip(again.found, again.places, strict=True):
+                if frame is not None and frame[0] is FrameKind.RECORDS:
+                    assert again.journal.read(place) == batch(batch_header(frame[1]).first)
+            again.close()
 
     behind_each(recorder, tmp_path, check)
 

@@ -47,6 +47,9 @@ _LIMITS: Final[dict[str, tuple[int, ...]]] = {
 """Limits, ordinary and hostile; each is drawn on its own."""
 
 
+_SEGMENT_BYTES: Final = (1 * KIB, 4 * KIB, 4 * KIB, 12 * KIB, 68 * KIB)
+
+
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
     """A cluster to be simulated."""
@@ -54,6 +57,8 @@ class Arrangement:
     config: Config
     view: View
     processes: tuple[tuple[NodeId, ...], ...]
+    segment_bytes: int
+    """Of the journals: small ones fill, so that old ones are rewritten."""
 
     def told(self) -> str:
         """Return what it is, in a line."""
@@ -65,7 +70,7 @@ class Arrangement:
             f"({node.local_index} local index) in {len(self.processes)} processes"
         )
         limits = {name: getattr(node, name) for name in (*_CACHES[0], *_LIMITS)}
-        return f"{shape}; {limits}"
+        return f"{shape}; segments of {self.segment_bytes} bytes; {limits}"
 
 
 def drawn(chance: random.Random) -> Arrangement:
@@ -86,7 +91,8 @@ def drawn(chance: random.Random) -> Arrangement:
     )
     config = Config(cluster=cluster, node=_node(chance))
     view = view_for(config)
-    return Arrangement(config, view, _processes(view, chance))
+    segment_bytes = chance.choice(_SEGMENT_BYTES)
+    return Arrangement(config, view, _processes(view, chance), segment_bytes)
 
 
 def _node(chance: random.Random) -> NodeConfig:
@@ -105,6 +111,9 @@ def _node(chance: random.Random) -> NodeConfig:
         repair_retry_s_max=1.0,
         local_index=chance.choice(("default", "default", "extended", "none")),
         hedged_reads_share_max=chance.choice((0.0, 0.05, 1.0)),
+        reclaim_rest_s_min=chance.choice((0.01, 0.1, 1.0)),
+        rewrite_dead_share_min=chance.choice((0.001, 0.1, 0.5)),
+        rewrite_bytes_per_s=chance.choice((100 * KIB, 1024 * KIB * KIB)),
         **settings,
     )
 

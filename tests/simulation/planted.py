@@ -108,7 +108,7 @@ BUGS: Final = (
     ),
     Bug(
         "the writer of a shard is forgotten by a restart",
-        "storage/node.py",
+        "storage/recovery.py",
         "shard.apply(state)",
         "state.start",
     ),
@@ -269,6 +269,30 @@ BUGS: Final = (
         "indilog/runtime/journal.py",
         "            os.fdatasync(fd)",
         "            fd + 0",
+    ),
+    Bug(
+        "a rewritten segment gets its name before it is on the disk",
+        "indilog/runtime/segment_rewrite.py",
+        "        os.fdatasync(self._fd)",
+        "        self._fd += 0",
+    ),
+    Bug(
+        "what a rewrite has moved is read at its old place",
+        "indilog/runtime/moved_frames.py",
+        "        return file, places.offsets[index]",
+        "        return file, name.offset",
+    ),
+    Bug(
+        "a live batch is taken for dead when its segment is rewritten",
+        "storage/rewritten.py",
+        "    if shard.is_gone(header.first) and shard.is_gone(header.end - 1):",
+        "    if header.end <= shard.ordered and floors.highest:",
+    ),
+    Bug(
+        "live records are made hollow with the dead ones",
+        "storage/rewritten.py",
+        "    return batch.hollowed(dead.tolist())",
+        "    return batch.hollowed([True] * len(dead))",
     ),
     Bug(
         "a damaged frame counts as intact",

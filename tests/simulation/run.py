@@ -86,7 +86,11 @@ class Run:
         drawn = arrangement.drawn(chance)
         report.arrangement = drawn.told()
         with SimulatedCluster(
-            report.seed, drawn.config, arrangement=drawn.processes, lines=self._lines
+            report.seed,
+            drawn.config,
+            arrangement=drawn.processes,
+            lines=self._lines,
+            segment_bytes=drawn.segment_bytes,
         ) as cluster:
             workload = Workload(
                 cluster, chance, operations=OPERATIONS, sessions=chance.randint(1, 5)

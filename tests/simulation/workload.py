@@ -130,7 +130,7 @@ class Workload:
         self.stopped = False
         self._operations = operations
         self.kinds = tuple(OPERATIONS)
-        share = {"append": chance.uniform(0.5, 3.0), "trim": chance.choice((0.0, 1.0))}
+        share = {"append": chance.uniform(0.5, 3.0), "trim": chance.choice((0.0, 1.0, 3.0))}
         self.weights = [kind.weight * share.get(name, 1.0) for name, kind in OPERATIONS.items()]
         self.bytes_max = chance.choice((8, 8, 100, 1500))
         self.callers = [

@@ -75,10 +75,13 @@ class SimulatedCluster:
         *,
         arrangement: Sequence[tuple[NodeId, ...]] | None = None,
         lines: list[str] | None = None,
+        segment_bytes: int | None = None,
     ) -> None:
+        """`segment_bytes`: of the journals, smaller than a configuration may have them."""
         self.world = World(seed)
         self.world.lines = lines
         self.config = config
+        self.segment_bytes = segment_bytes or config.node.segment_bytes
         self.view = view_for(config)
         self.network = SimulatedNetwork(self.world)
         self.processes: list[SimulatedProcess] = []

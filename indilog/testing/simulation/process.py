@@ -112,7 +112,7 @@ class SimulatedProcess:
         persists = bool(persisting.intersection(self.nodes))
         journal = Journal.open(
             self.disk.directory / "journal",
-            segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
+            segment_bytes=cluster.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
             durability=config.cluster.durability,
         )
         self._transport = SimulatedTransport(cluster.network, self.name)

@@ -38,7 +38,7 @@ def write(space: DiskSpace, journal: Journal, number: int) -> bool:
     payload = bytes([number]) * (8 * KIB - 32)
     taken = space.write(NODE, 7, Persist(FrameKind.METALOG, payload, number)) is not None
     journal.flush()
-    journal._preparer.submit(int).result()
+    journal.spare.pool.submit(int).result()
     return taken
 
 
@@ -113,7 +113,7 @@ def test_a_full_disk_stays_full_while_room_is_looked_for(
         space.retried(T1)
         assert space.news(T1) is None
         looking.set()
-        journal._preparer.submit(int).result()
+        journal.spare.pool.submit(int).result()
         assert space.news(T1) is None
         assert space.full
 

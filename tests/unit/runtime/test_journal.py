@@ -72,15 +72,20 @@ def test_a_frame_that_does_not_fit_rolls_the_segment(
     assert [journal.read(location) for location in locations] == payloads
 
 
-def test_the_largest_frame_fills_a_segment(directory: Path, opened: list[Journal]) -> None:
+def test_the_largest_frame_fills_a_segment_and_a_larger_one_has_one_of_its_size(
+    directory: Path, opened: list[Journal]
+) -> None:
     journal, _ = started(directory, opened)
     largest = b"x" * (SEGMENT_BYTES - 2 * segment.FRAME_HEADER_BYTES)
-    for _ in range(3):
-        journal.write(STREAM, FrameKind.METALOG, largest)
-    with pytest.raises(AssertionError, match="fits into a segment"):
-        journal.write(STREAM, FrameKind.METALOG, largest + b"x")
+    larger = b"y" * (3 * SEGMENT_BYTES)
+    for payload in (largest, largest, larger, b"z", largest):
+        journal.write(STREAM, FrameKind.METALOG, payload)
+    sizes = [segment.segment_path(directory, n).stat().st_size for n in (1, 2, 3, 4)]
+    assert sizes[:2] == [SEGMENT_BYTES] * 2
+    assert 3 * SEGMENT_BYTES < sizes[2] < 4 * SEGMENT_BYTES
+    assert sizes[3] == SEGMENT_BYTES
     journal, recovered = started(directory, opened)
-    assert [payload for _, _, payload, _ in recovered] == [largest] * 3
+    assert [frame[2] for frame in recovered] == [largest, largest, larger, b"z", largest]
 
 
 def test_a_frame_is_read_before_it_is_flushed(directory: Path, opened: list[Journal]) -> None:
@@ -214,7 +219,7 @@ def test_a_segment_is_synced_before_the_next_one_is_used(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, _ = started(directory, opened)
-    journal._preparer.submit(int).result()
+    journal.spare.pool.submit(int).result()
     second = segment.segment_path(directory, 2)
     used: list[bool] = []
     whole = os.fdatasync
@@ -226,7 +231,7 @@ def test_a_segment_is_synced_before_the_next_one_is_used(
     for _ in range(4):
         journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
     journal.flush()
-    journal._preparer.submit(int).result()
+    journal.spare.pool.submit(int).result()
     monkeypatch.setattr(os, "fdatasync", recorded)
     journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
     assert used == [False, False], "synced, then noted as used, then used"
@@ -388,4 +393,4 @@ def test_few_files_are_open_however_many_segments_there_are(
     locations = [journal.write(STREAM, FrameKind.METALOG, b"x" * 3000) for _ in range(80)]
     assert locations[-1].segment == 80
     assert all(journal.read(location) == b"x" * 3000 for location in locations)
-    assert len(journal._files) <= 64
+    assert len(journal.files) <= 64

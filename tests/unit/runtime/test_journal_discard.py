@@ -13,7 +13,7 @@ import pytest
 from indilog.ids import Epoch, ShardId
 from indilog.records import HEADER_BYTES, BatchBuilder, batch_header
 from indilog.roles import FrameKind, Location
-from indilog.runtime import journal as journal_module
+from indilog.runtime import discards
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment import mark_gone, segment_path
 from indilog.runtime.segment_scan import Damage
@@ -105,7 +105,7 @@ def test_a_file_system_that_cannot_punch_costs_room_only(
     def refused(fd: int, place: Location) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(journal_module, "punch", refused)
+    monkeypatch.setattr(discards, "punch", refused)
     journal, _ = opened(tmp_path)
     (place,) = written(journal, 100_000)
     journal.discard(place)

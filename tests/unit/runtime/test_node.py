@@ -29,6 +29,7 @@ from indilog.roles import (
     Started,
 )
 from indilog.runtime.node import NodeShell
+from indilog.runtime.old_segments import OldSegments
 from indilog.runtime.transport import TransportCounts
 from indilog.view import view_of
 
@@ -54,6 +55,7 @@ class StoryJournal:
     def __init__(self, story: Story) -> None:
         self._story = story
         self.dirty = False
+        self.old = OldSegments()
         self.gate = threading.Event()
         self.gate.set()
         self.error: OSError | None = None

@@ -40,7 +40,7 @@ def written(directory: Path, opened: list[Journal], frames: int) -> None:
     for _ in range(frames):
         journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
         journal.sync()
-    journal._preparer.submit(int).result()  # the next segment is prepared
+    journal.spare.pool.submit(int).result()  # the next segment is prepared
     journal.close()
 
 

@@ -32,6 +32,7 @@ from indilog.roles import (
     Received,
     Send,
     Started,
+    Superfluous,
 )
 from indilog.view import View, view_of
 from storage import StorageNode
@@ -74,6 +75,7 @@ class Machine:
         self.held: list[Event] = []
         self.ignored: list[str] = []
         self.discarded: list[Location] = []
+        self.superfluous: dict[int, int] = {}
         self.reads = 0
         self.read_places: list[Location] = []
         """Where it has read, in order."""
@@ -142,6 +144,8 @@ class Machine:
                 return [FrameRead(token, payloads[0] if payloads else None)]
             case Discard(location):
                 self.discarded.append(location)
+            case Superfluous(by_segment):
+                self.superfluous = dict(by_segment)
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case _:

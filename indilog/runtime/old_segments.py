@@ -1,0 +1,134 @@
+"""How much of each segment file nobody needs any more, and which to rewrite next (decision 0016).
+
+A file is rewritten when the share of it that is dead reaches a limit. Neighbours are joined when
+what lives of them fits into one segment and the largest has no more than half of that: so each byte
+moves into a file of twice the size, a few times at most, and the number of files stays in
+proportion to what lives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from indilog.runtime.segment_files import SegmentFile
+
+
+@dataclasses.dataclass
+class OldSegment:
+    """One file.
+
+    Attributes:
+        dead_bytes: of frames that were discarded.
+        settled: whether a rewrite left what roles call superfluous: they are not believed again.
+        spoilt: whether it cannot be rewritten, because it is damaged.
+    """
+
+    file: SegmentFile
+    size_bytes: int
+    dead_bytes: int = 0
+    settled: bool = False
+    spoilt: bool = False
+
+
+class OldSegments:
+    """All files of a journal.
+
+    Attributes:
+        changed: whether there is news since somebody last set it to False.
+    """
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._files: list[OldSegment] = []
+        self._superfluous: dict[str, Mapping[int, int]] = {}
+        self.changed = False
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, file: SegmentFile, size_bytes: int) -> None:
+        """Add a file behind the others."""
+        self._firsts.append(file.first)
+        self._files.append(OldSegment(file, size_bytes))
+        self.changed = True
+
+    def has(self, number: int) -> bool:
+        """Whether a file begins with segment `number`."""
+        return number in self._firsts
+
+    def _with(self, segment: int) -> OldSegment | None:
+        index = bisect_right(self._firsts, segment) - 1
+        return self._files[index] if index >= 0 else None
+
+    def died(self, segment: int, size_bytes: int) -> None:
+        """Count a frame that was discarded."""
+        if (old := self._with(segment)) is not None:
+            old.dead_bytes += size_bytes
+            self.changed = True
+
+    def superfluous(self, owner: str, by_segment: Mapping[int, int]) -> None:
+        """Take note what `owner` does not need of frames that it still needs; all of it, anew."""
+        self._superfluous[owner] = by_segment
+        self.changed = True
+
+    def chosen(self, *, below: int, share_min: float, bytes_max: int) -> Sequence[OldSegment]:
+        """Return the file to rewrite next, or neighbours to be joined; none: nothing is worth it.
+
+        Only segments below a number; what lives of neighbours is at most `bytes_max`.
+        """
+        waste = self._waste()
+        for index, old in enumerate(self._files):
+            if old.spoilt or old.file.last >= below:
+                continue
+            run = self._run(index, waste, below, bytes_max)
+            if len(run) > 1 or waste[index] >= share_min * old.size_bytes:
+                return run
+        return ()
+
+    def living_bytes(self, run: Sequence[OldSegment]) -> int:
+        """Return what is expected to be left of files."""
+        waste = dict(zip(self._firsts, self._waste(), strict=True))
+        return sum(old.size_bytes - waste[old.file.first] for old in run)
+
+    def _waste(self) -> list[int]:
+        """Return how much of each file is dead, or part of what lives and not needed."""
+        waste = [old.dead_bytes for old in self._files]
+        for by_segment in self._superfluous.values():
+            for segment, size in by_segment.items():
+                index = bisect_right(self._firsts, segment) - 1
+                if index >= 0 and not self._files[index].settled:
+                    waste[index] += size
+        return [min(w, old.size_bytes) for w, old in zip(waste, self._files, strict=True)]
+
+    def _run(
+        self, start: int, waste: Sequence[int], below: int, bytes_max: int
+    ) -> Sequence[OldSegment]:
+        """Return the longest run of neighbours from `start` on that is worth joining."""
+        total = largest = 0
+        end = start + 1
+        for index in range(start, len(self._files)):
+            old = self._files[index]
+            follows = index == start or old.file.first == self._files[index - 1].file.last + 1
+            living = old.size_bytes - waste[index]
+            total += living
+            largest = max(largest, living)
+            if old.spoilt or old.file.last >= below or not follows or total > bytes_max:
+                break
+            if 2 * largest <= total:
+                end = index + 1
+        return self._files[start:end]
+
+    def replaced(self, run: Sequence[OldSegment], file: SegmentFile, size_bytes: int) -> None:
+        """Put one file in the place of neighbours."""
+        expected = self.living_bytes(run)
+        start = self._firsts.index(run[0].file.first)
+        settled = size_bytes > 2 * expected
+        self._files[start : start + len(run)] = [OldSegment(file, size_bytes, settled=settled)]
+        self._firsts[start : start + len(run)] = [file.first]
+        self._superfluous = {
+            owner: {s: n for s, n in told.items() if not file.first <= s <= file.last}
+            for owner, told in self._superfluous.items()
+        }
+        self.changed = True

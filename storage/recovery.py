@@ -1,0 +1,153 @@
+"""What a storage node makes of its journal at a start (ARCHITECTURE 11, decision 0009)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from indilog.errors import DataLossError, MalformedFrameError
+from indilog.gone_records import gone_decoded
+from indilog.ids import Epoch, LocalId, ShardId
+from indilog.metalog import Entry, entries_decoded
+from indilog.records import batch_header
+from indilog.roles import FrameKind, Location, Lost
+from storage.ordering import Ordering
+from storage.shard import Shard, state_decoded
+
+BATCHES: Final = frozenset({FrameKind.RECORDS, FrameKind.REPAIRED, FrameKind.GONE})
+"""Frames of which damage can tell which records were in them."""
+
+
+class Recovery:
+    """Takes in frames in the order of the journal, and what was lost in between."""
+
+    def __init__(self, shards: Mapping[ShardId, Shard], ordering: Ordering) -> None:
+        self._shards = shards
+        self._ordering = ordering
+        self._gaps = False
+        """Whether a part of the ordering journal was lost; it is fetched again."""
+        self._lossy = False
+        """Whether something else was."""
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
+        """Take in a frame that was persisted before.
+
+        Raises:
+            DataLossError: it does not follow on the frames before it.
+        """
+        try:
+            match kind:
+                case FrameKind.RECORDS:
+                    self._batch(payload, location)
+                case FrameKind.REPAIRED:
+                    self._repaired(payload, location)
+                case FrameKind.SHARD_STATE:
+                    self._state(payload)
+                case FrameKind.ORDERING:
+                    self._entries(payload, location)
+                case FrameKind.GONE:
+                    self._gone(payload, location)
+                case FrameKind.GONE_RECORDS:
+                    self._gone_records(payload, location)
+                case FrameKind.METALOG:
+                    raise AssertionError("a storage node writes no metalog")
+        except MalformedFrameError as error:
+            raise DataLossError(f"The frame at {location} cannot be read: {error}.") from error
+
+    def _batch(self, payload: bytes, location: Location) -> None:
+        header = batch_header(payload)
+        if (shard := self._shards.get(header.shard)) is not None:
+            self._records(shard, header.first, header.end, header.epoch, location)
+
+    def _records(
+        self, shard: Shard, first: LocalId, end: LocalId, epoch: Epoch, location: Location
+    ) -> None:
+        """Take in records that follow on."""
+        if self._lossy:
+            shard.found(first, epoch)
+            shard.fill(first, end, location)
+        elif first == shard.stored:
+            shard.store(first, end, location)
+        else:
+            raise DataLossError(
+                f"Shard {shard.id} continues at localid {first} at {location}, "
+                f"but {shard.stored} were recovered."
+            )
+
+    def _gone(self, payload: bytes, location: Location) -> None:
+        """Take in what was a batch until all its records were trimmed."""
+        self._batch(payload, location)
+        if (shard := self._shards.get((header := batch_header(payload)).shard)) is not None:
+            shard.discard(header.first, location)
+
+    def _gone_records(self, payload: bytes, location: Location) -> None:
+        """Take in what were batches until their segment was rewritten."""
+        gone = gone_decoded(payload)
+        if (shard := self._shards.get(gone.shard)) is None:
+            return
+        if gone.repaired:
+            shard.fill(gone.first, gone.end, location)
+        else:
+            self._records(shard, gone.first, gone.end, gone.epoch, location)
+        shard.discard(gone.first, location)
+
+    def _repaired(self, payload: bytes, location: Location) -> None:
+        header = batch_header(payload)
+        if (shard := self._shards.get(header.shard)) is not None:
+            shard.fill(header.first, header.end, location)
+
+    def _state(self, payload: bytes) -> None:
+        state = state_decoded(payload)
+        if (shard := self._shards.get(state.shard)) is not None:
+            shard.apply(state)
+
+    def _entries(self, payload: bytes, location: Location) -> None:
+        for entry in entries_decoded(payload):
+            self._entry(entry, location)
+
+    def _entry(self, entry: Entry, location: Location) -> None:
+        if entry.position != self._ordering.position:
+            if self._gaps:
+                return
+            raise DataLossError(
+                f"The ordering journal continues at position {entry.position} at {location}, "
+                f"but {self._ordering.position} were recovered."
+            )
+        for _, spans in self._ordering.put((entry,)):
+            for span in spans:
+                if (shard := self._shards.get(span.shard)) is not None:
+                    shard.order(span)
+
+    # --- damage
+
+    def lost(self, frame: Lost) -> None:
+        """Take note that a frame cannot be read; what it held is fetched from others."""
+        match frame.kind:
+            case FrameKind.RECORDS | FrameKind.REPAIRED | FrameKind.GONE:
+                self._lost_batch(frame)
+            case FrameKind.ORDERING:
+                self._gaps = True
+            case FrameKind.SHARD_STATE | FrameKind.GONE_RECORDS | FrameKind.METALOG | None:
+                self._gaps = self._gaps or frame.kind is None
+                self._doubt()
+
+    def _lost_batch(self, frame: Lost) -> None:
+        """Of a batch whose own header is intact it is known which records it held."""
+        try:
+            header = batch_header(frame.payload)
+        except MalformedFrameError:
+            self._doubt()
+            return
+        if (shard := self._shards.get(header.shard)) is None:
+            return
+        if frame.kind is FrameKind.REPAIRED:
+            # What it replaced may have left no trace: the end of a segment, cut as a torn tail.
+            shard.fill(header.first, header.end, frame.location)
+        else:
+            self._batch(frame.payload, frame.location)
+        shard.lose(frame.location)
+
+    def _doubt(self) -> None:
+        self._lossy = True
+        for shard in self._shards.values():
+            shard.doubt()

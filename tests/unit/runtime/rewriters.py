@@ -1,0 +1,132 @@
+"""A journal whose old segments are rewritten, with a role that says what it needs of them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from indilog.config import NodeConfig
+from indilog.gone_records import gone_decoded
+from indilog.ids import Epoch, Instant, LocalId, NodeId, ShardId
+from indilog.records import BatchBuilder, batch_header
+from indilog.roles import FrameKind, Location
+from indilog.runtime.journal import Journal, stream_of
+from indilog.runtime.rewriting import Rewriting
+from indilog.runtime.segment_scan import Damage
+
+NODE = NodeId("storage-0")
+STREAM = stream_of(NODE)
+SEGMENT_BYTES = 4096
+
+Held = tuple[FrameKind, bytes]
+
+
+def batch(first: LocalId, records: int = 2, size: int = 100, shard: int = 0) -> bytes:
+    builder, chance = BatchBuilder(), random.Random(first)
+    for _ in range(records):
+        builder.add(chance.randbytes(size), (1, 2), b"log")
+    return builder.build(shard=ShardId(shard), epoch=Epoch(1), first=first, time_us=1)
+
+
+class Keeper:
+    """A role that needs all that nobody has told it to forget.
+
+    Attributes:
+        gone: batches of which nothing is needed. smaller: what is needed instead of others.
+    """
+
+    def __init__(self) -> None:
+        self.gone: set[Location] = set()
+        self.smaller: dict[Location, bytes] = {}
+
+    def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
+        assert kind in {FrameKind.RECORDS, FrameKind.REPAIRED}
+        places = {place[:2] for place in self.gone}
+        if location[:2] in places:
+            return None
+        return next((b for p, b in self.smaller.items() if p[:2] == location[:2]), payload)
+
+
+class Rewriter:
+    """One life of a process.
+
+    Attributes:
+        found: what recovery told, damage as None.
+    """
+
+    def __init__(self, directory: Path, **settings: float) -> None:
+        self.directory = directory
+        self.journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+        self.found: list[Held | None] = []
+        self.places: list[Location] = []
+        for frame in self.journal.recover():
+            if isinstance(frame, Damage):
+                self.found.append(None)
+            else:
+                self.found.append((frame[1], frame[2]))
+                self.places.append(frame[3])
+        self.role = Keeper()
+        node = NodeConfig(**{"rewrite_bytes_per_s": 1 << 30, **settings})  # type: ignore[arg-type]
+        roles: dict[NodeId, Keeper] = {NODE: self.role}
+        self.rewriting = Rewriting(self.journal, roles, node, lambda _: None)  # type: ignore[arg-type]
+        self.now = Instant(1000.0)
+
+    def write(self, payload: bytes, kind: FrameKind = FrameKind.RECORDS) -> Location:
+        return self.journal.write(STREAM, kind, payload)
+
+    def written(self, count: int, first: LocalId = 0) -> list[Location]:
+        """Write so many batches that follow one another, durably."""
+        places = [self.write(batch(first + 2 * number)) for number in range(count)]
+        self.journal.sync()
+        return places
+
+    def discard(self, *places: Location) -> None:
+        for place in places:
+            self.role.gone.add(place)
+            self.journal.discard(place)
+        self.journal.sync()
+        self.journal.give_back()
+
+    def turn(self, seconds: float = 1.0) -> None:
+        """Let time pass, and what is done beside the loop come to its end."""
+        self.now = Instant(self.now + seconds)
+        self.journal.give_back()
+        self.rewriting.turn(self.now)
+        self.journal.spare.pool.submit(int).result()
+
+    def rest(self, turns: int = 200) -> int:
+        """Let it rewrite all that is worth it; return how often it did."""
+        before = self.rewriting.rewrites
+        for _ in range(turns):
+            self.turn()
+        return self.rewriting.rewrites - before
+
+    def close(self) -> None:
+        self.rewriting.close()
+        self.journal.close()
+
+    def again(self) -> Rewriter:
+        """Return the next life."""
+        self.close()
+        return Rewriter(self.directory)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of the files of old segments."""
+        active = f"{self.journal.files.active:08d}"
+        paths = sorted(self.directory.glob("segment-*.log"))
+        return {
+            name: path.stat().st_size
+            for path in paths
+            if (name := path.stem.removeprefix("segment-")) < active
+        }
+
+
+def localids(found: list[Held | None]) -> list[tuple[FrameKind, LocalId, LocalId]]:
+    """Return which records frames of shard 0 have."""
+    told = []
+    for frame in found:
+        assert frame is not None
+        kind, payload = frame
+        records = gone_decoded(payload) if kind is FrameKind.GONE_RECORDS else batch_header(payload)
+        told.append((kind, records.first, records.end))
+    return told

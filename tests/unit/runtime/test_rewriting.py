@@ -1,0 +1,248 @@
+"""Old segments are rewritten without what is dead (PITFALLS 7, decision 0016)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from indilog.records import RecordBatch
+from indilog.roles import FrameKind, Location
+from indilog.runtime import segment_rewrite
+from indilog.runtime.segment import segment_path
+from tests.unit.runtime.journals import spoil
+from tests.unit.runtime.rewriters import SEGMENT_BYTES, Rewriter, batch, localids
+
+RECORDS, GONE_RECORDS = FrameKind.RECORDS, FrameKind.GONE_RECORDS
+A_SEGMENT = 11
+"""So many batches of the usual size fill one."""
+
+
+@pytest.fixture
+def rewriter(tmp_path: Path) -> Iterator[Rewriter]:
+    one = Rewriter(tmp_path)
+    yield one
+    one.close()
+
+
+def filled(rewriter: Rewriter, segments: int = 1) -> list[Location]:
+    """Fill so many segments; the next one is written."""
+    places = rewriter.written(A_SEGMENT * segments + 1)
+    assert places[-1].segment == rewriter.journal.files.active == segments + 1
+    assert len({place.segment for place in places}) == segments + 1
+    return places
+
+
+def test_a_mostly_dead_segment_becomes_as_small_as_what_lives_in_it(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:5], *places[6:11])
+    assert rewriter.rest() == 1
+    assert rewriter.sizes()["00000001"] < 600
+    assert rewriter.journal.read(places[5]) == batch(10)
+    assert rewriter.journal.read(places[11]) == batch(22)
+    assert all(rewriter.journal.read(place) is None for place in places[:5])
+
+
+def test_recovery_finds_the_same_order_with_one_note_for_what_followed_one_another(
+    rewriter: Rewriter,
+) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:5], *places[6:11])
+    rewriter.rest()
+    again = rewriter.again()
+    assert localids(again.found) == [
+        (GONE_RECORDS, 0, 10), (RECORDS, 10, 12), (GONE_RECORDS, 12, 22), (RECORDS, 22, 24),
+    ]  # fmt: skip
+    assert [again.journal.read(p) for p in again.places[1::2]] == [batch(10), batch(22)]
+    again.close()
+
+
+def test_what_lives_mostly_is_left_alone(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:4])
+    assert rewriter.rest() == 0
+    rewriter.discard(*places[4:8])
+    assert rewriter.rest() == 1
+
+
+def test_the_segment_that_is_written_is_never_rewritten(rewriter: Rewriter) -> None:
+    places = rewriter.written(A_SEGMENT)
+    rewriter.discard(*places)
+    assert rewriter.rest() == 0
+    rewriter.written(1, first=2 * A_SEGMENT)
+    assert rewriter.rest() == 1
+
+
+def test_dead_neighbours_are_joined_so_files_stay_few(rewriter: Rewriter) -> None:
+    places = filled(rewriter, segments=9)
+    kept = places[::A_SEGMENT]
+    rewriter.discard(*(place for place in places if place not in kept))
+    rewriter.rest()
+    assert len(rewriter.sizes()) <= 2
+    assert sum(rewriter.sizes().values()) < 2 * SEGMENT_BYTES
+    expected = [batch(2 * A_SEGMENT * number) for number in range(len(kept))]
+    assert [rewriter.journal.read(place) for place in kept] == expected
+    again = rewriter.again()
+    living = [frame[1] for frame in again.found if frame is not None and frame[0] is RECORDS]
+    assert living == expected
+    again.close()
+
+
+def test_what_was_moved_before_is_found_after_it_was_moved_again(rewriter: Rewriter) -> None:
+    places = filled(rewriter, segments=4)
+    for count in (7, 9, 10):
+        rewriter.discard(*(p for n, p in enumerate(places[:44]) if n % A_SEGMENT < count))
+        rewriter.rest()
+        for number, place in enumerate(places):
+            if number % A_SEGMENT >= count or number == 44:
+                assert rewriter.journal.read(place) == batch(2 * number)
+
+
+def test_a_frame_of_a_moved_batch_can_be_discarded_by_its_old_name(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.rest()
+    rewriter.discard(places[9])
+    again = rewriter.again()
+    kinds = [frame[0] for frame in again.found if frame is not None]
+    assert kinds == [GONE_RECORDS, RECORDS, FrameKind.GONE, RECORDS, RECORDS]
+    again.close()
+
+
+def test_what_is_discarded_while_its_segment_is_copied_goes_afterwards(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.turn()
+    assert rewriter.rewriting.rewrites == 0
+    rewriter.discard(places[10])
+    rewriter.rest()
+    again = rewriter.again()
+    assert (FrameKind.GONE, 20, 22) in localids(again.found)
+    again.close()
+
+
+def test_hollow_batches_take_the_place_of_those_that_are_partly_alive(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    for number, place in enumerate(places[:11]):
+        rewriter.role.smaller[place] = RecordBatch(batch(2 * number)).hollowed([True, False])
+    rewriter.journal.old.superfluous("storage-0", {1: 2500})
+    assert rewriter.rest() == 1
+    assert rewriter.sizes()["00000001"] < 0.7 * SEGMENT_BYTES
+    for number, place in enumerate(places[:11]):
+        payload = rewriter.journal.read(place)
+        assert payload is not None
+        found, whole = RecordBatch(payload), RecordBatch(batch(2 * number))
+        assert found.record(1) == whole.record(1)
+        assert found.record(0).data == b""
+        assert found.header.first == whole.header.first
+    rewriter.discard(places[3])
+    again = rewriter.again()
+    assert [(first, end) for _, first, end in localids(again.found)] == [
+        (2 * n, 2 * n + 2) for n in range(12)
+    ]
+    again.close()
+
+
+def test_a_role_that_needs_what_it_called_superfluous_is_not_asked_for_ever(
+    rewriter: Rewriter,
+) -> None:
+    filled(rewriter)
+    rewriter.journal.old.superfluous("storage-0", {1: 3000})
+    assert rewriter.rest() == 1
+    for _ in range(3):
+        rewriter.journal.old.superfluous("storage-0", {1: 3000})
+        assert rewriter.rest() == 0
+
+
+def test_a_copy_counts_only_when_what_was_written_before_is_synced(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.write(b"the trim", FrameKind.METALOG)
+    assert rewriter.rest() == 0
+    rewriter.journal.sync()
+    assert rewriter.rest() == 1
+
+
+def test_what_a_crash_left_of_a_rewrite_is_removed_by_the_next_start(
+    rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = filled(rewriter, segments=3)
+    rewriter.discard(*places[:33])
+    monkeypatch.setattr(segment_rewrite.SegmentRewrite, "clean", lambda _: None)
+    rewriter.rest()
+    (rewriter.directory / "rewritten.new").write_bytes(b"half")
+    assert len(rewriter.sizes()) > 1
+    monkeypatch.undo()
+    again = rewriter.again()
+    assert localids(again.found) == [(GONE_RECORDS, 0, 66), (RECORDS, 66, 68)]
+    assert list(again.sizes()) == ["00000001-00000003"]
+    assert not (rewriter.directory / "rewritten.new").exists()
+    again.close()
+
+
+def test_a_damaged_segment_stays_as_it_is(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    path = segment_path(rewriter.directory, 1)
+    spoil(path, places[9].offset - 20)
+    before = path.read_bytes()
+    assert rewriter.rest() == 0
+    assert path.read_bytes() == before
+    assert not (rewriter.directory / "rewritten.new").exists()
+
+
+def test_without_room_for_a_copy_none_is_begun(
+    rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    real = os.statvfs(rewriter.directory)
+    none_free = os.statvfs_result([*real[:3], 0, 0, *real[5:10]])
+    monkeypatch.setattr(os, "statvfs", lambda _: none_free)
+    assert rewriter.rest() == 0
+    assert not (rewriter.directory / "rewritten.new").exists()
+    monkeypatch.undo()
+    assert rewriter.rest() == 1
+
+
+def test_a_copy_for_which_the_disk_has_no_room_is_given_up_and_tried_again(
+    rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(segment_rewrite, "write_all", full)
+    assert rewriter.rest(3) == 0
+    assert not (rewriter.directory / "rewritten.new").exists()
+    assert rewriter.journal.read(places[9]) == batch(18)
+    monkeypatch.undo()
+    assert rewriter.rest() == 1
+
+
+def test_rewriting_writes_no_more_than_its_share_and_its_rate(tmp_path: Path) -> None:
+    rewriter = Rewriter(tmp_path, rewrite_bytes_per_s=10, rewrite_share_max=0.0)
+    places = filled(rewriter)
+    rewriter.discard(*places[:7])
+    assert rewriter.rest(100) == 0, "the rate does not allow more than a step ahead"
+    assert rewriter.rest(100) == 1
+    assert rewriter.rewriting.written_bytes <= 10 * 200
+    rewriter.close()
+
+
+def test_a_repaired_batch_that_is_dead_leaves_a_note_of_its_own(rewriter: Rewriter) -> None:
+    places = [rewriter.write(batch(2 * n), FrameKind.REPAIRED) for n in range(A_SEGMENT + 1)]
+    rewriter.journal.sync()
+    rewriter.discard(*places[:11])
+    assert rewriter.rest() == 1
+    again = rewriter.again()
+    told = localids(again.found)
+    assert told == [*((GONE_RECORDS, 2 * n, 2 * n + 2) for n in range(11)), (
+        FrameKind.REPAIRED, 22, 24,
+    )]  # fmt: skip
+    again.close()

@@ -1,0 +1,183 @@
+"""Claims about what a storage node needs when its segments are rewritten (decision 0016)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from indilog.gone_records import gone_decoded, gone_encoded, gone_of
+from indilog.ids import NodeId
+from indilog.messages import Batches, BatchesWanted, IndexData, IndexDataWanted
+from indilog.records import RecordBatch, batch_header
+from indilog.roles import FrameKind, Location
+from tests.unit.storage.machine import (
+    INDEX,
+    PRIMARY,
+    SHARD,
+    Frame,
+    Machine,
+    append,
+    data_of,
+    entries,
+    machine_of,
+    messages,
+    read,
+)
+from tests.unit.storage.test_trims import LOG, trim, waited, with_records
+
+
+def rewritten(machine: Machine) -> list[Frame]:
+    """Return what is on the disk when the shell has rewritten all of it, batch by batch."""
+    return [
+        (kind, payload, location) if kind is not FrameKind.RECORDS else _shrunk(machine, *frame)
+        for frame in machine.frames
+        for kind, payload, location in (frame,)
+    ]
+
+
+def _shrunk(machine: Machine, kind: FrameKind, payload: bytes, location: Location) -> Frame:
+    kept = machine.node.needed(kind, payload, location)
+    if kept is not None:
+        return kind, kept, location._replace(length=len(kept))
+    gone = gone_encoded(gone_of(batch_header(payload), repaired=False))
+    return FrameKind.GONE_RECORDS, gone, location._replace(length=len(gone))
+
+
+def merged(frames: Iterable[Frame]) -> list[Frame]:
+    """Put notes that follow one another together, as a rewrite does."""
+    found: list[Frame] = []
+    notes: list[int] = []
+    for kind, payload, location in frames:
+        if kind is FrameKind.GONE_RECORDS and notes:
+            before = gone_decoded(found[notes[-1]][1])
+            joined = before.joined(gone_decoded(payload))
+            assert joined is not None
+            found[notes[-1]] = (kind, gone_encoded(joined), found[notes[-1]][2])
+            continue
+        if kind is FrameKind.GONE_RECORDS:
+            notes.append(len(found))
+        found.append((kind, payload, location))
+    return found
+
+
+def lived(machine: Machine, frames: Iterable[Frame]) -> Machine:
+    """Return the next life on these frames."""
+    return Machine(machine.view, machine.config, frames=frames)
+
+
+def batches(machine: Machine) -> list[Frame]:
+    return [frame for frame in machine.frames if frame[0] is FrameKind.RECORDS]
+
+
+def test_what_is_alive_is_needed_as_it_is() -> None:
+    machine = with_records()
+    for kind, payload, location in batches(machine):
+        assert machine.node.needed(kind, payload, location) is payload
+    machine.tell(trim(1, 0, LOG, 2, of_log=True), sender=PRIMARY)
+    kind, payload, location = batches(machine)[1]
+    assert machine.node.needed(kind, payload, location) is payload
+
+
+def test_of_a_discarded_batch_nothing_is_needed() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 2, of_log=True), sender=PRIMARY)
+    waited(machine)
+    assert machine.node.needed(*batches(machine)[0]) is None
+
+
+def test_a_batch_that_is_partly_alive_is_hollowed_and_keeps_its_places() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    kind, payload, location = batches(machine)[1]
+    kept = machine.node.needed(kind, payload, location)
+    assert kept is not None
+    found = RecordBatch(kept)
+    assert (found.header.first, len(found), list(found.tag_counts)) == (2, 2, [0, 2])
+    assert [found.record(n).data for n in (0, 1)] == [b"", b"d"]
+    assert len(kept) < len(payload)
+    assert machine.node.needed(kind, kept, location) is kept, "nothing more is superfluous"
+
+
+def test_what_is_not_ordered_here_is_needed_whatever_the_floors_say() -> None:
+    machine = machine_of()
+    append(machine, b"a", b"b", first=0)
+    machine.tell(entries({0: 2}), sender=PRIMARY)
+    append(machine, b"c", b"d", first=2)
+    machine.tell(trim(1, 0, LOG, 4, of_log=True), sender=PRIMARY)
+    kind, payload, location = batches(machine)[1]
+    assert machine.node.needed(kind, payload, location) is payload
+
+
+def test_a_batch_at_another_place_than_the_known_one_is_needed() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    kind, payload, location = batches(machine)[1]
+    elsewhere = location._replace(offset=location.offset + 8)
+    assert machine.node.needed(kind, payload, elsewhere) is payload
+
+
+def test_a_pass_tells_how_much_is_superfluous_in_each_segment() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    waited(machine)
+    kind, payload, location = batches(machine)[1]
+    kept = machine.node.needed(kind, payload, location)
+    assert kept is not None
+    assert machine.superfluous == {location.segment: len(payload) - len(kept)}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_after_a_rewrite_and_a_restart_reads_say_the_same(together: bool) -> None:
+    machine = with_records()
+    append(machine, b"e", b"f", first=4)
+    machine.tell(entries({0: 2}, start=1), sender=PRIMARY)
+    machine.tell(trim(2, 0, LOG, 5, of_log=True), sender=PRIMARY)
+    waited(machine)
+    frames = rewritten(machine)
+    again = lived(machine, merged(frames) if together else frames)
+    answer = read(again, 0, 1, 2, 3, 4, 5)
+    assert (data_of(answer), answer.trimmed, answer.unknown) == ([(5, b"f")], (0, 1, 2, 3, 4), ())
+    sent = again.tell(IndexDataWanted(0, 3, 1), sender=INDEX)
+    (page,) = [m for m in messages(sent, NodeId(INDEX)) if isinstance(m, IndexData)]
+    parts = [part for block in page.blocks for part in block.parts]
+    assert [(part.count, part.tag_counts) for part in parts] == [
+        (4, bytes(4)),
+        (2, bytes([0, 2])),
+    ]
+
+
+def test_hollow_records_are_trimmed_also_where_the_trim_is_not_known_yet() -> None:
+    """The ordering journal is not synced: a restart may find the batch without the trim."""
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    *frames, last = rewritten(machine)
+    assert last[0] is FrameKind.ORDERING
+    answer = read(lived(machine, frames), 2, 3)
+    assert (data_of(answer), answer.trimmed, answer.unknown) == ([(3, b"d")], (2,), ())
+
+
+def given_to_another(machine: Machine) -> Batches:
+    """Return what another replica is given when it asks for everything."""
+    sent = machine.tell(BatchesWanted(SHARD, 0, 4), sender=NodeId("storage-1"))
+    (page,) = messages(sent, NodeId("storage-1"))
+    assert isinstance(page, Batches)
+    return page
+
+
+def test_another_replica_is_told_what_is_gone_and_given_what_is_hollow() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    waited(machine)
+    page = given_to_another(lived(machine, merged(rewritten(machine))))
+    assert page.gone == ((0, 2),)
+    (payload,) = page.batches
+    assert list(RecordBatch(payload).tag_counts) == [0, 2]
+
+
+def test_another_replica_is_told_of_notes_that_were_put_together() -> None:
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 4, of_log=True), sender=PRIMARY)
+    waited(machine)
+    page = given_to_another(lived(machine, merged(rewritten(machine))))
+    assert (page.gone, page.batches) == (((0, 4),), ())
