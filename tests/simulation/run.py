@@ -26,6 +26,8 @@ OPERATIONS: Final = 250
 _DURATION_S_MAX: Final = 20.0
 _HEALED_WITHIN_S: Final = 30.0
 """After healing everything must work again within so many simulated seconds (liveness)."""
+_LAST_FAULTS_S: Final = 0.01
+"""So long after healing a sync that failed before it may still end a process."""
 _TICK_S: Final = 0.02
 _WOKEN_WITHIN_S: Final = 5.0
 """A read that waits for a record has it so soon after the record came, when nothing is wrong."""
@@ -281,6 +283,7 @@ class _Aftermath:
             Stuck: the cluster does not work again.
         """
         cluster = self._cluster
+        cluster.world.run_for(_LAST_FAULTS_S)
         cluster.world.run_until(cluster.ready, _HEALED_WITHIN_S)
         position = 0
         for engine, node in enumerate(cluster.view.engines):

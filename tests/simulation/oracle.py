@@ -1,0 +1,178 @@
+"""What the checkers look things up in: the records by log and tag, what was trimmed, what was known
+when.
+
+Everything is sorted once; each question is a bisection. Nothing here is shared with the code under
+test.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Final, TypeAlias
+
+from tests.simulation.history import Evidence, Operation
+
+APPENDS: Final = frozenset({"append", "append_batch"})
+_PROVES_NOTHING: Final = frozenset({"find_time", "trim", "set_aux", "set_retention"})
+EVER: Final = 1 << 62
+"""After everything."""
+
+Record: TypeAlias = tuple[str, bytes, tuple[str, ...]]
+"""Log, data, tags."""
+
+
+class Rising:
+    """The largest of the values that there were before a step.
+
+    Args:
+        values: pairs of a step and a value that is there from then on.
+    """
+
+    __slots__ = ("_highest", "_steps")
+
+    def __init__(self, values: Iterable[tuple[float, int]] = ()) -> None:
+        ordered = sorted(values)
+        self._steps = [step for step, _ in ordered]
+        self._highest = list(accumulate((value for _, value in ordered), max))
+
+    def before(self, step: float) -> int:
+        """Return the largest value of the steps before this one; 0: there is none."""
+        place = bisect_left(self._steps, step)
+        return self._highest[place - 1] if place else 0
+
+
+_NEVER: Final = Rising()
+
+
+class Floors:
+    """What was trimmed, as callers know it."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        may: dict[tuple[str, str | None], list[tuple[float, int]]] = defaultdict(list)
+        must: dict[tuple[str, str | None, int | None], list[tuple[float, int]]] = defaultdict(list)
+        for trim in evidence.operations:
+            if trim.kind != "trim" or trim.outcome == "failed":
+                continue
+            may[trim.log, trim.tag].append((trim.invoked, trim.bound))
+            if trim.outcome == "ok" and trim.returned is not None:
+                for who in (trim.session, None):
+                    must[trim.log, trim.tag, who].append((trim.returned, trim.bound))
+        self.any = bool(may)
+        self._may = {key: Rising(floors) for key, floors in may.items()}
+        self._must = {key: Rising(floors) for key, floors in must.items()}
+
+    def highest(self) -> int:
+        """Return the highest floor that anything may have."""
+        return max((floors.before(EVER) for floors in self._may.values()), default=0)
+
+    def may_be(self, log: str, tag: str | None, before: float) -> int:
+        """Return the highest floor that a read by `tag` may meet before a step."""
+        tags = (tag,) if tag is None else (None, tag)
+        return max(self._may.get((log, of), _NEVER).before(before) for of in tags)
+
+    def must_be(self, reader: Operation) -> int:
+        """Return the floor that a read must know: its session's own, or anybody's if fresh."""
+        who = None if reader.fresh else reader.session
+        tags = {None, reader.tag if reader.kind != "read" else None}
+        return max(
+            self._must.get((reader.log, tag, who), _NEVER).before(reader.invoked) for tag in tags
+        )
+
+    def may_be_dead(self, seqnum: int, record: Record, before: float) -> bool:
+        """Tell whether a record may be gone: below its log's floor, or below all of its tags'."""
+        if not self.any:
+            return False
+        log, _, tags = record
+        return seqnum < self.may_be(log, None, before) or (
+            bool(tags) and all(seqnum < self.may_be(log, tag, before) for tag in tags)
+        )
+
+
+class Oracle:
+    """What is in the log, found by log and tag, and what callers knew of it.
+
+    Attributes:
+        told: one more than the highest seqnum that anybody had been told of.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.records = evidence.records
+        self.floors = Floors(evidence)
+        self.tails = evidence.tails
+        self._seqnums: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+        for seqnum in sorted(evidence.records):
+            log, _, tags = evidence.records[seqnum]
+            for tag in (None, *tags):
+                self._seqnums[log, tag].append(seqnum)
+        told: list[tuple[float, int]] = []
+        seen: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for operation in evidence.operations:
+            if (top := top_of(operation)) is not None:
+                known = (operation.returned or EVER, top + 1)
+                told.append(known)
+                if operation.kind != "tail":  # it is about the end of the log, not a record of it
+                    seen[operation.session].append(known)
+        self.told = Rising(told)
+        self._seen = {session: Rising(known) for session, known in seen.items()}
+
+    def horizon(self, operation: Operation) -> int:
+        """Return below which seqnum a read must know everything: what its session had seen when it
+        began, or anybody if it is fresh.
+        """
+        seen = self._seen.get(operation.session, _NEVER).before(operation.invoked)
+        horizon = max(seen, self.tail_at(operation.position_before))
+        return max(horizon, self.told.before(operation.invoked)) if operation.fresh else horizon
+
+    def matching(self, log: str, tag: str | None) -> list[int]:
+        """Return the seqnums of a log's records with `tag`, ascending."""
+        return self._seqnums.get((log, tag), [])
+
+    def first(self, operation: Operation, below: int) -> int | None:
+        """Return the first match from the bound on, below `below`, that a read must show."""
+        seqnums = self.matching(operation.log, operation.tag)
+        for place in range(bisect_left(seqnums, operation.bound), len(seqnums)):
+            if seqnums[place] >= below:
+                return None
+            if not self.excused(seqnums[place], operation):
+                return seqnums[place]
+        return None
+
+    def last(self, operation: Operation, bound: int, above: int) -> int | None:
+        """Return the last match up to `bound`, above `above`, that a read must show."""
+        seqnums = self.matching(operation.log, operation.tag)
+        for place in range(bisect_right(seqnums, bound) - 1, -1, -1):
+            if seqnums[place] <= above:
+                return None
+            if not self.excused(seqnums[place], operation):
+                return seqnums[place]
+        return None
+
+    def between(self, operation: Operation, last: int) -> list[int]:
+        """Return the matches from the bound up to `last`."""
+        seqnums = self.matching(operation.log, operation.tag)
+        return seqnums[bisect_left(seqnums, operation.bound) : bisect_right(seqnums, last)]
+
+    def excused(self, seqnum: int, operation: Operation) -> bool:
+        """Tell whether a read need not show a match, because it may be trimmed by then."""
+        floors, before = self.floors, operation.returned or EVER
+        return floors.any and (
+            seqnum < floors.may_be(operation.log, operation.tag, before)
+            or floors.may_be_dead(seqnum, self.records[seqnum], before)
+        )
+
+    def tail_at(self, position: int) -> int:
+        """Return where the log ended after so many metalog entries."""
+        return self.tails[min(position, len(self.tails) - 1)]
+
+
+def top_of(operation: Operation) -> int | None:
+    """Return the highest seqnum that the operation proves to exist."""
+    value, kind = operation.value, operation.kind
+    if operation.outcome != "ok" or not value or kind in _PROVES_NOTHING:
+        return None
+    if kind in APPENDS:
+        return int(value[-1])
+    return int(value) - 1 if kind == "tail" else int(value[-1].seqnum)
