@@ -17,6 +17,7 @@ import concurrent.futures
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, overload
 
 import structlog
@@ -358,6 +359,7 @@ class Context:
         """
 
         async def awaited() -> _ResultT:
+            self.begin()  # a thread does not hand it down
             return await awaitable
 
         waiting = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
@@ -371,11 +373,28 @@ class Context:
         finally:
             self._waits.discard(waiting)
 
+    def begin(self) -> None:
+        """For who runs the function: what the current task awaits from now on belongs to it
+        (`current_context`).
+        """
+        _CURRENT.set(self)
+
     def end(self) -> None:
         """For who runs the function: the call is over; `wait` ends, now and from now on."""
         self._is_over = True
         for waiting in list(self._waits):
             waiting.cancel()
+
+
+_CURRENT: Final[ContextVar[Context | None]] = ContextVar("context", default=None)
+
+
+def current_context() -> Context | None:
+    """Return the context of the function that runs, None outside of functions.
+
+    For libraries whose users do not hand it on. In a sync function, within `Context.wait`.
+    """
+    return _CURRENT.get()
 
 
 def check_delay(delay_s: float) -> float:

@@ -59,11 +59,10 @@ class Signature:
             p.name: _field(name, p, hints) for p in parameters[1 if self.takes_context else 0 :]
         }
         self._arguments = _arguments_adapter(name, fields)
-        self._result_is_any = hints.get("return", Any) is Any
-        self._result = _result_model(name, hints.get("return", Any))
+        self._result = ResultType(name, hints.get("return", Any))
         try:
             self.arguments_schema = self._arguments.json_schema()
-            self.result_schema = _result_schema(self._result)
+            self.result_schema = self._result.schema()
         except pydantic.PydanticUserError as error:
             raise TypeError(f"{name} has a type without a JSON schema: {_line(error)}") from error
         self.arguments_schema["title"] = name
@@ -86,20 +85,51 @@ class Signature:
         Raises:
             FunctionFailedError: it does not fit the function's return type, or JSON.
         """
+        return self._result.text(value)
+
+    def result(self, text: bytes) -> object:
+        """Return the value that a result's JSON text stands for."""
+        return self._result.value(text)
+
+
+class ResultType:
+    """What something returns, by its type hint: values to JSON text and back.
+
+    Args:
+        name: of what returns it, for the words of errors.
+        hint: the type; `Any` takes whatever JSON can say.
+
+    Raises:
+        TypeError: the hint cannot be used.
+    """
+
+    def __init__(self, name: str, hint: Any) -> None:  # noqa: ANN401 - a type hint is anything
+        self._name = name
+        self._is_any = hint is Any
+        self._model = _result_model(name, hint)
+
+    def schema(self) -> dict[str, Any]:
+        """Return its JSON schema."""
+        return _result_schema(self._model)
+
+    def text(self, value: object) -> bytes:
+        """Return a value as JSON text.
+
+        Raises:
+            FunctionFailedError: it does not fit the type, or JSON.
+        """
         try:
-            if self._result_is_any:
+            if self._is_any:
                 return _json(value)
-            wrapped = self._result.model_construct(r=value)
-            text = self._result.__pydantic_serializer__.to_json(wrapped, warnings="error")
+            wrapped = self._model.model_construct(r=value)
+            text = self._model.__pydantic_serializer__.to_json(wrapped, warnings="error")
             _check_numbers(text)
         except _NoNumberError as error:
             raise FunctionFailedError(
                 f"{self._name} returned what JSON cannot say: {error}.", kind="ValueError"
             ) from error
         except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
-            does_not_fit = (
-                "has no JSON form" if self._result_is_any else "does not fit its return type"
-            )
+            does_not_fit = "has no JSON form" if self._is_any else "does not fit its return type"
             raise FunctionFailedError(
                 f"{self._name} returned a value of type {type(value).__name__} that "
                 f"{does_not_fit}: {_why(error)}",
@@ -107,9 +137,9 @@ class Signature:
             ) from error
         return text[len(_RESULT_START) : -len(_RESULT_END)]
 
-    def result(self, text: bytes) -> object:
-        """Return the value that a result's JSON text stands for."""
-        wrapped = self._result.model_validate_json(_RESULT_START + text + _RESULT_END)
+    def value(self, text: bytes) -> object:
+        """Return the value that JSON text stands for."""
+        wrapped = self._model.model_validate_json(_RESULT_START + text + _RESULT_END)
         value: object = getattr(wrapped, "r")  # noqa: B009 - made at run time
         return value
 

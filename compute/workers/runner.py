@@ -181,6 +181,7 @@ class Runner:
             raise RevokedError(f"{function.qualified_name} was revoked before it began.")
         session = Session(invoke.position)
         context = self._context(invoke, function, session)
+        context.begin()
         given = (context,) if function.signature.takes_context else ()
         body = partial(function.body, *given, **arguments)
         try:

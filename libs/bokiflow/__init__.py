@@ -1,26 +1,53 @@
 """BokiFlow: workflows whose steps are decided once, and fenced locks, on a shared log (thesis
 2.3.3).
 
-The library awaits nothing but the public `indilog.log.Log` interface.
+`Flow` and `Lock` are the ways in; `docs/libs/bokiflow.md` tells how they work. The library awaits
+nothing but the public `indilog.log.Log` interface; only the modules that hold a clock, pauses and
+tasks need an event loop.
 """
 
 from bokiflow.errors import (
+    Cancelled,
+    ChangedWorkflowError,
     FlowError,
+    FlowSettingsError,
     FlowVersionError,
     LockLostError,
     LockQueueFullError,
     LockSettingsError,
     LockTimeoutError,
+    RunCancelledError,
+    RunFailedError,
+    RunIdInUseError,
+    StepFailedError,
+    UnknownRunError,
 )
+from bokiflow.flow import Flow, Handle, Startable, Status
+from bokiflow.fold import State
 from bokiflow.lock import Held, Lock
+from bokiflow.workflow import Workflow
 
 __all__ = [
+    "Cancelled",
+    "ChangedWorkflowError",
+    "Flow",
     "FlowError",
+    "FlowSettingsError",
     "FlowVersionError",
+    "Handle",
     "Held",
     "Lock",
     "LockLostError",
     "LockQueueFullError",
     "LockSettingsError",
     "LockTimeoutError",
+    "RunCancelledError",
+    "RunFailedError",
+    "RunIdInUseError",
+    "Startable",
+    "State",
+    "Status",
+    "StepFailedError",
+    "UnknownRunError",
+    "Workflow",
 ]

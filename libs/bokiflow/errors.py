@@ -9,6 +9,78 @@ class FlowError(IndilogError):
     """Base of the errors of BokiFlow."""
 
 
+class FlowSettingsError(FlowError):
+    """A setting, name or id that no workflow can have; nothing was done."""
+
+
+class RunIdInUseError(FlowError):
+    """There is a run of this id already, of another workflow; nothing was started."""
+
+
+class UnknownRunError(FlowError):
+    """There is no run of this id, or it was forgotten."""
+
+
+class StepFailedError(FlowError):
+    """A step failed for good: its error was decided, and is raised alike in every re-execution.
+
+    Attributes:
+        step: the step's name.
+        kind: the name of the class of what its body raised.
+    """
+
+    def __init__(self, step: str, kind: str, message: str) -> None:
+        super().__init__(f"Step {step!r} failed: {kind}: {message}")
+        self.step = step
+        self.kind = kind
+
+
+class RunFailedError(FlowError):
+    """The workflow ended with an error.
+
+    Attributes:
+        run: the run's id.
+        kind: the name of the class of what the workflow raised.
+    """
+
+    def __init__(self, run: str, kind: str, message: str) -> None:
+        super().__init__(f"Run {run!r} failed: {kind}: {message}")
+        self.run = run
+        self.kind = kind
+
+
+class RunCancelledError(RunFailedError):
+    """The run was cancelled, or the workflow gave up by raising `Cancelled`."""
+
+
+class Cancelled(FlowError):  # noqa: N818 - raised to give up, which is no error
+    """Raised inside a workflow: by a cancellation, or by the workflow to give up."""
+
+
+class ChangedWorkflowError(FlowError):
+    """The code does not fit the steps that are decided: their sequence has changed.
+
+    The run waits, nothing of it is lost; it goes on when code is deployed that fits.
+
+    Attributes:
+        run: the run's id.
+        number: of the step at which code and log differ.
+        decided: what the log has there; None: nothing.
+        found: what the code does there; None: it ends before.
+    """
+
+    def __init__(self, run: str, number: str, decided: str | None, found: str | None) -> None:
+        does = "ends before it" if found is None else f"does {found!r} there"
+        super().__init__(
+            f"Run {run!r} does not fit the code: step {number} was decided as {decided!r}, "
+            f"the code {does}. Deploy code that does the same steps first, or let old runs end."
+        )
+        self.run = run
+        self.number = number
+        self.decided = decided
+        self.found = found
+
+
 class FlowVersionError(FlowError):
     """A record was written by a later version of BokiFlow; upgrade this program to read it."""
 

@@ -1,0 +1,87 @@
+"""A workflow as it is written: its body, what it takes and gives, which code it is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import cached_property
+from types import CodeType
+from typing import Any, Final
+
+from xxhash import xxh3_64
+
+from bokiflow.errors import FlowSettingsError
+from bokiflow.workflow import Workflow
+from indilog.errors import InvalidArgumentsError
+from indilog.ids import can_be_in_tag
+from indilog.signature import Signature, arguments_text
+
+_NAME_BYTES_MAX: Final = 128
+
+
+class Definition:
+    """One workflow.
+
+    Attributes:
+        name: unique in its flow.
+        body: the function that was decorated.
+        version: names the code, so that a run can tell whether it began with another.
+    """
+
+    def __init__(self, name: str, body: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        if not can_be_in_tag(name, _NAME_BYTES_MAX):
+            raise FlowSettingsError(f"A workflow's name is 1 to {_NAME_BYTES_MAX} bytes of text.")
+        if not inspect.iscoroutinefunction(body):
+            raise FlowSettingsError(f"Workflow {name!r} must be an async function.")
+        self.name = name
+        self.body = body
+        self.version = version_of(body.__code__)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What it takes and gives; worked out at first use, when every type it names is defined.
+
+        Raises:
+            FlowSettingsError: it does not take the workflow first. TypeError: as `Signature`.
+        """
+        signature = Signature(self.name, self.body, Workflow)
+        if not signature.takes_context:
+            raise FlowSettingsError(
+                f"Workflow {self.name!r} must take `wf: bokiflow.Workflow` first."
+            )
+        return signature
+
+    def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
+        """Return what it is started with as a JSON object.
+
+        Raises:
+            InvalidArgumentsError: there are too many, or one has no JSON form.
+        """
+        parameters = list(inspect.signature(self.body).parameters)[1:]
+        if len(given) > len(parameters):
+            raise InvalidArgumentsError(
+                f"{self.name} was not started: it takes {len(parameters)} arguments, "
+                f"not {len(given)}."
+            )
+        return arguments_text({**dict(zip(parameters, given, strict=False)), **named})
+
+    async def result_text(self, wf: Workflow, arguments: dict[str, Any]) -> bytes:
+        """Run it, and return its result as JSON text."""
+        return self.signature.result_text(await self.body(wf, **arguments))
+
+
+def version_of(code: CodeType) -> str:
+    """Return a name of some code: the same code, by the same Python, has the same name."""
+    digest = xxh3_64()
+    _add(digest, code)
+    return digest.hexdigest()
+
+
+def _add(digest: xxh3_64, code: CodeType) -> None:
+    digest.update(code.co_code)
+    digest.update(repr((code.co_names, code.co_varnames)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _add(digest, constant)
+        elif not isinstance(constant, frozenset):  # their order differs between processes
+            digest.update(repr(constant).encode())

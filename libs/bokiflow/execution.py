@@ -1,0 +1,444 @@
+"""One execution of a run: what is decided is replayed, what is not is done and decided by the log.
+
+`Execution.decide` is the one way in which anything gets an outcome; steps, times, signals, locks
+and children are all made of it. It awaits nothing but the log, so that executions can be
+interleaved call by call.
+
+What is decided is durable before the next thing is begun, with one exception: the last thing that
+the workflow's own coroutine decided waits until that coroutine goes on. If it ends there, the
+decision and the end are one append; if it begins something else or awaits anything, the decision
+is appended before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import ContextVar, copy_context
+from typing import Any, Final, NamedTuple, Protocol
+
+from bokiflow import waiting
+from bokiflow.errors import Cancelled, ChangedWorkflowError, StepFailedError
+from bokiflow.fold import Run
+from bokiflow.records import (
+    PARKED_TAG,
+    RUNS_TAG,
+    Decided,
+    Failure,
+    Finished,
+    Parked,
+    encoded,
+    executor_tag,
+    run_record,
+    run_tag,
+)
+from indilog.errors import IndilogError, OutcomeUnknownError, TooLargeError
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log
+
+_PAGE: Final = 1000
+_DEFERRED_BYTES_MAX: Final = 16 * 1024
+"""A larger result is appended at once, so that it is refused at its step if it is too large."""
+_MESSAGE_CHARACTERS_MAX: Final = 2000
+PATIENCE_TRIES: Final = 12
+"""Tries to append, with growing pauses (20 s together), before an execution gives up."""
+_PAUSE_S_MIN: Final = 0.02
+_PAUSE_S_MAX: Final = 5.0
+CANCEL: Final = "cancel"
+"""The kind of the decision that a cancellation takes the place of an operation."""
+
+
+class Stopped(BaseException):
+    """This execution must not go on: the run has another executor, or the log is away.
+
+    No `Exception`, so that no workflow takes it for a failure of a step.
+    """
+
+
+class Lease(Protocol):
+    """Whether this executor may rely on being the only one."""
+
+    def is_sure(self) -> bool:
+        """Whether nobody else can have taken the run yet; otherwise the log is asked."""
+
+
+class Outcome(NamedTuple):
+    """What an operation achieved: JSON text, or a failure."""
+
+    result: bytes
+    failure: Failure | None = None
+
+
+class Branch:
+    """Gives numbers to operations: by their place in the code, whatever runs at the same time.
+
+    Attributes:
+        execution: whose operations they are.
+    """
+
+    __slots__ = ("_next", "_prefix", "execution")
+
+    def __init__(self, execution: Execution, prefix: str = "") -> None:
+        self.execution = execution
+        self._prefix = prefix
+        self._next = 1
+
+    def number(self) -> str:
+        """Return the number of the next operation, such as `3`, or `3.1.2`: the second one of the
+        first branch of the third.
+        """
+        number = f"{self._prefix}{self._next}"
+        self._next += 1
+        return number
+
+
+BRANCH: Final[ContextVar[Branch | None]] = ContextVar("branch", default=None)
+"""The branch whose code runs; concurrent branches of one workflow each set their own."""
+KEY: Final[ContextVar[str | None]] = ContextVar("key", default=None)
+"""The idempotency key of the step whose body runs."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return an error as it is kept."""
+    kind = error.kind if isinstance(error, StepFailedError) else type(error).__name__
+    return Failure(kind, " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX])
+
+
+def raise_failure(decided: Decided, cause: BaseException | None = None) -> None:
+    """Raise what an operation failed with, if it did; alike when it is replayed.
+
+    Raises:
+        Cancelled: the run was cancelled there.
+        StepFailedError: anything else.
+    """
+    failure = decided.failure
+    if failure is None:
+        return
+    if failure.kind == Cancelled.__name__:
+        raise Cancelled(failure.message) from cause
+    raise StepFailedError(decided.name, failure.kind, failure.message) from cause
+
+
+class Execution:
+    """One execution of one run, in the epoch that the run has in `run`.
+
+    Attributes:
+        id: the run's.
+        run: the run as far as its records were read. What this execution decided may be missing.
+        log: where the run is.
+    """
+
+    def __init__(self, log: Log, id: str, run: Run, lease: Lease) -> None:  # noqa: A002
+        assert run.started is not None, "only what began is executed"
+        self.id = id
+        self.run = run
+        self.log = log
+        self.epoch = run.epoch
+        self._tag = run_tag(id)
+        self._executor_tag = executor_tag(run.executor)
+        self._lease = lease
+        self._decided = dict(run.steps)
+        self._reached: set[str] = set()
+        self._unsettled: list[Decided] = []
+        self._settling = waiting.Mutex()
+        self._changed: ChangedWorkflowError | None = None
+        self._main = Branch(self)
+        self._is_driving = False
+        self._cancel_asked = run.cancel_asked
+        self._cancelled = False
+        self.on_cancel: list[Callable[[], None]] = []
+        """Told when a cancellation is asked for; what waits must wake up then."""
+
+    # --- numbers
+
+    @property
+    def branch(self) -> Branch:
+        """The branch whose code runs."""
+        branch = BRANCH.get()
+        return branch if branch is not None and branch.execution is self else self._main
+
+    def number(self) -> str:
+        """Return the number of the next operation of this branch. Take it before anything is
+        awaited: then the order of the code decides it.
+        """
+        return self.branch.number()
+
+    def key(self, number: str) -> str:
+        """Return the idempotency key of an operation: the same in every execution, of no other."""
+        return f"{self.log.name}/{self.id}/{number}"
+
+    # --- deciding
+
+    def decided(self, number: str, name: str, kind: str) -> Decided | None:
+        """Return what is decided of an operation, None if nothing is.
+
+        Raises:
+            ChangedWorkflowError: another operation was decided there.
+        """
+        if self._changed is not None:
+            raise self._changed
+        known = self._decided.get(number)
+        if known is None:
+            return None
+        if known.kind == CANCEL:
+            self._cancelled = True
+        elif (known.name, known.kind) != (name, kind):
+            was, does = (f"{k} {n}" for k, n in ((known.kind, known.name), (kind, name)))
+            self._changed = ChangedWorkflowError(self.id, number, was, does)
+            raise self._changed
+        self._reached.add(number)
+        return known
+
+    async def decide(
+        self,
+        number: str,
+        name: str,
+        kind: str,
+        produce: Callable[[], Awaitable[Outcome]],
+        *,
+        may_wait: bool = False,
+        is_cancellable: bool = True,
+    ) -> Decided:
+        """Return the outcome of an operation: the one decided, else what `produce` gives, decided.
+
+        `produce` may run again in another execution, until an outcome is decided; all before it is
+        durable when it begins. When this returns the outcome is durable too; with `may_wait`, as
+        the module's words say. If the run is to be cancelled, that is decided instead, once.
+
+        Raises:
+            ChangedWorkflowError: another operation was decided there.
+            Stopped: this execution must not go on.
+        """
+        known = self.decided(number, name, kind)
+        if known is not None:
+            return known
+        if self._unsettled or self._settling.locked():
+            await self.settle()
+        if is_cancellable and self._cancel_asked and not self._cancelled:
+            self._cancelled = True
+            failure = Failure(Cancelled.__name__, f"The run was cancelled at {kind} {name!r}.")
+            return await self._record(Decided(self.epoch, number, name, CANCEL, b"", failure))
+        outcome = await produce()
+        record = Decided(self.epoch, number, name, kind, outcome.result, outcome.failure)
+        if may_wait and self._is_driving and len(outcome.result) <= _DEFERRED_BYTES_MAX:
+            self._keep(record)
+            self._unsettled.append(record)
+            return record
+        return await self._record(record)
+
+    def decide_now(self, name: str, kind: str, produce: Callable[[], bytes]) -> Decided:
+        """As `decide`, for what is known at once and has no effect; durable before the next thing
+        is begun.
+        """
+        number = self.number()
+        known = self.decided(number, name, kind)
+        if known is None:
+            known = Decided(self.epoch, number, name, kind, produce())
+            self._keep(known)
+            self._unsettled.append(known)
+        return known
+
+    async def settle(self) -> None:
+        """Make durable whatever was decided so far.
+
+        Raises:
+            Stopped: this execution must not go on.
+        """
+        async with self._settling:
+            if self._unsettled:
+                unsettled, self._unsettled = self._unsettled, []
+                await self._append(unsettled)
+
+    async def _record(self, record: Decided) -> Decided:
+        try:
+            await self._append([record])
+        except TooLargeError as error:
+            record = Decided(
+                record.epoch, record.number, record.name, record.kind, b"", failure_of(error)
+            )
+            await self._append([record])
+        self._keep(record)
+        return record
+
+    def _keep(self, record: Decided) -> None:
+        self._decided[record.number] = record
+        self._reached.add(record.number)
+
+    # --- cancelling
+
+    @property
+    def is_cancel_asked(self) -> bool:
+        """Whether somebody wants the run cancelled and that was not decided yet."""
+        return self._cancel_asked and not self._cancelled
+
+    def ask_cancel(self) -> None:
+        """The next operation decides that the run is cancelled; what waits wakes up."""
+        self._cancel_asked = True
+        for told in list(self.on_cancel):
+            told()
+
+    # --- from the beginning to the end
+
+    async def execute(self, body: Coroutine[Any, Any, bytes]) -> Finished:
+        """Run the workflow, from its first line; return its end, which is decided.
+
+        Args:
+            body: the workflow's coroutine, which gives its result as JSON text.
+
+        Raises:
+            ChangedWorkflowError: the code does not fit what is decided; the run is parked.
+            Stopped: this execution must not go on.
+        """
+        try:
+            result = await _Driven(self, body)
+            self._check_all_reached()
+            finished = Finished(self.epoch, result)
+        except Cancelled as error:
+            finished = Finished(self.epoch, b"", failure_of(error), was_cancelled=True)
+        except Exception as error:  # noqa: BLE001 - whatever a workflow raises is its outcome
+            finished = Finished(self.epoch, b"", failure_of(error))
+        if self._changed is not None:
+            await self._park(self._changed)
+            raise self._changed
+        return await self._finish(finished)
+
+    async def _finish(self, finished: Finished) -> Finished:
+        async with self._settling:
+            unsettled, self._unsettled = self._unsettled, []
+            try:
+                await self._append([*unsettled, finished])
+            except TooLargeError as error:
+                finished = Finished(self.epoch, b"", failure_of(error))
+                await self._append([*unsettled, finished])
+        return finished
+
+    def _check_all_reached(self) -> None:
+        """Refuse code that ends before a decided step of its main branch."""
+        if self._changed is None:
+            for number, record in self._decided.items():
+                if number not in self._reached and "." not in number:
+                    was = f"{record.kind} {record.name}"
+                    self._changed = ChangedWorkflowError(self.id, number, was, None)
+                    return
+
+    async def _park(self, error: ChangedWorkflowError) -> None:
+        started = self.run.started
+        assert started is not None, "only what began is executed"
+        await self._append([Parked(self.epoch, started.version, str(error))])
+
+    @property
+    def is_driving(self) -> bool:
+        """Whether the workflow's own coroutine runs, not a task that it began."""
+        return self._is_driving
+
+    # --- the log
+
+    async def catch_up(self, until: SeqNum = -1) -> None:
+        """Read what is new of the run, at least up to and with the record at `until`.
+
+        Raises:
+            Stopped: another executor has taken the run.
+        """
+        run = self.run
+        await read_run(self.log, self.id, run, until)
+        if run.cancel_asked and not self._cancel_asked:
+            self.ask_cancel()
+        if run.epoch != self.epoch or (run.finished and run.finished.epoch != self.epoch):
+            raise Stopped(f"Run {self.id!r} is executed by {run.executor} now.")
+
+    async def _append(self, records: Sequence[Decided | Parked | Finished]) -> None:
+        """Append records of this epoch, and make sure that they count.
+
+        A second copy of a record does not count, so after an unknown outcome it is appended again.
+        """
+        entries = [Entry(encoded(record), self._tags(record)) for record in records]
+        last = await appended(self.log, entries)
+        if not self._lease.is_sure():
+            await self.catch_up(last)
+
+    def _tags(self, record: Decided | Parked | Finished) -> tuple[str, ...]:
+        if isinstance(record, Decided):
+            return (self._tag,)
+        if isinstance(record, Parked):
+            return (self._tag, self._executor_tag, PARKED_TAG)
+        return (self._tag, self._executor_tag, RUNS_TAG)
+
+    def drive(self, *, on: bool) -> None:
+        """For `_Driven`: the workflow's own coroutine begins or ceases to run."""
+        self._is_driving = on
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether something decided is not durable yet, and nobody is about to append it."""
+        return bool(self._unsettled) and not self._settling.locked()
+
+
+async def read_run(log: Log, id: str, run: Run, until: SeqNum = -1) -> Run:  # noqa: A002
+    """Apply what is new of a run, at least up to and with the record at `until`; return it."""
+    tag = run_tag(id)
+    while True:
+        page = await log.read_range(tag, run.end, limit=_PAGE)
+        for record in page:
+            if record.seqnum >= run.end:
+                run.apply(record.seqnum, record.time, run_record(record.data))
+        if run.end > until and len(page) < _PAGE:
+            return run
+
+
+async def appended(log: Log, entries: Sequence[Entry]) -> SeqNum:
+    """Append entries of which a second copy is harmless; return the last one's place.
+
+    Raises:
+        Stopped: the log was away for too long.
+        TooLargeError: they are too large; nothing was appended.
+    """
+    pause_s = _PAUSE_S_MIN
+    for _ in range(PATIENCE_TRIES):
+        try:
+            if len(entries) == 1:
+                return await log.append(entries[0].data, tags=entries[0].tags)
+            return (await log.append_batch(entries))[-1]
+        except IndilogError as error:
+            if not error.retryable and not isinstance(error, OutcomeUnknownError):
+                raise
+        await waiting.pause(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+    raise Stopped("The log is away.")
+
+
+class _Driven:
+    """Runs a workflow's coroutine in a context of its own, and appends what it left unsettled
+    whenever it waits for anything.
+    """
+
+    def __init__(self, execution: Execution, body: Coroutine[Any, Any, bytes]) -> None:
+        self._execution = execution
+        self._body = body
+        self._context = copy_context()
+        self._context.run(BRANCH.set, execution.branch)
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        execution = self._execution
+        error: BaseException | None = None
+        while True:
+            try:
+                awaited = self._step(error)
+            except StopIteration as end:
+                result: bytes = end.value
+                return result
+            error = None
+            try:
+                if execution.has_unsettled:
+                    yield from execution.settle().__await__()
+                yield awaited
+            except BaseException as raised:  # noqa: BLE001 - goes on into the workflow
+                error = raised
+
+    def _step(self, error: BaseException | None) -> Any:  # noqa: ANN401 - whatever is awaited
+        execution = self._execution
+        execution.drive(on=True)
+        try:
+            if error is None:
+                return self._context.run(self._body.send, None)
+            return self._context.run(self._body.throw, error)
+        finally:
+            execution.drive(on=False)

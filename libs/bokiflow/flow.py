@@ -1,0 +1,302 @@
+"""Flows: workflows of an application, and handles on their runs (API.md, "BokiFlow").
+
+flow = bokiflow.Flow(app)
+
+@flow.workflow
+async def reserve(wf: bokiflow.Workflow, order: Order) -> Receipt: ...
+
+handle = await reserve.start(order, id="order-42")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Concatenate, Final, Generic, TypeVar
+
+from bokiflow import waiting
+from bokiflow.definition import Definition
+from bokiflow.errors import (
+    FlowSettingsError,
+    RunCancelledError,
+    RunFailedError,
+    UnknownRunError,
+)
+from bokiflow.execution import appended, read_run
+from bokiflow.fold import Run, State
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    LEASE_S_MAX,
+    CancelAsked,
+    Finished,
+    RunRecord,
+    encoded,
+    run_tag,
+)
+from bokiflow.runner import EXECUTIONS_MAX, Runner
+from bokiflow.workflow import Logs, Workflow
+from indilog.app import App, current_context
+from indilog.errors import TrimmedError
+from indilog.log import Entry, Log
+
+_ResultT = TypeVar("_ResultT")
+LEASE_S: Final = 5.0
+_LEASE_S_MIN: Final = 0.05
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run is, as of a read of the log.
+
+    Attributes:
+        steps: how many operations are decided.
+        epoch: how often it got an executor.
+        executor: who that is.
+        problem: why it waits or failed, if it does.
+    """
+
+    id: str
+    workflow: str
+    state: State
+    steps: int
+    epoch: int
+    executor: str
+    problem: str | None = None
+
+
+class Handle(Generic[_ResultT]):
+    """A run, wherever it is executed."""
+
+    def __init__(self, flow: Flow, definition: Definition, id: str, logs: Logs) -> None:  # noqa: A002
+        self.id = id
+        self._flow = flow
+        self._definition = definition
+        self._logs = logs
+
+    async def result(self, timeout: float | None = None) -> _ResultT:  # noqa: ASYNC109 - its name in API.md
+        """Return what the workflow returned, once it has; the run goes on if nobody waits for it.
+
+        Raises:
+            RunFailedError: it ended with an error. RunCancelledError: it was cancelled.
+            TimeoutError: it has not ended within `timeout` seconds.
+            UnknownRunError: there is no such run, or it was forgotten.
+        """
+        ends = math.inf if timeout is None else waiting.seconds_now() + timeout
+        finished: Finished | None = None
+        if (running := self._flow.runner.running.get(self.id)) is not None:
+            finished = await waiting.within(running.ended, ends - waiting.seconds_now())
+        if finished is None:
+            finished = await self._followed(ends)
+        return self._value(finished)
+
+    async def _followed(self, ends: float) -> Finished:
+        """Return how the run ends, from the log."""
+        log, run = self._log(), Run()
+        while True:
+            await self._read(log, run)
+            if run.finished is not None:
+                return run.finished
+            left = ends - waiting.seconds_now()
+            if left <= 0 or await log.read_next(run_tag(self.id), run.end, wait=left) is None:
+                raise TimeoutError(f"Run {self.id!r} has not ended in time; it goes on.")
+
+    def _value(self, finished: Finished) -> _ResultT:
+        failure = finished.failure
+        if failure is not None:
+            kind = RunCancelledError if finished.was_cancelled else RunFailedError
+            raise kind(self.id, failure.kind, failure.message)
+        value: Any = self._definition.signature.result(finished.result)
+        result: _ResultT = value
+        return result
+
+    async def status(self) -> Status:
+        """Return how the run is.
+
+        Raises:
+            UnknownRunError: as `result`.
+        """
+        run = Run()
+        await self._read(self._log(), run)
+        assert run.started is not None, "a run that was read has begun"
+        finished, parked = run.finished, run.parked
+        problem = parked.reason if parked else None
+        if finished is not None and finished.failure is not None:
+            problem = f"{finished.failure.kind}: {finished.failure.message}"
+        return Status(
+            self.id, run.started.workflow, run.state, len(run.steps), run.epoch, run.executor,
+            problem,
+        )  # fmt: skip
+
+    async def cancel(self) -> None:
+        """Ask for the run to be cancelled: its next operation raises `Cancelled` in it.
+
+        A step that runs is let end; a run that has ended stays as it is.
+        """
+        await self._tell(CancelAsked(), EXECUTORS_TAG)
+        if (running := self._flow.runner.running.get(self.id)) is not None:
+            running.execution.ask_cancel()
+
+    async def _tell(self, record: RunRecord, *tags: str) -> None:
+        entry = Entry(encoded(record), (run_tag(self.id), *tags))
+        await appended(self._log(), [entry])
+
+    def _log(self) -> Log:
+        return self._logs.log(self._flow.log_name)
+
+    async def _read(self, log: Log, run: Run) -> None:
+        try:
+            await read_run(log, self.id, run)
+        except TrimmedError as error:
+            raise UnknownRunError(f"Run {self.id!r} ended long ago and is forgotten.") from error
+        if run.started is None:
+            raise UnknownRunError(f"There is no run {self.id!r} in {self._flow.log_name!r}.")
+
+    def __repr__(self) -> str:
+        return f"Handle({self.id!r}, workflow={self._definition.name!r})"
+
+
+class Startable(Generic[_ResultT]):
+    """A decorated workflow.
+
+    Attributes:
+        name: unique in its flow.
+    """
+
+    def __init__(self, flow: Flow, definition: Definition) -> None:
+        self.name = definition.name
+        self.definition = definition
+        self._flow = flow
+
+    async def start(
+        self,
+        *arguments: Any,  # noqa: ANN401 - checked by the workflow's type hints
+        id: str | None = None,  # noqa: A002 - API.md
+        **named: Any,  # noqa: ANN401
+    ) -> Handle[_ResultT]:
+        """Begin a run with these arguments, and execute it in this process.
+
+        When this returns, the run is durable: it goes on to its end whatever dies. With an `id`
+        that there is a run of already, nothing begins, and the handle is that run's: so a start is
+        harmless to repeat. Without, each start begins a run of its own.
+
+        Raises:
+            InvalidArgumentsError: they do not fit the workflow's type hints; nothing was started.
+            RunIdInUseError: the id is that of a run of another workflow.
+            OverloadedError: too much runs here; nothing was started.
+            FlowSettingsError: outside of a function the flow does not know where its log is
+                (`Flow.attach`).
+        """
+        if id is not None:
+            run_tag(id)
+        definition, logs = self.definition, self._flow.logs()
+        text = definition.arguments_text(arguments, named)
+        definition.signature.arguments(text)
+        run, _ = await self._flow.runner.start(logs, definition, text, id)
+        return Handle(self._flow, definition, run, logs)
+
+    def handle(self, id: str) -> Handle[_ResultT]:  # noqa: A002
+        """Return a handle on the run `id`, which may be there or not."""
+        run_tag(id)
+        return Handle(self._flow, self.definition, id, self._flow.logs())
+
+    def __repr__(self) -> str:
+        return f"Startable({self.name!r})"
+
+
+class Flow:
+    """The workflows of an application, and the log that their runs are in.
+
+    Args:
+        app: whose workflows they are; or a name, for a program that is no application.
+        log: name of the log of the runs, which holds nothing else; else `<app>/flow`.
+        lease: seconds after which others take over the runs of a process that was not heard of.
+        executions: runs that a process executes at once; a further start is refused.
+
+    Attributes:
+        log_name: of the log of the runs.
+        runner: what executes runs in this process.
+    """
+
+    def __init__(
+        self,
+        app: App | str,
+        *,
+        log: str | None = None,
+        lease: float = LEASE_S,
+        executions: int = EXECUTIONS_MAX,
+    ) -> None:
+        if not _LEASE_S_MIN <= lease <= LEASE_S_MAX:
+            raise FlowSettingsError(f"A lease is {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
+        if executions < 1:
+            raise FlowSettingsError("executions is at least 1.")
+        self._app = app
+        self._log_name = log
+        self._definitions: dict[str, Definition] = {}
+        self._lease_s = lease
+        self._executions_max = executions
+        self._runner: Runner | None = None
+        self._attached: Logs | None = None
+
+    @property
+    def log_name(self) -> str:
+        """The log of the runs; by the name that the application is deployed under."""
+        name = self._app.name if isinstance(self._app, App) else self._app
+        return self._log_name or f"{name}/flow"
+
+    @property
+    def runner(self) -> Runner:
+        """What executes runs in this process."""
+        if self._runner is None:
+            self._runner = Runner(
+                self.log_name,
+                self._definitions,
+                lease_s=self._lease_s,
+                executions_max=self._executions_max,
+            )
+        return self._runner
+
+    def workflow(
+        self, body: Callable[Concatenate[Workflow, ...], Coroutine[Any, Any, _ResultT]], /
+    ) -> Startable[_ResultT]:
+        """Make an async function a workflow of this flow.
+
+        Raises:
+            FlowSettingsError: it is not async, or there is one of its name.
+        """
+        definition = Definition(body.__name__, body)
+        if definition.name in self._definitions:
+            raise FlowSettingsError(f"There are two workflows {definition.name!r}; rename one.")
+        self._definitions[definition.name] = definition
+        return Startable(self, definition)
+
+    def attach(self, logs: Logs) -> None:
+        """Say where logs are, outside of functions: a client, or `MemoryLogs`."""
+        self._attached = logs
+
+    def logs(self) -> Logs:
+        """Return where logs are: the context of the function that runs, else what was attached.
+
+        Raises:
+            FlowSettingsError: neither is there.
+        """
+        if (context := current_context()) is not None:
+            return context
+        if self._attached is not None:
+            return self._attached
+        raise FlowSettingsError("Outside of a function, say where logs are: flow.attach(client).")
+
+    def handle(self, workflow: str, id: str) -> Handle[Any]:  # noqa: A002
+        """Return a handle on a run of a workflow known by its name.
+
+        Raises:
+            FlowSettingsError: this flow has no such workflow.
+        """
+        definition = self._definitions.get(workflow)
+        if definition is None:
+            raise FlowSettingsError(f"There is no workflow {workflow!r} here.")
+        run_tag(id)
+        return Handle(self, definition, id, self.logs())
+
+    def __repr__(self) -> str:
+        return f"Flow({self.log_name!r}, workflows={sorted(self._definitions)})"

@@ -1,0 +1,128 @@
+"""A run as its records leave it: a pure fold, alike in every process.
+
+The order of the log decides everything. The executor of a run has an epoch, and what it decides
+counts only while no later epoch is taken; of two that execute at once, one therefore decides
+nothing. Of several decisions of one step the first counts.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import assert_never
+
+from bokiflow.records import (
+    CancelAsked,
+    Decided,
+    Finished,
+    Parked,
+    RunRecord,
+    Signalled,
+    Started,
+    Taken,
+)
+from indilog.ids import SeqNum
+
+
+class State(enum.StrEnum):
+    """How far a run is."""
+
+    RUNNING = "running"
+    PARKED = "parked"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Run:
+    """Applies the records of one run in order.
+
+    Attributes:
+        end: records below this seqnum are applied.
+        clock: the latest time of an applied record, seconds since 1970.
+        started: how it began; None: there is no such run.
+        started_at: that record's place. Valid once `started` is there.
+        epoch: the newest that counts; 0 before the start.
+        executor: who executes it.
+        steps: the outcomes that are decided, by step number, in the order of the log.
+        places: where they were decided.
+        signals: in the order of the log.
+        cancel_asked: whether somebody wants it cancelled.
+        parked: why it waits for other code, if it does.
+        finished: how it ended, once it did.
+    """
+
+    __slots__ = (
+        "cancel_asked", "clock", "end", "epoch", "executor", "finished", "parked", "places",
+        "signals", "started", "started_at", "steps",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.end: SeqNum = 0
+        self.clock = 0.0
+        self.started: Started | None = None
+        self.started_at: SeqNum = 0
+        self.epoch = 0
+        self.executor = ""
+        self.steps: dict[str, Decided] = {}
+        self.places: dict[str, SeqNum] = {}
+        self.signals: list[tuple[SeqNum, Signalled]] = []
+        self.cancel_asked = False
+        self.parked: Parked | None = None
+        self.finished: Finished | None = None
+
+    @property
+    def state(self) -> State:
+        """How far it is."""
+        if self.finished is None:
+            return State.RUNNING if self.parked is None else State.PARKED
+        if self.finished.was_cancelled:
+            return State.CANCELLED
+        return State.DONE if self.finished.failure is None else State.FAILED
+
+    def apply(self, seqnum: SeqNum, time: float, record: RunRecord | None) -> bool:
+        """Take in the record at `seqnum`; tell whether it counts."""
+        assert seqnum >= self.end, "records are applied in order"
+        self.end = seqnum + 1
+        self.clock = max(self.clock, time)
+        if record is None or self.finished is not None:
+            return False
+        if self.started is None:
+            return isinstance(record, Started) and self._start(seqnum, record)
+        return self._effect(seqnum, record)
+
+    def _start(self, seqnum: SeqNum, record: Started) -> bool:
+        self.started, self.started_at = record, seqnum
+        self.epoch, self.executor = 1, record.executor
+        return True
+
+    def _effect(self, seqnum: SeqNum, record: RunRecord) -> bool:
+        match record:
+            case Started():
+                return False
+            case Signalled():
+                self.signals.append((seqnum, record))
+            case CancelAsked():
+                self.cancel_asked = True
+            case Taken(epoch, executor):
+                if epoch != self.epoch + 1:
+                    return False
+                self.epoch, self.executor, self.parked = epoch, executor, None
+            case Decided() | Parked() | Finished():
+                return record.epoch == self.epoch and self._of_executor(seqnum, record)
+            case unreachable:
+                assert_never(unreachable)
+        return True
+
+    def _of_executor(self, seqnum: SeqNum, record: Decided | Parked | Finished) -> bool:
+        match record:
+            case Decided(number=number):
+                if number in self.steps:
+                    return False
+                self.steps[number], self.places[number] = record, seqnum
+            case Parked():
+                self.parked = record
+            case Finished():
+                self.finished, self.parked = record, None
+            case unreachable:
+                assert_never(unreachable)
+        return True

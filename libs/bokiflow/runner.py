@@ -1,0 +1,361 @@
+"""Executes the runs of one process, and shows that it lives while it does.
+
+A process has a name and a lease on all its runs together: one record each quarter of the lease,
+and none while it executes nothing. While less than half of the lease is over, nobody else can have
+taken a run (unless clocks of compute nodes differ by the other half), so steps cost an append and
+no read; otherwise each append is followed by a look whether it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from bokiflow import waiting
+from bokiflow.definition import Definition
+from bokiflow.errors import ChangedWorkflowError, RunIdInUseError
+from bokiflow.execution import Execution, Stopped, appended, read_run
+from bokiflow.executors import Executors
+from bokiflow.fold import Run
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    RUNS_TAG,
+    Alive,
+    CancelAsked,
+    Finished,
+    Left,
+    Origin,
+    Started,
+    encoded,
+    executor_record,
+    executor_tag,
+    run_in,
+    run_record,
+    run_tag,
+)
+from bokiflow.workflow import Logs, Workflow
+from indilog.app import Context
+from indilog.errors import IndilogError, OverloadedError, TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log, Record
+
+EXECUTIONS_MAX: Final = 1024
+"""Runs that a process executes at once, unless told otherwise."""
+_BEATS: Final = 4
+_SURE: Final = 0.5
+_PAGE: Final = 1000
+_AGAIN_S: Final = 1.0
+_TRIM_EVERY: Final = 512
+
+
+class Lease:
+    """This process's hold on its runs, by its own clock.
+
+    Attributes:
+        name: under which it is known; never used again once its lease has ended.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.name = waiting.new_name()
+        self._lease_s = lease_s
+        self._renewed_at: float | None = None
+
+    def renewed(self, asked_at: float) -> None:
+        """The log holds a sign of life that was sent off at `asked_at`."""
+        self._renewed_at = max(self._renewed_at or 0.0, asked_at)
+
+    def is_sure(self) -> bool:
+        """See `bokiflow.execution.Lease`."""
+        at = self._renewed_at
+        return at is not None and waiting.seconds_now() < at + self._lease_s * _SURE
+
+    def has_ended(self) -> bool:
+        """Whether others may have given its runs to somebody else."""
+        at = self._renewed_at
+        return at is not None and waiting.seconds_now() >= at + self._lease_s
+
+
+class Running:
+    """A run that this process executes.
+
+    Attributes:
+        ended: its end; None: it goes on elsewhere, or waits for other code.
+    """
+
+    def __init__(self, definition: Definition, execution: Execution) -> None:
+        self.definition = definition
+        self.execution = execution
+        self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+
+    def end(self, finished: Finished | None) -> None:
+        """Tell who waits for it."""
+        if not self.ended.done():
+            self.ended.set_result(finished)
+
+
+class Runner:
+    """Executes runs.
+
+    Args:
+        log_name: of the log of the runs.
+        definitions: the workflows, by name.
+        lease_s: how long after its last sign of life somebody else takes its runs.
+        executions_max: how many it executes at once.
+
+    Attributes:
+        running: by run id.
+        executors: who lives, as far as it was read.
+    """
+
+    def __init__(
+        self,
+        log_name: str,
+        definitions: dict[str, Definition],
+        *,
+        lease_s: float,
+        executions_max: int = EXECUTIONS_MAX,
+    ) -> None:
+        self.log_name = log_name
+        self.definitions = definitions
+        self.running: dict[str, Running] = {}
+        self.executors = Executors()
+        self.lease_s = lease_s
+        self.executions_max = executions_max
+        self.lease = Lease(lease_s)
+        self._beating: asyncio.Task[None] | None = None
+        self._starting = 0
+        self._ended_since_trim = 0
+        self.on_room: list[Callable[[], None]] = []
+
+    # --- beginning runs
+
+    async def start(
+        self,
+        logs: Logs,
+        definition: Definition,
+        arguments: bytes,
+        id: str | None,  # noqa: A002 - it is called so
+        *,
+        parent: Origin | None = None,
+    ) -> tuple[str, Running | None]:
+        """Begin a run, unless there is one of this id; return its id, and it if it is executed
+        here.
+
+        Raises:
+            RunIdInUseError: there is one, of another workflow.
+            OverloadedError: too many runs are executed here; nothing was done.
+        """
+        if id is not None and (running := self.running.get(id)) is not None:
+            _check_same(id, definition, running.definition.name)
+            return id, running
+        self._check_room()
+        self._starting += 1
+        try:
+            return await self._begin(logs, definition, arguments, id, parent)
+        finally:
+            self._starting -= 1
+
+    async def _begin(
+        self,
+        logs: Logs,
+        definition: Definition,
+        arguments: bytes,
+        id: str | None,  # noqa: A002
+        parent: Origin | None,
+    ) -> tuple[str, Running | None]:
+        log = logs.log(self.log_name)
+        run_id = waiting.new_name() if id is None else id
+        lease = self.living()
+        started = Started(definition.name, arguments, lease.name, definition.version, parent)
+        tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
+        seqnum = await self.append_alive(log, lease, [Entry(encoded(started), tags)])
+        run = Run()
+        if id is None:
+            run.apply(seqnum, waiting.seconds_now(), started)
+        else:
+            await read_run(log, run_id, run, seqnum)
+            assert run.started is not None, "our own append is visible to us"
+            _check_same(run_id, definition, run.started.workflow)
+            if run.started_at != seqnum:
+                return run_id, self.running.get(run_id)
+        return run_id, self.execute(logs, definition, run_id, run, lease)
+
+    def _check_room(self) -> None:
+        if len(self.running) + self._starting >= self.executions_max:
+            raise OverloadedError(
+                f"{self.executions_max:,} workflows run in this process already; try again later."
+            )
+
+    @property
+    def room(self) -> int:
+        """How many further runs it may execute."""
+        return self.executions_max - len(self.running) - self._starting
+
+    def execute(
+        self,
+        logs: Logs,
+        definition: Definition,
+        id: str,  # noqa: A002
+        run: Run,
+        lease: Lease,
+    ) -> Running | None:
+        """Execute a run whose executor this process is, in a task of its own."""
+        if id in self.running or lease is not self.lease:
+            return self.running.get(id)
+        execution = Execution(logs.log(self.log_name), id, run, lease)
+        running = self.running[id] = Running(definition, execution)
+        running.task = asyncio.create_task(self._execute(logs, running))
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.create_task(self._beat(logs))
+        return running
+
+    async def _execute(self, logs: Logs, running: Running) -> None:
+        if isinstance(logs, Context):
+            logs.begin()
+        finished: Finished | None = None
+        try:
+            finished = await self._executed(logs, running)
+        except ChangedWorkflowError as error:
+            structlog.get_logger().warning("run parked", run=error.run, reason=str(error))
+        except IndilogError as error:
+            structlog.get_logger().error(
+                "run left to others", run=running.execution.id, reason=str(error)
+            )
+        finally:
+            del self.running[running.execution.id]
+            running.end(finished)
+            self._ended_since_trim += 1
+            for told in self.on_room:
+                told()
+
+    async def _executed(self, logs: Logs, running: Running) -> Finished | None:
+        """Execute a run to its end; again if the log was away. None: somebody else does."""
+        execution, definition = running.execution, running.definition
+        while True:
+            started = execution.run.started
+            assert started is not None, "only what began is executed"
+            wf = Workflow(execution, logs)
+            body = definition.result_text(wf, definition.signature.arguments(started.arguments))
+            try:
+                return await execution.execute(body)
+            except Stopped:
+                pass
+            await waiting.pause(_AGAIN_S)
+            run = await read_run(execution.log, execution.id, Run())
+            if run.finished is not None or run.epoch != execution.epoch:
+                return run.finished
+            lease = self.lease
+            if run.executor != lease.name:
+                return None
+            execution = running.execution = Execution(execution.log, execution.id, run, lease)
+
+    # --- signs of life
+
+    def living(self) -> Lease:
+        """Return the lease under which this process executes what it begins now."""
+        if self.lease.has_ended():
+            self._lose()
+        return self.lease
+
+    async def append_alive(self, log: Log, lease: Lease, entries: list[Entry]) -> SeqNum:
+        """Append records of this executor, and before them that it lives, if need be."""
+        if lease.is_sure():
+            return await appended(log, entries)
+        now = waiting.seconds_now()
+        last = await appended(log, [self._alive(lease), *entries])
+        lease.renewed(now)
+        return last
+
+    def _alive(self, lease: Lease) -> Entry:
+        alive = Alive(lease.name, self.lease_s)
+        return Entry(encoded(alive), (EXECUTORS_TAG,))
+
+    async def _beat(self, logs: Logs) -> None:
+        """Say that it lives as long as it executes anything."""
+        log = logs.log(self.log_name)
+        while self.running or self._starting:
+            await waiting.pause(self.lease_s / _BEATS)
+            try:
+                await self._renew(log)
+            except (IndilogError, Stopped) as error:
+                structlog.get_logger().warning("executor cannot renew its lease", reason=str(error))
+
+    async def _renew(self, log: Log) -> None:
+        lease, now = self.lease, waiting.seconds_now()
+        if not lease.has_ended():
+            seqnum = await appended(log, [self._alive(lease)])
+            await self.look(log, seqnum)
+            if lease is self.lease and not (
+                lease.has_ended() or self.executors.has_heir(lease.name)
+            ):
+                lease.renewed(now)
+                await self._trim(log)
+                return
+        if lease is self.lease:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Others may have its runs: stop them, and go on under another name."""
+        self.lease = Lease(self.lease_s)
+        for running in list(self.running.values()):
+            if running.task is not None:
+                running.task.cancel()
+
+    async def look(self, log: Log, until: SeqNum = -1) -> None:
+        """Read what is new of executors and cancellations, at least up to `until`."""
+        executors = self.executors
+        while True:
+            try:
+                page = await log.read_range(EXECUTORS_TAG, executors.end, limit=_PAGE)
+            except TrimmedError as error:
+                executors.end = max(executors.end, error.first_seqnum)
+                continue
+            for record in page:
+                if record.seqnum >= executors.end:
+                    self._on_record(record)
+            if executors.end > until and len(page) < _PAGE:
+                return
+
+    def _on_record(self, record: Record) -> None:
+        self.executors.apply(record.seqnum, record.time, executor_record(record.data))
+        run = run_in(record.tags)
+        if run in self.running and isinstance(run_record(record.data), CancelAsked):
+            self.running[run].execution.ask_cancel()
+
+    async def _trim(self, log: Log) -> None:
+        """Now and then, forget the starts and ends of what is over."""
+        if self._ended_since_trim < _TRIM_EVERY:
+            return
+        self._ended_since_trim = 0
+        needed = [running.execution.run.started_at for running in self.running.values()]
+        if needed and not self._starting:
+            await log.trim(min(needed), tag=executor_tag(self.lease.name))
+        await log.trim(self.executors.needed_from, tag=EXECUTORS_TAG)
+
+    # --- the end
+
+    async def stop(self, log: Log) -> None:
+        """Stop everything and say so; others go on with it at once."""
+        tasks = [running.task for running in self.running.values() if running.task is not None]
+        was_idle = not tasks
+        if self._beating is not None:
+            tasks.append(self._beating)
+            self._beating = None
+        name = self.lease.name
+        self.lease = Lease(self.lease_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await appended(log, [Entry(encoded(Left(name, was_idle)), (EXECUTORS_TAG,))])
+
+
+def _check_same(id: str, definition: Definition, workflow: str) -> None:  # noqa: A002
+    if workflow != definition.name:
+        raise RunIdInUseError(
+            f"Run {id!r} is one of workflow {workflow!r}, not of {definition.name!r}; "
+            "choose another id."
+        )

@@ -1,0 +1,49 @@
+"""What BokiFlow needs of the world beside the log: a clock, chance for names, pauses, threads.
+
+Only here, so that tests put their own in the place of each; nothing of it decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_ValueT = TypeVar("_ValueT")
+
+Mutex = asyncio.Lock
+"""Needs an event loop only when somebody waits for it."""
+
+
+def seconds_now() -> float:
+    """Return seconds since 1970; only to know when to look or renew, never to decide."""
+    return time.time()
+
+
+def new_name() -> str:
+    """Return a name that nobody else has."""
+    return secrets.token_hex(10)
+
+
+async def pause(seconds: float) -> None:
+    """Return after `seconds`."""
+    await asyncio.sleep(seconds)
+
+
+async def in_thread(body: Callable[[], object]) -> object:
+    """Run a sync body in a thread and return its result."""
+    return await asyncio.to_thread(body)
+
+
+async def within(ended: asyncio.Future[_ValueT], seconds: float) -> _ValueT:
+    """Return what a future gives, which goes on if it gives nothing in time.
+
+    Raises:
+        TimeoutError: it does not within `seconds`.
+    """
+    if seconds == math.inf:
+        return await asyncio.shield(ended)
+    return await asyncio.wait_for(asyncio.shield(ended), max(0.0, seconds))

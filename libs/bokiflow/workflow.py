@@ -1,0 +1,230 @@
+"""What a workflow has in hand: steps whose outcomes are decided once, and values that stay the same
+in every re-execution (API.md, "BokiFlow").
+"""
+
+from __future__ import annotations
+
+import random as chance
+import uuid as uuids
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar, overload
+
+import structlog
+from cachetools import LRUCache
+from xxhash import xxh3_128_digest, xxh3_128_intdigest
+
+from bokiflow import waiting
+from bokiflow.body import Body
+from bokiflow.errors import Cancelled, FlowSettingsError
+from bokiflow.execution import KEY, Execution, Outcome, failure_of, raise_failure
+from indilog.app import Context
+from indilog.errors import FunctionFailedError
+from indilog.log import Log
+
+STEP: Final = "step"
+NOW: Final = "now"
+RETRIES: Final = 3
+RETRIES_MAX: Final = 1000
+BACKOFF_S: Final = 0.1
+BACKOFF_S_MAX: Final = 60.0
+_BODIES_MAX: Final = 1024
+_ValueT = TypeVar("_ValueT")
+
+
+class Logs(Protocol):
+    """Whatever gives access to logs by name: a function's `Context`, a client, `MemoryLogs`."""
+
+    def log(self, name: str, /) -> Log:
+        """Return the log `name`."""
+
+
+class Workflow:
+    """One execution of a workflow, as its code sees it.
+
+    The code may run several times, each time from its first line; so what it does between its
+    operations must follow from its arguments and from what the operations return. Everything else
+    (calls, logs, clocks, chance) belongs into steps.
+    """
+
+    def __init__(self, execution: Execution, logs: Logs) -> None:
+        self.execution = execution
+        self._logs = logs
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.execution.id
+
+    @property
+    def key(self) -> str:
+        """In the body of a step: its idempotency key, to be handed to outside effects.
+
+        It is the same in every attempt and re-execution of the step, and that of no other.
+        """
+        key = KEY.get()
+        if key is None:
+            raise FlowSettingsError("wf.key names a step; use it in the body of one.")
+        return key
+
+    @property
+    def ctx(self) -> Context:
+        """The context of the function that executes this, for its calls.
+
+        Raises:
+            FlowSettingsError: it is executed outside of the platform.
+        """
+        if not isinstance(self._logs, Context):
+            raise FlowSettingsError("This workflow runs outside of a function; it has no context.")
+        return self._logs
+
+    @property
+    def logger(self) -> structlog.typing.FilteringBoundLogger:
+        """A structured logger that names the run. Lines come again with each re-execution."""
+        logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(run=self.id)
+        return logger
+
+    def log(self, name: str) -> Log:
+        """Return the log `name`, for the bodies of steps."""
+        return self._logs.log(name)
+
+    # --- steps
+
+    @overload
+    def step(
+        self,
+        body: Callable[..., Coroutine[Any, Any, _ValueT]],
+        /,
+        *arguments: object,
+        retries: int = ...,
+        backoff: float = ...,
+        name: str | None = ...,
+    ) -> Coroutine[Any, Any, _ValueT]: ...
+
+    @overload
+    def step(
+        self,
+        body: Callable[..., _ValueT],
+        /,
+        *arguments: object,
+        retries: int = ...,
+        backoff: float = ...,
+        name: str | None = ...,
+    ) -> Coroutine[Any, Any, _ValueT]: ...
+
+    def step(
+        self,
+        body: Callable[..., Any],
+        /,
+        *arguments: object,
+        retries: int = RETRIES,
+        backoff: float = BACKOFF_S,
+        name: str | None = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """Run `body(*arguments)` and return its result, decided once by the log.
+
+        The body may run several times (after an error, after a crash, beside a stalled executor),
+        so what it does outside should be harmless to repeat, or carry `wf.key`; its outcome is
+        decided once, and every execution goes on with that. A first parameter `ctx` is given the
+        function's context. A sync body runs in a thread.
+
+        Args:
+            body: what to do; a function with a return type gets its result back as that type.
+            arguments: of the body.
+            retries: further attempts after one that raised. They are counted in this execution; a
+                re-execution counts anew. `Cancelled` is not tried again.
+            backoff: seconds before the first of them, doubled for each further one, at most 60.
+            name: by which it is known in the log; else that of the body.
+
+        Raises:
+            StepFailedError: the last attempt raised too; so it is decided.
+            ChangedWorkflowError: the code does not do what it did before at this place.
+        """
+        if not 0 <= retries <= RETRIES_MAX or backoff < 0:
+            raise FlowSettingsError(f"retries is 0 to {RETRIES_MAX:,}, backoff not negative.")
+        number = self.execution.number()
+        return self._step(number, body_of(body, name), arguments, retries, backoff)
+
+    async def _step(
+        self, number: str, body: Body, arguments: tuple[object, ...], retries: int, backoff: float
+    ) -> object:
+        errors: list[BaseException] = []
+        attempts = partial(self._attempts, number, body, arguments, retries, backoff, errors)
+        decided = await self.execution.decide(number, body.name, STEP, attempts, may_wait=True)
+        if decided.failure is not None:
+            raise_failure(decided, errors[-1] if errors else None)
+        return body.result(decided.result)
+
+    async def _attempts(
+        self,
+        number: str,
+        body: Body,
+        arguments: tuple[object, ...],
+        retries: int,
+        backoff: float,
+        errors: list[BaseException],
+    ) -> Outcome:
+        given = (self.ctx, *arguments) if body.takes_context else arguments
+        set_before = KEY.set(self.execution.key(number))
+        try:
+            for attempt in range(retries + 1):
+                try:
+                    value = await body.run(given)
+                except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
+                    errors.append(error)
+                else:
+                    return _outcome(body, value)
+                if attempt == retries or isinstance(errors[-1], Cancelled):
+                    break
+                await waiting.pause(min(backoff * 2**attempt, BACKOFF_S_MAX))
+                if self.execution.is_cancel_asked:
+                    break
+            return Outcome(b"", failure_of(errors[-1]))
+        finally:
+            KEY.reset(set_before)
+
+    # --- values that stay the same
+
+    def now(self) -> float:
+        """Return seconds since 1970 as of the first execution of this line."""
+        decided = self.execution.decide_now(NOW, NOW, lambda: b"%r" % waiting.seconds_now())
+        return float(decided.result)
+
+    def now_utc(self) -> datetime:
+        """Return `now` as a time with its zone."""
+        return datetime.fromtimestamp(self.now(), UTC)
+
+    def random(self) -> chance.Random:
+        """Return a source of chance that gives the same in every re-execution; not for secrets."""
+        number = self.execution.number()
+        return chance.Random(xxh3_128_intdigest(self.execution.key(number).encode()))  # noqa: S311 - no secret
+
+    def uuid(self) -> uuids.UUID:
+        """Return a UUID that is the same in every re-execution."""
+        number = self.execution.number()
+        return uuids.UUID(bytes=xxh3_128_digest(self.execution.key(number).encode()), version=5)
+
+
+def _outcome(body: Body, value: object) -> Outcome:
+    """Return what a step achieved; a result that cannot be kept is a failure for good."""
+    try:
+        return Outcome(body.text(value))
+    except FunctionFailedError as error:
+        return Outcome(b"", failure_of(error))
+
+
+_BODIES: Final[LRUCache[object, Body]] = LRUCache(_BODIES_MAX)
+
+
+def body_of(body: Callable[..., Any], name: str | None = None) -> Body:
+    """Return what is known of a step's body; worked out once for each place in the code."""
+    code = getattr(body, "__code__", None)
+    key = (code, name, str(getattr(body, "__annotations__", {}).get("return")))
+    known: Body | None = _BODIES.get(key) if code is not None else None
+    if known is None:
+        known = Body(body, name)
+        if code is not None:
+            _BODIES[key] = known
+        return known
+    return known.of(body)

@@ -1,0 +1,130 @@
+"""What counts of a run's records: the order of the log decides, by epoch and by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from bokiflow.errors import FlowVersionError
+from bokiflow.executors import Executors
+from bokiflow.fold import Run, State
+from bokiflow.records import (
+    Alive,
+    CancelAsked,
+    Dead,
+    Decided,
+    ExecutorRecord,
+    Finished,
+    Left,
+    Parked,
+    RunRecord,
+    Started,
+    Taken,
+    encoded,
+    executor_record,
+    run_record,
+)
+
+
+def started(executor: str = "a") -> Started:
+    return Started("order", b"{}", executor, "v1")
+
+
+def step(epoch: int, number: str = "1", result: bytes = b"1") -> Decided:
+    return Decided(epoch, number, "book", "step", result)
+
+
+def folded(*records: RunRecord | None) -> tuple[Run, list[bool]]:
+    run = Run()
+    return run, [run.apply(n, float(n), record) for n, record in enumerate(records)]
+
+
+def test_the_first_start_counts() -> None:
+    run, counted = folded(started("a"), started("b"))
+    assert counted == [True, False]
+    assert (run.executor, run.epoch) == ("a", 1)
+
+
+def test_nothing_counts_before_the_start() -> None:
+    run, counted = folded(step(1), CancelAsked(), Taken(1, "b"), started())
+    assert counted == [False, False, False, True]
+    assert not run.steps
+    assert not run.cancel_asked
+
+
+def test_of_two_decisions_of_a_step_the_first_counts() -> None:
+    run, counted = folded(started(), step(1, result=b"1"), step(1, result=b"2"))
+    assert counted[1:] == [True, False]
+    assert run.steps["1"].result == b"1"
+
+
+def test_what_an_executor_decides_counts_only_until_another_takes_the_run() -> None:
+    run, counted = folded(
+        started(), Taken(2, "b"), step(1), Finished(1, b"old"), step(2, result=b"new")
+    )
+    assert counted[1:] == [True, False, False, True]
+    assert run.state is State.RUNNING
+    assert run.steps["1"].result == b"new"
+
+
+def test_of_two_that_take_a_run_over_the_first_gets_it() -> None:
+    run, counted = folded(started(), Taken(2, "b"), Taken(2, "c"), Taken(4, "d"))
+    assert counted[1:] == [True, False, False]
+    assert (run.executor, run.epoch) == ("b", 2)
+
+
+def test_nothing_changes_a_run_that_has_ended() -> None:
+    run, counted = folded(started(), Finished(1, b"1"), Taken(2, "b"), CancelAsked(), step(1))
+    assert counted[2:] == [False, False, False]
+    assert run.state is State.DONE
+
+
+def test_a_parked_run_goes_on_when_it_is_taken() -> None:
+    parked = (started(), Parked(1, "v1", "changed"))
+    assert folded(*parked)[0].state is State.PARKED
+    assert folded(*parked, Taken(2, "b"))[0].state is State.RUNNING
+
+
+def test_records_of_others_are_passed_over_and_later_formats_are_not() -> None:
+    assert run_record(b"not of BokiFlow") is None
+    assert executor_record(encoded(started())) is None
+    with pytest.raises(FlowVersionError):
+        run_record(b"\xb0F\x02anything")
+
+
+# --- executors
+
+
+def living(*records: tuple[float, ExecutorRecord]) -> Executors:
+    executors = Executors()
+    for seqnum, (time, record) in enumerate(records):
+        executors.apply(seqnum, time, record)
+    return executors
+
+
+def test_nobody_inherits_before_the_lease_has_ended() -> None:
+    assert not living((1.0, Alive("a", 5.0)), (5.9, Dead("a", "b"))).has_heir("a")
+    assert living((1.0, Alive("a", 5.0)), (6.0, Dead("a", "b"))).left_to("b") == ["a"]
+
+
+def test_the_first_heir_gets_everything_also_what_was_left_to_the_dead() -> None:
+    executors = living(
+        (0.0, Alive("a", 1.0)), (0.0, Alive("b", 1.0)), (2.0, Dead("a", "b")),
+        (2.0, Dead("a", "c")), (3.0, Dead("b", "c")),
+    )  # fmt: skip
+    assert executors.left_to("b") == []
+    assert sorted(executors.left_to("c")) == ["a", "b"]
+
+
+def test_a_dead_executor_does_not_come_back_under_its_name() -> None:
+    executors = living((0.0, Alive("a", 1.0)), (2.0, Dead("a", "b")), (2.1, Alive("a", 9.0)))
+    assert executors.has_heir("a")
+    assert not executors.lives("a", 3.0)
+
+
+def test_who_leaves_is_inherited_from_at_once() -> None:
+    executors = living((0.0, Alive("a", 100.0)), (1.0, Left("a", is_idle=False)))
+    assert executors.lapsed(1.0) == ["a"]
+    executors.apply(2, 1.0, Dead("a", "b"))
+    assert executors.left_to("b") == ["a"]
+    executors.apply(3, 1.0, Left("a", is_idle=True))
+    assert not executors.known
