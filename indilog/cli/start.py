@@ -45,13 +45,16 @@ _NEXT = """
 
 (`indilog` is .venv/bin/indilog; run `source .venv/bin/activate` to type it like that.)
 """
-APPLICATIONS = ("social", "media")
+APPLICATIONS = ("social", "travel", "media")
 """In the order in which they are shown."""
 _WITH = {
     "social": (
         "indilog invoke social.profile user=1 --url {url}",
         'curl -X POST {url}/functions/social/timeline -d \'{{"user": "1"}}\'',
         "curl '{url}/logs/social/records?limit=3'",
+    ),
+    "travel": (
+        'curl -X POST {url}/functions/travel/search -d \'{{"lat": 37.78, "lon": -122.41}}\'',
     ),
     "media": ('curl -X POST {url}/functions/media/movie -d \'{{"title": "Movie 1"}}\'',),
 }
@@ -217,6 +220,24 @@ def demonstrate(url: str, seconds: float, inputs: Mapping[str, Sequence[str]]) -
         run_step(f"The demo of {app}", f"functions.{app}.demo", *options)
 
 
+def inputs_of(graph: Path | None, travel_data: Path | None) -> dict[str, Sequence[str]]:
+    """Return a person's own input as further options of the demos, by application.
+
+    It is read before anything is started, so that a mistake shows at once.
+
+    Raises:
+        StartError: it is not what the demo reads; that was said.
+    """
+    inputs: dict[str, Sequence[str]] = {}
+    if graph is not None:
+        run_step("Reading the graph", "functions.social.graph", str(graph.absolute()))
+        inputs["social"] = ("--graph", str(graph.absolute()))
+    if travel_data is not None:
+        run_step("Reading the hotels", "functions.travel.hotels", str(travel_data.absolute()))
+        inputs["travel"] = ("--hotels", str(travel_data.absolute()))
+    return inputs
+
+
 def what_next(url: str, data: Path) -> str:
     """Return what to try on the platform at `url`; of the applications only what is there."""
     try:
@@ -266,6 +287,10 @@ def start(
         Path | None,
         typer.Option(help="Friendships, two numbers a line; else a generated graph."),
     ] = None,
+    travel_data: Annotated[
+        Path | None,
+        typer.Option(help="Directory with hotels.json and so on; else generated hotels."),
+    ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="HTTP port on this machine.")
     ] = DEFAULT_PORT,
@@ -284,15 +309,11 @@ def start(
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _interrupt)
     url, data = f"http://{HOST}:{port}", data.resolve()
-    inputs: dict[str, list[str]] = {}
     stays = sys.stdout.isatty() if stay_up is None else stay_up
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         check_port_free(port)
-        if graph is not None and not no_demo:  # before anything runs: a mistake shows at once
-            graph = graph.absolute()
-            run_step("Reading the graph", "functions.social.graph", str(graph))
-            inputs["social"] = ["--graph", str(graph)]
+        inputs = {} if no_demo else inputs_of(graph, travel_data)
         log = PlatformLog(data)
         with platform(log, data, port) as process:
             wait_ready(process, url, log)

@@ -113,7 +113,7 @@ def test_a_log_that_has_grown_large_begins_anew(
     assert (tmp_path / "platform.log").read_text() == ""
 
 
-@pytest.mark.parametrize("apps", [["social"], ["media", "social"], ["media", "other"], []])
+@pytest.mark.parametrize("apps", [["social"], ["media", "travel"], ["travel", "other"], []])
 def test_only_what_is_deployed_is_suggested(
     monkeypatch: pytest.MonkeyPatch, apps: list[str]
 ) -> None:
@@ -148,6 +148,18 @@ def test_a_bad_graph_is_one_sentence_before_anything_runs(
     arguments = ["--data", str(tmp_path / "data"), "--graph", str(graph)]
     assert CliRunner().invoke(app, arguments).exit_code == 2
     assert capfd.readouterr().err == "graph, line 1: two numbers are expected, not '1 x'.\n"
+    assert not (tmp_path / "data").exists()
+
+
+def test_bad_hotels_are_one_sentence_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "platform", None)
+    monkeypatch.setattr(start, "check_port_free", lambda _: None)
+    arguments = ["--data", str(tmp_path / "data"), "--travel-data", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+    told = capfd.readouterr().err
+    assert told == f"{tmp_path}/hotels.json cannot be read: No such file or directory.\n"
     assert not (tmp_path / "data").exists()
 
 

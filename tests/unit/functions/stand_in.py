@@ -5,6 +5,7 @@ HTTP before them as the demos need.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,16 +24,22 @@ class Functions:
         self.app = app
         self.logs = logs or MemoryLogs()
         self.calls: list[str] = []
+        self._ids = itertools.count()
         self.sent: list[asyncio.Task[bytes]] = []
 
     def context(self, session: Session | None = None) -> Context:
-        return Context(self.logs, self, session=session)
+        """Return a context, which is now that of the task (`indilog.app.current_context`)."""
+        context = Context(self.logs, self, session=session, invocation_id=str(next(self._ids)))
+        context.begin()
+        return context
 
     async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
         known: Function = self.app.functions[function.removeprefix(f"{self.app.name}.")]
         self.calls.append(known.name)
         checked = known.signature.arguments(arguments)
-        return known.signature.result_text(await known.body(self.context(session), **checked))
+        context = self.context(session)
+        given = (context,) if known.signature.takes_context else ()
+        return known.signature.result_text(await known.body(*given, **checked))
 
     async def send(
         self, function: str, arguments: bytes, session: Session, *, delay_s: float

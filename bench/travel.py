@@ -1,0 +1,39 @@
+"""Travel benchmark (WORKLOADS 4): searches, recommendations, user checks and reservations at 100 a
+second, then as fast as they are answered, and whether the reservations agree with the capacity that
+is used and the orders that were placed.
+
+    python -m bench.travel [--seconds 2] [--rounds 5] [--rates 100] [--callers 1 64] [--reserve]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bench.applications import Step, at_a_rate, bench, in_a_loop
+from bench.harness import arguments
+from functions.travel.hotels import generated_hotels, read_hotels
+from functions.travel.load import CAPACITY, MIX, Travel
+
+PAPER = {100: {"load": "  Boki (Beldi)", "all p50": "20 ms (76 ms)", "all p99": "25 ms (171 ms)"}}
+_LASTING_CAPACITY = 1000 * CAPACITY
+"""So that reservations alone do not run into full hotels."""
+
+
+def steps_of(asked: argparse.Namespace) -> list[Step]:
+    """Return the rates, then the numbers of clients."""
+    at_rates = [at_a_rate(rate, PAPER.get(rate, {})) for rate in asked.rates]
+    return at_rates + [in_a_loop(clients) for clients in asked.callers]
+
+
+if __name__ == "__main__":
+    asked = arguments(
+        (__doc__ or "").partition("\n\n")[0],
+        callers={"type": int, "nargs": "+", "default": [1, 64], "help": "clients"},
+        rates={"nargs": "+", "type": int, "default": [100], "help": "requests a second"},
+        hotels={"type": Path, "default": None, "help": "directory with hotels.json and so on"},
+        reserve={"action": "store_true", "help": "reservations alone"},
+    )
+    hotels = generated_hotels() if asked.hotels is None else read_hotels(asked.hotels)
+    mix = {"reserve": 100.0} if asked.reserve else MIX
+    bench(Travel(hotels, capacity=_LASTING_CAPACITY, mix=mix), steps_of(asked), asked)

@@ -1,0 +1,287 @@
+"""Search for hotels, recommend some, check a user, reserve a room and a seat.
+
+`reserve` starts a workflow. Its first step is one transaction over the hotel's and the flight's
+capacity: both are decremented, or neither; its second begins the order, a workflow of its own that
+nobody waits for. The log decides each step once, so a reservation takes one room and one seat and
+leads to one order, whichever workers die on the way.
+
+State is objects of BokiStore in the log `travel`: `map` (where the hotels are, what they cost),
+`hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity`, and what is `left`), `user:{name}`,
+`reservation:{id}`, `order:{id}`, and `orders:{user}`. The runs are in the log `travel/flow`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from bokiflow import Flow, Workflow
+from bokistore import Store, Transaction
+from indilog import App, Context
+
+from .places import Place, distance_km, nearest
+
+app = App("travel")
+flow = Flow(app)
+
+LOG: Final = "travel"
+LOADED_MAX: Final = 30
+"""Hotels, flights and users at once; a hotel is two objects, and a record has at most 64 tags."""
+ORDERS_LISTED_MAX: Final = 100
+OBJECTS_SHOWN_MAX: Final = 1000
+RETRIES: Final = 20
+"""Of a step: what it fails on (a conflict, no place to run) passes."""
+_NAME_LENGTH_MAX: Final = 128
+
+
+@dataclass(frozen=True)
+class Hotel:
+    """A hotel as it is loaded, and as it is shown.
+
+    Attributes:
+        rating: 0 to 5.
+        price: of a night.
+        rooms: how many it had in the beginning.
+        listed: whether it is on the map.
+    """
+
+    id: str
+    name: str
+    lat: float
+    lon: float
+    rating: float
+    price: float
+    rooms: int
+    phone: str = ""
+    address: str = ""
+    listed: bool = True
+
+
+@dataclass(frozen=True)
+class Order:
+    """A room and a seat that somebody wants; `id` is the request's."""
+
+    id: str
+    user: str
+    hotel: str
+    flight: str
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of a request for a room and a seat."""
+
+    id: str
+    reserved: bool
+    """False: the hotel or the flight is full."""
+
+
+@app.function
+async def search(ctx: Context, lat: float, lon: float) -> list[Hotel]:
+    """Return the nearest hotels around a place, cheapest first."""
+    near = await ctx.call(geo, lat=lat, lon=lon)
+    return await ctx.call(rate, hotels=near)
+
+
+@app.function
+async def geo(ctx: Context, lat: float, lon: float) -> list[str]:
+    """Return the ids of at most 5 hotels within 10 km, nearest first."""
+    return nearest(_places(await _listed(ctx)), (lat, lon))
+
+
+@app.function
+async def rate(ctx: Context, hotels: list[str]) -> list[Hotel]:
+    """Return these hotels, cheapest first."""
+    store = _store(ctx)
+    found = await asyncio.gather(*[store.get(f"hotel:{hotel}", Hotel) for hotel in hotels])
+    return sorted(filter(None, found), key=lambda hotel: (hotel.price, hotel.id))
+
+
+@app.function
+async def recommend(
+    ctx: Context, by: Literal["distance", "rate", "price"], lat: float = 0.0, lon: float = 0.0
+) -> list[Hotel]:
+    """Return the nearest hotels to a place, those with the best rating, or the cheapest ones."""
+    listed = await _listed(ctx)
+    if by == "distance":
+        places = _places(listed)
+        worth = {hotel: -distance_km(places[hotel], (lat, lon)) for hotel in listed}
+    else:
+        worth = {
+            hotel: known["rating"] if by == "rate" else -known["price"]
+            for hotel, known in listed.items()
+        }
+    best = max(worth.values(), default=0.0)
+    return await ctx.call(rate, hotels=[hotel for hotel, is_ in worth.items() if is_ == best])
+
+
+@app.function
+async def check_user(ctx: Context, user: str, password: str) -> bool:
+    """Tell whether that is the user's password."""
+    known = await _store(ctx).get(f"user:{user}")
+    return bool(known) and known["password"] == _hashed(password, known["salt"])
+
+
+@app.function
+async def reserve(
+    ctx: Context, user: str, password: str, hotel: str, flight: str, request: str | None = None
+) -> Receipt:
+    """Reserve a room and a seat, both or none.
+
+    Who repeats a request whose outcome is not known gives the same `request` as before: there will
+    be one reservation. Without one, each call is another request.
+    """
+    if not await ctx.call(check_user, user=user, password=password):
+        raise PermissionError("The user or the password is wrong.")
+    store = _store(ctx)
+    wanted = {f"rooms:{hotel}": f"hotel {hotel!r}", f"seats:{flight}": f"flight {flight!r}"}
+    for name, what in wanted.items():
+        if not await store.get(name):
+            raise LookupError(f"There is no {what}.")
+    request = ctx.invocation_id if request is None else _checked("request", request)
+    handle = await reserving.start(Order(request, user, hotel, flight), id=f"reserve:{request}")
+    return await handle.result()
+
+
+@app.function
+async def order_of(ctx: Context, request: str, wait_s: float = 30.0) -> Order | None:
+    """Return the order of a reservation when it is placed; None if nothing was reserved."""
+    if not await _store(ctx).get(f"reservation:{request}"):
+        return None
+    await ordering.handle(f"order:{request}").result(wait_s)
+    return await _store(ctx).get(f"order:{request}", Order)
+
+
+@app.function
+async def load(ctx: Context, hotels: list[Hotel], flights: dict[str, int], users: list[str]) -> int:
+    """Add hotels, flights (seats by name) and users; return how many are new.
+
+    One record for all. What is there already keeps its capacity. The password of a loaded user is
+    their name.
+    """
+    if len(hotels) + len(flights) + len(users) > LOADED_MAX:
+        raise ValueError(f"Load at most {LOADED_MAX} hotels, flights and users at once.")
+    new = {f"rooms:{_checked('id', hotel.id)}": _all_left(hotel.rooms) for hotel in hotels}
+    new |= {f"seats:{_checked('flight', name)}": _all_left(n) for name, n in flights.items()}
+    new |= {f"user:{_checked('user', name)}": _account(name) for name in users}
+
+    async def body(txn: Transaction) -> int:
+        for hotel in hotels:
+            txn.set(f"hotel:{hotel.id}", "", asdict(hotel))
+        if listed := {hotel.id: _on_the_map(hotel) for hotel in hotels if hotel.listed}:
+            txn.merge("map", "hotels", listed)
+        found = await asyncio.gather(*[txn.get(name) for name in new])
+        missing = [obj for obj in found if not obj]
+        for obj in missing:
+            obj.set("", new[obj.name])
+        return len(missing)
+
+    return await _store(ctx).transact(body)
+
+
+@app.function
+async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]:
+    """Return objects as they are in the store, None for those that do not exist."""
+    if len(names) > OBJECTS_SHOWN_MAX:
+        raise ValueError(f"Ask for at most {OBJECTS_SHOWN_MAX} objects, not {len(names)}.")
+    store = _store(ctx)
+    found = await asyncio.gather(*[store.get(name) for name in names])
+    return [obj.value if obj else None for obj in found]
+
+
+# --- workflows
+
+
+@flow.workflow
+async def reserving(wf: Workflow, order: Order) -> Receipt:
+    """Take a room and a seat, then begin the order and leave it to itself."""
+
+    async def take(ctx: Context) -> bool:
+        return await taken(_store(ctx), order, wf.key)
+
+    async def begin_order() -> None:
+        await ordering.start(order, id=f"order:{order.id}")
+
+    reserved = await wf.step(take, retries=RETRIES)
+    if reserved:
+        await wf.step(begin_order, retries=RETRIES)
+    return Receipt(order.id, reserved)
+
+
+@flow.workflow
+async def ordering(wf: Workflow, order: Order) -> None:
+    """Place the order of a reservation."""
+
+    async def place(ctx: Context) -> None:
+        await placed(_store(ctx), order, wf.key)
+
+    await wf.step(place, retries=RETRIES)
+
+
+async def taken(store: Store, order: Order, key: str) -> bool:
+    """Take one room and one seat if both are left; tell whether. Once, whoever repeats it."""
+
+    async def body(txn: Transaction) -> bool:
+        rooms, seats = await txn.get(f"rooms:{order.hotel}"), await txn.get(f"seats:{order.flight}")
+        if rooms["left"] < 1 or seats["left"] < 1:
+            return False
+        rooms.increment("left", -1)
+        seats.increment("left", -1)
+        txn.set(f"reservation:{order.id}", "", asdict(order))
+        return True
+
+    return await store.transact(body, id=key)
+
+
+async def placed(store: Store, order: Order, key: str) -> None:
+    """Write the order down with itself and with its user. Once, whoever repeats it."""
+
+    async def body(txn: Transaction) -> None:
+        txn.set(f"order:{order.id}", "", asdict(order))
+        txn.push(f"orders:{order.user}", "orders", order.id, limit=ORDERS_LISTED_MAX)
+        txn.increment(f"orders:{order.user}", "count")
+
+    await store.transact(body, id=key)
+
+
+def _store(ctx: Context) -> Store:
+    return Store(ctx.log(LOG))
+
+
+async def _listed(ctx: Context) -> Mapping[str, Mapping[str, float]]:
+    listed: Mapping[str, Mapping[str, float]] = (await _store(ctx).get("map")).get("hotels", {})
+    return listed
+
+
+def _places(listed: Mapping[str, Mapping[str, float]]) -> dict[str, Place]:
+    return {hotel: (known["lat"], known["lon"]) for hotel, known in listed.items()}
+
+
+def _on_the_map(hotel: Hotel) -> dict[str, float]:
+    return {"lat": hotel.lat, "lon": hotel.lon, "rating": hotel.rating, "price": hotel.price}
+
+
+def _all_left(capacity: int) -> dict[str, Any]:
+    if capacity < 0:
+        raise ValueError(f"A capacity is not negative, as {capacity} is.")
+    return {"capacity": capacity, "left": capacity}
+
+
+def _account(user: str) -> dict[str, Any]:
+    salt = secrets.token_hex(8)
+    return {"user": user, "salt": salt, "password": _hashed(user, salt)}
+
+
+def _hashed(password: str, salt: str) -> str:
+    """Hash a password, fast: this application measures the platform, and guards no secrets."""
+    return hashlib.blake2b(password.encode(), salt=salt.encode(), digest_size=16).hexdigest()
+
+
+def _checked(what: str, text: str) -> str:
+    if not text or len(text) > _NAME_LENGTH_MAX or not text.isprintable():
+        raise ValueError(f"A {what} is 1 to {_NAME_LENGTH_MAX} characters, not {text!r:.80}.")
+    return text

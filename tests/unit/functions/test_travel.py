@@ -1,0 +1,266 @@
+"""The travel functions and workflows over a log in memory, their check, and their demo."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from bokistore import Obj, Store
+from functions.travel import app as travel
+from functions.travel.app import Hotel, Order, Receipt
+from functions.travel.hotels import generated_hotels
+from functions.travel.load import Travel
+from functions.workload.demonstration import demonstrated, show
+from functions.workload.replay import Replay
+from indilog.errors import InvalidArgumentsError
+from indilog.testing import MemoryLogs
+from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+from tests.unit.functions.stand_in import Functions, serving
+
+HERE = {"lat": 37.78, "lon": -122.41}
+WISH: dict[str, Any] = {"user": "ann", "password": "ann", "hotel": "h0", "flight": "f0"}
+
+
+def hotel(number: int, *, price: float, rooms: int = 2, listed: bool = True) -> Hotel:
+    """Return a hotel, about a kilometre further to the north with each number."""
+    return Hotel(
+        f"h{number}", "Inn", HERE["lat"] + number / 100, HERE["lon"], number, price, rooms,
+        listed=listed,
+    )  # fmt: skip
+
+
+async def a_town() -> Functions:
+    functions = Functions(travel.app)
+    hotels = [hotel(n, price=100 - n) for n in range(12)]
+    flights = {"f0": 2, "f1": 1}
+    assert await travel.load(functions.context(), hotels, flights, ["ann", "bob"]) == 16
+    return functions
+
+
+def objects_of(functions: Functions) -> Store:
+    return Store(functions.logs.log("travel"))
+
+
+async def left(functions: Functions, *names: str) -> list[Any]:
+    found = await objects_of(functions).multi_get(names)
+    return [found[name]["left"] for name in names]
+
+
+@pytest.mark.asyncio
+async def test_a_search_finds_the_nearest_hotels_cheapest_first() -> None:
+    functions = await a_town()
+    found = await travel.search(functions.context(), **HERE)
+    assert [one.id for one in found] == ["h4", "h3", "h2", "h1", "h0"]
+    assert functions.calls == ["geo", "rate"]
+    assert await travel.search(functions.context(), 0.0, 0.0) == []
+
+
+@pytest.mark.asyncio
+async def test_what_is_not_on_the_map_is_not_found() -> None:
+    functions = Functions(travel.app)
+    assert await travel.recommend(functions.context(), "price") == []
+    await travel.load(functions.context(), [hotel(0, price=1, listed=False)], {}, [])
+    assert await travel.search(functions.context(), **HERE) == []
+    assert (await travel.rate(functions.context(), ["h0", "none"]))[0].id == "h0"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("by", "best"), [("distance", "h3"), ("rate", "h11"), ("price", "h11")])
+async def test_the_best_are_recommended(
+    by: Literal["distance", "rate", "price"], best: str
+) -> None:
+    functions = await a_town()
+    near_h3 = {"lat": HERE["lat"] + 0.031, "lon": HERE["lon"]}
+    assert [one.id for one in await travel.recommend(functions.context(), by, **near_h3)] == [best]
+
+
+@pytest.mark.asyncio
+async def test_a_user_is_who_knows_the_password() -> None:
+    functions = await a_town()
+    known = [("ann", "ann"), ("ann", "bob"), ("zoe", "zoe")]
+    told = [await travel.check_user(functions.context(), *one) for one in known]
+    assert told == [True, False, False]
+
+
+@pytest.mark.asyncio
+async def test_a_reservation_takes_a_room_and_a_seat_and_leads_to_an_order() -> None:
+    functions = await a_town()
+    assert await travel.reserve(functions.context(), **WISH, request="q") == Receipt("q", True)
+    assert await left(functions, "rooms:h0", "seats:f0") == [1, 1]
+    placed = await travel.order_of(functions.context(), "q")
+    assert placed == Order("q", "ann", "h0", "f0")
+    assert (await objects_of(functions).get("orders:ann")).value == {"orders": ["q"], "count": 1}
+
+
+@pytest.mark.asyncio
+async def test_a_repeated_request_reserves_and_orders_once() -> None:
+    functions = await a_town()
+    asked = [travel.reserve(functions.context(), **WISH, request="q") for _ in range(5)]
+    assert await asyncio.gather(*asked) == [Receipt("q", True)] * 5
+    await travel.order_of(functions.context(), "q")
+    assert await left(functions, "rooms:h0", "seats:f0") == [1, 1]
+    assert (await objects_of(functions).get("orders:ann"))["count"] == 1
+
+
+@pytest.mark.asyncio
+async def test_nobody_gets_what_is_not_left_and_both_are_taken_or_none() -> None:
+    functions = await a_town()
+    asked = [
+        travel.reserve(functions.context(), **WISH | {"flight": "f1"}, request=str(n))
+        for n in range(6)
+    ]
+    receipts = await asyncio.gather(*asked)
+    assert sum(receipt.reserved for receipt in receipts) == 1
+    assert await left(functions, "rooms:h0", "seats:f1") == [1, 0]
+    refused = next(receipt.id for receipt in receipts if not receipt.reserved)
+    assert await travel.order_of(functions.context(), refused) is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"password": "x"}, "The user or the password is wrong"),
+        ({"hotel": "h99"}, "There is no hotel 'h99'"),
+        ({"flight": "f99"}, "There is no flight 'f99'"),
+        ({"request": ""}, "1 to 128 characters"),
+    ],
+)
+async def test_a_request_that_cannot_be_is_refused(wrong: dict[str, Any], sentence: str) -> None:
+    functions = await a_town()
+    with pytest.raises((ValueError, LookupError, PermissionError), match=sentence):
+        await travel.reserve(functions.context(), **{**WISH, "request": "q", **wrong})
+    assert await left(functions, "rooms:h0", "seats:f0") == [2, 2]
+
+
+@pytest.mark.asyncio
+async def test_loading_again_keeps_the_capacity_that_is_left() -> None:
+    functions = await a_town()
+    await travel.reserve(functions.context(), **WISH)
+    new = await travel.load(functions.context(), [hotel(0, price=7, rooms=9)], {"f0": 9}, ["cid"])
+    assert new == 1
+    assert await left(functions, "rooms:h0", "seats:f0") == [1, 1]
+    assert (await travel.rate(functions.context(), ["h0"]))[0].price == 7
+    with pytest.raises(ValueError, match="at most 30"):
+        await travel.load(functions.context(), [], {}, [str(n) for n in range(31)])
+    with pytest.raises(ValueError, match="not negative"):
+        await travel.load(functions.context(), [], {"f9": -1}, [])
+
+
+@pytest.mark.asyncio
+async def test_what_to_recommend_by_is_said_when_it_is_something_else() -> None:
+    functions = await a_town()
+    with pytest.raises(InvalidArgumentsError, match="by"):
+        await functions.call("travel.recommend", b'{"by":"luck"}', functions.context().session)
+
+
+def taken_by_two(choose: Choose, ids: tuple[str, str]) -> tuple[list[bool], dict[str, Obj]]:
+    """Let two executions take the last room, each under an id."""
+    logs = MemoryLogs()
+    log = logs.log("travel")
+    setup = Store(log)
+
+    async def prepared() -> None:
+        for name in ("rooms:h0", "seats:f0"):
+            await setup.set(name, "", {"capacity": 1, "left": 1})
+
+    asyncio.run(prepared())
+    both = [
+        travel.taken(Store(SteppedLog(log)), Order(one, "ann", "h0", "f0"), f"key-{one}")
+        for one in ids
+    ]
+    told = run_stepped(both, choose)
+    names = ["rooms:h0", "seats:f0", "reservation:a", "reservation:b"]
+    return told, asyncio.run(Store(log).multi_get(names))
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), ("a", "b")])
+def test_the_last_room_is_taken_once_in_every_interleaving(ids: tuple[str, str]) -> None:
+    tried = 0
+    for told, found in interleavings(lambda choose: taken_by_two(choose, ids)):
+        tried += 1
+        assert (found["rooms:h0"]["left"], found["seats:f0"]["left"]) == (0, 0)
+        assert found["reservation:a"].exists + found["reservation:b"].exists == 1
+        assert sorted(told) == ([True, True] if ids[0] == ids[1] else [False, True])
+    assert tried > 5
+
+
+@pytest.mark.asyncio
+async def test_the_demo_repeats_what_failed_and_finds_each_reservation_once() -> None:
+    async with serving(travel.app) as gateway:
+        lost = iter(range(12))
+
+        def tamper(function: str, result: bytes) -> bytes | tuple[int, bytes]:
+            if function == "reserve" and next(lost, 1) % 3 == 0:
+                return 500, b'{"detail":"The worker died.","retryable":false}'
+            return result
+
+        gateway.tamper = tamper
+        mix = {"search": 1.0, "reserve": 1.0}
+        application = Travel(generated_hotels(count=5), flights=2, users=3, capacity=4, mix=mix)
+        console = Console(file=io.StringIO(), width=160)
+        outcome = await demonstrated(
+            gateway.url, application, seconds=0.4, clients=4, seed=1, console=console
+        )
+        show(application, outcome, console)
+        assert outcome.faults == []
+        assert outcome.run.tallies["reserve"].failures["The worker died."] > 0
+        assert application.acknowledged
+        assert isinstance(console.file, io.StringIO)
+        assert "each has one order" in " ".join(console.file.getvalue().split())
+
+
+def replay() -> Replay:
+    reservation = {"id": "q", "user": "ann", "hotel": "h0", "flight": "f0"}
+    return Replay(
+        objects={
+            "rooms:h0": {"capacity": 2, "left": 1},
+            "seats:f0": {"capacity": 2, "left": 1},
+            "reservation:q": reservation,
+            "order:q": dict(reservation),
+            "orders:ann": {"orders": ["q"], "count": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        ({}, None),
+        ({"rooms:h0": {"capacity": 2, "left": 0}}, "rooms:h0 had 2 and has 0 left, but 1 are"),
+        ({"seats:f0": {"capacity": 0, "left": -1}}, "seats:f0 has -1 left."),
+        ({"order:q": None}, "Reservation q has no order."),
+        ({"reservation:q": None}, "Order q has no reservation."),
+        ({"orders:ann": {"orders": ["q", "q"], "count": 2}}, "orders:ann is"),
+        ({"order:q": {"user": "ann", "hotel": "h1"}}, "Order q is not what was reserved."),
+    ],
+)
+def test_the_check_finds_what_does_not_agree(planted: dict[str, Any], fault: str | None) -> None:
+    application, found = Travel([]), replay()
+    found.objects |= planted
+    faults = application.faults(found)
+    assert bool(faults) is (fault is not None)
+    assert fault is None or any(one.startswith(fault) for one in faults)
+
+
+def test_the_check_finds_who_was_told_something_else() -> None:
+    application = Travel([])
+    application.acknowledged = {"q": True, "lost": True, "other": False}
+    assert application.faults(replay()) == [
+        "Request lost was told yes, but the log says otherwise."
+    ]
+    application.acknowledged = {"q": False}
+    assert application.faults(replay()) == ["Request q was told no, but the log says otherwise."]
+
+
+def test_loading_fits_into_records() -> None:
+    application = Travel(generated_hotels())
+    batches = application._batches()
+    assert len(batches) == application.batches() == 4 + 4 + 17
+    hotels = [Hotel(**one) for batch in batches for one in batch["hotels"]]
+    assert [msgspec.to_builtins(one)["listed"] for one in hotels] == [True] * 80 + [False] * 20
