@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from functions.media.load import Media
-from functions.travel.hotels import generated_hotels
-from functions.travel.load import Travel
 from functions.workload.demonstration import Application, checked
 from functions.workload.load import Run, run_load
 from tests.cluster.function_platform import Platform, running
@@ -72,20 +70,6 @@ async def run(platform: Platform, application: Application, seed: int) -> tuple[
     await application.settled(platform.url)
     _, faults = await checked(platform.url, application, lambda *_: None)
     return run, faults
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_reservations_equal_capacity_used_and_orders_although_workers_are_killed(
-    tmp_path: Path, seed: int
-) -> None:
-    application = Travel(
-        generated_hotels(count=5), flights=4, users=8, capacity=60, mix={"reserve": 100.0}
-    )
-    async with running(tmp_path, workers=2) as platform:
-        _, faults = await run(platform, application, seed)
-    assert faults == []
-    assert not application.unknown
-    assert any(application.acknowledged.values())
 
 
 @pytest.mark.parametrize("seed", range(2))
