@@ -373,14 +373,16 @@ class Execution:
 
 
 async def read_run(log: Log, id: str, run: Run, until: SeqNum = -1) -> Run:  # noqa: A002
-    """Apply what is new of a run, at least up to and with the record at `until`; return it."""
+    """Apply what is new of a run, at least up to and with the record at `until` if that is given,
+    else everything; return it.
+    """
     tag = run_tag(id)
     while True:
         page = await log.read_range(tag, run.end, limit=_PAGE)
         for record in page:
             if record.seqnum >= run.end:
                 run.apply(record.seqnum, record.time, run_record(record.data))
-        if run.end > until and len(page) < _PAGE:
+        if not page or run.end > until >= 0:
             return run
 
 

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Final, Generic, TypeVar
 
 from bokiflow import waiting
 from bokiflow.definition import Definition
+from bokiflow.driver import Driver
 from bokiflow.errors import (
     FlowSettingsError,
     RunCancelledError,
@@ -237,6 +238,8 @@ class Flow:
         self._executions_max = executions
         self._runner: Runner | None = None
         self._attached: Logs | None = None
+        if isinstance(app, App):
+            app.add_service(self.drive, name=f"flow-{len(app.services) + 1}")
 
     @property
     def log_name(self) -> str:
@@ -269,6 +272,14 @@ class Flow:
             raise FlowSettingsError(f"There are two workflows {definition.name!r}; rename one.")
         self._definitions[definition.name] = definition
         return Startable(self, definition)
+
+    async def drive(self, logs: Logs) -> None:
+        """Go on with the runs of processes that are gone, until cancelled.
+
+        A deployed application does so in each worker by itself. A program of one's own that starts
+        workflows runs it in a task.
+        """
+        await Driver(self.runner).drive(logs)
 
     def attach(self, logs: Logs) -> None:
         """Say where logs are, outside of functions: a client, or `MemoryLogs`."""

@@ -317,7 +317,7 @@ class Runner:
             for record in page:
                 if record.seqnum >= executors.end:
                     self._on_record(record)
-            if executors.end > until and len(page) < _PAGE:
+            if not page or executors.end > until >= 0:
                 return
 
     def _on_record(self, record: Record) -> None:
@@ -338,6 +338,15 @@ class Runner:
 
     # --- the end
 
+    async def retire(self, log: Log) -> None:
+        """Its lease has ended: if it executes nothing, say so, that nobody needs to look."""
+        name = self.lease.name
+        if self.lease.has_ended():
+            idle = not self.running and not self._starting
+            self._lose()
+            if idle:
+                await appended(log, [Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))])
+
     async def stop(self, log: Log) -> None:
         """Stop everything and say so; others go on with it at once."""
         tasks = [running.task for running in self.running.values() if running.task is not None]
@@ -350,7 +359,7 @@ class Runner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await appended(log, [Entry(encoded(Left(name, was_idle)), (EXECUTORS_TAG,))])
+        await appended(log, [Entry(encoded(Left(name, is_idle=was_idle)), (EXECUTORS_TAG,))])
 
 
 def _check_same(id: str, definition: Definition, workflow: str) -> None:  # noqa: A002

@@ -1,0 +1,216 @@
+"""Takes over the runs of executors that are gone: a driver in each process that has the workflows.
+
+It waits for signs of life, reads nothing of runs that go well, and costs nothing while nobody
+executes anything. When a lease has ended it looks what that executor has left; if that is anything,
+the order of the log makes one driver the heir, who takes the runs over one by one, as many at once
+as it may execute. When the heir dies, its own heir goes on with both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import structlog
+
+from bokiflow import waiting
+from bokiflow.execution import Stopped, appended, read_run
+from bokiflow.fold import Run
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    PARKED_TAG,
+    Dead,
+    Left,
+    Parked,
+    RunRecord,
+    Started,
+    Taken,
+    encoded,
+    executor_tag,
+    run_in,
+    run_record,
+    run_tag,
+)
+from bokiflow.runner import Runner
+from bokiflow.workflow import Logs
+from indilog.errors import IndilogError, TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log, Record
+
+_PAGE: Final = 1000
+_AGAIN_S: Final = 0.05
+_PROBLEM_S: Final = 1.0
+_TAKEN_AT_ONCE: Final = 16
+
+
+class Driver:
+    """Sees to it that the runs of a flow go on, whoever dies."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    async def drive(self, logs: Logs) -> None:
+        """Watch and take over until cancelled; then leave, so that others go on at once."""
+        log = logs.log(self._runner.log_name)
+        try:
+            await self._until_done(lambda: self._resume_parked(log, logs))
+            while True:
+                await self._until_done(lambda: self._turn(log, logs))
+        finally:
+            await self._runner.stop(log)
+
+    async def _until_done(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Do something, again if the log is away."""
+        while True:
+            try:
+                return await act()
+            except (IndilogError, Stopped) as error:
+                structlog.get_logger().warning("driver waits for the log", reason=str(error))
+            await waiting.pause(_PROBLEM_S)
+
+    async def _turn(self, log: Log, logs: Logs) -> None:
+        runner = self._runner
+        await runner.look(log)
+        for name in runner.executors.lapsed(waiting.seconds_now()):
+            await self._on_lapsed(log, name)
+        for name in runner.executors.left_to(runner.lease.name):
+            await self._take_from(log, logs, name)
+        await self._news(log)
+
+    async def _news(self, log: Log) -> None:
+        """Wait for a sign of life, or for the time when one is missing."""
+        executors = self._runner.executors
+        lapse = executors.next_lapse()
+        wait_s = math.inf
+        if lapse is not None:
+            wait_s = max(_AGAIN_S, lapse - waiting.seconds_now())
+        try:
+            await log.read_next(EXECUTORS_TAG, executors.end, wait=wait_s)
+        except TrimmedError:
+            return  # whoever trimmed it has left what is needed behind it
+
+    # --- those that are gone
+
+    async def _on_lapsed(self, log: Log, name: str) -> None:
+        runner = self._runner
+        if name == runner.lease.name:
+            await runner.retire(log)
+            return
+        if not await left_by(log, name) and not runner.executors.left_to(name):
+            runner.executors.forget(name)
+            return
+        lease = runner.living()
+        dead = Entry(encoded(Dead(name, lease.name)), (EXECUTORS_TAG,))
+        await runner.look(log, await runner.append_alive(log, lease, [dead]))
+
+    async def _take_from(self, log: Log, logs: Logs, name: str) -> None:
+        """Take over all that a dead executor has left; then nobody needs to know of it."""
+        left = await left_by(log, name)
+        structlog.get_logger().info("taking over runs", executor=name, runs=len(left))
+        while left:
+            await self._room()
+            count = max(1, min(_TAKEN_AT_ONCE, self._runner.room))
+            now, left = left[:count], left[count:]
+            await asyncio.gather(*(self._take(log, logs, id_, (name,)) for id_ in now))
+        over = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
+        seqnum = await appended(log, [over])
+        await log.trim(seqnum, tag=executor_tag(name))
+        await self._runner.look(log, seqnum)
+
+    async def _room(self) -> None:
+        """Return when a further run may be executed here."""
+        if self._runner.room > 0:
+            return
+        room = asyncio.Event()
+        self._runner.on_room.append(room.set)
+        try:
+            while self._runner.room <= 0:
+                room.clear()
+                await room.wait()
+        finally:
+            self._runner.on_room.remove(room.set)
+
+    async def _take(self, log: Log, logs: Logs, id_: str, holders: Iterable[str]) -> None:
+        """Take a run over if one of `holders` still has it, and execute it."""
+        runner = self._runner
+        try:
+            run = await read_run(log, id_, Run())
+        except TrimmedError:
+            return
+        before = run.executor
+        if run.started is None or run.finished is not None or before not in holders:
+            return
+        lease = runner.living()
+        taken = Taken(run.epoch + 1, lease.name)
+        tags = (run_tag(id_), executor_tag(lease.name), executor_tag(before))
+        seqnum = await runner.append_alive(log, lease, [Entry(encoded(taken), tags)])
+        await read_run(log, id_, run, seqnum)
+        if (run.executor, run.epoch) != (lease.name, taken.epoch) or run.finished is not None:
+            return
+        definition = runner.definitions.get(run.started.workflow)
+        if definition is not None:
+            runner.execute(logs, definition, id_, run, lease)
+            return
+        reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
+        parked = Entry(encoded(Parked(run.epoch, "", reason)), (*tags[:2], PARKED_TAG))
+        await appended(log, [parked])
+
+    # --- those that wait for other code
+
+    async def _resume_parked(self, log: Log, logs: Logs) -> None:
+        """Try the parked runs with the code of now; what does not fit is parked again."""
+        parked = await _stream(log, PARKED_TAG)
+        latest = {run_in(record.tags): record for record in parked}
+        for id_, record in latest.items():
+            if id_ is None:
+                continue
+            await self._room()
+            try:
+                run = await read_run(log, id_, Run())
+            except TrimmedError:
+                continue
+            if run.parked is not None and run.end > record.seqnum:
+                await self._take(log, logs, id_, (run.executor,))
+
+
+async def left_by(log: Log, executor: str) -> list[str]:
+    """Return the runs that an executor began or took and that nothing says it is done with."""
+    left: dict[str, None] = {}
+    for record in await _stream(log, executor_tag(executor)):
+        run = run_in(record.tags)
+        if run is None:
+            continue
+        if _holds(run_record(record.data), executor):
+            left[run] = None
+        else:
+            left.pop(run, None)
+    return list(left)
+
+
+def _holds(record: RunRecord | None, executor: str) -> bool:
+    """Whether a record leaves its run with the executor of whose stream it is."""
+    match record:
+        case Started():
+            return True
+        case Taken():
+            return record.executor == executor
+        case _:
+            return False
+
+
+async def _stream(log: Log, tag: str) -> list[Record]:
+    """Return all records with a tag that are there."""
+    found: list[Record] = []
+    bound: SeqNum = 0
+    while True:
+        try:
+            page = await log.read_range(tag, bound, limit=_PAGE)
+        except TrimmedError as error:
+            bound = max(bound, error.first_seqnum)
+            continue
+        if not page:
+            return found
+        found += page
+        bound = page[-1].seqnum + 1

@@ -1,0 +1,293 @@
+"""Runs go on when the process that executes them is gone, stands still, or stops."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from bokiflow import Flow, Startable, State, Workflow
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    RUNS_TAG,
+    Decided,
+    Finished,
+    Started,
+    Taken,
+    executor_record,
+    run_in,
+    run_record,
+    run_tag,
+)
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+LEASE_S = 0.3
+
+
+class Process:
+    """A process with the workflow `two`, whose steps ask `on_step` before they return."""
+
+    def __init__(
+        self,
+        logs: MemoryLogs,
+        on_step: Callable[[Process, str], object] | None = None,
+        *,
+        executions: int = 100,
+    ) -> None:
+        self.flow = Flow("shop", lease=LEASE_S, executions=executions)
+        self.flow.attach(logs)
+        self.driver: asyncio.Task[None] | None = None
+        self.ran: list[str] = []
+        self._logs = logs
+        self._on_step = on_step
+        self.two: Startable[str] = self.flow.workflow(self._two)
+
+    async def _two(self, wf: Workflow) -> str:
+        return await wf.step(self.second, await wf.step(self.first))
+
+    _two.__name__ = "two"
+
+    async def first(self) -> str:
+        return await self._step("first", "1")
+
+    async def second(self, before: str) -> str:
+        return await self._step("second", before + "2")
+
+    async def _step(self, name: str, result: str) -> str:
+        self.ran.append(name)
+        told = self._on_step(self, name) if self._on_step is not None else None
+        if isinstance(told, asyncio.Event):
+            await told.wait()
+        return result
+
+    def drive(self) -> None:
+        self.driver = asyncio.create_task(self.flow.drive(self._logs))
+
+    def kill(self) -> None:
+        """End everything at once, and say nothing."""
+        runner = self.flow.runner
+        tasks = [r.task for r in runner.running.values()]
+        for task in (*tasks, runner._beating, self.driver):
+            if task is not None:
+                task.cancel()
+        runner.stop = _nothing  # type: ignore[method-assign]
+
+    async def stop(self) -> None:
+        if self.driver is not None:
+            self.driver.cancel()
+            with suppress(asyncio.CancelledError):
+                await self.driver
+
+
+async def _nothing(log: object) -> None: ...
+
+
+@asynccontextmanager
+async def processes(*them: Process) -> AsyncIterator[None]:
+    for process in them:
+        process.drive()
+    yield
+    for process in them:
+        await process.stop()
+
+
+async def test_a_run_of_a_dead_process_goes_on_with_what_is_decided() -> None:
+    logs = MemoryLogs()
+    begun = asyncio.Event()
+
+    def stuck(process: Process, step: str) -> asyncio.Event | None:
+        if step == "second":
+            begun.set()
+            return asyncio.Event()
+        return None
+
+    dying, other = Process(logs, stuck), Process(logs)
+    async with processes(other):
+        await dying.two.start(id="r")
+        await begun.wait()
+        dying.kill()
+        assert await other.two.handle("r").result(10) == "12"
+    assert other.ran == ["second"], "the first step was decided"
+    status = await other.two.handle("r").status()
+    assert (status.state, status.epoch) == (State.DONE, 2)
+
+
+async def test_a_process_that_stops_hands_over_at_once() -> None:
+    logs, begun = MemoryLogs(), asyncio.Event()
+
+    def stuck(process: Process, step: str) -> asyncio.Event:
+        begun.set()
+        return asyncio.Event()
+
+    old, new = Process(logs, stuck), Process(logs)
+    old.flow.runner.lease_s = 3600.0  # not even then anybody waits for a lease
+    async with processes(new, old):
+        handle = await old.two.start()
+        waiting = asyncio.create_task(handle.result(10))
+        await begun.wait()
+        await old.stop()
+        assert await waiting == "12", "who waited with the old process waits on"
+    assert new.ran == ["first", "second"]
+
+
+async def test_a_process_that_stood_still_decides_nothing_any_more() -> None:
+    logs, begun, gate = MemoryLogs(), asyncio.Event(), asyncio.Event()
+
+    def held(process: Process, step: str) -> asyncio.Event:
+        begun.set()
+        return gate
+
+    slow, other = Process(logs, held), Process(logs)
+    handle = await slow.two.start(id="r")
+    await begun.wait()
+    assert slow.flow.runner._beating is not None
+    slow.flow.runner._beating.cancel()  # its event loop turns for nobody else
+    async with processes(other):
+        assert await other.two.handle("r").result(10) == "12"
+        gate.set()  # now it wakes up in the middle of its step
+        assert await handle.result(10) == "12"
+    assert "second" not in slow.ran, "it noticed before it began anything else"
+    records = [run_record(r.data) for r in await logs.log("shop/flow").read_range(run_tag("r"))]
+    assert [r.epoch for r in records if isinstance(r, Finished)] == [2]
+
+
+async def test_a_dead_heir_is_inherited_from() -> None:
+    logs, begun, never = MemoryLogs(), asyncio.Event(), asyncio.Event()
+
+    def stuck(process: Process, step: str) -> asyncio.Event:
+        begun.set()
+        return never
+
+    first = Process(logs, stuck)
+    for _ in range(5):
+        await first.two.start()
+    heir = Process(logs, stuck, executions=2)  # it can take two, the others wait
+    await begun.wait()
+    begun.clear()
+    first.kill()
+    heir.drive()
+    await asyncio.wait_for(begun.wait(), 10)
+    heir.kill()
+    last = Process(logs)
+    async with processes(last):
+        records = await logs.log("shop/flow").read_range(RUNS_TAG)
+        runs = {run_in(record.tags) for record in records}
+        for run in runs:
+            assert await last.two.handle(run or "").result(10) == "12"
+    assert len(runs) == 5
+
+
+async def test_idle_processes_write_nothing() -> None:
+    logs = MemoryLogs()
+    one, two = Process(logs), Process(logs)
+    async with processes(one, two):
+        assert await (await one.two.start()).result(10) == "12"
+        log = logs.log("shop/flow")
+        while one.flow.runner.executors.known or two.flow.runner.executors.known:
+            bound = await log.tail()
+            await log.read_next(EXECUTORS_TAG, bound, wait=10)
+            await asyncio.sleep(0.01)
+        quiet = await log.tail()
+        await asyncio.sleep(2 * LEASE_S)
+        assert await log.tail() == quiet
+        said = [executor_record(r.data) for r in await log.read_range(EXECUTORS_TAG)]
+        assert len(said) < 8
+
+
+async def test_parked_runs_go_on_with_code_that_fits() -> None:
+    logs, begun = MemoryLogs(), asyncio.Event()
+
+    def stuck(process: Process, step: str) -> asyncio.Event | None:
+        if step == "second":
+            begun.set()
+            return asyncio.Event()
+        return None
+
+    old = Process(logs, stuck)
+    await old.two.start(id="r")
+    await begun.wait()
+    old.kill()
+
+    changed = Process(logs)
+
+    async def changed_two(wf: Workflow) -> str:
+        return await wf.step(changed.second, "x")
+
+    changed.two.definition.body = changed_two
+    handle = changed.two.handle("r")
+    async with processes(changed):
+        status = await handle.status()
+        while status.state is not State.PARKED:
+            await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=1)
+            status = await handle.status()
+    assert status.problem is not None
+    assert "step 1 was decided as 'step first'" in status.problem
+    fixed = Process(logs)
+    async with processes(fixed):
+        assert await fixed.two.handle("r").result(10) == "12"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_run_ends_though_processes_die_at_random(seed: int) -> None:
+    """Whatever dies whenever: each run ends once, and with what the log decided."""
+    dice, logs = random.Random(seed), MemoryLogs()
+    alive: list[Process] = []
+
+    def deadly(process: Process, step: str) -> asyncio.Event | None:
+        if dice.random() < 0.05 and process in alive and len(alive) > 1:
+            alive.remove(process)
+            process.kill()
+            return asyncio.Event()
+        return None
+
+    def add() -> None:
+        alive.append(Process(logs, deadly))
+        alive[-1].drive()
+
+    for _ in range(3):
+        add()
+    for number in range(60):
+        with suppress(asyncio.CancelledError):
+            await dice.choice(alive).two.start(id=f"run-{number}")
+        if len(alive) < 3:
+            add()
+        await asyncio.sleep(0)
+    ended = 0
+    while ended < 60:
+        if len(alive) < 2:
+            add()
+        with suppress(TimeoutError):
+            ended += await alive[0].two.handle(f"run-{ended}").result(1) == "12"
+    for process in alive:
+        await process.stop()
+    await _check(logs, 60)
+
+
+async def _check(logs: MemoryLogs, count: int) -> None:
+    """Recompute from the records what was decided."""
+    ends: Counter[str] = Counter()
+    for number in range(count):
+        name = f"run-{number}"
+        records = await logs.log("shop/flow").read_range(run_tag(name))
+        epoch, steps = 0, set()
+        for record in records:
+            match run_record(record.data):
+                case Started():
+                    epoch = max(epoch, 1)
+                case Taken(epoch=taken):
+                    epoch = taken if taken == epoch + 1 else epoch
+                case Decided(epoch=told, number=step) if told == epoch and not ends[name]:
+                    assert step not in steps
+                    steps.add(step)
+                case Finished(epoch=told) if told == epoch:
+                    ends[name] += 1
+                case _:
+                    pass
+    assert set(ends.values()) == {1}
+    assert len(ends) == count
