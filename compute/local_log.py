@@ -61,7 +61,7 @@ class LocalLogs:
         self, shell: NodeShell, node: NodeId, engine: Engine, limits: ClusterConfig
     ) -> None:
         self._shell = shell
-        self._node = node
+        self.node = node
         self.engine = engine
         self.limits = limits
         self.future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future

@@ -219,13 +219,16 @@ def function_of(function: object) -> Function | None:
 class Caller(Protocol):
     """How a context reaches other functions."""
 
-    async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
-        """Run `app.function` and return its result as JSON text; `session` goes in and is
-        raised.
+    async def call(
+        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+    ) -> bytes:
+        """Run `app.function` and return its result as JSON text; `session` goes in and is raised.
+
+        With an idempotency `key` it is run once.
         """
 
     async def send(
-        self, function: str, arguments: bytes, session: Session, *, delay_s: float
+        self, function: str, arguments: bytes, session: Session, *, delay_s: float, key: str = ""
     ) -> str:
         """Start `app.function` later and return the invocation's id."""
 
@@ -276,47 +279,90 @@ class Context:
 
     @overload
     async def call(
-        self, function: Callable[..., Coroutine[Any, Any, _ResultT]], /, **arguments: object
+        self,
+        function: Callable[..., Coroutine[Any, Any, _ResultT]],
+        /,
+        *,
+        idempotency_key: str = "",
+        **arguments: object,
     ) -> _ResultT: ...
 
     @overload
-    async def call(self, function: str | Callable[..., Any], /, **arguments: object) -> Any: ...  # noqa: ANN401
+    async def call(
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *,
+        idempotency_key: str = "",
+        **arguments: object,
+    ) -> Any: ...  # noqa: ANN401
 
-    async def call(self, function: str | Callable[..., Any], /, **arguments: object) -> Any:
+    async def call(
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *,
+        idempotency_key: str = "",
+        **arguments: object,
+    ) -> Any:
         """Run another function and return its result.
 
         A function given as an object gives back its return type; one given as `"app.function"`
         gives plain JSON values. The session goes with the call and comes back with the result, also
         when it failed.
 
+        With an `idempotency_key` (of this function, 1 to 255 characters) the call is recorded
+        first. Whoever calls with the same key gets the outcome of the one run, also later and after
+        a crash, for `results_kept_s`. A run whose worker is lost is begun again: the body may run
+        more than once, the outcome is decided once.
+
         Raises:
-            UnknownFunctionError, InvalidArgumentsError: it was not run.
+            UnknownFunctionError, InvalidArgumentsError: it was not run; the key may have been used
+                with other arguments.
             FunctionFailedError: it raised.
             WorkerCrashedError, CallOutcomeUnknownError: it may have had effects.
         """
         name, known = _named(function)
-        text = await self._caller.call(name, arguments_text(arguments), self.session)
+        text = await self._caller.call(
+            name, arguments_text(arguments), self.session, key=idempotency_key
+        )
         if known is not None:
             return known.signature.result(text)
         return plain_value(text)
 
     async def send(
-        self, function: str | Callable[..., Any], /, *, delay: float = 0.0, **arguments: object
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *,
+        delay: float = 0.0,
+        idempotency_key: str = "",
+        **arguments: object,
     ) -> str:
         """Start another function without waiting for it; return the invocation's id.
 
-        With `delay` it starts that many seconds later. It is held in the compute node's memory: a
-        restart of the node forgets it.
+        With `delay` it starts that many seconds later. When this returns it is recorded, as durably
+        as an append: whatever process is lost, it is run until one outcome of it is recorded, which
+        is kept for `results_kept_s`. So its body may run more than once. One whose worker or
+        compute node was lost `invocation_tries_max` times is given up. With an `idempotency_key` as
+        `call`: the id is that of the first one with it.
 
         Raises:
             UnknownFunctionError, InvalidArgumentsError: there is no such function, or the arguments
-                do not fit it; it is not started.
+                do not fit it, or the key had others; it is not started.
             OverloadedError: too much waits already.
+            CallOutcomeUnknownError: it may be recorded or not.
             ValueError: the delay is negative or no number.
         """
         check_delay(delay)
         name, _ = _named(function)
-        return await self._caller.send(name, arguments_text(arguments), self.session, delay_s=delay)
+        return await self._caller.send(
+            name,
+            arguments_text(arguments),
+            self.session,
+            delay_s=delay,
+            key=idempotency_key,
+        )
 
     async def map(
         self,

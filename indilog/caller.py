@@ -35,10 +35,12 @@ class LinkCaller:
         self._asker = asker
         self._depth = depth
 
-    async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
+    async def call(
+        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+    ) -> bytes:
         """Run `app.function` and return its result as JSON text."""
         answer = await self._asker.ask(
-            CallFunction(function, arguments, session.position, self._depth)
+            CallFunction(function, arguments, session.position, self._depth, key)
         )
         if isinstance(answer, Returned):
             session.saw(answer.position)
@@ -46,10 +48,12 @@ class LinkCaller:
         raise _call_error(answer, function, session)
 
     async def send(
-        self, function: str, arguments: bytes, session: Session, *, delay_s: float
+        self, function: str, arguments: bytes, session: Session, *, delay_s: float, key: str = ""
     ) -> str:
         """Start `app.function` later and return the invocation's id."""
-        answer = await self._asker.ask(SendFunction(function, arguments, session.position, delay_s))
+        answer = await self._asker.ask(
+            SendFunction(function, arguments, session.position, delay_s, key)
+        )
         if isinstance(answer, Accepted):
             return answer.invocation
         raise _call_error(answer, function, session)

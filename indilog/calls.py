@@ -219,7 +219,8 @@ class CallFunction(_Message, frozen=True):
     """worker, client → compute node: run `app.function` and tell me its result; answered by
     `Returned`.
 
-    `depth` is how many calls stand above this one; a client's is 0.
+    `depth` is how many calls stand above this one; a client's is 0. With an idempotency `key` it is
+    run once, recorded, and the node goes on with it when nobody waits any more.
     Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); the node cancels the
     call.
     Repeated: never.
@@ -229,6 +230,7 @@ class CallFunction(_Message, frozen=True):
     arguments: bytes
     position: MetalogPosition
     depth: int
+    key: str = ""
 
 
 class SendFunction(_Message, frozen=True):
@@ -243,6 +245,7 @@ class SendFunction(_Message, frozen=True):
     arguments: bytes
     position: MetalogPosition
     delay_s: float
+    key: str = ""
 
 
 class DeployApp(_Message, frozen=True):

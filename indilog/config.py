@@ -224,8 +224,25 @@ class NodeConfig:
     import_timeout_s: float = 30.0
     """Importing deployed code may take this long; then the process that imports it is ended."""
     result_bytes_max: int = 4 * MIB
+    invocations_open_max: int = 10_000
+    """Asynchronous invocations that wait or run on the platform before a further one is refused."""
+    invocations_running_max: int = 512
+    """Those that a compute node runs at once before it leaves what is due to others, or for later.
+    """
+    invocation_lease_s: float = 5.0
+    """When nothing was heard of a compute node for so long, others run what it ran."""
+    invocation_tries_max: int = 5
+    """An invocation whose worker or compute node was lost so often is given up, ..."""
+    invocation_retry_s_min: float = 1.0
+    """... and before it is run again there is a pause of this, doubled each time, ..."""
+    invocation_retry_s_max: float = 60.0
+    """... up to this."""
+    results_kept_s: float = 86_400.0
+    """What came of asynchronous invocations, and idempotency keys, are kept for this long, ..."""
     results_kept_max: int = 10_000
-    """Results of asynchronous invocations kept for asking."""
+    """... at most so many of those without a key, and as many of those with one, ..."""
+    results_kept_bytes_max: int = 64 * MIB
+    """... and so many bytes of arguments and results of either. The same on all nodes."""
     transport: Literal["stream", "zmq"] = "stream"
     """What carries messages between processes: raw streams, or pyzmq. All nodes use the same."""
     send_queue_bytes_max: int = 64 * MIB

@@ -201,15 +201,30 @@ class RemoteClient:
         """
         return RemoteLogs(self).log(check_log_name(name), self.session)
 
-    async def call(self, function: str | Callable[..., Any], /, **arguments: object) -> Any:  # noqa: ANN401 - whatever the function returns
+    async def call(
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *,
+        idempotency_key: str = "",
+        **arguments: object,
+    ) -> Any:  # noqa: ANN401 - whatever the function returns
         """Run a function and return its result, as `Context.call`."""
-        return await self._context().call(function, **arguments)
+        return await self._context().call(function, idempotency_key=idempotency_key, **arguments)
 
     async def send(
-        self, function: str | Callable[..., Any], /, *, delay: float = 0.0, **arguments: object
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *,
+        delay: float = 0.0,
+        idempotency_key: str = "",
+        **arguments: object,
     ) -> str:
         """Start a function without waiting, as `Context.send`."""
-        return await self._context().send(function, delay=delay, **arguments)
+        return await self._context().send(
+            function, delay=delay, idempotency_key=idempotency_key, **arguments
+        )
 
     async def deploy(
         self,

@@ -28,6 +28,9 @@ FUNCTION_LINES_MAX = 60
 ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute")
 SHELLS = (
     "compute/gateway",
+    "compute/invocations/arrivals.py",
+    "compute/invocations/runs.py",
+    "compute/invocations/service.py",
     "compute/workers",
     "compute/log_service.py",
     "compute/retention_service.py",

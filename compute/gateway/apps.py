@@ -11,8 +11,8 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from compute.gateway.requests import faults_in, known_query, sentence_of
+from compute.invocations.service import Told
 from compute.workers.host import FunctionHost
-from compute.workers.invocations import Invocation
 from indilog.calls import (
     Failed,
     Returned,
@@ -80,7 +80,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         found = await host.invocation(invocation, wait_s=wait)
         if found is None:
             return _not_found(
-                f"No invocation {invocation!r} is known; results are kept for the last calls only."
+                f"No invocation {invocation!r} is known; results are kept for results_kept_s."
             )
         return _invocation(found)
 
@@ -107,7 +107,7 @@ def _deployed(info: AppInfo) -> Response:
     )
 
 
-def _invocation(found: Invocation) -> Response:
+def _invocation(found: Told) -> Response:
     value: dict[str, Any] = {
         "invocation": found.id,
         "function": found.function,

@@ -17,7 +17,7 @@ import msgspec
 from compute.gateway.problems import Problem, problem, problem_of, problem_of_stop, problem_text
 from compute.workers.call import Call
 from compute.workers.host import FunctionHost
-from indilog.calls import Failed, error_from
+from indilog.calls import Failed, Returned, error_from
 from indilog.errors import (
     CallOutcomeUnknownError,
     IndilogError,
@@ -34,6 +34,7 @@ Header: TypeAlias = tuple[bytes, bytes]
 PREFIX: Final = "/functions/"
 POSITION_HEADER: Final = b"indilog-position"
 INVOCATION_HEADER: Final = b"indilog-invocation"
+KEY_HEADER: Final = b"idempotency-key"
 _JSON: Final[Header] = (b"content-type", b"application/json")
 _PROBLEM: Final[Header] = (b"content-type", b"application/problem+json")
 _QUERY: Final = ("async", "delay")
@@ -74,22 +75,36 @@ class InvokeEndpoint:
         arguments = await _body(scope, receive, self._body_bytes_max)
         name = f"{app}.{function}"
         if scope["query_string"] and (delay_s := _start_later_s(name, scope)) is not None:
-            await self._send_async(send, name, arguments, delay_s)
+            await self._send_async(send, scope, name, arguments, delay_s)
             return
-        call = self._host.call(name, arguments, position=_position(scope))
+        position, key = _headers(scope)
+        if key:
+            await self._send_once(send, name, arguments, position, key)
+            return
+        call = self._host.call(name, arguments, position=position)
         try:
             outcome = await call.outcome
         except asyncio.CancelledError:
             await _send_problem(send, self._cut_off(call))
             return
-        headers = (
-            (INVOCATION_HEADER, call.invocation.encode()),
-            (POSITION_HEADER, b"%d" % outcome.position),
-        )
-        if isinstance(outcome, Failed):
-            await _send_problem(send, problem_of(error_from(outcome)), headers)
-        else:
-            await _send(send, HTTPStatus.OK, (_JSON, *headers), outcome.result)
+        await _send_outcome(send, call.invocation, outcome)
+
+    async def _send_once(
+        self, send: Send, name: str, arguments: bytes, position: int, key: str
+    ) -> None:
+        try:
+            invocation, outcome = await self._host.call_once(
+                name, arguments, key=key, position=position
+            )
+        except asyncio.CancelledError:
+            told = problem_of_stop(
+                NotReadyError(
+                    f"The platform stopped before {name} ended; repeat it with the same key."
+                )
+            )
+            await _send_problem(send, told)
+            return
+        await _send_outcome(send, invocation, outcome)
 
     def _cut_off(self, call: Call) -> Problem:
         """Stop `call`, and return what its caller is told."""
@@ -103,8 +118,13 @@ class InvokeEndpoint:
             )
         )
 
-    async def _send_async(self, send: Send, name: str, arguments: bytes, delay_s: float) -> None:
-        invocation = await self._host.send(name, arguments, delay_s=delay_s)
+    async def _send_async(
+        self, send: Send, scope: Scope, name: str, arguments: bytes, delay_s: float
+    ) -> None:
+        position, key = _headers(scope)
+        invocation = await self._host.send(
+            name, arguments, position=position, delay_s=delay_s, key=key
+        )
         body = msgspec.json.encode({"invocation": invocation})
         location = (b"location", f"/invocations/{invocation}".encode())
         await _send(send, HTTPStatus.ACCEPTED, (_JSON, location), body)
@@ -161,17 +181,34 @@ def _misfit(name: str, field: str, problem: str) -> InvalidArgumentsError:
     return InvalidArgumentsError(sentence, [{"field": field, "problem": problem}])
 
 
-def _position(scope: Scope) -> int:
+def _headers(scope: Scope) -> tuple[int, str]:
+    """Return the session's position and the idempotency key; 0 and empty: there is none."""
+    position, key = 0, ""
     for name, value in scope["headers"]:
         if name == POSITION_HEADER:
-            return _position_in(value)
-    return 0
+            position = _position_in(value)
+        elif name == KEY_HEADER:
+            key = value.decode("latin-1").strip()
+            if not key:
+                raise ValueError("Idempotency-Key is empty; leave it out, or give a key.")
+    return position, key
 
 
 def _position_in(value: bytes) -> int:
     if not value.isdigit() or len(value) > 18:
         raise ValueError(f"Indilog-Position is a metalog position, not {value.decode('latin-1')}.")
     return int(value)
+
+
+async def _send_outcome(send: Send, invocation: str, outcome: Returned | Failed) -> None:
+    headers = (
+        (INVOCATION_HEADER, invocation.encode()),
+        (POSITION_HEADER, b"%d" % outcome.position),
+    )
+    if isinstance(outcome, Failed):
+        await _send_problem(send, problem_of(error_from(outcome)), headers)
+    else:
+        await _send(send, HTTPStatus.OK, (_JSON, *headers), outcome.result)
 
 
 async def _send_problem(send: Send, told: Problem, headers: tuple[Header, ...] = ()) -> None:

@@ -9,28 +9,25 @@ had begun fail: they may have had effects, so nobody runs them again unasked.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import secrets
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
+from compute.invocations.service import InvocationService, Told
 from compute.workers.applications import Applications
 from compute.workers.call import Call
-from compute.workers.invocations import Invocation, Invocations, State
 from compute.workers.pool import WorkerPool
 from compute.workers.process import WorkerProcess
 from compute.workers.router import CallRouter
 from compute.workers.service_figures import services_told
 from compute.workers.serving import LinkServer
 from indilog.app import check_delay
-from indilog.calls import Failed, Greeting, Limits, Question, Returned, failed
+from indilog.calls import Failed, Greeting, Limits, Question, Returned
 from indilog.config import Config
 from indilog.deployed import AppInfo
 from indilog.errors import (
     FunctionFailedError,
-    IndilogError,
     InvalidArgumentsError,
     OverloadedError,
 )
@@ -56,16 +53,19 @@ def limits_of(config: Config) -> Limits:
 class FunctionHost:
     """Runs functions on this compute node.
 
+    Args:
+        node_name: of the compute node in the view: what an earlier process of that name ran is
+            taken over at once.
+
     Attributes:
         limits: what the other end of a link must know.
     """
 
-    def __init__(self, config: Config, logs: LogSource) -> None:
+    def __init__(self, config: Config, logs: LogSource, *, node_name: str | None = None) -> None:
         node = config.node
         self.limits = limits_of(config)
         self._node = node
         self._logs = logs
-        self._invocations = Invocations(node.results_kept_max)
         self._checking = 0
         self._invocation_prefix = secrets.token_hex(6)
         self._invocation_numbers = itertools.count(1)
@@ -84,6 +84,9 @@ class FunctionHost:
             on_lost=self._worker_lost,
             drained=self._drained,
         )
+        self._invocations = InvocationService(
+            logs, node, node=node_name, start=self.call, stop=self.cancel
+        )
 
     async def start(self) -> None:
         """Read what is deployed, start the workers, load it into them.
@@ -96,9 +99,13 @@ class FunctionHost:
         await self._applications.read()
         await self._pool.start()
         self._applications.follow()
+        await self._invocations.start()
 
     async def stop(self) -> None:
-        """End the workers; calls that still run fail, those that wait were not begun."""
+        """End the workers; calls that still run fail, those that wait were not begun, and recorded
+        invocations run again when somebody is up.
+        """
+        await self._invocations.stop()
         self._router.stop()
         await self._applications.stop()
         await self._pool.stop()
@@ -168,6 +175,29 @@ class FunctionHost:
         """Nobody waits for `call` any more: stop it, if it can be stopped."""
         self._router.cancel(call)
 
+    async def call_once(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        key: str,
+        position: MetalogPosition = 0,
+        depth: int = 0,
+    ) -> tuple[str, Returned | Failed]:
+        """Run `app.function` unless it has been called with this idempotency key; return the
+        invocation's id, and what came of it then or comes of it now.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments, or they do not fit.
+            UnknownFunctionError, OverloadedError, NotReadyError: nothing was done.
+            CallOutcomeUnknownError: it may run or not.
+        """
+        await self._check_arguments(name, arguments)
+        invocation = await self._invocations.accept(
+            name, arguments, position=position, depth=depth, key=key
+        )
+        return invocation, await self._invocations.outcome(invocation)
+
     async def send(
         self,
         name: str,
@@ -175,53 +205,30 @@ class FunctionHost:
         *,
         position: MetalogPosition = 0,
         delay_s: float = 0.0,
+        key: str = "",
     ) -> str:
         """Start `app.function` after `delay_s`; return the id to ask for its outcome with.
 
-        Held in memory: a restart of the node forgets it.
+        When this returns that is recorded, and survives whatever an append survives.
 
         Raises:
-            UnknownFunctionError, InvalidArgumentsError: there is none, or the arguments or the
-                delay do not fit; it is not started.
+            UnknownFunctionError, InvalidArgumentsError: there is none, or the arguments, the delay
+                or the key do not fit; it is not started.
             OverloadedError: too many wait or run already.
             NotReadyError: no worker could check the arguments; it is not started.
+            CallOutcomeUnknownError: it may run or not.
         """
         _check_delay(name, delay_s)
-        held = self._invocations.open + self._checking
-        if held >= self._node.calls_pending_max:
-            raise OverloadedError(
-                f"{held:,} asynchronous calls wait or run, which is the limit; try again later."
-            )
-        deployed, spec = self._applications.function(name)
-        self._checking += 1
-        try:
-            question = CheckArguments(deployed.number, spec.name, arguments)
-            await self._router.check_arguments(name, question)
-        finally:
-            self._checking -= 1
-        invocation = Invocation(self._invocation_id(), name)
-        start = partial(self._start_sent, invocation, arguments, position)
-        self._invocations.add(invocation)
-        if delay_s > 0:
-            asyncio.get_running_loop().call_later(delay_s, start)
-        else:
-            start()
-        return invocation.id
+        await self._check_arguments(name, arguments)
+        return await self._invocations.accept(
+            name, arguments, position=position, delay_s=delay_s, key=key
+        )
 
-    async def invocation(self, id: str, *, wait_s: float = 0.0) -> Invocation | None:  # noqa: A002
-        """Return an asynchronous invocation, waiting up to `wait_s` for its outcome; None: it is
-        not known, or was forgotten.
+    async def invocation(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002
+        """Return a recorded invocation, waiting up to `wait_s` for its outcome; None: it is not
+        known, or was forgotten.
         """
-        invocation = self._invocations.get(id)
-        if invocation is None or invocation.is_over or wait_s <= 0:
-            return invocation
-        over = asyncio.Event()
-        invocation.waiting.append(over.set)
-        try:
-            await asyncio.wait_for(over.wait(), wait_s)
-        except TimeoutError:
-            invocation.waiting.remove(over.set)
-        return invocation
+        return await self._invocations.told(id, wait_s=wait_s)
 
     def client_server(self) -> LinkServer:
         """Return what serves the link of a client."""
@@ -247,34 +254,30 @@ class FunctionHost:
             "calls_running": self._router.running,
             "calls_waiting": self._router.waiting,
             "calls": dict(self._router.calls),
-            "invocations_open": self._invocations.open,
+            "invocations": self._invocations.status(),
             "apps": {app.record.name: app.record.version for app in apps},
             "services": services_told(self._pool.workers, apps),
             "problems": {app.record.name: app.problem for app in apps if app.problem},
         }
 
-    # --- inside: calls
+    # --- inside
 
     def _invocation_id(self) -> str:
         return f"{self._invocation_prefix}-{next(self._invocation_numbers):x}"
 
-    def _start_sent(
-        self, invocation: Invocation, arguments: bytes, position: MetalogPosition
-    ) -> None:
-        invocation.state = State.RUNNING
-        try:
-            call = self.call(
-                invocation.function, arguments, position=position, invocation=invocation.id
+    async def _check_arguments(self, name: str, arguments: bytes) -> None:
+        """Have a worker check the arguments of a call that is to be recorded."""
+        if self._checking >= self._node.calls_pending_max:
+            raise OverloadedError(
+                f"{self._checking:,} calls are being checked, which is the limit; try again later."
             )
-        except IndilogError as error:
-            self._invocations.ended(invocation, failed(error))
-            return
-        call.outcome.add_done_callback(partial(self._sent_ended, invocation))
-
-    def _sent_ended(
-        self, invocation: Invocation, outcome: asyncio.Future[Returned | Failed]
-    ) -> None:
-        self._invocations.ended(invocation, outcome.result())
+        deployed, spec = self._applications.function(name)
+        self._checking += 1
+        try:
+            question = CheckArguments(deployed.number, spec.name, arguments)
+            await self._router.check_arguments(name, question)
+        finally:
+            self._checking -= 1
 
     # --- inside: workers
 

@@ -75,11 +75,11 @@ class LinkServer:
             IndilogError: it cannot be answered; for the link to pass on.
         """
         match message:
-            case CallFunction():
+            case CallFunction() if not message.key:
                 self._call(link, call, message)
+            case CallFunction():
+                self._begin(link, call, self._called_once(message))
             case SendFunction():
-                if len(self._tasks) >= self._questions_max:
-                    raise OverloadedError("Too many calls of this connection are being started.")
                 self._begin(link, call, self._sent(message))
             case Cancel():
                 self._cancel(call)
@@ -139,9 +139,22 @@ class LinkServer:
 
     def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
         """Answer with what `answering` gives; goes on when the link is gone."""
+        if len(self._tasks) >= self._questions_max:
+            answering.close()
+            raise OverloadedError("Too many calls of this connection are being started.")
         task = asyncio.get_running_loop().create_task(_answered(link, number, answering))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _called_once(self, message: CallFunction) -> Answer:
+        _, outcome = await self._host.call_once(
+            message.function,
+            message.arguments,
+            key=message.key,
+            position=message.position,
+            depth=0 if self._is_client else message.depth,
+        )
+        return outcome
 
     async def _sent(self, message: SendFunction) -> Answer:
         invocation = await self._host.send(
@@ -149,6 +162,7 @@ class LinkServer:
             message.arguments,
             position=message.position,
             delay_s=message.delay_s,
+            key=message.key,
         )
         return Accepted(invocation)
 

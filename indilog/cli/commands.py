@@ -140,6 +140,10 @@ def invoke(
     in_background: Annotated[
         bool, typer.Option("--async", help="Do not wait; print the invocation's id.")
     ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Idempotency key: the same key is one run, with one result."),
+    ] = None,
     url: Url = DEFAULT,
 ) -> None:
     """Call a function and print its result."""
@@ -149,7 +153,9 @@ def invoke(
     if not dot or not rest or "/" in function:
         stop(f"A function is named app.function, not {function!r}.")
     query: dict[str, object] = {"async": True} if in_background else {}
-    result = Gateway(url).post(f"/functions/{named}/{rest}", json=given, query=query)
+    headers = {"idempotency-key": key} if key is not None else None
+    path = f"/functions/{named}/{rest}"
+    result = Gateway(url).post(path, json=given, query=query, headers=headers)
     show.value(result["invocation"] if in_background else result)
 
 

@@ -205,7 +205,7 @@ async def gateway_running(
     def status() -> dict[str, Any]:
         return status_of(shell, logs, run)
 
-    host = FunctionHost(config, logs)
+    host = FunctionHost(config, logs, node_name=logs.node)
     try:
         await host.start()
         registry = registry_of([shell.metrics])

@@ -138,7 +138,7 @@ async def test_an_asynchronous_call_whose_arguments_do_not_fit_is_refused_at_onc
     answer = await platform.http.post("/functions/demo/count?async=1", json={"nmae": "a"})
     assert answer.status_code == 422
     assert [e["field"] for e in answer.json()["errors"]] == ["name", "nmae"]
-    assert platform.host.status()["invocations_open"] == 0
+    assert platform.host.status()["invocations"]["open"] == 0
 
 
 async def test_a_client_calls_deploys_and_reads_in_one_session(platform: Platform) -> None:

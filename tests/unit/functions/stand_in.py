@@ -33,7 +33,9 @@ class Functions:
         context.begin()
         return context
 
-    async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
+    async def call(
+        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+    ) -> bytes:
         known: Function = self.app.functions[function.removeprefix(f"{self.app.name}.")]
         self.calls.append(known.name)
         checked = known.signature.arguments(arguments)
@@ -42,7 +44,7 @@ class Functions:
         return known.signature.result_text(await known.body(*given, **checked))
 
     async def send(
-        self, function: str, arguments: bytes, session: Session, *, delay_s: float
+        self, function: str, arguments: bytes, session: Session, *, delay_s: float, key: str = ""
     ) -> str:
         self.sent.append(asyncio.ensure_future(self.call(function, arguments, session)))
         return "sent"

@@ -34,7 +34,9 @@ class Echo:
         self.running = 0
         self.running_most = 0
 
-    async def call(self, function: str, arguments: bytes, session: Session) -> bytes:
+    async def call(
+        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+    ) -> bytes:
         self.called.append((function, arguments, session.position))
         self.running += 1
         self.running_most = max(self.running, self.running_most)
@@ -46,7 +48,7 @@ class Echo:
         return b'{"value":7}' if "." in function and function != "demo.double" else b"14"
 
     async def send(
-        self, function: str, arguments: bytes, session: Session, *, delay_s: float
+        self, function: str, arguments: bytes, session: Session, *, delay_s: float, key: str = ""
     ) -> str:
         self.called.append((function, arguments, session.position))
         return f"after {delay_s}"

@@ -1,0 +1,53 @@
+"""Waiting for what the log will say: until a record is read here, until an outcome is."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+
+from indilog.ids import SeqNum
+
+
+class Arrivals:
+    """Who waits for what."""
+
+    def __init__(self) -> None:
+        self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
+        self._outcomes: dict[str, list[asyncio.Future[None]]] = {}
+        self._numbers = itertools.count()
+
+    async def seqnum(self, seqnum: SeqNum, end: SeqNum) -> None:
+        """Wait until the record at `seqnum` is read; `end`: what is read already."""
+        if seqnum < end:
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._reading, (seqnum, next(self._numbers), waiting))
+        await waiting
+
+    async def outcome(self, id: str) -> None:  # noqa: A002 - it is called so
+        """Wait until the outcome of an open invocation is read."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._outcomes.setdefault(id, []).append(waiting)
+        try:
+            await waiting
+        finally:
+            if (others := self._outcomes.get(id)) is not None:
+                others.remove(waiting)
+                if not others:
+                    del self._outcomes[id]
+
+    def read(self, end: SeqNum) -> None:
+        """The records below `end` are read."""
+        while self._reading and self._reading[0][0] < end:
+            _resolve(heapq.heappop(self._reading)[2])
+
+    def ended(self, id: str) -> None:  # noqa: A002 - it is called so
+        """The outcome of an invocation is read."""
+        for waiting in self._outcomes.pop(id, ()):
+            _resolve(waiting)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -1,0 +1,174 @@
+"""What one compute node does next about invocations: which calls it begins, what it claims, whom it
+gives up, what it trims. `now` (seconds since 1970) in, actions out.
+
+Whoever accepted an invocation, or freed it, comes first to run it; another node claims it a lease
+later. An executor that runs something says so three times a lease; one that was silent for a lease
+is given up, and what it ran is due again. A node that has restarted gives up its own earlier
+executors at once: it knows that they are dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple, TypeAlias
+
+from compute.invocations.fold import Fold, Invocation, node_of
+from compute.invocations.records import (
+    EXECUTORS_TAG,
+    Alive,
+    Claimed,
+    Ended,
+    Event,
+    Failure,
+    GivenUp,
+)
+from indilog.config import NodeConfig
+from indilog.ids import SeqNum
+
+_BEATS_PER_LEASE: Final = 3
+CLAIMS_MAX: Final = 100
+"""Invocations in one claim."""
+_STREAMS_MAX: Final = 16
+"""Streams of the invocations in one claim."""
+_TRIM_RECORDS_MIN: Final = 1000
+
+
+class Append(NamedTuple):
+    """Append this event, with these tags."""
+
+    event: Event
+    tags: tuple[str, ...]
+
+
+class Begin(NamedTuple):
+    """Run this invocation: it is ours."""
+
+    invocation: Invocation
+
+
+class Abandon(NamedTuple):
+    """Stop running this invocation: it is not ours any more."""
+
+    id: str
+
+
+class Trim(NamedTuple):
+    """Nobody needs the records of this stream below `until`."""
+
+    stream: str
+    until: SeqNum
+
+
+Action: TypeAlias = Append | Begin | Abandon | Trim
+
+
+class _Heard(NamedTuple):
+    last: SeqNum
+    at: float
+
+
+class Executor:
+    """Decides for one compute node.
+
+    Args:
+        name: `node#incarnation`, which no other executor ever has.
+        running_max: what it claims at most, together with what it runs.
+
+    Attributes:
+        begun: ids of what it runs.
+    """
+
+    def __init__(self, name: str, fold: Fold, config: NodeConfig) -> None:
+        self.name = name
+        self.begun: set[str] = set()
+        self._fold = fold
+        self._lease_s = config.invocation_lease_s
+        self._tries_max = config.invocation_tries_max
+        self._running_max = config.invocations_running_max if config.workers else 0
+        self._heard: dict[str, _Heard] = {}
+
+    @property
+    def node(self) -> str:
+        """The compute node's name."""
+        return node_of(self.name)
+
+    def renamed(self, name: str) -> list[Abandon]:
+        """The log says that this executor is dead: go on as another one."""
+        stopped = [Abandon(id_) for id_ in sorted(self.begun)]
+        self.name = name
+        self.begun.clear()
+        return stopped
+
+    def actions(self, now: float) -> list[Action]:
+        """Return what to do; to be asked again when that is done and seen in the log."""
+        return [
+            *self._begin_and_abandon(),
+            *self._give_up(now),
+            *self._claim(now),
+            *self._beat(now),
+            *self._trim(),
+        ]
+
+    def deadline(self) -> float | None:
+        """Return when to ask for actions again, if nothing is recorded before."""
+        times = [heard.at + self._lease_s for heard in self._heard.values()]
+        if (own := self._heard.get(self.name)) is not None:
+            times.append(own.at + self._lease_s / _BEATS_PER_LEASE)
+        if self._room() and (next_ := self._fold.next_free(self.node, self._lease_s)) is not None:
+            times.append(next_)
+        return min(times, default=None)
+
+    # --- inside
+
+    def _begin_and_abandon(self) -> list[Action]:
+        running = self._fold.executors.get(self.name)
+        own = running.ids if running is not None else set()
+        actions: list[Action] = [Abandon(id_) for id_ in sorted(self.begun - own)]
+        actions += [Begin(self._fold.open[id_]) for id_ in sorted(own - self.begun)]
+        self.begun = set(own)
+        return actions
+
+    def _give_up(self, now: float) -> Iterable[Action]:
+        executors = self._fold.executors
+        self._heard = {e: heard for e, heard in self._heard.items() if e in executors}
+        for executor, running in executors.items():
+            heard = self._heard.get(executor)
+            if heard is None or heard.last != running.last:
+                heard = self._heard[executor] = _Heard(running.last, now)
+            if executor == self.name:
+                continue
+            is_before_us = node_of(executor) == self.node
+            if is_before_us or now >= heard.at + self._lease_s:
+                yield Append(GivenUp(executor, running.last, self.name), (EXECUTORS_TAG,))
+
+    def _room(self) -> int:
+        return max(0, self._running_max - len(self.begun))
+
+    def _claim(self, now: float) -> Iterable[Action]:
+        ids: list[str] = []
+        streams: set[str] = set()
+        for free in self._fold.free(now, self.node, self._lease_s)[: min(self._room(), CLAIMS_MAX)]:
+            if free.tries >= self._tries_max:
+                yield Append(_gave_up(self.name, free), (free.stream,))
+            elif len(streams | {free.stream}) <= _STREAMS_MAX:
+                ids.append(free.id)
+                streams.add(free.stream)
+        if ids:
+            yield Append(Claimed(self.name, tuple(ids)), tuple(sorted(streams)))
+
+    def _beat(self, now: float) -> Iterable[Action]:
+        own = self._heard.get(self.name)
+        if own is not None and now >= own.at + self._lease_s / _BEATS_PER_LEASE:
+            yield Append(Alive(self.name), (EXECUTORS_TAG,))
+
+    def _trim(self) -> Iterable[Action]:
+        for stream, until in self._fold.trimmable(records_min=_TRIM_RECORDS_MIN):
+            yield Trim(stream, until)
+
+
+def _gave_up(executor: str, invocation: Invocation) -> Ended:
+    message = (
+        f"{invocation.function} was begun {invocation.tries} times, and each time its worker or "
+        "compute node was lost; the platform gave up, and it may have had effects."
+    )
+    return Ended(executor, invocation.id, 0, None, Failure("WorkerCrashedError", message, {}))

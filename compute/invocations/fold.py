@@ -1,0 +1,346 @@
+"""What is to run, who runs it and what came of it: a pure fold over the records of
+`$invocations`, alike on every compute node.
+
+The log's order decides everything: the first record with a key, the first claim of what nobody
+runs, the first outcome. Time is the log's own, the latest record time so far.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, assert_never
+
+from sortedcontainers import SortedList
+
+from compute.invocations.records import (
+    EXECUTORS_TAG,
+    STREAMS,
+    Accepted,
+    Alive,
+    Claimed,
+    Ended,
+    Event,
+    Freed,
+    GivenUp,
+    digest_of,
+    schedule_tag,
+)
+from indilog.ids import SeqNum
+
+_GIVEN_UP_REMEMBERED: Final = 1000
+
+
+class FoldLimits(NamedTuple):
+    """What the fold keeps; the same on every compute node."""
+
+    results_kept_s: float
+    results_kept_max: int
+    results_kept_bytes_max: int
+    retry_s_min: float
+    retry_s_max: float
+
+
+@dataclass(slots=True, eq=False)
+class Invocation:
+    """One invocation.
+
+    Attributes:
+        seqnum: of its `Accepted`, which has the arguments.
+        due: nobody runs it before, seconds since 1970.
+        executor: who runs it, if anybody does.
+        tries: how often somebody has begun to run it.
+        node: whose executors come first to claim it.
+        ended: seqnum of its outcome; `ended_at` is when. Valid when it is over.
+    """
+
+    id: str
+    seqnum: SeqNum
+    function: str
+    due: float
+    node: str
+    stream: str
+    key: str
+    digest: bytes
+    size: int
+    executor: str | None = None
+    tries: int = 0
+    ended: SeqNum | None = None
+    ended_at: float = 0.0
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class Running:
+    """An executor that runs something; `last` is the seqnum of its last record."""
+
+    last: SeqNum
+    ids: set[str] = field(default_factory=set)
+
+
+class _Kept:
+    """Invocations that are over, oldest outcome first."""
+
+    def __init__(self) -> None:
+        self.over: deque[Invocation] = deque()
+        self.size = 0
+
+
+class Fold:
+    """Applies the records in order.
+
+    Attributes:
+        end: records below this seqnum are applied.
+        clock: the latest time of a record.
+        open: those that are not over, by id.
+        executors: who runs something, by name.
+        last_at: of each schedule, the latest due time that was accepted.
+    """
+
+    def __init__(self, limits: FoldLimits) -> None:
+        self.end: SeqNum = 0
+        self.clock = 0.0
+        self.open: dict[str, Invocation] = {}
+        self.executors: dict[str, Running] = {}
+        self.last_at: dict[str, tuple[float, SeqNum]] = {}
+        self._limits = limits
+        self._over: dict[str, Invocation] = {}
+        self._keys: dict[tuple[str, str], Invocation] = {}
+        self._kept = {False: _Kept(), True: _Kept()}
+        """By whether they have a key: those without never push out those with one."""
+        self._free: SortedList[tuple[float, SeqNum, str]] = SortedList()
+        self._given_up: OrderedDict[str, None] = OrderedDict()
+        self._needed: dict[str, SortedList[SeqNum]] = {}
+        self._seen: dict[str, int] = {}
+
+    # --- applying records
+
+    def apply(self, seqnum: SeqNum, time: float, event: Event | None) -> None:
+        """Take in the record at `seqnum`."""
+        assert seqnum >= self.end, "records are applied in order"
+        self.end = seqnum + 1
+        self.clock = max(self.clock, time)
+        self._expire()
+        match event:
+            case None:
+                pass
+            case Accepted():
+                self._accept(seqnum, event)
+            case Claimed(executor, ids):
+                self._claim(seqnum, executor, ids)
+            case Freed(executor, id_, is_lost):
+                self._heard(executor, seqnum)
+                if (freed := self.open.get(id_)) is not None and freed.executor == executor:
+                    self._release(freed, node_of(executor), is_lost=is_lost)
+            case Ended():
+                self._end(seqnum, event)
+            case Alive(executor):
+                self._count(EXECUTORS_TAG)
+                self._heard(executor, seqnum)
+            case GivenUp(executor, seen, by):
+                self._count(EXECUTORS_TAG)
+                self._give_up(executor, seen, node_of(by))
+            case unreachable:
+                assert_never(unreachable)
+
+    def _accept(self, seqnum: SeqNum, event: Accepted) -> None:
+        stream = event.stream
+        self._count(stream)
+        self._heard(event.executor, seqnum)
+        is_known = event.id in self.open or event.id in self._over
+        if is_known or (event.function, event.key) in self._keys:
+            return
+        if event.schedule:
+            if event.at <= self.last_at.get(event.schedule, (0.0, 0))[0]:
+                return
+            self.last_at[event.schedule] = event.at, seqnum
+        made = Invocation(
+            event.id,
+            seqnum,
+            event.function,
+            event.due or self.clock,
+            node_of(event.executor),
+            stream,
+            event.key,
+            digest_of(event.arguments) if event.key else b"",
+            len(event.arguments),
+        )
+        self.open[made.id] = made
+        self._needed.setdefault(stream, SortedList()).add(seqnum)
+        if made.key:
+            self._keys[made.function, made.key] = made
+        if event.due or event.executor in self._given_up:
+            self._free.add(_place(made))
+        else:
+            self._run(made, event.executor, seqnum)
+
+    def _claim(self, seqnum: SeqNum, executor: str, ids: tuple[str, ...]) -> None:
+        if executor in self._given_up:
+            return
+        for claimed in (self.open[i] for i in ids if i in self.open):
+            if claimed.executor is None:
+                self._free.remove(_place(claimed))
+                self._run(claimed, executor, seqnum)
+                self._count(claimed.stream)
+        self._heard(executor, seqnum)
+
+    def _end(self, seqnum: SeqNum, event: Ended) -> None:
+        self._heard(event.executor, seqnum)
+        over = self.open.pop(event.id, None)
+        if over is None:
+            return  # not the first outcome
+        self._count(over.stream)
+        self._stop(over)
+        over.ended, over.ended_at, over.failed = seqnum, self.clock, event.result is None
+        over.size += len(event.result or b"")
+        self._over[over.id] = over
+        kept = self._kept[bool(over.key)]
+        kept.over.append(over)
+        kept.size += over.size
+
+    def _give_up(self, executor: str, seen: SeqNum, node: str) -> None:
+        running = self.executors.get(executor)
+        if running is None or running.last > seen:
+            return
+        self._given_up[executor] = None
+        while len(self._given_up) > _GIVEN_UP_REMEMBERED:
+            self._given_up.popitem(last=False)
+        for id_ in sorted(running.ids):
+            self._release(self.open[id_], node, is_lost=True)
+
+    # --- what can happen to an invocation
+
+    def _run(self, invocation: Invocation, executor: str, seqnum: SeqNum) -> None:
+        invocation.executor = executor
+        invocation.tries += 1
+        self.executors.setdefault(executor, Running(seqnum)).ids.add(invocation.id)
+
+    def _stop(self, invocation: Invocation) -> None:
+        """Nobody runs it, and nobody is to."""
+        if invocation.executor is None:
+            self._free.remove(_place(invocation))
+            return
+        running = self.executors[invocation.executor]
+        running.ids.remove(invocation.id)
+        if not running.ids:
+            del self.executors[invocation.executor]
+        invocation.executor = None
+
+    def _release(self, invocation: Invocation, node: str, *, is_lost: bool) -> None:
+        """Nobody runs it any more; it is due again, after a pause that doubles with its tries."""
+        self._stop(invocation)
+        self._count(invocation.stream)
+        invocation.node = node
+        pause_s = 0.0
+        if is_lost:
+            limits = self._limits
+            pause_s = min(limits.retry_s_min * 2.0 ** (invocation.tries - 1), limits.retry_s_max)
+        else:
+            invocation.tries -= 1
+        invocation.due = self.clock + pause_s
+        self._free.add(_place(invocation))
+
+    def _heard(self, executor: str, seqnum: SeqNum) -> None:
+        if (running := self.executors.get(executor)) is not None:
+            running.last = seqnum
+
+    def _expire(self) -> None:
+        limits = self._limits
+        for kept in self._kept.values():
+            while kept.over and (
+                len(kept.over) > limits.results_kept_max
+                or kept.size > limits.results_kept_bytes_max
+                or kept.over[0].ended_at + limits.results_kept_s <= self.clock
+            ):
+                self._forget(kept)
+
+    def _forget(self, kept: _Kept) -> None:
+        over = kept.over.popleft()
+        kept.size -= over.size
+        del self._over[over.id]
+        self._needed[over.stream].remove(over.seqnum)
+        if over.key:
+            del self._keys[over.function, over.key]
+
+    def _count(self, stream: str) -> None:
+        self._seen[stream] = self._seen.get(stream, 0) + 1
+
+    # --- questions
+
+    @property
+    def kept(self) -> int:
+        """How many that are over are remembered."""
+        return len(self._over)
+
+    def get(self, id: str) -> Invocation | None:  # noqa: A002 - it is called so
+        """Return an invocation, or None: there was none, or it was forgotten."""
+        return self.open.get(id) or self._over.get(id)
+
+    def with_key(self, function: str, key: str) -> Invocation | None:
+        """Return the invocation of a function that has the key."""
+        return self._keys.get((function, key))
+
+    def is_given_up(self, executor: str) -> bool:
+        """Tell whether the log says that `executor` is dead."""
+        return executor in self._given_up
+
+    def free(self, now: float, node: str, later_s: float) -> list[Invocation]:
+        """Return those that `node` may claim at `now`: what is due and its own to claim first, and
+        the others `later_s` after they were due.
+        """
+        due = [self.open[id_] for _, _, id_ in self._free.irange(maximum=(now, self.end, ""))]
+        return [free for free in due if free.node == node or free.due + later_s <= now]
+
+    def next_free(self, node: str, later_s: float) -> float | None:
+        """Return a time before which `node` has nothing to claim, but for what it may claim now;
+        None: nothing waits.
+        """
+        first = self._free[0] if self._free else None
+        if first is None:
+            return None
+        earliest = first[0] + later_s
+        for due, _, id_ in self._free.irange(maximum=(earliest, self.end, "")):
+            if self.open[id_].node == node:
+                return min(earliest, due)
+        return earliest
+
+    def trimmable(self, *, records_min: int) -> list[tuple[str, SeqNum]]:
+        """Return the streams that have had `records_min` records since they were last returned, and
+        the first seqnum that each of them needs.
+        """
+        found = [stream for stream, count in self._seen.items() if count >= records_min]
+        for stream in found:
+            del self._seen[stream]
+        return [(stream, self._needed_from(stream)) for stream in found]
+
+    def _needed_from(self, stream: str) -> SeqNum:
+        if stream == EXECUTORS_TAG:
+            running = [self.open[i].seqnum for r in self.executors.values() for i in r.ids]
+            return min([*running, self._needed_from(STREAMS[0])])
+        needed = self._needed.get(stream)
+        first = needed[0] if needed else self.end
+        for schedule, (_, seqnum) in self.last_at.items():
+            if schedule_tag(schedule) == stream:
+                first = min(first, seqnum)
+        return first
+
+    def check_invariants(self) -> None:
+        """Assert that everything open is either free or run by exactly one executor."""
+        free = {id_ for _, _, id_ in self._free}
+        running = [id_ for r in self.executors.values() for id_ in r.ids]
+        assert len(running) == len(set(running)), "one executor at a time"
+        assert free.isdisjoint(running)
+        assert free | set(running) == set(self.open)
+        assert not set(self.open) & set(self._over)
+        assert sum(map(len, self._needed.values())) == len(self.open) + len(self._over)
+        for kept in self._kept.values():
+            assert kept.size == sum(over.size for over in kept.over)
+
+
+def node_of(executor: str) -> str:
+    """Return the compute node that an executor is, or was, on."""
+    return executor.partition("#")[0]
+
+
+def _place(invocation: Invocation) -> tuple[float, SeqNum, str]:
+    return invocation.due, invocation.seqnum, invocation.id

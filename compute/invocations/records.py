@@ -1,0 +1,154 @@
+"""The records of `$invocations` (docs/FORMATS.md).
+
+A record's data is two bytes that no text begins with, one byte for the version of this format, and
+an event in MessagePack.
+An event about invocations has the tags of their streams: those that live about equally long share
+one, so that a stream can be trimmed up to its oldest invocation that is still needed
+without one that is due in a year holding up the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from bisect import bisect_left
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+
+from indilog.errors import IndilogError
+from indilog.ids import MetalogPosition, SeqNum
+
+INVOCATIONS_LOG: Final = "$invocations"
+VERSION: Final = 1
+_MAGIC: Final = b"\xb0V"
+_PREFIX: Final = _MAGIC + bytes((VERSION,))
+EXECUTORS_TAG: Final = "executors"
+_STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
+STREAMS: Final = tuple(f"delay:{n}" for n in range(len(_STREAM_DELAYS_S) + 1))
+KEY_CHARACTERS_MAX: Final = 255
+
+_SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """What a caller is told of a call that failed (`indilog.calls.Failed`)."""
+
+    kind: str
+    message: str
+    attributes: dict[str, Any]
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):
+    """This invocation is to run: now, by `executor`; or from `due` on (seconds since 1970), by who
+    claims it, if `due` is not 0. `stream`: its tag.
+
+    `key`: the first one of a function with it counts. `schedule` and `at`: the due time of a
+    schedule, which counts if it is later than those before. `depth`: calls above it.
+    """
+
+    id: str
+    executor: str
+    function: str
+    arguments: bytes
+    position: MetalogPosition
+    stream: str
+    due: float = 0.0
+    depth: int = 0
+    key: str = ""
+    schedule: str = ""
+    at: float = 0.0
+
+
+class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
+    """`executor` runs those of the invocations that nobody runs."""
+
+    executor: str
+    ids: tuple[str, ...]
+
+
+class Freed(msgspec.Struct, frozen=True, array_like=True, tag="freed"):
+    """`executor` does not run this invocation any more; it is not over.
+
+    `is_lost`: it may have had effects, and counts as a try.
+    """
+
+    executor: str
+    id: str
+    is_lost: bool
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """What came of an invocation: JSON text, or a failure. The first one counts."""
+
+    executor: str
+    id: str
+    position: MetalogPosition
+    result: bytes | None
+    failure: Failure | None = None
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """`executor` goes on with what it runs."""
+
+    executor: str
+
+
+class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
+    """`executor` is dead, says `by`, unless it has said anything beyond the seqnum `seen`."""
+
+    executor: str
+    seen: _SeqNum
+    by: str
+
+
+Event: TypeAlias = Accepted | Claimed | Freed | Ended | Alive | GivenUp
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Event).decode
+
+
+class InvocationsVersionError(IndilogError):
+    """A later version of the platform wrote to the log of invocations."""
+
+
+def encoded(event: Event) -> bytes:
+    """Return a record's data."""
+    return _PREFIX + _encode(event)
+
+
+def decoded(data: bytes) -> Event | None:
+    """Return the event in a record, or None for what is none.
+
+    Raises:
+        InvocationsVersionError: a later version wrote it, so it must not be passed over.
+    """
+    if not data.startswith(_PREFIX):
+        if data.startswith(_MAGIC) and data[2:3] > _PREFIX[2:]:
+            raise InvocationsVersionError(
+                f"An invocation is recorded in format {data[2]}; this platform reads up to "
+                f"{VERSION}. Start the version that wrote it."
+            )
+        return None
+    try:
+        event: Event = _decode(memoryview(data)[len(_PREFIX) :])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return event
+
+
+def stream_of(delay_s: float) -> str:
+    """Return the stream (a tag) of an invocation that is due after `delay_s`."""
+    return STREAMS[bisect_left(_STREAM_DELAYS_S, delay_s)]
+
+
+def schedule_tag(schedule: str) -> str:
+    """Return the stream of a schedule's invocations."""
+    return f"schedule:{hashlib.blake2b(schedule.encode(), digest_size=16).hexdigest()}"
+
+
+def digest_of(arguments: bytes) -> bytes:
+    """Return what is equal for equal JSON arguments, however they are spelled."""
+    with contextlib.suppress(msgspec.DecodeError):  # what is no JSON is refused elsewhere
+        arguments = msgspec.json.encode(msgspec.json.decode(arguments or b"{}"), order="sorted")
+    return hashlib.blake2b(arguments, digest_size=16).digest()

@@ -1,0 +1,370 @@
+"""The service of one compute node that runs invocations from the log: it follows `$invocations`,
+does what the node's `Executor` decides, and answers those who start invocations or ask for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import secrets
+import time
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from compute.invocations.arrivals import Arrivals
+from compute.invocations.executor import Abandon, Append, Begin, Executor, Trim
+from compute.invocations.fold import Fold, FoldLimits, Invocation
+from compute.invocations.records import (
+    INVOCATIONS_LOG,
+    KEY_CHARACTERS_MAX,
+    Accepted,
+    Ended,
+    decoded,
+    digest_of,
+    encoded,
+    stream_of,
+)
+from compute.invocations.runs import Runs, StartCall, StopCall, outcome_in
+from indilog.calls import Failed, Returned
+from indilog.config import NodeConfig
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    CallOutcomeUnknownError,
+    IndilogError,
+    InvalidArgumentsError,
+    NotReadyError,
+    OverloadedError,
+    TrimmedError,
+)
+from indilog.ids import MetalogPosition, SeqNum
+from indilog.log import Entry, LogSource, Session
+from indilog.subscription import pages
+
+_AGAIN_S: Final = 1.0
+"""After an error it goes on after this."""
+
+
+class State(enum.StrEnum):
+    """How far an invocation is."""
+
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Told(NamedTuple):
+    """What callers may know of an invocation; `outcome` is there when it is over."""
+
+    id: str
+    function: str
+    state: State
+    outcome: Returned | Failed | None
+
+
+class InvocationService:
+    """Runs invocations on one compute node, and tells what came of any.
+
+    Args:
+        node: names the compute node; an earlier process of that name is surely dead. None: no
+            earlier process is known to be.
+        start: starts a call of a function here.
+        stop: stops one.
+    """
+
+    def __init__(
+        self,
+        logs: LogSource,
+        config: NodeConfig,
+        *,
+        node: str | None,
+        start: StartCall,
+        stop: StopCall,
+    ) -> None:
+        self._config = config
+        self._node = node or secrets.token_hex(6)
+        self._log = logs.log(INVOCATIONS_LOG, Session())
+        self._fold = Fold(_limits(config))
+        self._executor = Executor(self._new_name(), self._fold, config)
+        self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
+        self._arrivals = Arrivals()
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._read_to: SeqNum | None = None
+        self._broken: IndilogError | None = None
+        self._appending = 0
+        self._given_up = 0
+
+    async def start(self) -> None:
+        """Follow the log, and run what is to run, from now on.
+
+        Raises:
+            NotReadyError: the log cannot be read.
+        """
+        last = await self._log.read_prev()
+        self._read_to = last.seqnum if last is not None else None
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._act())]
+
+    async def stop(self) -> None:
+        """Stop: what runs is freed, to be run again."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        open_ = self._fold.open
+        await self._runs.stop([open_[id_] for id_ in self._executor.begun if id_ in open_])
+
+    # --- starting invocations
+
+    async def accept(
+        self,
+        function: str,
+        arguments: bytes,
+        *,
+        position: MetalogPosition = 0,
+        depth: int = 0,
+        delay_s: float = 0.0,
+        key: str = "",
+    ) -> str:
+        """Record that `function` is to run after `delay_s`; return the invocation's id.
+
+        With a `key`, the first invocation of the function that was recorded with it is the one that
+        runs, and its id is returned.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments, or is none.
+            OverloadedError, NotReadyError: nothing was done; try again later.
+            CallOutcomeUnknownError: it may run or not.
+        """
+        digest = digest_of(arguments) if _checked(function, key) else b""
+        if key and (known := self._fold.with_key(function, key)) is not None:
+            return _same(known, digest)
+        self._check_room()
+        now = time.time()
+        event = Accepted(
+            id=secrets.token_hex(12),
+            executor=self._executor.name,
+            function=function,
+            arguments=arguments,
+            position=position,
+            stream=stream_of(delay_s),
+            due=now + delay_s if delay_s > 0 else 0.0,
+            depth=depth,
+            key=key,
+        )
+        seqnum = await self._recorded(event)
+        if not key:
+            return event.id
+        await self._arrivals.seqnum(seqnum, self._fold.end)
+        decided = self._fold.with_key(function, key)
+        if decided is None:
+            raise CallOutcomeUnknownError(
+                f"{function} was recorded, but its key is forgotten already; "
+                "results_kept_max or results_kept_s is too small."
+            )
+        return _same(decided, digest)
+
+    async def _recorded(self, event: Accepted) -> SeqNum:
+        self._appending += 1
+        try:
+            return await self._log.append(encoded(event), tags=[event.stream])
+        except AppendOutcomeUnknownError as error:
+            raise CallOutcomeUnknownError(
+                f"It is not known whether {event.function} was recorded to run: {error}"
+            ) from error
+        finally:
+            self._appending -= 1
+
+    def _check_room(self) -> None:
+        if self._broken is not None:
+            raise NotReadyError(f"Invocations are not run here: {self._broken}")
+        held = len(self._fold.open) + self._appending
+        if held >= self._config.invocations_open_max:
+            raise OverloadedError(
+                f"{held:,} asynchronous calls wait or run, which is the limit; try again later."
+            )
+
+    # --- asking for them
+
+    async def told(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002 - it is called so
+        """Return an invocation, waiting up to `wait_s` for its outcome; None: there was none, or it
+        was forgotten.
+        """
+        found = self._fold.get(id)
+        if found is None:
+            await self._read_up_to_now()
+            found = self._fold.get(id)
+        if found is None:
+            return None
+        if found.ended is None and wait_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._arrivals.outcome(id)
+        return await self._told(found)
+
+    async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
+        """Return what came of an invocation, waiting for it as long as it takes.
+
+        Raises:
+            NotReadyError: its result is forgotten already.
+        """
+        if self._fold.get(id) is None:
+            await self._read_up_to_now()
+        while True:
+            found = self._fold.get(id)
+            if found is None:
+                raise NotReadyError(f"The result of invocation {id} is not kept any more.")
+            if found.ended is None:
+                await self._arrivals.outcome(id)
+                continue
+            told = await self._told(found)
+            if told is not None and told.outcome is not None:
+                return told.outcome
+
+    async def _told(self, found: Invocation) -> Told | None:
+        if found.ended is None:
+            state = State.SCHEDULED if found.executor is None else State.RUNNING
+            return Told(found.id, found.function, state, None)
+        try:
+            record = await self._log.read(found.ended)
+        except TrimmedError:
+            return None
+        event = decoded(record.data) if record is not None else None
+        assert isinstance(event, Ended), "the fold says so"
+        state = State.FAILED if found.failed else State.DONE
+        return Told(found.id, found.function, state, outcome_in(event))
+
+    async def _read_up_to_now(self) -> None:
+        """Wait until what anybody was told is recorded has been read here."""
+        last = await self._log.read_prev(fresh=True)
+        if last is not None:
+            await self._arrivals.seqnum(last.seqnum, self._fold.end)
+
+    def status(self) -> dict[str, Any]:
+        """Return figures for people and metrics."""
+        open_ = self._fold.open.values()
+        return {
+            "open": len(open_),
+            "scheduled": sum(i.executor is None for i in open_),
+            "running_here": len(self._executor.begun),
+            "results_kept": self._fold.kept,
+            "begun_again": self._runs.begun_again,
+            "given_up_as_dead": self._given_up,
+        }
+
+    # --- inside
+
+    def _new_name(self) -> str:
+        return f"{self._node}#{secrets.token_hex(6)}"
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async for page in pages(self._log, None, self._fold.end):
+                    for record in page:
+                        self._take(record.seqnum, record.time, record.data)
+                    self._arrivals.read(self._fold.end)
+                    self._news.set()
+            except IndilogError as error:
+                structlog.get_logger().warning("invocations not followed", reason=str(error))
+                self._broken = None if error.retryable else error
+                await asyncio.sleep(_AGAIN_S)
+            except Exception as error:  # noqa: BLE001 - outermost: others depend on it
+                structlog.get_logger().exception("invocations not followed")
+                self._broken = IndilogError(f"{type(error).__name__}; the log says why.")
+                await asyncio.sleep(_AGAIN_S)
+
+    def _take(self, seqnum: SeqNum, at: float, data: bytes) -> None:
+        event = decoded(data)
+        if event is None:
+            structlog.get_logger().error("invocation record not understood", seqnum=seqnum)
+        self._fold.apply(seqnum, at, event)
+        self._broken = None
+        if isinstance(event, Ended):
+            self._arrivals.ended(event.id)
+
+    async def _act(self) -> None:
+        """Do what the executor decides, one round after the other."""
+        if self._read_to is not None:
+            await self._arrivals.seqnum(self._read_to, self._fold.end)
+        while True:
+            self._news.clear()
+            try:
+                did = await self._round()
+            except IndilogError as error:
+                structlog.get_logger().warning("invocations not advanced", reason=str(error))
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            except Exception:  # noqa: BLE001 - outermost: the next round may do better
+                structlog.get_logger().exception("invocations failed")
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            if not did:
+                await self._rest()
+
+    async def _round(self) -> bool:
+        """Do what is to be done now; return whether something was recorded for it."""
+        if self._fold.is_given_up(self._executor.name):
+            structlog.get_logger().warning("given up as dead; going on under another name")
+            self._given_up += 1
+            for abandon in self._executor.renamed(self._new_name()):
+                self._runs.abandon(abandon.id)
+        entries: list[Entry] = []
+        for action in self._executor.actions(time.time()):
+            match action:
+                case Begin(invocation):
+                    self._runs.begin(invocation)
+                case Abandon(id_):
+                    self._runs.abandon(id_)
+                case Append(event, tags):
+                    entries.append(Entry(encoded(event), tags))
+                case Trim(stream, until):
+                    await self._log.trim(until, tag=stream)
+        if entries:
+            last = (await self._log.append_batch(entries))[-1]
+            await self._arrivals.seqnum(last, self._fold.end)
+        return bool(entries)
+
+    async def _rest(self) -> None:
+        """Wait for a record, or until it is time to do something."""
+        deadline = self._executor.deadline()
+        timeout_s = None if deadline is None else max(0.0, deadline - time.time())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancellation
+                await self._news.wait()
+
+
+def _limits(config: NodeConfig) -> FoldLimits:
+    return FoldLimits(
+        results_kept_s=config.results_kept_s,
+        results_kept_max=config.results_kept_max,
+        results_kept_bytes_max=config.results_kept_bytes_max,
+        retry_s_min=config.invocation_retry_s_min,
+        retry_s_max=config.invocation_retry_s_max,
+    )
+
+
+def _checked(function: str, key: str) -> bool:
+    """Return whether there is a key.
+
+    Raises:
+        InvalidArgumentsError: it is too long.
+    """
+    if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
+        raise _misfit(function, f"is 1 to {KEY_CHARACTERS_MAX} printable characters")
+    return bool(key)
+
+
+def _same(known: Invocation, digest: bytes) -> str:
+    if known.digest != digest:
+        raise _misfit(known.function, "was used with other arguments; take another key")
+    return known.id
+
+
+def _misfit(function: str, problem: str) -> InvalidArgumentsError:
+    fault = {"field": "Idempotency-Key", "problem": problem}
+    return InvalidArgumentsError(f"{function} was not run: its idempotency key {problem}.", [fault])

@@ -1,0 +1,216 @@
+"""Durable invocations on real platforms: kill -9 of workers and of everything; idempotency keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+import indilog
+from indilog.log import Log
+from tests.cluster.function_platform import Platform, running, running_two, until
+from tests.cluster.platform_process import PlatformProcess, platform
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+APP = """
+import asyncio, os
+import indilog
+
+app = indilog.App("demo")
+
+@app.function
+async def work(ctx: indilog.Context, n: int) -> int:
+    log = ctx.log("runs")
+    runs = await log.append(b"%d" % os.getpid(), tags=[f"n:{n}"])
+    await asyncio.sleep(0.01)
+    return runs
+
+@app.function
+async def until_told(ctx: indilog.Context, n: int) -> int:
+    log = ctx.log("runs")
+    seqnum = await log.append(b"%d" % os.getpid(), tags=[f"n:{n}"])
+    await log.read_next("go", wait=120)
+    return seqnum
+
+@app.function
+async def child(ctx: indilog.Context) -> int:
+    return await ctx.call("demo.work", idempotency_key="only one", n=0)
+
+@app.function
+async def later(ctx: indilog.Context, s: float) -> str:
+    return await ctx.send(work, delay=s, n=9)
+
+@app.function
+async def dies() -> None:
+    os._exit(1)
+"""
+FAST: dict[str, Any] = {
+    "invocation_lease_s": 1.0,
+    "invocation_retry_s_min": 0.05,
+    "invocation_retry_s_max": 0.1,
+}
+
+
+@pytest_asyncio.fixture
+async def there(tmp_path: Path) -> AsyncIterator[Platform]:
+    async with running(tmp_path, workers=2, **FAST) as up:
+        assert (await up.deploy("demo", APP)).status_code == 200
+        yield up
+
+
+async def runs_of(log: Log, n: int) -> list[int]:
+    return [int(record.data) for record in await log.read_range(f"n:{n}", fresh=True)]
+
+
+async def outcome(http: httpx.AsyncClient, invocation: str) -> dict[str, Any]:
+    """Wait for the outcome of an invocation, also while the platform is away."""
+    async with asyncio.timeout(90):
+        while True:
+            answer = await http.get(f"/invocations/{invocation}?wait=60")
+            told: dict[str, Any] = answer.json()
+            assert answer.status_code == 200, told
+            if told["state"] in ("done", "failed"):
+                return told
+
+
+async def test_an_invocation_whose_worker_is_killed_runs_again(there: Platform) -> None:
+    async with indilog.connect(there.url) as client:
+        log = client.log("runs")
+        id_ = await client.send("demo.until_told", n=1)
+        first = await log.read_next("n:1", wait=30)
+        assert first is not None
+        os.kill(int(first.data), signal.SIGKILL)
+        second = await log.read_next("n:1", first.seqnum + 1, wait=30)
+        assert second is not None
+        await log.append(b"", tags=["go"])
+        told = await outcome(there.http, id_)
+        assert (told["state"], told["result"]) == ("done", second.seqnum)
+
+
+async def test_one_that_ends_every_worker_is_given_up(there: Platform) -> None:
+    async with indilog.connect(there.url) as client:
+        id_ = await client.send("demo.dies")
+        told = await outcome(there.http, id_)
+    assert told["problem"]["title"] == "WorkerCrashedError"
+    assert "demo.dies was begun 5 times" in told["problem"]["detail"]
+
+
+async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform) -> None:
+    async def call(n: int, key: str = "k") -> httpx.Response:
+        headers = {"Idempotency-Key": key}
+        return await there.http.post("/functions/demo/work", json={"n": n}, headers=headers)
+
+    answers = await asyncio.gather(*(call(1) for _ in range(10)))
+    assert {a.status_code for a in answers} == {200}
+    assert len({a.text for a in answers}) == 1
+    assert len({a.headers["indilog-invocation"] for a in answers}) == 1
+    asynchronous = await there.http.post(
+        "/functions/demo/work?async=1", json={"n": 1}, headers={"Idempotency-Key": "k"}
+    )
+    assert asynchronous.json()["invocation"] == answers[0].headers["indilog-invocation"]
+    refused = await call(2)
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["field"] == "Idempotency-Key"
+    assert refused.json()["detail"] == (
+        "demo.work was not run: its idempotency key was used with other arguments; take another "
+        "key."
+    )
+    assert (await call(1, "")).status_code == 400
+    async with indilog.connect(there.url) as client:
+        log = client.log("runs")
+        assert len(await runs_of(log, 1)) == 1
+        assert await runs_of(log, 2) == []
+        assert await client.call("demo.work", idempotency_key="k", n=1) == answers[0].json()
+        first = await client.call("demo.child")
+        assert await client.call("demo.child") == first
+
+
+async def test_keys_and_outcomes_hold_on_every_node(tmp_path: Path) -> None:
+    async with running_two(tmp_path) as (one, two):
+        assert (await one.deploy("demo", APP)).status_code == 200
+        await until(lambda: bool(two.host.apps()))
+        headers = {"Idempotency-Key": "k"}
+        answers = await asyncio.gather(*(
+            node.http.post("/functions/demo/work", json={"n": 1}, headers=headers)
+            for node in (one, two, one, two)
+        ))  # fmt: skip
+        assert len({a.text for a in answers}) == 1, [a.text for a in answers]
+        sent = await one.http.post("/functions/demo/work?async=1", json={"n": 2})
+        told = await outcome(two.http, sent.json()["invocation"])
+        assert told["state"] == "done"
+        async with indilog.connect(one.url) as client:
+            assert len(await runs_of(client.log("runs"), 1)) == 1
+
+
+async def test_a_timer_that_a_function_set_survives_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1, **FAST) as first:
+        assert (await first.deploy("demo", APP)).status_code == 200
+        id_ = (await first.call("demo.later", s=2.0)).json()
+        assert (await first.http.get(f"/invocations/{id_}")).json()["state"] == "scheduled"
+    async with running(tmp_path, workers=1, **FAST) as second:
+        assert (await outcome(second.http, id_))["state"] == "done"
+        async with indilog.connect(second.url) as client:
+            assert len(await runs_of(client.log("runs"), 9)) == 1
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+async def test_a_platform_killed_amid_invocations_runs_each_to_one_outcome(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Kill -9 of every process at once: what was accepted ends, with one outcome that stays."""
+    accepted: dict[str, int] = {}
+    rng = random.Random(7)
+    for life in range(3):
+        with platform(tmp_path, *options) as up:
+            async with httpx.AsyncClient(base_url=up.url, timeout=60, trust_env=False) as http:
+                if life == 0:
+                    await _deployed(http)
+                await _sent(http, up, accepted, life, rng)
+    with platform(tmp_path, *options) as up:
+        async with (
+            httpx.AsyncClient(base_url=up.url, timeout=90, trust_env=False) as http,
+            indilog.connect(up.url) as client,
+        ):
+            told = await asyncio.gather(*(outcome(http, id_) for id_ in accepted))
+            assert {t["state"] for t in told} == {"done"}
+            log = client.log("runs")
+            for one in told:
+                record = await log.read(one["result"])
+                assert record is not None
+                assert record.tags == (f"n:{accepted[one['invocation']]}",), "its own run's result"
+            again = [await outcome(http, id_) for id_ in accepted]
+            assert again == list(told), "an outcome does not change"
+
+
+async def _deployed(http: httpx.AsyncClient) -> None:
+    headers = {"content-type": "text/x-python"}
+    assert (await http.put("/apps/demo", content=APP, headers=headers)).status_code == 200
+
+
+async def _sent(
+    http: httpx.AsyncClient,
+    up: PlatformProcess,
+    accepted: dict[str, int],
+    life: int,
+    rng: random.Random,
+) -> None:
+    """Send invocations, at once and for later, then kill everything."""
+    for n in range(life * 100, life * 100 + 20):
+        path = "/functions/demo/work?async=1"
+        if n % 2:
+            path += f"&delay={rng.random():.3f}"
+        headers = {"Idempotency-Key": f"key {n}"} if n % 3 == 0 else {}
+        answer = await http.post(path, json={"n": n}, headers=headers)
+        assert answer.status_code == 202, answer.text
+        accepted[answer.json()["invocation"]] = n
+    up.kill_everything()

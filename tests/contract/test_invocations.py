@@ -1,0 +1,213 @@
+"""The service that runs invocations, over a log and without workers: what is recorded is run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from compute.invocations.service import InvocationService, State
+from compute.workers.call import Call
+from indilog.calls import Failed, Returned, failed
+from indilog.config import NodeConfig
+from indilog.errors import (
+    InvalidArgumentsError,
+    NotReadyError,
+    OverloadedError,
+    WorkerCrashedError,
+)
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+FAST: dict[str, Any] = {
+    "invocation_lease_s": 0.3,
+    "invocation_retry_s_min": 0.01,
+    "invocation_retry_s_max": 0.02,
+    "invocation_tries_max": 3,
+}
+
+
+class Node:
+    """Workers that are not there: a call ends with the next outcome, or not at all."""
+
+    def __init__(self, *outcomes: Returned | Failed) -> None:
+        self.outcomes = list(outcomes)
+        self.begun: Counter[str] = Counter()
+        self.stopped: list[str] = []
+        self.begins = asyncio.Event()
+
+    def start(
+        self, name: str, arguments: bytes, *, position: int, depth: int, invocation: str
+    ) -> Call:
+        self.begun[invocation] += 1
+        self.begins.set()
+        outcome: asyncio.Future[Returned | Failed] = asyncio.get_running_loop().create_future()
+        if self.outcomes:
+            outcome.set_result(self.outcomes.pop(0))
+        return SimpleNamespace(outcome=outcome, invocation=invocation)  # type: ignore[return-value]
+
+    def stop(self, call: Call) -> None:
+        self.stopped.append(call.invocation)
+
+
+@asynccontextmanager
+async def running(
+    logs: MemoryLogs, node: Node, name: str = "a", **settings: int
+) -> AsyncIterator[InvocationService]:
+    config = NodeConfig(**{**FAST, **settings})
+    service = InvocationService(logs, config, node=name, start=node.start, stop=node.stop)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+def crashed() -> Failed:
+    return failed(WorkerCrashedError("The worker process died."))
+
+
+async def test_what_was_accepted_runs_and_its_outcome_can_be_asked_for() -> None:
+    node = Node(Returned(5, b"[1]"))
+    async with running(MemoryLogs(), node) as service:
+        id_ = await service.accept("app.f", b"{}")
+        told = await service.told(id_, wait_s=30)
+        assert told is not None
+        assert (told.function, told.state) == ("app.f", State.DONE)
+        assert told.outcome == Returned(5, b"[1]")
+        assert await service.told("nothing") is None
+
+
+async def test_an_outcome_survives_a_restart_and_is_known_on_every_node() -> None:
+    logs = MemoryLogs()
+    async with running(logs, Node(failed(ValueError("No.")))) as service:
+        id_ = await service.accept("app.f", b"{}")
+        assert await service.told(id_, wait_s=30) is not None
+    async with running(logs, Node()) as again, running(logs, Node(), "b") as other:
+        for there in (again, other):
+            told = await there.told(id_)
+            assert told is not None
+            assert (told.state, told.outcome) == (State.FAILED, failed(ValueError("No.")))
+
+
+async def test_a_timer_survives_a_restart() -> None:
+    logs, node = MemoryLogs(), Node(Returned(0, b"1"))
+    async with running(logs, Node()) as service:
+        id_ = await service.accept("app.f", b"{}", delay_s=0.2)
+        told = await service.told(id_)
+        assert told is not None
+        assert told.state == State.SCHEDULED
+    async with running(logs, node) as again:
+        told = await again.told(id_, wait_s=30)
+        assert told is not None
+        assert told.state == State.DONE
+    assert node.begun == {id_: 1}
+
+
+async def test_what_a_node_that_vanished_ran_runs_elsewhere() -> None:
+    """A node whose process is gone says nothing; another one takes over a lease later."""
+    logs, gone, other = MemoryLogs(), Node(), Node(Returned(0, b'"other"'))
+    config = NodeConfig(**FAST)
+    vanished = InvocationService(logs, config, node="a", start=gone.start, stop=gone.stop)
+    await vanished.start()
+    id_ = await vanished.accept("app.f", b"{}")
+    await gone.begins.wait()
+    for task in [*vanished._tasks, *vanished._runs._running.values()]:
+        task.cancel()  # as kill -9 would: nothing is said
+    async with running(logs, other, "b") as there:
+        assert await there.outcome(id_) == Returned(0, b'"other"')
+    assert other.begun == {id_: 1}
+
+
+async def test_two_nodes_do_not_run_what_one_of_them_runs() -> None:
+    logs, slow, other = MemoryLogs(), Node(), Node()
+    async with running(logs, slow) as one, running(logs, other, "b") as two:
+        id_ = await one.accept("app.f", b"{}")
+        await slow.begins.wait()
+        await asyncio.sleep(4 * FAST["invocation_lease_s"])
+        assert other.begun == {}
+        told = await two.told(id_)
+        assert told is not None
+        assert told.state == State.RUNNING
+
+
+async def test_a_lost_worker_is_tried_again_and_then_given_up() -> None:
+    node = Node(crashed(), crashed(), Returned(0, b"1"))
+    async with running(MemoryLogs(), node) as service:
+        id_ = await service.accept("app.f", b"{}")
+        assert await service.outcome(id_) == Returned(0, b"1")
+    node = Node(crashed(), crashed(), crashed(), Returned(0, b"never"))
+    async with running(MemoryLogs(), node) as service:
+        id_ = await service.accept("app.f", b"{}")
+        outcome = await service.outcome(id_)
+        assert isinstance(outcome, Failed)
+        assert "app.f was begun 3 times, and each time" in outcome.message
+    assert node.begun == {id_: 3}
+
+
+async def test_what_could_not_begin_is_not_over() -> None:
+    node = Node(failed(OverloadedError("Full.")), failed(NotReadyError("No.")), Returned(0, b"1"))
+    async with running(MemoryLogs(), node) as service:
+        id_ = await service.accept("app.f", b"{}")
+        assert await service.outcome(id_) == Returned(0, b"1")
+
+
+async def test_the_same_key_is_one_run_and_one_result() -> None:
+    logs, node, other = MemoryLogs(), Node(), Node()
+    async with running(logs, node) as one, running(logs, other, "b") as two:
+        ids = await asyncio.gather(*(
+            service.accept("app.f", arguments, key="k")
+            for service in (one, two, one, two)
+            for arguments in (b'{"a":1,"b":2}', b'{"b": 2, "a": 1}')
+        ))  # fmt: skip
+        assert len(set(ids)) == 1
+        await asyncio.wait({asyncio.ensure_future(n.begins.wait()) for n in (node, other)},
+                           return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+        assert node.begun + other.begun == {ids[0]: 1}
+        with pytest.raises(InvalidArgumentsError, match="was used with other arguments"):
+            await two.accept("app.f", b'{"a":2}', key="k")
+        assert await two.accept("app.g", b'{"a":2}', key="k") != ids[0]
+
+
+async def test_a_key_survives_a_restart() -> None:
+    logs = MemoryLogs()
+    async with running(logs, Node(Returned(0, msgspec.json.encode("once")))) as service:
+        id_ = await service.accept("app.f", b"{}", key="k")
+        await service.outcome(id_)
+    node = Node()
+    async with running(logs, node) as again:
+        assert await again.accept("app.f", b"{}", key="k") == id_
+        assert await again.outcome(id_) == Returned(0, b'"once"')
+    assert not node.begun
+
+
+async def test_too_many_open_ones_are_refused() -> None:
+    async with running(MemoryLogs(), Node(), invocations_open_max=2) as service:
+        for _ in range(2):
+            await service.accept("app.f", b"{}", delay_s=100)
+        await service.told("x")
+        with pytest.raises(OverloadedError, match="2 asynchronous calls wait or run"):
+            await service.accept("app.f", b"{}")
+
+
+async def test_a_key_that_is_none_is_refused() -> None:
+    async with running(MemoryLogs(), Node()) as service:
+        for key in ("x" * 256, "a\nb"):
+            with pytest.raises(InvalidArgumentsError, match="1 to 255 printable characters"):
+                await service.accept("app.f", b"{}", key=key)
+
+
+async def test_what_runs_when_the_platform_stops_is_stopped_and_runs_again() -> None:
+    logs, node, again = MemoryLogs(), Node(), Node(Returned(0, b"1"))
+    async with running(logs, node) as service:
+        id_ = await service.accept("app.f", b"{}")
+        await node.begins.wait()
+    assert node.stopped == [id_]
+    async with running(logs, again) as later:
+        assert await later.outcome(id_) == Returned(0, b"1")

@@ -1,0 +1,198 @@
+"""What one compute node decides: plain calls with `now`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+
+from compute.invocations.executor import CLAIMS_MAX, Abandon, Action, Append, Begin, Executor, Trim
+from compute.invocations.fold import Fold, FoldLimits
+from compute.invocations.records import (
+    EXECUTORS_TAG,
+    Accepted,
+    Alive,
+    Claimed,
+    Ended,
+    Event,
+    Freed,
+    GivenUp,
+    stream_of,
+)
+from indilog.config import NodeConfig
+
+LIMITS = FoldLimits(1e6, 100, 1000, 1.0, 4.0)
+LEASE_S = 6.0
+A, B = "node-a#1", "node-b#1"
+
+
+class Nodes:
+    """Two executors on one log."""
+
+    def __init__(self, *, workers: int = 2, invocations_running_max: int = 512) -> None:
+        config = NodeConfig(
+            invocation_lease_s=LEASE_S,
+            invocation_tries_max=2,
+            workers=workers,
+            invocations_running_max=invocations_running_max,
+        )
+        self.fold = Fold(LIMITS)
+        self.a = Executor(A, self.fold, config)
+        self.b = Executor(B, self.fold, config)
+        self._seqnums = itertools.count()
+
+    def record(self, now: float, *events: Event) -> None:
+        for event in events:
+            self.fold.apply(next(self._seqnums), now, event)
+
+    def accept(self, now: float, id_: str, due: float = 0.0, executor: str = A) -> None:
+        self.record(now, Accepted(
+            id=id_, executor=executor, function="app.f", arguments=b"{}", position=0,
+            stream=stream_of(due - now if due else 0.0), due=due,
+        ))  # fmt: skip
+
+    def turn(self, executor: Executor, now: float) -> list[Action]:
+        """Do what `executor` decides, as far as it is recorded."""
+        actions = executor.actions(now)
+        self.record(now, *events(actions))
+        return actions
+
+
+def events(actions: Iterable[Action]) -> list[Event]:
+    return [action.event for action in actions if isinstance(action, Append)]
+
+
+def begun(actions: Iterable[Action]) -> list[str]:
+    return [action.invocation.id for action in actions if isinstance(action, Begin)]
+
+
+def test_what_is_accepted_here_is_begun_once() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    assert begun(nodes.turn(nodes.a, 0.0)) == ["i"]
+    assert begun(nodes.turn(nodes.a, 0.1)) == []
+    assert begun(nodes.turn(nodes.b, 0.1)) == []
+
+
+def test_a_timer_is_claimed_when_it_is_due_by_who_accepted_it_first() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i", due=10.0)
+    assert nodes.turn(nodes.a, 9.9) == []
+    assert nodes.a.deadline() == 10.0
+    assert nodes.b.deadline() == 10.0 + LEASE_S
+    assert nodes.turn(nodes.b, 10.0) == []
+    [claim] = events(nodes.turn(nodes.a, 10.0))
+    assert claim == Claimed(A, ("i",))
+    assert begun(nodes.turn(nodes.a, 10.0)) == ["i"]
+
+
+def test_a_timer_whose_node_is_gone_is_claimed_a_lease_later() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i", due=10.0)
+    assert events(nodes.turn(nodes.b, 10.0 + LEASE_S)) == [Claimed(B, ("i",))]
+
+
+def test_who_runs_something_says_so_three_times_a_lease() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    nodes.turn(nodes.a, 0.0)
+    assert nodes.a.deadline() == LEASE_S / 3
+    assert events(nodes.turn(nodes.a, 1.9)) == []
+    [beat] = [a for a in nodes.turn(nodes.a, 2.0) if isinstance(a, Append)]
+    assert beat == Append(Alive(A), (EXECUTORS_TAG,))
+    nodes.turn(nodes.a, 2.1)
+    assert nodes.a.deadline() == pytest.approx(4.1)
+
+
+def test_nobody_says_anything_while_nothing_runs() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    nodes.turn(nodes.a, 0.0)
+    nodes.record(1.0, Ended(A, "i", 0, b"1"))
+    assert nodes.turn(nodes.a, 100.0) == [Abandon("i")]
+    assert nodes.a.deadline() is None
+    assert nodes.b.deadline() is None
+
+
+def test_who_is_silent_for_a_lease_is_given_up_and_the_work_goes_on_elsewhere() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    nodes.turn(nodes.a, 0.0)
+    assert events(nodes.turn(nodes.b, 1.0)) == []
+    assert nodes.b.deadline() == 1.0 + LEASE_S, "from when it was first seen"
+    [given_up] = events(nodes.turn(nodes.b, 7.0))
+    assert given_up == GivenUp(A, 0, B)
+    assert events(nodes.turn(nodes.b, 7.9)) == [], "after a pause"
+    assert events(nodes.turn(nodes.b, 8.0)) == [Claimed(B, ("i",))]
+    assert begun(nodes.turn(nodes.b, 8.0)) == ["i"]
+
+
+def test_who_speaks_is_not_given_up() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    for now in range(0, 60, 2):
+        nodes.turn(nodes.a, float(now))
+        assert events(nodes.turn(nodes.b, now + 0.5)) == []
+
+
+def test_an_executor_that_was_given_up_stops_and_goes_on_under_another_name() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    nodes.turn(nodes.a, 0.0)
+    nodes.turn(nodes.b, 0.0)
+    nodes.turn(nodes.b, LEASE_S)
+    assert nodes.fold.is_given_up(A)
+    assert nodes.a.renamed("node-a#2") == [Abandon("i")]
+    assert begun(nodes.turn(nodes.a, 6.5)) == []
+    nodes.accept(6.5, "j", executor="node-a#2")
+    assert begun(nodes.turn(nodes.a, 6.5)) == ["j"]
+
+
+def test_a_node_that_restarted_gives_up_its_own_past_at_once() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    nodes.a.renamed("node-a#2")
+    assert events(nodes.turn(nodes.a, 0.1)) == [GivenUp(A, 0, "node-a#2")]
+
+
+def test_an_invocation_that_is_lost_too_often_is_over() -> None:
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    nodes.turn(nodes.a, 0.0)
+    for now in (0.0, 10.0):
+        nodes.record(now, Freed(A, "i", is_lost=True))
+        nodes.turn(nodes.a, now + 5.0)
+    outcome = nodes.fold.get("i")
+    assert outcome is not None
+    assert outcome.failed
+    assert outcome.tries == 2
+
+
+def test_one_claim_is_bounded_and_so_is_what_runs() -> None:
+    nodes = Nodes(invocations_running_max=150)
+    for n in range(300):
+        nodes.accept(0.0, f"i{n:03}", due=1.0)
+    sizes = []
+    for _ in range(4):
+        claims = [e for e in events(nodes.turn(nodes.a, 2.0)) if isinstance(e, Claimed)]
+        sizes += [len(claim.ids) for claim in claims]
+    assert sizes == [CLAIMS_MAX, 50]
+    assert nodes.a.deadline() == pytest.approx(2.0 + LEASE_S / 3), "it is full: no busy loop"
+
+
+def test_a_node_without_workers_claims_nothing() -> None:
+    nodes = Nodes(workers=0)
+    nodes.accept(0.0, "i", due=1.0)
+    assert nodes.turn(nodes.a, 100.0) == []
+    assert nodes.a.deadline() is None
+
+
+def test_streams_are_trimmed_when_they_have_grown() -> None:
+    nodes = Nodes()
+    for n in range(600):
+        nodes.accept(0.0, f"i{n}")
+        nodes.record(0.0, Ended(A, f"i{n}", 0, b"1"))
+    [trim] = [a for a in nodes.a.actions(1.0) if isinstance(a, Trim)]
+    assert trim.stream == stream_of(0)
+    assert trim.until > 900

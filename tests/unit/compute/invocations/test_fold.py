@@ -1,0 +1,283 @@
+"""What the records of `$invocations` mean: the log's order decides everything."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from compute.invocations.fold import Fold, FoldLimits, Invocation
+from compute.invocations.records import (
+    EXECUTORS_TAG,
+    STREAMS,
+    Accepted,
+    Alive,
+    Claimed,
+    Ended,
+    Event,
+    Failure,
+    Freed,
+    GivenUp,
+    InvocationsVersionError,
+    decoded,
+    digest_of,
+    encoded,
+    stream_of,
+)
+
+LIMITS = FoldLimits(
+    results_kept_s=100.0,
+    results_kept_max=3,
+    results_kept_bytes_max=1000,
+    retry_s_min=1.0,
+    retry_s_max=4.0,
+)
+A, B = "node-a#1", "node-b#1"
+
+
+class Story:
+    """Records, one after the other, at times of the test's choosing."""
+
+    def __init__(self, limits: FoldLimits = LIMITS) -> None:
+        self.fold = Fold(limits)
+        self.time = 1000.0
+        self._seqnums = itertools.count(step=3)
+
+    def __call__(self, event: Event | None, *, after_s: float = 0.0) -> int:
+        self.time += after_s
+        seqnum = next(self._seqnums)
+        self.fold.apply(seqnum, self.time, event)
+        self.fold.check_invariants()
+        return seqnum
+
+    def accept(
+        self,
+        id_: str,
+        executor: str = A,
+        *,
+        key: str = "",
+        arguments: bytes = b"{}",
+        due: float = 0,
+    ) -> int:
+        stream = stream_of(due - self.time if due else 0.0)
+        return self(Accepted(
+            id=id_, executor=executor, function="app.f", arguments=arguments, position=0,
+            stream=stream, key=key, due=due,
+        ))  # fmt: skip
+
+    def end(self, id_: str, executor: str = A, result: bytes | None = b"1") -> int:
+        return self(Ended(executor, id_, 0, result))
+
+    def __getitem__(self, id_: str) -> Invocation:
+        found = self.fold.get(id_)
+        assert found is not None
+        return found
+
+
+def test_what_is_due_at_once_is_run_by_who_accepted_it() -> None:
+    story = Story()
+    story.accept("i")
+    assert (story["i"].executor, story["i"].tries) == (A, 1)
+    assert story.fold.free(story.time, "node-a", 5.0) == []
+
+
+def test_what_is_due_later_is_run_by_the_first_who_claims_it() -> None:
+    story = Story()
+    story.accept("i", due=1010.0)
+    assert story["i"].executor is None
+    assert story.fold.free(1009.9, "node-a", 5.0) == []
+    assert story.fold.free(1010.0, "node-a", 5.0) == [story["i"]]
+    assert story.fold.free(1014.9, "node-b", 5.0) == []
+    assert story.fold.free(1015.0, "node-b", 5.0) == [story["i"]]
+    story(Claimed(B, ("i", "other")), after_s=11.0)
+    story(Claimed(A, ("i",)))
+    run = story["i"]
+    assert (run.executor, run.tries) == (B, 1)
+
+
+def test_the_first_outcome_counts() -> None:
+    story = Story()
+    story.accept("i")
+    first = story.end("i", B, b"1")
+    story.end("i", A, b"2")
+    assert (story["i"].ended, story["i"].failed) == (first, False)
+
+
+def test_an_outcome_of_what_nobody_knows_is_passed_over() -> None:
+    story = Story()
+    story.end("i")
+    assert story.fold.get("i") is None
+
+
+def test_what_an_executor_that_is_given_up_ran_is_due_again_after_a_pause() -> None:
+    story = Story()
+    last = story.accept("i")
+    story(GivenUp(A, last, B))
+    assert story["i"].executor is None
+    assert (story["i"].due, story["i"].node) == (story.time + 1.0, "node-b")
+    story(Claimed(B, ("i",)))
+    last = story(Alive(B))
+    story(GivenUp(B, last, A))
+    assert (story["i"].due, story["i"].tries) == (story.time + 2.0, 2)
+
+
+def test_nobody_is_given_up_who_has_spoken_since() -> None:
+    story = Story()
+    seen = story.accept("i")
+    story(Alive(A))
+    story(GivenUp(A, seen, B))
+    assert story["i"].executor == A
+
+
+def test_an_executor_that_was_given_up_runs_nothing_any_more() -> None:
+    story = Story()
+    story(GivenUp(A, story.accept("i"), B))
+    story.accept("late", A)
+    assert story["late"].executor is None
+    story(Claimed(A, ("i", "late")))
+    assert story["i"].executor is None
+    assert story.fold.is_given_up(A)
+    assert not story.fold.is_given_up(B)
+
+
+def test_what_is_freed_may_be_claimed_and_only_a_lost_try_counts() -> None:
+    story = Story()
+    story.accept("i")
+    story(Freed(B, "i", is_lost=True))
+    assert story["i"].executor == A, "only who runs it frees it"
+    story(Freed(A, "i", is_lost=False))
+    assert (story["i"].tries, story["i"].due) == (0, story.time)
+    story(Claimed(B, ("i",)))
+    story(Freed(B, "i", is_lost=True))
+    assert (story["i"].tries, story["i"].due) == (1, story.time + 1.0)
+
+
+def test_the_first_one_with_a_key_is_the_one() -> None:
+    story = Story()
+    story.accept("first", key="k")
+    story.accept("second", B, key="k", arguments=b'{"n":1}')
+    assert story.fold.get("second") is None
+    assert story.fold.with_key("app.f", "k") is story["first"]
+    assert story.fold.with_key("app.g", "k") is None
+    story.end("first")
+    story.accept("third", key="k")
+    assert story.fold.get("third") is None
+
+
+def test_a_key_is_forgotten_with_its_result() -> None:
+    story = Story()
+    story.accept("first", key="k")
+    story.end("first")
+    story(None, after_s=99.9)
+    assert story.fold.with_key("app.f", "k") is not None
+    story(None, after_s=0.1)
+    assert story.fold.with_key("app.f", "k") is None
+    story.accept("again", key="k")
+    assert story["again"].executor == A
+
+
+def test_results_are_bounded_in_number_and_in_bytes() -> None:
+    story = Story()
+    for n in range(5):
+        story.accept(f"i{n}")
+        story.end(f"i{n}")
+    story(None)
+    assert [story.fold.get(f"i{n}") is not None for n in range(5)] == [False, False, *[True] * 3]
+    story.accept("large")
+    story.end("large", result=b"x" * 999)
+    story(None)
+    assert story.fold.kept == 0
+
+
+def test_results_without_a_key_push_out_none_with_one() -> None:
+    story = Story()
+    story.accept("keyed", key="k")
+    story.end("keyed")
+    for n in range(9):
+        story.accept(f"i{n}")
+        story.end(f"i{n}")
+    assert story.fold.get("keyed") is not None
+
+
+def test_a_stream_is_needed_from_its_oldest_invocation_that_is_kept() -> None:
+    story = Story(LIMITS._replace(results_kept_max=1))
+    long = story.accept("in a year", due=story.time + 366 * 86_400)
+    for n in range(3):
+        story.accept(f"i{n}")
+        story.end(f"i{n}")
+    story(None)
+    needed = dict(story.fold.trimmable(records_min=1))
+    assert needed == {STREAMS[-1]: long, STREAMS[0]: story["i2"].seqnum}
+    assert story.fold.trimmable(records_min=1) == []
+
+
+def test_what_executors_said_is_needed_while_something_older_runs() -> None:
+    story = Story()
+    first = story.accept("i")
+    story(Alive(A))
+    assert dict(story.fold.trimmable(records_min=1))[EXECUTORS_TAG] == first
+
+
+def test_a_fold_of_what_a_trim_left_agrees() -> None:
+    """A reader that begins after a trim sees the same invocations in the same hands."""
+    events: list[tuple[Event, str]] = []
+
+    def accept(id_: str, executor: str = A) -> None:
+        events.append((Accepted(
+            id=id_, executor=executor, function="app.f", arguments=b"{}", position=0,
+            stream=STREAMS[0],
+        ), STREAMS[0]))  # fmt: skip
+
+    for n in range(6):
+        accept(f"i{n}")
+        if n < 4:
+            events.append((Ended(A, f"i{n}", 0, b"1"), STREAMS[0]))
+    events.append((Alive(A), EXECUTORS_TAG))
+    events.append((GivenUp(A, len(events) - 1, B), EXECUTORS_TAG))
+    events.append((Claimed(B, ("i4",)), STREAMS[0]))
+    full = Fold(LIMITS)
+    for seqnum, (event, _) in enumerate(events):
+        full.apply(seqnum, 1000.0, event)
+    floors = dict(full.trimmable(records_min=1))
+    late = Fold(LIMITS)
+    for seqnum, (event, tag) in enumerate(events):
+        if seqnum >= floors.get(tag, 0):
+            late.apply(seqnum, 1000.0, event)
+    assert floors[STREAMS[0]] > 0
+    for id_ in ("i4", "i5", "i3"):
+        one, other = full.get(id_), late.get(id_)
+        assert one is not None
+        assert other is not None
+        assert (one.executor, one.tries, one.ended) == (other.executor, other.tries, other.ended)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Accepted(id="i", executor=A, function="a.f", arguments=b"{}", position=3, stream="s",
+                 due=5.5, depth=2, key="k", schedule="s", at=60.0),
+        Claimed(A, ("i", "j")),
+        Freed(A, "i", is_lost=True),
+        Ended(A, "i", 7, None, Failure("ValueError", "No.", {"size": 3})),
+        Ended(A, "i", 7, b"[1]"),
+        Alive(A),
+        GivenUp(A, 9, B),
+    ],
+)  # fmt: skip
+def test_a_record_is_read_back(event: Event) -> None:
+    assert decoded(encoded(event)) == event
+
+
+def test_a_later_format_is_not_passed_over() -> None:
+    data = bytearray(encoded(Alive(A)))
+    data[2] += 1
+    with pytest.raises(InvocationsVersionError, match="recorded in format 2"):
+        decoded(bytes(data))
+    assert decoded(b"something else") is None
+    assert decoded(encoded(Alive(A))[:-1]) is None
+
+
+def test_arguments_are_the_same_however_they_are_spelled() -> None:
+    assert digest_of(b'{"a": 1, "b": 2}') == digest_of(b'{"b":2,"a":1}')
+    assert digest_of(b"") == digest_of(b"{}")
+    assert digest_of(b'{"a": 1}') != digest_of(b'{"a": 2}')
