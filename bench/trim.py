@@ -4,7 +4,13 @@ A log is filled with tagged records, a part of it is trimmed, and the platform i
 it has given back what it can. Sizes are those that the file system says the journal takes, and
 those that the index nodes say of themselves. Times are not measured.
 
-    python -m bench.trim [--mib 1024] [--share 0.9] [--batch 256] [--tags 1000]
+    python -m bench.trim [--mib 1024] [--share 0.9] [--batch 256] [--record-bytes 1024]
+                         [--tags 1000] [--by-tags]
+
+Small batches (`--batch 1`: many appends under way at once, so the platform makes its own) are the
+hard case: holes give nothing of them back, rewriting does. With `--by-tags` the log is not trimmed
+as a whole: that share of its tags is, so that most batches are partly alive. `disk_bytes` has the
+prepared segments in it, `used_bytes` has not.
 """
 
 from __future__ import annotations
@@ -21,12 +27,14 @@ from index_tier.index_node import IndexNode
 from indilog.config import Config, NodeConfig
 from indilog.log import Entry, Log
 from indilog.runtime.assembly import Platform, embedded
+from indilog.runtime.segment_files import segment_files
 from indilog.runtime.segment_scan import SegmentScan
 from storage.node import StorageNode
 
-RECORD_BYTES = 1024
 SEED = 1
 _QUIET_S = 3.0
+_LONE_APPENDS = 4
+"""So many callers append their records alone at a time."""
 _WAIT_S = 600.0
 
 
@@ -36,48 +44,90 @@ class Sizes(NamedTuple):
     disk_bytes: int
     used_bytes: int
     """Without the zeros that wait for appends: in the segment that is written, and the next one."""
+    files: int
     index_bytes: int
     entries: int
     discarded_bytes: int
+    rewritten_bytes: int
+    """What was written to rewrite segments."""
 
 
 def sizes_of(platform: Platform, directory: Path) -> Sizes:
     """Return them as they are now."""
-    disk = sum(p.stat().st_blocks * 512 for p in (directory / "journal").glob("segment-*.log"))
+    files = segment_files(directory / "journal")
+    disk = sum(file.path.stat().st_blocks * 512 for file in files)
     index = [r.status() for r in platform.shell.roles.values() if isinstance(r, IndexNode)]
     storage = [r.status() for r in platform.shell.roles.values() if isinstance(r, StorageNode)]
     return Sizes(
         disk,
         disk - prepared_in(directory),
+        len(files),
         sum(figures["bytes"] for figures in index),
         sum(figures["entries"] for figures in index),
         sum(figures["discarded_bytes"] for figures in storage),
+        platform.shell.metrics.rewritten_bytes,
     )
 
 
 def prepared_in(directory: Path) -> int:
     """Return the bytes behind the last frame, and those of segments without any."""
     prepared = 0
-    for path in sorted((directory / "journal").glob("segment-*.log"))[-2:]:
-        number = int(path.stem.removeprefix("segment-"))
-        scan = SegmentScan(path, number, newest=True)
+    for file in segment_files(directory / "journal")[-2:]:
+        scan = SegmentScan(file.path, file.first, newest=True)
         for _ in scan:
             pass
-        prepared += 0 if scan.sealed else path.stat().st_size - scan.end
+        prepared += 0 if scan.sealed else file.path.stat().st_size - scan.end
     return prepared
 
 
-async def filled(log: Log, mib: int, batch: int, tags: int) -> list[int]:
-    """Append so many MiB of records, each with one of the tags and with one that all have."""
+class Fill(NamedTuple):
+    """What a log is filled with."""
+
+    mib: int
+    batch: int
+    record_bytes: int
+    tags: int
+    by_tags: bool
+
+
+async def filled(log: Log, fill: Fill) -> list[int]:
+    """Append records, each with one of the tags and, unless tags are trimmed, one that all have."""
     chance = random.Random(SEED)
+    common = () if fill.by_tags else ("all",)
     seqnums: list[int] = []
-    while len(seqnums) < mib * 1024:
+    while len(seqnums) * fill.record_bytes < fill.mib << 20:
         entries = [
-            Entry(chance.randbytes(RECORD_BYTES), tags=(f"tag-{chance.randrange(tags)}", "all"))
-            for _ in range(batch)
+            Entry(
+                chance.randbytes(fill.record_bytes),
+                tags=(f"tag-{chance.randrange(fill.tags)}", *common),
+            )
+            for _ in range(max(fill.batch, _LONE_APPENDS))
         ]
-        seqnums += await log.append_batch(entries)
-    return seqnums
+        if fill.batch == 1:
+            seqnums += await asyncio.gather(*(log.append(e.data, tags=e.tags) for e in entries))
+        else:
+            seqnums += await log.append_batch(entries[: fill.batch])
+    return sorted(seqnums)
+
+
+async def trimmed(log: Log, fill: Fill, share: float, seqnums: list[int]) -> None:
+    """Trim a share of a log, of its beginning or of its tags; see that the rest is there."""
+    if fill.by_tags:
+        dead = int(fill.tags * share)
+        for tag in range(dead):
+            await log.trim(seqnums[-1] + 1, tag=f"tag-{tag}")
+        assert await log.read_prev(f"tag-{dead}") is not None
+        return
+    until = seqnums[int(len(seqnums) * share)]
+    await log.trim(until)
+    left = await log.read_range(None, until, limit=10)
+    assert [record.seqnum for record in left] == seqnums[seqnums.index(until) :][:10]
+
+
+def at_work(platform: Platform) -> bool:
+    """Tell whether storage looks for what is dead, or rewrites segments without it."""
+    storage = [r.status() for r in platform.shell.roles.values() if isinstance(r, StorageNode)]
+    return platform.shell.rewriting.busy or any(figures["reclaiming"] for figures in storage)
 
 
 async def settled(platform: Platform, directory: Path) -> Sizes:
@@ -88,32 +138,30 @@ async def settled(platform: Platform, directory: Path) -> Sizes:
     while loop.time() < min(end, since + _QUIET_S):
         await asyncio.sleep(0.25)
         now = sizes_of(platform, directory)
-        if now != before:
+        if now != before or at_work(platform):
             before, since = now, loop.time()
     return before
 
 
-async def measured(mib: int, share: float, batch: int, tags: int) -> tuple[Sizes, Sizes]:
+async def measured(fill: Fill, share: float) -> tuple[Sizes, Sizes]:
     """Return the sizes before and after a trim."""
     with tempfile.TemporaryDirectory(prefix="indilog-bench-") as temporary:
         directory = Path(temporary)
         config = Config(node=NodeConfig(data_dir=directory))
         async with embedded(config) as platform:
             log = platform.logs.log("trimmed")
-            seqnums = await filled(log, mib, batch, tags)
+            seqnums = await filled(log, fill)
             before = await settled(platform, directory)
-            until = seqnums[int(len(seqnums) * share)]
-            await log.trim(until)
+            await trimmed(log, fill, share, seqnums)
             after = await settled(platform, directory)
-            left = await log.read_range(None, until, limit=10)
-            assert [record.seqnum for record in left] == seqnums[seqnums.index(until) :][:10]
     return before, after
 
 
 async def main(asked: argparse.Namespace) -> None:
     """Fill, trim, print what is left of disk and memory."""
-    report = Report("trim", asked, record_bytes=RECORD_BYTES)
-    before, after = await measured(asked.mib, asked.share, asked.batch, asked.tags)
+    report = Report("trim", asked)
+    fill = Fill(asked.mib, asked.batch, asked.record_bytes, asked.tags, asked.by_tags)
+    before, after = await measured(fill, asked.share)
     table = table_of(
         f"{asked.share:.0%} of {asked.mib} MiB trimmed", "", "before", "after", "given back"
     )
@@ -133,6 +181,8 @@ if __name__ == "__main__":
             mib={"type": int, "default": 1024, "help": "MiB of records"},
             share={"type": float, "default": 0.9, "help": "how much of them is trimmed"},
             tags={"type": int, "default": 1000, "help": "different tags"},
-            batch={"type": int, "default": 256, "help": "records appended together"},
+            batch={"type": int, "default": 256, "help": "records appended together; 1: each alone"},
+            record_bytes={"type": int, "default": 1024, "help": "bytes of a record"},
+            by_tags={"action": "store_true", "help": "trim so many of the tags, not the log"},
         ),
     )

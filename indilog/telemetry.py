@@ -125,8 +125,19 @@ class Metrics:
     """
 
     __slots__ = (
-        "appended", "damaged", "dropped", "ignored", "mended", "node", "received", "repaired",
-        "sent", "sent_bytes", "syncs",
+        "appended",
+        "damaged",
+        "dropped",
+        "ignored",
+        "mended",
+        "node",
+        "received",
+        "repaired",
+        "rewrites",
+        "rewritten_bytes",
+        "sent",
+        "sent_bytes",
+        "syncs",
     )  # fmt: skip
 
     def __init__(self, node: str) -> None:
@@ -144,6 +155,8 @@ class Metrics:
         self.damaged = 0
         self.mended = 0
         self.repaired = 0
+        self.rewrites = 0
+        self.rewritten_bytes = 0
         self.syncs = SyncTimes()
 
 
@@ -159,6 +172,8 @@ _PLAIN: Final = (
     ("damaged", "indilog_damaged", "Damaged places found on disk, at starts, reads and scrubs"),
     ("mended", "indilog_mended_bits", "Flipped bits on disk that were put right"),
     ("repaired", "indilog_repaired_batches", "Batches got back from another replica"),
+    ("rewrites", "indilog_rewrites", "Segment files rewritten without what is dead in them"),
+    ("rewritten_bytes", "indilog_rewritten_bytes", "Bytes written to rewrite segment files"),
 )
 
 

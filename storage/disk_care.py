@@ -75,6 +75,7 @@ class DiskCare:
         return {
             "damaged_batches": self.damaged,
             "missing_records": sum(shard.missing for shard in self._shards.values()),
+            "reclaiming": int(self.reclaim.busy),
             "discarded_batches": self.reclaim.batches,
             "discarded_bytes": self.reclaim.bytes,
             "scrubbed_bytes": self.scrub.bytes,

@@ -71,6 +71,11 @@ class Reclaim:
         """Floors have risen."""
         self._wanted = True
 
+    @property
+    def busy(self) -> bool:
+        """Whether a pass is under way, or will begin after a rest."""
+        return self._wanted or self._began is not None
+
     def conclude(self, now: Instant) -> list[Effect]:
         """Read the next batches, if it is time to."""
         if self._reading or now < self._due:

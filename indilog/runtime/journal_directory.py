@@ -19,7 +19,9 @@ from indilog.errors import DataDirectoryError
 from indilog.runtime.segment import synced_directory
 from indilog.runtime.segment_scan import newest_used
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""1: segments were never rewritten. A release that knew no more would miss those that were joined.
+"""
 _FORMAT_NAME: Final = "indilog-journal"
 
 log = structlog.get_logger(__name__)
@@ -64,6 +66,8 @@ def check_format(directory: Path) -> bool:
             f"{directory} has format {version}, this release reads up to {FORMAT_VERSION}; "
             "start a newer release."
         )
+    if int(version) < FORMAT_VERSION:
+        _write(path)
     return False
 
 

@@ -132,7 +132,7 @@ class NodeShell:
         self._sync: asyncio.Future[None] | None = None
         """The sync that runs in the thread."""
         self._disk_space = DiskSpace(journal, config.node, self._wake_after)
-        self._rewriting = Rewriting(journal, self.roles, config.node, self._wake_after)
+        self.rewriting = Rewriting(journal, self.roles, config.node, self._wake_after, self.metrics)
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
@@ -177,7 +177,7 @@ class NodeShell:
             self._transport.close()
         await self._snapshots.close()
         self._thread.shutdown()
-        self._rewriting.close()
+        self.rewriting.close()
         self._journal.close()
 
     # --- entry points
@@ -358,7 +358,7 @@ class NodeShell:
         """Let out what promises nothing, sync what the turn wrote, let out the rest."""
         self._journal.give_back()
         self._outbox.send_early()
-        self._rewriting.turn(self.clock.now())
+        self.rewriting.turn(self.clock.now())
         if self._sync is not None:
             return
         if not self._journal.dirty:

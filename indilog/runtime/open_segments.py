@@ -27,7 +27,8 @@ class OpenSegments:
         self._paths: dict[int, Path] = {}
         """Of files that hold more than one segment, by the first of them."""
         self._fds: dict[int, int] = {}
-        self._syncing = 0
+        self.syncing = 0
+        """The segment that is being synced by another thread, or was begun to be; 0: none."""
         self._lock = threading.Lock()
         self.active = 0
         """The segment that is written; its file stays open."""
@@ -53,7 +54,7 @@ class OpenSegments:
         with self._lock:
             self._fds[number] = fd
             if len(self._fds) > _OPEN_FILES_MAX:
-                keep = {number, self.active, self._syncing}
+                keep = {number, self.active, self.syncing}
                 oldest = next(other for other in self._fds if other not in keep)
                 os.close(self._fds.pop(oldest))
         return fd
@@ -61,13 +62,13 @@ class OpenSegments:
     def begin_sync(self, number: int) -> int:
         """Return the descriptor of a file that is open, and keep it so until `end_sync`."""
         with self._lock:
-            self._syncing = number
+            self.syncing = number
             return self._fds[number]
 
     def end_sync(self) -> None:
         """A sync is over."""
         with self._lock:
-            self._syncing = 0
+            self.syncing = 0
 
     def named(self, file: SegmentFile) -> None:
         """Take note of a file that may have more than one segment."""
@@ -78,7 +79,7 @@ class OpenSegments:
         """Forget files of which another one holds the segments."""
         with self._lock:
             for first in firsts:
-                assert first not in {self.active, self._syncing}, "only old segments are replaced"
+                assert first not in {self.active, self.syncing}, "only old segments are replaced"
                 self._paths.pop(first, None)
                 if (fd := self._fds.pop(first, None)) is not None:
                     os.close(fd)

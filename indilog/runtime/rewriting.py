@@ -24,6 +24,7 @@ from indilog.roles import FrameKind, Location, Role, Shrinks
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.old_segments import OldSegment
 from indilog.runtime.segment_rewrite import DamagedSegmentError, SegmentRewrite, Slice
+from indilog.telemetry import Metrics
 
 _CREDIT_BYTES_MAX: Final = 4 * 1024 * 1024
 """What may be saved up to be written at once."""
@@ -44,12 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 class Rewriting:
-    """Rewrites the old segments of one journal; see the module.
-
-    Attributes:
-        rewrites: how many were made.
-        freed_bytes: by how much files became smaller. written_bytes: what was written for that.
-    """
+    """Rewrites the old segments of one journal; see the module."""
 
     def __init__(
         self,
@@ -57,7 +53,9 @@ class Rewriting:
         roles: Mapping[NodeId, Role],
         config: NodeConfig,
         call_later: Callable[[float], object],
+        metrics: Metrics,
     ) -> None:
+        self._metrics = metrics
         self._journal = journal
         self._call_later = call_later
         self._called_at: Instant | None = None
@@ -79,9 +77,11 @@ class Rewriting:
         """What must be synced before the copy may count; None: it is not complete."""
         self._working: Future[None] | None = None
         self._cleaning: Future[None] | None = None
-        self.rewrites = 0
-        self.freed_bytes = 0
-        self.written_bytes = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rewrite is under way, or one may be worth it."""
+        return self._copy is not None or self._cleaning is not None or self._journal.old.changed
 
     # --- one turn
 
@@ -178,7 +178,10 @@ class Rewriting:
             working, self._working = self._working, None
             working.result()
         if self._mark is not None:
-            return self._replace(now) if self._journal.reached(self._mark) else _POLL_S
+            reached = self._journal.reached(self._mark)
+            # A segment that was the newest just now may still be synced, by a thread.
+            syncing = self._journal.files.syncing in self._journal.discards.held
+            return self._replace(now) if reached and not syncing else _POLL_S
         if self._credit <= 0:
             return max(_POLL_S, -self._credit / self._bytes_per_s)
         if (part := next(slices, None)) is None:
@@ -187,8 +190,9 @@ class Rewriting:
             return _POLL_S
         size = sum(map(len, part.buffers))
         self._credit -= size
-        self.written_bytes += size
-        self._working = self._journal.spare.pool.submit(copy.write, part)
+        self._metrics.rewritten_bytes += size
+        if part.buffers:
+            self._working = self._journal.spare.pool.submit(copy.write, part)
         cost_s = part.frames * _FRAME_COST_S + part.read_bytes * _BYTE_COST_S
         self._due = Instant(now + _REST * cost_s)
         return _REST * cost_s
@@ -201,8 +205,7 @@ class Rewriting:
         journal.files.replaced([old.file.first for old in run], file)
         journal.moved.moved(range(file.first, file.last + 1), file.first, copy.places)
         journal.old.replaced(run, file, copy.bytes)
-        self.rewrites += 1
-        self.freed_bytes += sum(old.size_bytes for old in run) - copy.bytes
+        self._metrics.rewrites += 1
         self._cleaning = journal.spare.pool.submit(copy.clean)
         self._over(now)
         return _POLL_S

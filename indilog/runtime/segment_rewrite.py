@@ -35,6 +35,8 @@ _TEMPORARY: Final = "rewritten.new"
 _SLICE_BYTES: Final = 512 * 1024
 _SLICE_FRAMES: Final = 128
 """What is read in one step, in bytes and in frames."""
+_WRITE_BYTES: Final = 256 * 1024
+"""What is written and synced together, at least."""
 
 Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
 """Of a batch (its stream, kind, payload, and the place by which its role knows it): what must stay,
@@ -47,7 +49,9 @@ class DamagedSegmentError(Exception):
 
 
 class Slice(NamedTuple):
-    """What comes next in the copy, from `offset` on; `read_bytes` and `frames` is what it cost."""
+    """What comes next in the copy, from `offset` on, if there is enough to be written; `read_bytes`
+    and `frames` is what it cost.
+    """
 
     offset: int
     buffers: Sequence[bytes]
@@ -123,8 +127,9 @@ class SegmentRewrite:
             read += len(payload) + FRAME_HEADER_BYTES
             frames += 1
             if read >= _SLICE_BYTES or frames >= _SLICE_FRAMES:
-                yield Slice(start, self._taken(), read, frames)
-                start, read, frames = self.bytes, 0, 0
+                enough = self.bytes - start >= _WRITE_BYTES
+                yield Slice(start, self._taken() if enough else (), read, frames)
+                start, read, frames = self.bytes if enough else start, 0, 0
         self._put(END_OF_SEGMENT, 0, b"")
         yield Slice(start, self._taken(), read, frames)
 

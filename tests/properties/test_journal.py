@@ -19,7 +19,7 @@ from indilog.ids import Epoch, ShardId
 from indilog.records import BatchBuilder
 from indilog.roles import FrameKind
 from indilog.runtime.journal import Journal
-from indilog.runtime.journal_directory import format_line
+from indilog.runtime.journal_directory import FORMAT_VERSION, format_line
 from indilog.runtime.segment import BATCH_KINDS
 from indilog.runtime.segment_scan import Damage
 
@@ -144,6 +144,6 @@ def test_any_format_file_is_understood_or_refused(text: bytes) -> None:
         try:
             journal = Journal.open(Path(temporary), segment_bytes=SEGMENT_BYTES, durability="fsync")
         except DataDirectoryError:
-            assert text.strip() != format_line(1).strip().encode()
+            assert text.strip() != format_line(FORMAT_VERSION).strip().encode()
         else:
             journal.close()

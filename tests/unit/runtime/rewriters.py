@@ -13,6 +13,7 @@ from indilog.roles import FrameKind, Location
 from indilog.runtime.journal import Journal, stream_of
 from indilog.runtime.rewriting import Rewriting
 from indilog.runtime.segment_scan import Damage
+from indilog.telemetry import Metrics
 
 NODE = NodeId("storage-0")
 STREAM = stream_of(NODE)
@@ -67,8 +68,9 @@ class Rewriter:
                 self.places.append(frame[3])
         self.role = Keeper()
         node = NodeConfig(**{"rewrite_bytes_per_s": 1 << 30, **settings})  # type: ignore[arg-type]
+        self.metrics = Metrics("storage-0")
         roles: dict[NodeId, Keeper] = {NODE: self.role}
-        self.rewriting = Rewriting(self.journal, roles, node, lambda _: None)  # type: ignore[arg-type]
+        self.rewriting = Rewriting(self.journal, roles, node, lambda _: None, self.metrics)  # type: ignore[arg-type]
         self.now = Instant(1000.0)
 
     def write(self, payload: bytes, kind: FrameKind = FrameKind.RECORDS) -> Location:
@@ -96,10 +98,10 @@ class Rewriter:
 
     def rest(self, turns: int = 200) -> int:
         """Let it rewrite all that is worth it; return how often it did."""
-        before = self.rewriting.rewrites
+        before = self.metrics.rewrites
         for _ in range(turns):
             self.turn()
-        return self.rewriting.rewrites - before
+        return self.metrics.rewrites - before
 
     def close(self) -> None:
         self.rewriting.close()

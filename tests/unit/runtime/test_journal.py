@@ -15,7 +15,7 @@ from indilog.ids import NodeId
 from indilog.roles import FrameKind
 from indilog.runtime import segment
 from indilog.runtime.journal import Journal, stream_of
-from indilog.runtime.journal_directory import format_line
+from indilog.runtime.journal_directory import FORMAT_VERSION, format_line
 from tests.unit.runtime.journals import (
     SEGMENT_BYTES,
     STREAM,
@@ -313,7 +313,7 @@ def test_a_directory_has_one_user(directory: Path, opened: list[Journal]) -> Non
 
 def test_a_newer_format_is_refused(directory: Path, opened: list[Journal]) -> None:
     started(directory, opened)[0].close()
-    (directory / "FORMAT").write_text(format_line(2))
+    (directory / "FORMAT").write_text(format_line(FORMAT_VERSION + 1))
     with pytest.raises(DataDirectoryError, match="start a newer release"):
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
 
@@ -325,7 +325,20 @@ def test_an_unknown_format_is_refused_where_no_journal_is(directory: Path) -> No
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
 
 
-@pytest.mark.parametrize("bit", [*range(0, 8 * len(format_line(1)), 5), None])
+def test_a_journal_of_an_older_format_is_read_and_says_the_newer_one_from_then_on(
+    directory: Path, opened: list[Journal]
+) -> None:
+    """An older release must not start on what was rewritten."""
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.METALOG, b"entry")
+    journal.close()
+    (directory / "FORMAT").write_text(format_line(FORMAT_VERSION - 1))
+    _, recovered = started(directory, opened)
+    assert [frame[2] for frame in recovered] == [b"entry"]
+    assert (directory / "FORMAT").read_text() == format_line(FORMAT_VERSION)
+
+
+@pytest.mark.parametrize("bit", [*range(0, 8 * len(format_line(FORMAT_VERSION)), 5), None])
 def test_a_damaged_format_file_is_written_anew(
     directory: Path, opened: list[Journal], bit: int | None
 ) -> None:
@@ -341,7 +354,7 @@ def test_a_damaged_format_file_is_written_anew(
         data[bit // 8] ^= 1 << bit % 8
         file.write_bytes(data)
     assert len(started(directory, opened)[1]) == 1
-    assert file.read_text() == format_line(1)
+    assert file.read_text() == format_line(FORMAT_VERSION)
 
 
 def test_a_frame_of_a_newer_version_is_refused(

@@ -116,7 +116,7 @@ def test_what_is_discarded_while_its_segment_is_copied_goes_afterwards(rewriter:
     places = filled(rewriter)
     rewriter.discard(*places[:8])
     rewriter.turn()
-    assert rewriter.rewriting.rewrites == 0
+    assert rewriter.metrics.rewrites == 0
     rewriter.discard(places[10])
     rewriter.rest()
     again = rewriter.again()
@@ -163,6 +163,15 @@ def test_a_copy_counts_only_when_what_was_written_before_is_synced(rewriter: Rew
     rewriter.write(b"the trim", FrameKind.METALOG)
     assert rewriter.rest() == 0
     rewriter.journal.sync()
+    assert rewriter.rest() == 1
+
+
+def test_a_segment_that_another_thread_still_syncs_is_not_replaced(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.journal.files.begin_sync(1)
+    assert rewriter.rest() == 0
+    rewriter.journal.files.end_sync()
     assert rewriter.rest() == 1
 
 
@@ -231,7 +240,7 @@ def test_rewriting_writes_no_more_than_its_share_and_its_rate(tmp_path: Path) ->
     rewriter.discard(*places[:7])
     assert rewriter.rest(100) == 0, "the rate does not allow more than a step ahead"
     assert rewriter.rest(100) == 1
-    assert rewriter.rewriting.written_bytes <= 10 * 200
+    assert rewriter.metrics.rewritten_bytes <= 10 * 200
     rewriter.close()
 
 

@@ -1,0 +1,103 @@
+"""A trim gives the disk back whatever the batches are like: small ones, of which holes give nothing
+back, and such as are partly alive (PITFALLS 7, A22, decision 0016).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from indilog.config import KIB, MIB, ClusterConfig, Config, NodeConfig
+from indilog.errors import TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log
+from indilog.runtime.assembly import embedded
+from indilog.runtime.segment_files import segment_files
+from tests.unit.runtime.test_trim_gives_back import reached
+
+RECORDS, RECORD_BYTES, TAGS = 3000, 700, 10
+SEGMENT_BYTES = 200 * KIB
+
+pytestmark = pytest.mark.asyncio
+
+
+def configured(directory: Path) -> Config:
+    return Config(
+        cluster=ClusterConfig(record_bytes_max=8 * KIB, batch_bytes_max=100 * KIB),
+        node=NodeConfig(
+            data_dir=directory,
+            segment_bytes=SEGMENT_BYTES,
+            record_cache_bytes_max=0,
+            reclaim_bytes_per_s=1024 * MIB,
+            reclaim_rest_s_min=0.05,
+            rewrite_bytes_per_s=1024 * MIB,
+        ),
+    )
+
+
+def room(directory: Path) -> int:
+    """Return what the segments take, without the one that is written and the next one."""
+    old = segment_files(directory / "journal")[:-2]
+    return sum(file.path.stat().st_blocks * 512 for file in old)
+
+
+async def filled(log: Log, batch: int) -> list[SeqNum]:
+    chance = random.Random(1)
+    seqnums: list[SeqNum] = []
+    while len(seqnums) < RECORDS:
+        entries = [
+            Entry(chance.randbytes(RECORD_BYTES), tags=[f"t{(len(seqnums) + n) % TAGS}"])
+            for n in range(batch)
+        ]
+        seqnums += await log.append_batch(entries)
+    return seqnums
+
+
+async def trimmed_as_a_whole(log: Log, seqnums: list[SeqNum]) -> list[SeqNum]:
+    until = seqnums[len(seqnums) * 9 // 10]
+    await log.trim(until)
+    return [seqnum for seqnum in seqnums if seqnum >= until]
+
+
+async def trimmed_by_tags(log: Log, seqnums: list[SeqNum]) -> list[SeqNum]:
+    for tag in range(TAGS - 1):
+        await log.trim(seqnums[-1] + 1, tag=f"t{tag}")
+    return seqnums[TAGS - 1 :: TAGS]
+
+
+@pytest.mark.parametrize(
+    ("batch", "trim"), [(2, trimmed_as_a_whole), (40, trimmed_by_tags)], ids=["small", "partly"]
+)
+async def test_a22_a_trim_gives_the_disk_back(
+    tmp_path: Path, batch: int, trim: Callable[[Log, list[SeqNum]], object]
+) -> None:
+    config = configured(tmp_path)
+    async with embedded(config) as platform:
+        log = platform.logs.log("orders")
+        seqnums = await filled(log, batch)
+        before = room(tmp_path)
+        assert before > 2 * MIB * 0.9
+        left = await trim(log, seqnums)  # type: ignore[misc]
+        await reached(lambda: room(tmp_path) < before * 0.25)
+        assert len(segment_files(tmp_path / "journal")) < 8
+        assert platform.shell.metrics.rewritten_bytes < before
+    for _ in range(2):
+        async with embedded(config) as platform:
+            log = platform.logs.log("orders")
+            assert [r.seqnum for r in await log.read_range(None, left[0])] == left
+            record = await log.read(left[0])
+            assert record is not None
+            assert record.data == data_of(seqnums.index(left[0]))
+            for seqnum in (seqnums[0], seqnums[1]):
+                with pytest.raises(TrimmedError):
+                    await log.read(seqnum)
+            first = await log.read_next(f"t{TAGS - 1}", left[0])
+            assert first is not None
+
+
+def data_of(place: int) -> bytes:
+    chance = random.Random(1)
+    return [chance.randbytes(RECORD_BYTES) for _ in range(place + 1)][-1]
