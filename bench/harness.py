@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -57,14 +59,21 @@ class Round(NamedTuple):
         return self.operations / self.seconds
 
     def quantile(self, share: float) -> float:
-        """Return a latency quantile, in seconds."""
+        """Return a latency quantile, in seconds; infinite if there was no answer in time."""
+        if not self.latencies_s:
+            return math.inf
         ordered = sorted(self.latencies_s)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-async def closed_loop(operation: Operation, *, callers: int, seconds: float) -> Round:
+async def closed_loop(
+    operation: Operation, *, callers: int, seconds: float, patience_s: float | None = None
+) -> Round:
     """Let `callers` tasks call `operation` one after the other for `seconds`, each once at least: a
     round without an operation would have no figures, however slow the machine is.
+
+    Answers are waited for until `patience_s` after the end, if it is given; what has none by then
+    does not count.
     """
     latencies = array("d")
     clock, note = time.perf_counter, latencies.append
@@ -79,7 +88,9 @@ async def closed_loop(operation: Operation, *, callers: int, seconds: float) -> 
             note(done - now)
             now, over = done, done >= end
 
-    await asyncio.gather(*map(caller, range(callers)))
+    calling = asyncio.gather(*map(caller, range(callers)))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(calling, None if patience_s is None else seconds + patience_s)
     return Round(len(latencies), clock() - start, time.process_time() - cpu, latencies)
 
 

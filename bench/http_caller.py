@@ -21,18 +21,25 @@ class HttpCaller(asyncio.Protocol):
         self._body = bytearray()
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """Return the body of the answer.
+        """Post JSON; return the body of the answer.
 
         Raises:
             RuntimeError: the answer is no success, or the connection ended.
         """
-        assert self._transport is not None, "connect first"
-        assert self._answer is None, "one request at a time"
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(
+        return await self._ask(
             b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
         )
+
+    async def get(self, path: str) -> bytes:
+        """Return the body of the answer; errors as `post`."""
+        return await self._ask(b"GET %b HTTP/1.1\r\nHost: bench\r\n\r\n" % path.encode())
+
+    async def _ask(self, request: bytes) -> bytes:
+        assert self._transport is not None, "connect first"
+        assert self._answer is None, "one request at a time"
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
         try:
             return await self._answer
         finally:
@@ -69,7 +76,7 @@ class HttpCaller(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         if self._answer is None or self._answer.done():
             return
-        if status == 200:
+        if 200 <= status < 300:
             self._answer.set_result(body)
         else:
             self._answer.set_exception(RuntimeError(f"status {status}: {body.decode()}"))

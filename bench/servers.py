@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,14 +45,14 @@ def redis_server() -> Iterator[Server]:
     """Run Redis: `appendonly yes`, `appendfsync always`."""
     program = _installed("redis-server", "redis-server")
     version = _said(program, "--version").split("v=")[1].split()[0]
-    with _directory("redis") as directory:
+    with temporary("redis") as directory:
         port, path = free_port(), f"{directory}/redis.sock"
         command = [
             program, "--bind", HOST, "--port", str(port), "--unixsocket", path,
             "--dir", str(directory), "--save", "", "--appendonly", "yes", "--appendfsync", "always",
             "--auto-aof-rewrite-percentage", "0", "--daemonize", "no",
         ]  # fmt: skip
-        with _running(command, port, directory):
+        with running(command, port, directory):
             yield Server({"port": port, "path": path}, version, "every write synced")
 
 
@@ -61,10 +61,10 @@ def nats_server() -> Iterator[Server]:
     """Run NATS with JetStream in files. Debian's release cannot sync a message before its ack."""
     program = _installed("nats-server", "nats-server")
     version = _said(program, "--version").split("v")[-1].strip()
-    with _directory("nats") as directory:
+    with temporary("nats") as directory:
         port = free_port()
         command = [program, "-a", HOST, "-p", str(port), "-js", "-sd", str(directory)]
-        with _running(command, port, directory):
+        with running(command, port, directory):
             yield Server({"port": port}, version, "NOT synced (every 2 minutes)")
 
 
@@ -73,7 +73,7 @@ def etcd_server() -> Iterator[Server]:
     """Run one etcd; a put is acknowledged when it is synced."""
     program = _installed("etcd", "etcd-server")
     version = _said(program, "--version").split(":")[1].split()[0]
-    with _directory("etcd") as directory:
+    with temporary("etcd") as directory:
         port, peers = free_port(), f"http://{HOST}:{free_port()}"
         clients = f"http://{HOST}:{port}"
         command = [
@@ -82,7 +82,7 @@ def etcd_server() -> Iterator[Server]:
             "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers,
             "--initial-cluster", f"one={peers}", "--quota-backend-bytes", str(8 << 30),
         ]  # fmt: skip
-        with _running(command, port, directory):
+        with running(command, port, directory):
             yield Server({"port": port}, version, "every write synced")
 
 
@@ -94,7 +94,7 @@ def postgres_server() -> Iterator[Server]:
     programs = _postgres_programs()
     version = _said(str(programs / "postgres"), "--version").split()[2]
     user = _NOBODY if os.geteuid() == 0 else None
-    with _directory("postgres") as directory:
+    with temporary("postgres") as directory:
         if user is not None:
             found = pwd.getpwnam(user)
             os.chown(directory, found.pw_uid, found.pw_gid)
@@ -110,7 +110,7 @@ def postgres_server() -> Iterator[Server]:
             str(programs / "postgres"), "-D", f"{directory}/data", "-h", HOST, "-p", str(port),
             "-k", str(directory), "-c", f"max_connections={CONNECTIONS_MAX}",
         ]  # fmt: skip
-        with _running(command, port, directory, user=user):
+        with running(command, port, directory, user=user):
             address = {"port": port, "host": str(directory)}
             yield Server(address, version, "every write synced (synchronous_commit)")
 
@@ -160,23 +160,34 @@ def _said(*command: str) -> str:
 
 
 @contextmanager
-def _directory(name: str) -> Iterator[Path]:
+def temporary(name: str) -> Iterator[Path]:
+    """Give a directory that is removed when the block is left."""
     with tempfile.TemporaryDirectory(prefix=f"indilog-{name}-") as path:
         yield Path(path)
 
 
 @contextmanager
-def _running(
-    command: Sequence[str], port: int, directory: Path, *, user: str | None = None
-) -> Iterator[None]:
-    """Run a server until the block is left; the block begins when it answers at its port."""
-    with (directory / "output").open("wb") as output:
+def running(
+    command: Sequence[str],
+    port: int,
+    directory: Path,
+    *,
+    user: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[int]:
+    """Run a server until the block is left; the block begins when it answers at its port, and gets
+    its pid. `environment` comes on top of this process's; `cwd` is `directory` if not given.
+    """
+    said = directory / f"output-{port}"
+    with said.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, user=user, cwd=directory
-        )
+            command, stdout=output, stderr=subprocess.STDOUT, user=user, cwd=cwd or directory,
+            env=os.environ | (environment or {}),
+        )  # fmt: skip
     try:
-        _wait_ready(process, port, directory / "output")
-        yield
+        _wait_ready(process, port, said)
+        yield process.pid
     finally:
         process.terminate()
         try:

@@ -1,0 +1,173 @@
+"""Durable functions and workflows beside Restate and DBOS, in the same run (WORKLOADS 8).
+
+Every side is asked over HTTP, over kept-alive connections, by closed-loop callers in this process:
+a durable function that does nothing, a counter object for each caller, one counter for all, a
+workflow of five steps that do nothing, a message through a queue and its result back. What is
+promised when the answer comes stands beside the figures. The peers are installed when they are
+missing (`--peers-dir`); a side that cannot be says so in the table.
+
+    python -m bench.flow_peers [--seconds 2] [--rounds 3] [--callers 1 64]
+                               [--sides "IndiLog" ...] [--operations "counter" ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from bench import servers
+from bench.flow_install import MissingError, default_directory
+from bench.flow_sides import OPERATIONS, SIDES, Ask, Served, Side
+from bench.harness import (
+    Report,
+    Round,
+    Rounds,
+    arguments,
+    closed_loop,
+    latency,
+    median_of,
+    ratio_of,
+    run,
+    table_of,
+)
+from bench.http_caller import connected
+
+BASE: Final = "Restate, as shipped"
+CALLERS: Final = (1, 64)
+_WARM_UP_S: Final = 1.0
+_PATIENCE_S: Final = 20.0
+"""An answer that comes so long after the end of a round does not count."""
+Cell: TypeAlias = tuple[str, int]
+"""An operation, and the number of callers."""
+Found: TypeAlias = dict[Cell, Rounds]
+
+
+async def measured(served: Served, ask: Ask, callers: int, seconds: float) -> Round:
+    """Measure one operation, over connections of its own, after a warm-up that does not count."""
+    connections = await connected(servers.HOST, served.port, callers)
+
+    async def one(caller: int) -> object:
+        return await ask(connections[caller], caller)
+
+    async def loop(length: float) -> Round:
+        gc.collect()
+        return await closed_loop(one, callers=callers, seconds=length, patience_s=_PATIENCE_S)
+
+    try:
+        await loop(min(_WARM_UP_S, seconds))
+        return await loop(seconds)
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+async def one_round(side: Side, asked: argparse.Namespace) -> tuple[dict[Cell, Round], str]:
+    """Start a side, measure all that was asked for, end it; return what it says it is, too."""
+    cells = [(operation, callers) for operation in asked.operations for callers in asked.callers]
+    groups = [[cell] for cell in cells] if side.starts_anew else [cells]
+    found: dict[Cell, Round] = {}
+    version = ""
+    for group in groups:
+        async with AsyncExitStack() as stack:
+            served = await stack.enter_async_context(side.serving(asked.peers_dir))
+            version = served.version
+            for operation, callers in group:
+                if (ask := served.operations.get(operation)) is not None:
+                    one = await measured(served, ask, callers, asked.seconds)
+                    found[operation, callers] = one
+    return found, version
+
+
+async def compare(asked: argparse.Namespace) -> tuple[Found, dict[str, str]]:
+    """Measure all sides in turns, round after round; return what each is, or why it is missing."""
+    found: Found = {}
+    told: dict[str, str] = {}
+    order = list(asked.sides)
+    for _ in range(asked.rounds):
+        for name in order:
+            try:
+                rounds, told[name] = await one_round(SIDES[name], asked)
+            except MissingError as error:
+                told[name] = f"not measured: {error}"
+                continue
+            for cell, one in rounds.items():
+                found.setdefault(cell, {}).setdefault(name, []).append(one)
+        order.reverse()
+    return found, told
+
+
+def row_of(
+    side: str, operation: str, found: Mapping[Cell, Rounds], callers: Sequence[int]
+) -> list[str]:
+    """Return a side's medians for an operation, and their ratios to the base in the same rounds:
+    how long one caller waits, how much many callers get done.
+    """
+    row = []
+    for count in callers:
+        rounds = found.get((operation, count), {})
+        mine, base = rounds.get(side), rounds.get(BASE)
+        if mine is None:
+            row += ["", ""]
+            continue
+        figure = _waits if count == 1 else _gets_done
+        value = median_of(mine, figure)
+        row += [
+            _latency(value) if count == 1 else f"{value:,.0f}",
+            "" if base is None else f"{ratio_of(mine, base, figure):.2f}x",
+        ]
+    return row
+
+
+def _waits(one: Round) -> float:
+    return one.quantile(0.5)
+
+
+def _gets_done(one: Round) -> float:
+    return one.per_second
+
+
+def _latency(value_s: float) -> str:
+    return "no answer" if math.isinf(value_s) else latency(value_s)
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Measure, and print one table."""
+    report = Report("durable functions beside others", asked)
+    found, told = await compare(asked)
+    columns = [
+        column
+        for count in asked.callers
+        for column in ("p50 at 1" if count == 1 else f"calls/s at {count}", "ratio")
+    ]
+    table = table_of(
+        f"medians of {asked.rounds} rounds in turns; ratios to {BASE}",
+        "side", *columns, "answered when",
+    )  # fmt: skip
+    for operation in asked.operations:
+        table.add_row(f"[bold]{operation}[/bold]")
+        for side in asked.sides:
+            said = told[side] if told[side].startswith("not ") else SIDES[side].promise
+            table.add_row(side, *row_of(side, operation, found, asked.callers), said)
+        table.add_section()
+    for (operation, callers), rounds in found.items():
+        report.add(f"{operation} {callers}", rounds)
+    report.keep("versions", told)
+    report.show(table)
+    report.say(", ".join(f"{side} {what}" for side, what in told.items()))
+    report.write()
+
+
+if __name__ == "__main__":
+    given = arguments(
+        (__doc__ or "").partition("\n")[0],
+        operations={"nargs": "+", "choices": OPERATIONS, "default": list(OPERATIONS)},
+        sides={"nargs": "+", "choices": tuple(SIDES), "default": list(SIDES)},
+        callers={"type": int, "nargs": "+", "default": list(CALLERS)},
+        peers_dir={"type": Path, "default": default_directory(), "help": "peers are kept there"},
+    )
+    run(main, given)
