@@ -73,7 +73,7 @@ class Held:
         await self._tell(Extend(self.token, lease))
 
     async def release(self) -> None:
-        """Hand the lock on to the next in line.
+        """Hand the lock on to the next in line; harmless to repeat soon.
 
         Raises:
             LockLostError: the lease has ended before; it was handed on then.

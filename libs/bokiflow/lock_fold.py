@@ -8,6 +8,7 @@ latest record time seen so far, never the reader's clock, so everybody agrees wh
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -22,6 +23,8 @@ from bokiflow.lock_records import (
 )
 from indilog.ids import SeqNum
 
+_RELEASED_MAX: Final = 256
+"""Releases that are remembered, so that a release may be repeated."""
 LINE_MAX: Final = 4096
 """Requests in the line of one lock, its holder's included; further ones are turned away."""
 
@@ -52,6 +55,8 @@ class LockFold:
         self._line: dict[SeqNum, Request] = {}
         self._tokens: dict[str, SeqNum] = {}
         """Of each owner in the line."""
+        self._released: OrderedDict[SeqNum, None] = OrderedDict()
+        """Tokens that their holders gave back; no part of the state, for it decides nothing."""
         if checkpoint is not None:
             self.end, self.clock = checkpoint.end, checkpoint.clock
             for place in checkpoint.line:
@@ -63,7 +68,7 @@ class LockFold:
         """Take in the record at `seqnum`; return the token that it had an effect on.
 
         That is: the place in the line of an acquirer, None if it was turned away; the token of the
-        holder that released or extended, None if it was not the holder any more.
+        holder that released (then or before) or extended, None if it had lost the lock.
         """
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
@@ -110,11 +115,14 @@ class LockFold:
     def _release(self, token: SeqNum) -> SeqNum | None:
         request = self._line.get(token)
         if request is None:
-            return None
+            return token if token in self._released else None
         held = self.holds(token)
         self._leave(request)
         if not held:
             return None
+        self._released[token] = None
+        if len(self._released) > _RELEASED_MAX:
+            self._released.popitem(last=False)
         self._grant()
         return token
 

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from bokiflow.lock_fold import LockFold
 from bokiflow.lock_records import (
+    Checkpoint,
     Command,
     Tags,
     checkpoint_decoded,
@@ -46,8 +47,6 @@ class LockReplica:
         self.tags: Tags = tags_of(name)
         self.fold = LockFold()
         self._unsaved = 0
-        self._checkpoint_end: SeqNum = 0
-        """Of the newest checkpoint known."""
         self._outcomes: OrderedDict[SeqNum, Outcome] = OrderedDict()
 
     async def tell(self, log: Log, command: Command) -> Outcome | None:
@@ -87,15 +86,18 @@ class LockReplica:
 
     async def _load(self, log: Log) -> None:
         """Begin at the newest checkpoint, if it is further."""
+        checkpoint = await self._newest(log)
+        if checkpoint is not None and checkpoint.end > self.fold.end:
+            self.fold, self._unsaved = LockFold(checkpoint), 0
+
+    async def _newest(self, log: Log) -> Checkpoint | None:
         bound = MAX_SEQNUM
         while (record := await log.read_prev(self.tags.checkpoints, bound)) is not None:
             checkpoint = checkpoint_decoded(record.data)
             if checkpoint is not None:
-                if checkpoint.end > self.fold.end:
-                    self.fold, self._unsaved = LockFold(checkpoint), 0
-                    self._checkpoint_end = checkpoint.end
-                return
+                return checkpoint
             bound = record.seqnum - 1
+        return None
 
     async def save(self, log: Log) -> None:
         """After many records, write a checkpoint and trim what the one before stands for.
@@ -107,13 +109,14 @@ class LockReplica:
             return
         self._unsaved = 0
         checkpoint = self.fold.checkpoint()
+        before = await self._newest(log)
         try:
             seqnum = await log.append(encoded(checkpoint), tags=[self.tags.checkpoints])
         except TooLargeError:
             return  # too many wait; once there are fewer, it fits
         await log.trim(seqnum, tag=self.tags.checkpoints)
-        before, self._checkpoint_end = self._checkpoint_end, checkpoint.end
-        await log.trim(before, tag=self.tags.commands)
+        if before is not None:
+            await log.trim(before.end, tag=self.tags.commands)
 
 
 _REPLICAS: Final[WeakKeyDictionary[object, OrderedDict[tuple[str, str], LockReplica]]] = (

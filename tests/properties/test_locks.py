@@ -90,6 +90,7 @@ class Model:
         self.line: list[dict[str, Any]] = []
         self.holders: dict[SeqNum, SeqNum | None] = {}
         self.done: dict[SeqNum, bool] = {}
+        self.released: set[SeqNum] = set()
         self.clock = 0.0
         for record in records:
             if f"lock:{NAME}" in record.tags:
@@ -106,7 +107,8 @@ class Model:
             case Acquire(owner, lease, wait):
                 self.acquire(record.seqnum, owner, lease, wait)
             case Release(token):
-                self.done[record.seqnum] = token == first
+                self.done[record.seqnum] = token == first or token in self.released
+                self.released |= {token} & {first}
                 self.line = [one for one in self.line if one["token"] != token]
                 if token == first:
                     self.promote()
