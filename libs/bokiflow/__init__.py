@@ -9,6 +9,7 @@ tasks need an event loop.
 from bokiflow.errors import (
     Cancelled,
     ChangedWorkflowError,
+    CompensationFailedError,
     FlowError,
     FlowSettingsError,
     FlowVersionError,
@@ -17,6 +18,7 @@ from bokiflow.errors import (
     LockSettingsError,
     LockTimeoutError,
     RunCancelledError,
+    RunEndedError,
     RunFailedError,
     RunIdInUseError,
     StepFailedError,
@@ -30,6 +32,7 @@ from bokiflow.workflow import Workflow
 __all__ = [
     "Cancelled",
     "ChangedWorkflowError",
+    "CompensationFailedError",
     "Flow",
     "FlowError",
     "FlowSettingsError",
@@ -42,6 +45,7 @@ __all__ = [
     "LockSettingsError",
     "LockTimeoutError",
     "RunCancelledError",
+    "RunEndedError",
     "RunFailedError",
     "RunIdInUseError",
     "Startable",

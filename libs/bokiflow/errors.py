@@ -117,3 +117,22 @@ class LockQueueFullError(FlowError):
     """Too many wait for the lock already; the caller does not."""
 
     retryable = True
+
+
+class CompensationFailedError(FlowError):
+    """A workflow failed or was cancelled, and something that it had done could not be taken back.
+
+    Attributes:
+        problems: one text for each of these, beginning with the number of the step.
+    """
+
+    def __init__(self, cause: BaseException, problems: list[str]) -> None:
+        super().__init__(
+            f"What was done could not all be taken back ({'; '.join(problems)}) after "
+            f"{type(cause).__name__}: {cause}"
+        )
+        self.problems = problems
+
+
+class RunEndedError(FlowError):
+    """The run has ended; it takes no signals any more."""

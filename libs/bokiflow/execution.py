@@ -22,6 +22,7 @@ from bokiflow.fold import Run
 from bokiflow.records import (
     PARKED_TAG,
     RUNS_TAG,
+    ChildEnded,
     Decided,
     Failure,
     Finished,
@@ -73,12 +74,18 @@ class Branch:
 
     Attributes:
         execution: whose operations they are.
+        parent: the branch that it is a part of.
+        was_told: whether the cancellation of the run was raised in it, or in a part of it.
     """
 
-    __slots__ = ("_next", "_prefix", "execution")
+    __slots__ = ("_next", "_prefix", "execution", "parent", "was_told")
 
-    def __init__(self, execution: Execution, prefix: str = "") -> None:
+    def __init__(
+        self, execution: Execution, prefix: str = "", parent: Branch | None = None
+    ) -> None:
         self.execution = execution
+        self.parent = parent
+        self.was_told = False
         self._prefix = prefix
         self._next = 1
 
@@ -136,6 +143,7 @@ class Execution:
         self._tag = run_tag(id)
         self._executor_tag = executor_tag(run.executor)
         self._lease = lease
+        self._parent = run.started.parent
         self._decided = dict(run.steps)
         self._reached: set[str] = set()
         self._unsettled: list[Decided] = []
@@ -144,7 +152,7 @@ class Execution:
         self._main = Branch(self)
         self._is_driving = False
         self._cancel_asked = run.cancel_asked
-        self._cancelled = False
+        self._is_undisturbed = False
         self.on_cancel: list[Callable[[], None]] = []
         """Told when a cancellation is asked for; what waits must wake up then."""
 
@@ -180,7 +188,7 @@ class Execution:
         if known is None:
             return None
         if known.kind == CANCEL:
-            self._cancelled = True
+            self._told()
         elif (known.name, known.kind) != (name, kind):
             was, does = (f"{k} {n}" for k, n in ((known.kind, known.name), (kind, name)))
             self._changed = ChangedWorkflowError(self.id, number, was, does)
@@ -202,7 +210,8 @@ class Execution:
 
         `produce` may run again in another execution, until an outcome is decided; all before it is
         durable when it begins. When this returns the outcome is durable too; with `may_wait`, as
-        the module's words say. If the run is to be cancelled, that is decided instead, once.
+        the module's words say. If the run is to be cancelled, that is decided instead, once in each
+        branch.
 
         Raises:
             ChangedWorkflowError: another operation was decided there.
@@ -213,8 +222,8 @@ class Execution:
             return known
         if self._unsettled or self._settling.locked():
             await self.settle()
-        if is_cancellable and self._cancel_asked and not self._cancelled:
-            self._cancelled = True
+        if is_cancellable and self.is_cancel_asked:
+            self._told()
             failure = Failure(Cancelled.__name__, f"The run was cancelled at {kind} {name!r}.")
             return await self._record(Decided(self.epoch, number, name, CANCEL, b"", failure))
         outcome = await produce()
@@ -267,8 +276,18 @@ class Execution:
 
     @property
     def is_cancel_asked(self) -> bool:
-        """Whether somebody wants the run cancelled and that was not decided yet."""
-        return self._cancel_asked and not self._cancelled
+        """Whether somebody wants the run cancelled and this branch was not told yet."""
+        return self._cancel_asked and not (self._is_undisturbed or self.branch.was_told)
+
+    def _told(self) -> None:
+        branch: Branch | None = self.branch
+        while branch is not None:
+            branch.was_told = True
+            branch = branch.parent
+
+    def be_undisturbed(self) -> None:
+        """From now on no cancellation is raised: what was done is being taken back."""
+        self._is_undisturbed = True
 
     def ask_cancel(self) -> None:
         """The next operation decides that the run is cancelled; what waits wakes up."""
@@ -326,6 +345,11 @@ class Execution:
         await self._append([Parked(self.epoch, started.version, str(error))])
 
     @property
+    def is_changed(self) -> bool:
+        """Whether the code does not fit what is decided, so that it must not go on."""
+        return self._changed is not None
+
+    @property
     def is_driving(self) -> bool:
         """Whether the workflow's own coroutine runs, not a task that it began."""
         return self._is_driving
@@ -351,6 +375,8 @@ class Execution:
         A second copy of a record does not count, so after an unknown outcome it is appended again.
         """
         entries = [Entry(encoded(record), self._tags(record)) for record in records]
+        if isinstance(records[-1], Finished) and (parent := self._parent) is not None:
+            entries.append(Entry(encoded(ChildEnded(self.id)), (run_tag(parent.run),)))
         last = await appended(self.log, entries)
         if not self._lease.is_sure():
             await self.catch_up(last)

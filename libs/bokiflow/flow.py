@@ -21,6 +21,7 @@ from bokiflow.driver import Driver
 from bokiflow.errors import (
     FlowSettingsError,
     RunCancelledError,
+    RunEndedError,
     RunFailedError,
     UnknownRunError,
 )
@@ -31,7 +32,9 @@ from bokiflow.records import (
     LEASE_S_MAX,
     CancelAsked,
     Finished,
+    Origin,
     RunRecord,
+    Signalled,
     encoded,
     run_tag,
 )
@@ -40,6 +43,7 @@ from bokiflow.workflow import Logs, Workflow
 from indilog.app import App, current_context
 from indilog.errors import TrimmedError
 from indilog.log import Entry, Log
+from indilog.signature import ResultType
 
 _ResultT = TypeVar("_ResultT")
 LEASE_S: Final = 5.0
@@ -138,6 +142,26 @@ class Handle(Generic[_ResultT]):
         if (running := self._flow.runner.running.get(self.id)) is not None:
             running.execution.ask_cancel()
 
+    async def signal(self, name: str, value: object = True, *, key: str | None = None) -> None:  # noqa: FBT002 - a value
+        """Send the run a value, which it gets by `wf.signal(name)`, once, in the order of the log.
+
+        When this returns, the signal is durable; it is kept until the run asks for it.
+
+        Args:
+            name: of the signal.
+            value: anything that has a JSON form.
+            key: of several signals to a run with the same key, only the first counts.
+
+        Raises:
+            UnknownRunError: there is no such run. RunEndedError: it takes no signals any more.
+        """
+        text = ResultType(f"Signal {name!r}", Any).text(value)
+        run = Run()
+        await self._read(self._log(), run)
+        if run.finished is not None:
+            raise RunEndedError(f"Run {self.id!r} has ended; nobody would get the signal.")
+        await self._tell(Signalled(name, text, waiting.new_name() if key is None else key))
+
     async def _tell(self, record: RunRecord, *tags: str) -> None:
         entry = Entry(encoded(record), (run_tag(self.id), *tags))
         await appended(self._log(), [entry])
@@ -191,8 +215,7 @@ class Startable(Generic[_ResultT]):
         if id is not None:
             run_tag(id)
         definition, logs = self.definition, self._flow.logs()
-        text = definition.arguments_text(arguments, named)
-        definition.signature.arguments(text)
+        text = self.arguments_text(arguments, named)
         run, _ = await self._flow.runner.start(logs, definition, text, id)
         return Handle(self._flow, definition, run, logs)
 
@@ -200,6 +223,34 @@ class Startable(Generic[_ResultT]):
         """Return a handle on the run `id`, which may be there or not."""
         run_tag(id)
         return Handle(self._flow, self.definition, id, self._flow.logs())
+
+    # --- for runs that start others
+
+    @property
+    def log_name(self) -> str:
+        """The log of its runs."""
+        return self._flow.log_name
+
+    def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
+        """Return what a run is started with as a JSON object.
+
+        Raises:
+            InvalidArgumentsError: it does not fit the workflow's type hints.
+        """
+        text = self.definition.arguments_text(given, named)
+        self.definition.signature.arguments(text)
+        return text
+
+    async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
+        """Begin a run as a step of another run, unless there is one of this id."""
+        flow = self._flow
+        await flow.runner.start(flow.logs(), self.definition, arguments, id, parent=parent)
+
+    def result_of(self, text: bytes) -> _ResultT:
+        """Return the value that a result's JSON text stands for."""
+        value: Any = self.definition.signature.result(text)
+        result: _ResultT = value
+        return result
 
     def __repr__(self) -> str:
         return f"Startable({self.name!r})"

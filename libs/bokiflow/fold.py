@@ -12,6 +12,7 @@ from typing import assert_never
 
 from bokiflow.records import (
     CancelAsked,
+    ChildEnded,
     Decided,
     Finished,
     Parked,
@@ -52,8 +53,8 @@ class Run:
     """
 
     __slots__ = (
-        "cancel_asked", "clock", "end", "epoch", "executor", "finished", "parked", "places",
-        "signals", "started", "started_at", "steps",
+        "_signal_keys", "cancel_asked", "clock", "end", "epoch", "executor", "finished", "parked",
+        "places", "signals", "started", "started_at", "steps",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class Run:
         self.steps: dict[str, Decided] = {}
         self.places: dict[str, SeqNum] = {}
         self.signals: list[tuple[SeqNum, Signalled]] = []
+        self._signal_keys: set[str] = set()
         self.cancel_asked = False
         self.parked: Parked | None = None
         self.finished: Finished | None = None
@@ -99,8 +101,12 @@ class Run:
         match record:
             case Started():
                 return False
-            case Signalled():
-                self.signals.append((seqnum, record))
+            case Signalled(key=key):
+                if key not in self._signal_keys:
+                    self._signal_keys.add(key)
+                    self.signals.append((seqnum, record))
+            case ChildEnded():
+                pass
             case CancelAsked():
                 self.cancel_asked = True
             case Taken(epoch, executor):

@@ -154,6 +154,12 @@ class Lock:
                     f"Lock {self.name!r} was not free within {self._wait_s} s; try again later."
                 )
 
+    async def leave(self) -> None:
+        """Give up what the owner of this lock has of it: its place in the line, or the lock."""
+        if self._owner is not None:
+            line = _Line(self._log, self.name, self._replica, self._lease_s)
+            await line.leave(self._owner)
+
     async def __aenter__(self) -> Held:
         if self._held is not None:
             raise RuntimeError("A Lock is one block; make another for a block inside it.")
@@ -216,7 +222,8 @@ class _Line:
                 await self._news(token, ends)
         except (IndilogError, asyncio.CancelledError):
             if leaves:
-                await self._leave(owner)
+                with contextlib.suppress(IndilogError):  # its wait or one lease ends it then
+                    await self.leave(owner)
             raise
         return token
 
@@ -231,12 +238,11 @@ class _Line:
         self._saw(outcome)
         return token
 
-    async def _leave(self, owner: str) -> None:
-        """Leave the line in passing; if that fails, its wait or one lease ends it."""
-        with contextlib.suppress(IndilogError):
-            await self._replica.catch_up(self._log)
-            if (token := self._replica.fold.token_of(owner)) is not None:
-                await self._replica.tell(self._log, Release(token))
+    async def leave(self, owner: str) -> None:
+        """Leave the line, or give the lock back."""
+        await self._replica.catch_up(self._log)
+        if (token := self._replica.fold.token_of(owner)) is not None:
+            await self._replica.tell(self._log, Release(token))
 
     def _saw(self, outcome: Outcome | None) -> None:
         self._log_time = self._replica.fold.clock if outcome is None else outcome.time

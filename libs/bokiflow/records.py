@@ -83,10 +83,19 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
-    """Somebody sent the run a signal; `value` is JSON text."""
+    """Somebody sent the run a signal; `value` is JSON text. Of those with one `key`, the first
+    counts.
+    """
 
     name: str
     value: bytes
+    key: str
+
+
+class ChildEnded(msgspec.Struct, frozen=True, array_like=True, tag="child ended"):
+    """The run `child`, which this run started, may have ended: look. Has no other effect."""
+
+    child: str
 
 
 class CancelAsked(msgspec.Struct, frozen=True, array_like=True, tag="cancel asked"):
@@ -131,7 +140,9 @@ class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
     is_idle: bool
 
 
-RunRecord: TypeAlias = Started | Taken | Decided | Signalled | CancelAsked | Parked | Finished
+RunRecord: TypeAlias = (
+    Started | Taken | Decided | Signalled | ChildEnded | CancelAsked | Parked | Finished
+)
 ExecutorRecord: TypeAlias = Alive | Dead | Left
 FlowRecord: TypeAlias = RunRecord | ExecutorRecord
 

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from bokiflow import waiting
+from bokiflow.compensation import compensated
 from bokiflow.definition import Definition
 from bokiflow.errors import ChangedWorkflowError, RunIdInUseError
 from bokiflow.execution import Execution, Stopped, appended, read_run
@@ -152,7 +153,8 @@ class Runner:
         if id is not None and (running := self.running.get(id)) is not None:
             _check_same(id, definition, running.definition.name)
             return id, running
-        self._check_room()
+        if parent is None:  # one that runs must not wait for room for what it starts
+            self._check_room()
         self._starting += 1
         try:
             return await self._begin(logs, definition, arguments, id, parent)
@@ -241,7 +243,7 @@ class Runner:
             wf = Workflow(execution, logs)
             body = definition.result_text(wf, definition.signature.arguments(started.arguments))
             try:
-                return await execution.execute(body)
+                return await execution.execute(compensated(wf.compensations, body))
             except Stopped:
                 pass
             await waiting.pause(_AGAIN_S)

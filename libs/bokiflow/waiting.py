@@ -47,3 +47,12 @@ async def within(ended: asyncio.Future[_ValueT], seconds: float) -> _ValueT:
     if seconds == math.inf:
         return await asyncio.shield(ended)
     return await asyncio.wait_for(asyncio.shield(ended), max(0.0, seconds))
+
+
+def has_loop() -> bool:
+    """Whether an event loop runs, so that tasks can be made."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

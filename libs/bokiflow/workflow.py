@@ -17,8 +17,10 @@ from xxhash import xxh3_128_digest, xxh3_128_intdigest
 
 from bokiflow import waiting
 from bokiflow.body import Body
+from bokiflow.compensation import COMPENSATE, COMPENSATION_RETRIES
 from bokiflow.errors import Cancelled, FlowSettingsError
 from bokiflow.execution import KEY, Execution, Outcome, failure_of, raise_failure
+from bokiflow.operations import Operations
 from indilog.app import Context
 from indilog.errors import FunctionFailedError
 from indilog.log import Log
@@ -40,7 +42,7 @@ class Logs(Protocol):
         """Return the log `name`."""
 
 
-class Workflow:
+class Workflow(Operations):
     """One execution of a workflow, as its code sees it.
 
     The code may run several times, each time from its first line; so what it does between its
@@ -100,6 +102,7 @@ class Workflow:
         retries: int = ...,
         backoff: float = ...,
         name: str | None = ...,
+        compensate: Callable[[_ValueT], object] | None = ...,
     ) -> Coroutine[Any, Any, _ValueT]: ...
 
     @overload
@@ -111,6 +114,7 @@ class Workflow:
         retries: int = ...,
         backoff: float = ...,
         name: str | None = ...,
+        compensate: Callable[[_ValueT], object] | None = ...,
     ) -> Coroutine[Any, Any, _ValueT]: ...
 
     def step(
@@ -121,6 +125,7 @@ class Workflow:
         retries: int = RETRIES,
         backoff: float = BACKOFF_S,
         name: str | None = None,
+        compensate: Callable[..., Any] | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Run `body(*arguments)` and return its result, decided once by the log.
 
@@ -136,6 +141,8 @@ class Workflow:
                 re-execution counts anew. `Cancelled` is not tried again.
             backoff: seconds before the first of them, doubled for each further one, at most 60.
             name: by which it is known in the log; else that of the body.
+            compensate: what takes it back: called with its result, as a step of its own, if the
+                workflow fails or is cancelled later.
 
         Raises:
             StepFailedError: the last attempt raised too; so it is decided.
@@ -144,7 +151,21 @@ class Workflow:
         if not 0 <= retries <= RETRIES_MAX or backoff < 0:
             raise FlowSettingsError(f"retries is 0 to {RETRIES_MAX:,}, backoff not negative.")
         number = self.execution.number()
-        return self._step(number, body_of(body, name), arguments, retries, backoff)
+        step = self._step(number, body_of(body, name), arguments, retries, backoff)
+        return step if compensate is None else self._undoable(number, step, body_of(compensate))
+
+    async def _undoable(
+        self, number: str, step: Coroutine[Any, Any, object], compensate: Body
+    ) -> object:
+        value = await step
+
+        async def take_back(number: str) -> Outcome:
+            return await self._attempts(
+                number, compensate, (value,), COMPENSATION_RETRIES, BACKOFF_S, []
+            )
+
+        self.compensations.add(number, compensate.name, COMPENSATE, take_back)
+        return value
 
     async def _step(
         self, number: str, body: Body, arguments: tuple[object, ...], retries: int, backoff: float

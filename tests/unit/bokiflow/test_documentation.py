@@ -27,4 +27,8 @@ async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
         "0",
         "True",
         "Lock 'hotel:7' was not free within 0 s; try again later.",
+        "room booked, seat booked, 1",
+        "released: seat booked",
+        "released: room booked",
+        "Run 'order-43' failed: Cancelled: not paid",
     ]

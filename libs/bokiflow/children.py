@@ -1,0 +1,138 @@
+"""Child workflows: runs that a step of another run started.
+
+A child is known by the run and step of its parent, so starting it again after a crash finds the one
+that was started. The parent first decides that it will start it, so whoever executes the parent
+later knows of every child there can be, and cancels it if the parent is taken back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from bokiflow.compensation import Compensations
+from bokiflow.errors import FlowSettingsError
+from bokiflow.execution import Execution, Outcome, appended, raise_failure, read_run
+from bokiflow.fold import Run
+from bokiflow.news import decided_waiting, patiently, waited_for
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    CancelAsked,
+    Failure,
+    Finished,
+    Origin,
+    encoded,
+    run_tag,
+)
+from indilog.log import Entry
+
+START_CHILD: Final = "start child"
+CHILD: Final = "child"
+CANCEL_CHILD: Final = "cancel child"
+_DEPTH_MAX: Final = 16
+
+
+class Startable(Protocol):
+    """A workflow that can be started as a child."""
+
+    name: str
+
+    @property
+    def log_name(self) -> str:
+        """The log of its runs."""
+
+    def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
+        """Return arguments as a JSON object; checked."""
+
+    async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
+        """Begin the run, unless there is one of this id, and execute it in this process."""
+
+    def result_of(self, text: bytes) -> Any:  # noqa: ANN401 - of the workflow's type
+        """Return the value that JSON text of a result stands for."""
+
+
+class Child:
+    """A child of a run, as its execution knows it.
+
+    Attributes:
+        id: of its run.
+    """
+
+    def __init__(
+        self, execution: Execution, startable: Startable, number: str, arguments: bytes
+    ) -> None:
+        self.id = f"{execution.id}/{number}"
+        run_tag(self.id)
+        if self.id.count("/") > _DEPTH_MAX:
+            raise FlowSettingsError(f"Workflows start each other {_DEPTH_MAX} deep at most.")
+        if startable.log_name != execution.log.name:
+            raise FlowSettingsError(
+                f"{startable.name} is of another flow ({startable.log_name}); start it in a step."
+            )
+        self._execution = execution
+        self._startable = startable
+        self._number = number
+        self._arguments = arguments
+        self._run = Run()
+
+    async def start(self, compensations: Compensations) -> None:
+        """Decide that it is started, and start it unless it was.
+
+        Raises:
+            Cancelled: the run was cancelled; there is no child.
+        """
+        execution, name = self._execution, self._startable.name
+
+        async def started() -> Outcome:
+            return Outcome(msgspec.json.encode(self.id))
+
+        decided = await execution.decide(self._number, name, START_CHILD, started)
+        raise_failure(decided)
+        compensations.add(self._number, name, CANCEL_CHILD, self._cancelled)
+        await patiently(self._start)
+
+    async def _start(self) -> None:
+        if (await self._read()).started is None:
+            origin = Origin(self._execution.id, self._number)
+            await self._startable.start_child(self._arguments, self.id, origin)
+
+    async def result(self, number: str) -> Any:  # noqa: ANN401 - of the child's type
+        """Return its result, once it has ended, decided as operation `number` of the parent.
+
+        Raises:
+            StepFailedError: it failed, or was cancelled by somebody else.
+            Cancelled: the parent was cancelled meanwhile.
+        """
+
+        async def ended() -> Outcome:
+            finished = await self._ended()
+            failure = finished.failure
+            if failure is not None and finished.was_cancelled:
+                failure = Failure("RunCancelledError", failure.message)
+            return Outcome(finished.result, failure)
+
+        decided = await decided_waiting(self._execution, number, self._startable.name, CHILD, ended)
+        raise_failure(decided)
+        return self._startable.result_of(decided.result)
+
+    async def _ended(self, *, wakes: bool = True) -> Finished:
+        async def found() -> Finished | None:
+            return (await patiently(self._read)).finished
+
+        finished = await waited_for(self._execution, math.inf, found, wakes=wakes)
+        assert finished is not None, "it waits without end"
+        return finished
+
+    async def _read(self) -> Run:
+        return await read_run(self._execution.log, self.id, self._run)
+
+    async def _cancelled(self, _: str) -> Outcome:
+        """Cancel the child if it runs, and wait for its end."""
+        await patiently(self._start)
+        if (await patiently(self._read)).finished is None:
+            entry = Entry(encoded(CancelAsked()), (run_tag(self.id), EXECUTORS_TAG))
+            await appended(self._execution.log, [entry])
+        finished = await self._ended(wakes=False)
+        return Outcome(b"true" if finished.was_cancelled else b"false")

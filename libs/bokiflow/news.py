@@ -1,0 +1,109 @@
+"""How an operation of a workflow waits: for something in the log of its run, or for a time.
+
+All that a waiting workflow must hear of (signals, a cancellation, the end of a child, another
+executor) is a record of its run, so one read waits for all of it, and nobody polls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from bokiflow import waiting
+from bokiflow.execution import PATIENCE_TRIES, Execution, Outcome, Stopped
+from bokiflow.records import Decided, run_tag
+from indilog.errors import IndilogError, OutcomeUnknownError
+
+_ValueT = TypeVar("_ValueT")
+WAIT_S_MAX: Final = 300.0
+"""One read waits this long at most, then a new one begins."""
+_PAUSE_S_MIN: Final = 0.02
+_PAUSE_S_MAX: Final = 5.0
+
+
+class Woken(Exception):  # noqa: N818 - it never leaves an operation
+    """The run is to be cancelled while an operation waits."""
+
+
+async def waited_for(
+    execution: Execution,
+    ends: float,
+    found: Callable[[], Awaitable[_ValueT | None]],
+    *,
+    wakes: bool = True,
+) -> _ValueT | None:
+    """Return what `found` gives as soon as it gives something, None once it is `ends`.
+
+    It is asked again after each further record of the run.
+
+    Args:
+        execution: whose operation waits.
+        ends: seconds since 1970, by this process's clock.
+        found: gives a value that is there, or None.
+        wakes: whether a cancellation ends the waiting.
+
+    Raises:
+        Woken: the run is to be cancelled.
+        Stopped: this execution must not go on.
+    """
+    has_looked = False
+    while True:
+        if (value := await found()) is not None:
+            return value
+        if wakes and execution.is_cancel_asked:
+            raise Woken
+        left_s = ends - waiting.seconds_now()
+        if left_s <= 0 and has_looked:
+            return None
+        await _news(execution, max(0.0, min(left_s, WAIT_S_MAX)))
+        has_looked = True
+
+
+async def _news(execution: Execution, wait_s: float) -> None:
+    """Return when the run has a record that was not read yet, or after `wait_s`; read it."""
+
+    async def look() -> None:
+        await execution.log.read_next(run_tag(execution.id), execution.run.end, wait=wait_s)
+        await execution.catch_up()
+
+    await patiently(look)
+
+
+async def patiently(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
+    """Return what `ask` gives, however often it takes while the log or the platform is away.
+
+    For what is harmless to repeat.
+
+    Raises:
+        Stopped: it was away for too long.
+        IndilogError: what repeating does not help.
+    """
+    pause_s = _PAUSE_S_MIN
+    for _ in range(PATIENCE_TRIES):
+        try:
+            return await ask()
+        except IndilogError as error:
+            if not is_passing(error):
+                raise
+        await waiting.pause(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+    raise Stopped("The platform is away.")
+
+
+async def decided_waiting(
+    execution: Execution,
+    number: str,
+    name: str,
+    kind: str,
+    produce: Callable[[], Awaitable[Outcome]],
+) -> Decided:
+    """As `Execution.decide`, for what waits: a cancellation in the middle is decided instead."""
+    while True:
+        with suppress(Woken):
+            return await execution.decide(number, name, kind, produce, may_wait=True)
+
+
+def is_passing(error: IndilogError) -> bool:
+    """Whether what failed with `error` may be repeated, if repeating it is harmless."""
+    return error.retryable or isinstance(error, OutcomeUnknownError)

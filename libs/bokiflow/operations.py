@@ -1,0 +1,222 @@
+"""What a workflow can do beside its steps: wait, branch, lock, call, start others, write to stores.
+
+Each operation takes its number where it is written down, before anything is awaited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from bokiflow.children import Child
+from bokiflow.compensation import Compensations
+from bokiflow.execution import Execution
+from bokiflow.gathering import AT_ONCE, gather
+from bokiflow.lock import LEASE_S
+from bokiflow.run_lock import RunLock
+from bokiflow.signals import Signals
+from bokiflow.timers import sleep, timer
+from bokiflow.transactions import transact
+from indilog.log import Log
+
+if TYPE_CHECKING:
+    from bokiflow.flow import Startable
+    from bokistore import Store, Transaction
+
+_ValueT = TypeVar("_ValueT")
+
+
+class RunningChild(Generic[_ValueT]):
+    """A child that was started.
+
+    Attributes:
+        id: of its run.
+    """
+
+    def __init__(self, execution: Execution, child: Child) -> None:
+        self.id = child.id
+        self._execution = execution
+        self._child = child
+
+    def result(self) -> Coroutine[Any, Any, _ValueT]:
+        """Return what it returned, once it has.
+
+        Raises:
+            StepFailedError: it failed. Cancelled: the run that waits was cancelled.
+        """
+        return self._child.result(self._execution.number())
+
+
+class Operations:
+    """The operations of a workflow, but for its steps."""
+
+    execution: Execution
+
+    def log(self, name: str) -> Log:
+        """Return the log `name`, for the bodies of steps."""
+        raise NotImplementedError
+
+    @cached_property
+    def compensations(self) -> Compensations:
+        """What is taken back if the workflow fails."""
+        return Compensations(self.execution)
+
+    @cached_property
+    def _signals(self) -> Signals:
+        return Signals(self.execution)
+
+    # --- waiting
+
+    def sleep(self, duration: float | timedelta) -> Coroutine[Any, Any, None]:
+        """Wait that many seconds, counted from the first execution of this line: a restart in
+        between neither begins it anew nor shortens it.
+
+        Raises:
+            Cancelled: the run was cancelled meanwhile.
+        """
+        ends = timer(self.execution, "sleep", duration)
+        return sleep(self.execution, self.execution.number(), ends)
+
+    def signal(
+        self,
+        name: str,
+        *,
+        timeout: float | timedelta | None = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """Return the value of the next signal `name` that this run was sent; None: in that time
+        there was none.
+
+        Signals sent before they are asked for are kept. Each is given once, in the order of the
+        log; one that comes when the time is over is kept for the next call.
+
+        Raises:
+            Cancelled: the run was cancelled meanwhile.
+        """
+        ends = math.inf if timeout is None else timer(self.execution, name, timeout)
+        return self._signals.next(self.execution.number(), name, ends)
+
+    # --- branches
+
+    def gather(
+        self, *branches: Coroutine[Any, Any, _ValueT], at_once: int = AT_ONCE
+    ) -> Coroutine[Any, Any, list[_ValueT]]:
+        """Run branches at the same time and return their results, in the order given.
+
+        A branch is an operation, or any coroutine that awaits operations. All of them come to
+        their ends, also when one fails; then what the first one that failed raised is raised.
+
+        Args:
+            branches: what to run.
+            at_once: how many run at once.
+        """
+        return gather(self.execution, self.execution.number(), branches, at_once)
+
+    # --- locks
+
+    def lock(
+        self,
+        name: str,
+        *,
+        lease: float = LEASE_S,
+        wait: float | None = None,
+        log: str | None = None,
+    ) -> RunLock:
+        """Hold a lock while an `async with` block runs: `async with wf.lock("hotel:7") as lock`.
+
+        The holder is the run: a re-execution holds what an execution before it acquired, with the
+        same `lock.token`. The lease is renewed while the block runs; if it ends all the same (the
+        run was not executed for longer than `lease`), `lock.check()` and leaving the block raise
+        `LockLostError`.
+
+        Args:
+            name: of the lock, within its log.
+            lease: seconds; give it longer than it takes until a run is taken over.
+            wait: seconds to wait for it; None: as long as it takes.
+            log: where the lock lives, to share it with others; else the log of the runs.
+
+        Raises:
+            LockTimeoutError: on entering: not within `wait` seconds.
+        """
+        where = self.execution.log if log is None else self.log(log)
+        return RunLock(self.execution, where, name, lease, wait)
+
+    # --- other workflows
+
+    def start_child(
+        self,
+        child: Startable[_ValueT],
+        /,
+        *arguments: Any,  # noqa: ANN401 - checked by the child's type hints
+        **named: Any,  # noqa: ANN401
+    ) -> Coroutine[Any, Any, RunningChild[_ValueT]]:
+        """Start a workflow of the same flow, exactly once, and go on without waiting for it.
+
+        If this run fails or is cancelled, the child is cancelled; if it ends well before the child
+        does, the child goes on.
+
+        Raises:
+            InvalidArgumentsError: they do not fit the child's type hints.
+            Cancelled: this run was cancelled; there is no child.
+        """
+        return self._started(self._child(child, arguments, named))
+
+    async def _started(self, child: Child) -> RunningChild[Any]:
+        await child.start(self.compensations)
+        return RunningChild(self.execution, child)
+
+    def run(
+        self,
+        child: Startable[_ValueT],
+        /,
+        *arguments: Any,  # noqa: ANN401 - checked by the child's type hints
+        **named: Any,  # noqa: ANN401
+    ) -> Coroutine[Any, Any, _ValueT]:
+        """Run a workflow of the same flow, exactly once, and return its result.
+
+        Raises:
+            StepFailedError: the child failed.
+            InvalidArgumentsError, Cancelled: as `start_child`.
+        """
+        return self._ran(self._child(child, arguments, named), self.execution.number())
+
+    async def _ran(self, child: Child, number: str) -> Any:  # noqa: ANN401 - of the child's type
+        await child.start(self.compensations)
+        return await child.result(number)
+
+    def _child(
+        self,
+        child: Startable[Any],
+        arguments: tuple[object, ...],
+        named: dict[str, object],
+    ) -> Child:
+        text = child.arguments_text(arguments, named)
+        return Child(self.execution, child, self.execution.number(), text)
+
+    # --- stores
+
+    def transact(
+        self,
+        store: Store,
+        body: Callable[[Transaction], Awaitable[_ValueT]],
+        *,
+        name: str | None = None,
+    ) -> Coroutine[Any, Any, _ValueT]:
+        """Run `body(txn)` in a transaction of a store that takes effect exactly once; return its
+        result, decided once by the log.
+
+        The body may run several times; only the writes of one run take effect, whatever dies and
+        however many execute this. Its result comes back as JSON, as its return type says.
+
+        Args:
+            store: of any log.
+            body: as of `Store.transact`.
+            name: by which it is known in the log; else that of the body.
+
+        Raises:
+            StepFailedError: the body raised, or was in conflict again and again; nothing was
+                changed.
+        """
+        return transact(self.execution, self.execution.number(), store, body, name)

@@ -1,0 +1,189 @@
+"""Locks in workflows: the holder is the run, so a re-execution holds what the run acquired.
+
+To acquire and to release are operations. While the block runs, its executor renews the lease; when
+executors change, the next one goes on renewing. A lease that ended meanwhile shows where the block
+is left, or where the workflow asks (`check`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final
+
+from bokiflow import waiting
+from bokiflow.errors import Cancelled, LockLostError, LockQueueFullError, LockTimeoutError
+from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
+from bokiflow.lock import Held, Lock
+from bokiflow.lock_replica import replica_of
+from bokiflow.news import Woken, decided_waiting, patiently
+from bokiflow.records import Failure
+from indilog.errors import IndilogError
+from indilog.log import Log
+
+LOCK: Final = "lock"
+CHECK_LOCK: Final = "check lock"
+UNLOCK: Final = "unlock"
+_HELD: Final = b"true"
+_RENEWALS_PER_LEASE: Final = 3
+
+
+class HeldByRun:
+    """A lock that a run holds.
+
+    Attributes:
+        name: of the lock.
+        token: the fencing token, larger than those of all holders before.
+    """
+
+    def __init__(self, execution: Execution, held: Held, lease_s: float) -> None:
+        self.name = held.name
+        self.token = held.token
+        self._held = held
+        self._execution = execution
+        self._lease_s = lease_s
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def check(self) -> None:
+        """Make sure that the run holds it, and for a whole lease from now.
+
+        Raises:
+            LockLostError: its lease has ended; so it is decided.
+        """
+        await self._ask(CHECK_LOCK, is_cancellable=True)
+
+    async def release(self) -> None:
+        """Hand it on.
+
+        Raises:
+            LockLostError: its lease had ended before; so it is decided.
+        """
+        await self._ask(UNLOCK, is_cancellable=False)
+
+    async def _ask(self, kind: str, *, is_cancellable: bool) -> None:
+        execution, held = self._execution, self._held
+
+        async def ask() -> Outcome:
+            await (held.extend(self._lease_s) if kind == CHECK_LOCK else held.release())
+            return Outcome(_HELD)
+
+        async def asked() -> Outcome:
+            try:
+                return await patiently(ask)
+            except LockLostError as error:
+                return Outcome(b"", Failure(LockLostError.__name__, str(error)))
+
+        decided = await execution.decide(
+            execution.number(), self.name, kind, asked, may_wait=True, is_cancellable=is_cancellable
+        )
+        if decided.failure is not None and decided.failure.kind == LockLostError.__name__:
+            raise LockLostError(self.name, self.token)
+        raise_failure(decided)
+
+    def keep(self) -> None:
+        """Renew the lease from now on, where there is an event loop to do it."""
+        if waiting.has_loop():
+            self._renewing = asyncio.create_task(self._renew())
+
+    def let_go(self) -> None:
+        """Renew it no longer."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    async def _renew(self) -> None:
+        while True:
+            try:
+                await self._held.extend(self._lease_s)
+            except LockLostError:
+                return  # shows where the block is left
+            except IndilogError:
+                pass  # the log may be back before the lease ends
+            await waiting.pause(self._lease_s / _RENEWALS_PER_LEASE)
+
+    def __repr__(self) -> str:
+        return f"HeldByRun(name={self.name!r}, token={self.token})"
+
+
+class RunLock:
+    """`async with wf.lock("hotel:7") as lock:` see `Operations.lock`."""
+
+    def __init__(
+        self, execution: Execution, log: Log, name: str, lease: float, wait: float | None
+    ) -> None:
+        self._number = execution.number()
+        self._execution = execution
+        self._log = log
+        self._name = name
+        self._lease_s = lease
+        self._lock = Lock(
+            log, name, lease=lease, wait=wait, owner=execution.key(self._number), renew=False
+        )
+        self._held: HeldByRun | None = None
+
+    async def __aenter__(self) -> HeldByRun:
+        execution = self._execution
+        decided = await decided_waiting(execution, self._number, self._name, LOCK, self._acquired)
+        if decided.failure is not None and decided.failure.kind == LockTimeoutError.__name__:
+            raise LockTimeoutError(decided.failure.message)
+        try:
+            raise_failure(decided)
+        except Cancelled:
+            with suppress(IndilogError):  # an execution before may have got it; or its lease ends
+                await self._lock.leave()
+            raise
+        held = Held(self._log, self._name, replica_of(self._log, self._name), int(decided.result))
+        self._held = HeldByRun(execution, held, self._lease_s)
+        self._held.keep()
+        return self._held
+
+    async def _acquired(self) -> Outcome:
+        async def acquire() -> Outcome:
+            try:
+                return Outcome(b"%d" % (await self._lock.acquire()).token)
+            except (LockTimeoutError, LockQueueFullError) as error:
+                return Outcome(b"", failure_of(error))
+
+        return await self._woken_by_cancel(acquire)
+
+    async def _woken_by_cancel(self, acquire: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Acquire it, unless the run is to be cancelled before.
+
+        Raises:
+            Woken: it is; whether the lock was got is not known, so its place is given up.
+        """
+        if not waiting.has_loop():
+            return await patiently(acquire)
+        acquiring = asyncio.ensure_future(patiently(acquire))
+
+        def wake() -> None:
+            acquiring.cancel()
+
+        self._execution.on_cancel.append(wake)
+        try:
+            return await acquiring
+        except asyncio.CancelledError:
+            if self._execution.is_cancel_asked:
+                await patiently(self._lock.leave)
+                raise Woken from None
+            acquiring.cancel()
+            raise
+        finally:
+            self._execution.on_cancel.remove(wake)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        held = self._held
+        assert held is not None, "a block is left after it was entered"
+        held.let_go()
+        if error is None:
+            await held.release()
+        elif isinstance(error, Exception):
+            with suppress(LockLostError):  # what the block raised matters more
+                await held.release()
+        # else this execution stops: the next one holds it

@@ -1,0 +1,132 @@
+"""What is taken back when a workflow fails or is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+import bokiflow
+from bokiflow import (
+    Cancelled,
+    Flow,
+    RunCancelledError,
+    RunFailedError,
+    StepFailedError,
+    Workflow,
+    waiting,
+)
+from indilog.testing import MemoryLogs
+from tests.flow_executions import FLOW_LOG as LOG
+from tests.flow_executions import begin, decided, execute, take
+
+
+@pytest.fixture
+def logs() -> MemoryLogs:
+    return MemoryLogs()
+
+
+@pytest.fixture
+def flow(logs: MemoryLogs) -> Flow:
+    made = Flow("shop")
+    made.attach(logs)
+    return made
+
+
+@pytest.mark.asyncio
+async def test_what_was_done_is_taken_back_in_reverse_order(flow: Flow) -> None:
+    undone: list[int] = []
+
+    async def fail() -> int:
+        raise ValueError("no room")
+
+    @flow.workflow
+    async def trip(wf: Workflow) -> None:
+        for n in (1, 2):
+            await wf.step(lambda n=n: n, name="book", compensate=undone.append)
+        await wf.gather(
+            *(wf.step(lambda n=n: n, name="book", compensate=undone.append) for n in (3, 4))
+        )
+        with contextlib.suppress(StepFailedError):
+            await wf.step(fail, retries=0, compensate=undone.append)
+        raise Cancelled("not paid")
+
+    with pytest.raises(RunCancelledError, match="not paid"):
+        await (await trip.start()).result(10)
+    assert undone == [4, 3, 2, 1]
+
+
+@pytest.mark.asyncio
+async def test_compensations_happen_once_when_executors_change_in_the_middle(
+    logs: MemoryLogs,
+) -> None:
+    log = logs.log(LOG)
+    await begin(log, "trip")
+    undone: list[str] = []
+    stuck = asyncio.Event()
+
+    async def undo(what: str) -> None:
+        undone.append(what)
+        if what == "room" and len(undone) == 2:
+            stuck.set()
+            await asyncio.sleep(60)
+
+    async def trip(wf: Workflow) -> None:
+        for what in ("car", "room", "seat"):
+            await wf.step(lambda what=what: what, name="book", compensate=undo)
+        raise Cancelled("not paid")
+
+    first = asyncio.create_task(execute(log, "trip", trip))
+    await stuck.wait()
+    first.cancel()
+    await asyncio.wait([first])
+    await take(log, "trip", "second")
+    finished = await execute(log, "trip", trip)
+    assert finished.was_cancelled
+    assert undone == ["seat", "room", "room", "car"]
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_taken_back_is_told_and_the_rest_is_taken_back(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pause(_: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(waiting, "pause", pause)
+    undone: list[str] = []
+
+    def refuse(what: str) -> None:
+        raise ValueError(what)
+
+    @flow.workflow
+    async def trip(wf: Workflow) -> None:
+        await wf.step(lambda: "car", name="car", compensate=undone.append)
+        await wf.step(lambda: "room", name="room", compensate=refuse)
+        await wf.step(lambda: 1 / 0, name="pay", retries=0)
+
+    with pytest.raises(RunFailedError, match=r"CompensationFailedError.*ValueError at 2: room"):
+        await (await trip.start()).result(10)
+    assert undone == ["car"]
+
+
+@pytest.mark.asyncio
+async def test_code_that_does_not_fit_takes_nothing_back(logs: MemoryLogs) -> None:
+    log = logs.log(LOG)
+    await begin(log, "trip")
+    undone: list[str] = []
+
+    async def trip(wf: Workflow, second: str) -> None:
+        await wf.step(lambda: "car", name="car", compensate=undone.append)
+        await wf.step(lambda: second, name=second)
+        await wf.sleep(1000)
+
+    first = asyncio.create_task(execute(log, "trip", lambda wf: trip(wf, "room")))
+    await decided(logs, "trip", 3)
+    first.cancel()
+    await asyncio.wait([first])
+    await take(log, "trip", "second")
+    with pytest.raises(bokiflow.ChangedWorkflowError):
+        await execute(log, "trip", lambda wf: trip(wf, "boat"))
+    assert undone == []

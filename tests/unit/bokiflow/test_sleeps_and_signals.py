@@ -1,0 +1,163 @@
+"""Sleeps and signals of workflows."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from bokiflow import (
+    Flow,
+    RunCancelledError,
+    RunEndedError,
+    RunFailedError,
+    UnknownRunError,
+    Workflow,
+    waiting,
+)
+from indilog.testing import MemoryLogs
+from tests.flow_executions import FLOW_LOG as LOG
+from tests.flow_executions import begin, decided, execute, take
+
+
+class Clock:
+    """Time as workflows see it; passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def logs() -> MemoryLogs:
+    return MemoryLogs()
+
+
+@pytest.fixture
+def flow(logs: MemoryLogs) -> Flow:
+    made = Flow("shop")
+    made.attach(logs)
+    return made
+
+
+@pytest.mark.asyncio
+async def test_a_sleep_goes_on_where_it_was_when_its_executor_changes(
+    logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(waiting, "seconds_now", clock)
+    log = logs.log(LOG)
+    await begin(log, "nap")
+
+    async def nap(wf: Workflow) -> float:
+        await wf.sleep(timedelta(hours=1))
+        return clock.now
+
+    first = asyncio.create_task(execute(log, "nap", nap))
+    await decided(logs, "nap", 1)
+    first.cancel()
+    await asyncio.wait([first])
+    clock.now += 3599.99
+    await take(log, "nap", "second")
+    second = asyncio.create_task(execute(log, "nap", nap))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    clock.now += 0.02
+    finished = await asyncio.wait_for(second, 10)
+    assert float(finished.result) == clock.now
+
+
+@pytest.mark.asyncio
+async def test_a_cancellation_wakes_a_sleeping_run(flow: Flow, logs: MemoryLogs) -> None:
+    @flow.workflow
+    async def nap(wf: Workflow) -> None:
+        await wf.sleep(timedelta(days=1))
+
+    handle = await nap.start(id="nap")
+    await decided(logs, "nap", 1)
+    await handle.cancel()
+    with pytest.raises(RunCancelledError):
+        await handle.result(10)
+
+
+@pytest.mark.parametrize("duration", [-1, float("nan"), 1e12, "1"])
+@pytest.mark.asyncio
+async def test_a_duration_that_cannot_be_is_refused(flow: Flow, duration: float) -> None:
+    @flow.workflow
+    async def nap(wf: Workflow) -> None:
+        await wf.sleep(duration)
+
+    with pytest.raises(RunFailedError, match="A duration is"):
+        await (await nap.start()).result(10)
+
+
+@pytest.mark.asyncio
+async def test_signals_are_given_once_each_in_the_order_of_the_log(flow: Flow) -> None:
+    @flow.workflow
+    async def collect(wf: Workflow, count: int) -> list[object]:
+        other = await wf.signal("other")
+        return [other, *[await wf.signal("item") for _ in range(count)]]
+
+    handle = await collect.start(3)
+    await handle.signal("item", {"n": 1})
+    await handle.signal("item", None)
+    await handle.signal("other")
+    await handle.signal("item", [3], key="third")
+    await handle.signal("item", [3], key="third")
+    assert await handle.result(10) == [True, {"n": 1}, None, [3]]
+    with pytest.raises(RunEndedError):
+        await handle.signal("item")
+    with pytest.raises(UnknownRunError):
+        await collect.handle("nobody").signal("item")
+
+
+@pytest.mark.asyncio
+async def test_a_signal_that_does_not_come_in_time_is_none_and_kept_for_the_next(
+    flow: Flow, logs: MemoryLogs
+) -> None:
+    @flow.workflow
+    async def wait(wf: Workflow) -> list[object]:
+        first = await wf.signal("paid", timeout=0.01)
+        await wf.signal("go")
+        return [first, await wf.signal("paid", timeout=timedelta(days=1))]
+
+    handle = await wait.start(id="w")
+    await decided(logs, "w", 2)
+    await handle.signal("paid", 7)
+    await handle.signal("go")
+    assert await handle.result(10) == [None, 7]
+
+
+@pytest.mark.asyncio
+async def test_a_signal_stays_consumed_when_executors_change(logs: MemoryLogs) -> None:
+    log = logs.log(LOG)
+    await begin(log, "w")
+    seen: list[object] = []
+
+    async def wait(wf: Workflow) -> list[object]:
+        seen.append(await wf.signal("item"))
+        await wf.sleep(0)
+        seen.append(await wf.signal("item"))
+        return seen
+
+    first = asyncio.create_task(execute(log, "w", wait))
+    flow = Flow("shop")
+    flow.attach(logs)
+
+    @flow.workflow
+    async def tested(wf: Workflow) -> None:
+        """Only its name counts."""
+
+    sender = tested.handle("w")
+    await sender.signal("item", 1)
+    await decided(logs, "w", 3)
+    first.cancel()
+    await asyncio.wait([first])
+    await take(log, "w", "second")
+    second = asyncio.create_task(execute(log, "w", wait))
+    await sender.signal("item", 2)
+    await asyncio.wait_for(second, 10)
+    assert seen == [1, 1, 2]
