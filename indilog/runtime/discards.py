@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 import structlog
 
@@ -56,13 +56,16 @@ class Discards:
             else:
                 due.append(location)
         self._waiting.extendleft(reversed(held))
-        places: list[tuple[int, Location]] = []
+        places: defaultdict[int, list[Location]] = defaultdict(list)
         for name in due:
             if (place := self._place(name)) is not None:
-                places.append((self._segments.fd(place.segment), place))
+                places[place.segment].append(place)
                 self._old.died(place.segment, frame_bytes(place.length))
-        for marked in mark_gone(places):
-            self.punch(marked)
+        for segment, frames in places.items():
+            # One file after the other: opening further ones closes those that were opened first.
+            fd = self._segments.fd(segment)
+            for marked in mark_gone([(fd, frame) for frame in frames]):
+                self.punch(marked)
 
     def _place(self, name: Location) -> Location | None:
         """Return where a frame is, and how long, which a rewrite may have changed."""

@@ -13,7 +13,7 @@ import pytest
 from indilog.ids import Epoch, ShardId
 from indilog.records import HEADER_BYTES, BatchBuilder, batch_header
 from indilog.roles import FrameKind, Location
-from indilog.runtime import discards
+from indilog.runtime import discards, open_segments
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment import mark_gone, segment_path
 from indilog.runtime.segment_scan import Damage
@@ -22,8 +22,8 @@ STREAM = 7
 Recovered = list[tuple[FrameKind, bytes]]
 
 
-def opened(directory: Path) -> tuple[Journal, Recovered]:
-    journal = Journal.open(directory, segment_bytes=1 << 20, durability="fsync")
+def opened(directory: Path, *, segment_bytes: int = 1 << 20) -> tuple[Journal, Recovered]:
+    journal = Journal.open(directory, segment_bytes=segment_bytes, durability="fsync")
     found: Recovered = []
     for frame in journal.recover():
         assert not isinstance(frame, Damage), frame
@@ -66,6 +66,19 @@ def test_the_room_of_discarded_frames_is_given_back_and_others_stay(tmp_path: Pa
     assert [kind for kind, _ in found] == [FrameKind.GONE, FrameKind.RECORDS, FrameKind.GONE]
     assert [batch_header(payload).first for _, payload in found] == [0, 1, 2]
     assert found[1][1] == batch(1, 100_000)
+
+
+def test_frames_of_more_segments_than_files_are_open_go_at_once(tmp_path: Path) -> None:
+    journal, _ = opened(tmp_path, segment_bytes=8192)
+    places = written(journal, *[5000] * 70)
+    assert len({place.segment for place in places}) == 70 > open_segments._OPEN_FILES_MAX
+    for place in places:
+        journal.discard(place)
+    journal.give_back()
+    journal.close()
+    again, found = opened(tmp_path, segment_bytes=8192)
+    again.close()
+    assert [kind for kind, _ in found] == [FrameKind.GONE] * 70
 
 
 def test_nothing_goes_before_what_was_written_until_then_is_synced(tmp_path: Path) -> None:
