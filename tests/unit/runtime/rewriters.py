@@ -55,9 +55,11 @@ class Rewriter:
         found: what recovery told, damage as None.
     """
 
-    def __init__(self, directory: Path, **settings: float) -> None:
+    def __init__(
+        self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, **settings: float
+    ) -> None:
         self.directory = directory
-        self.journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+        self.journal = Journal.open(directory, segment_bytes=segment_bytes, durability="fsync")
         self.found: list[Held | None] = []
         self.places: list[Location] = []
         for frame in self.journal.recover():

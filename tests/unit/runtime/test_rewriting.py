@@ -60,6 +60,20 @@ def test_recovery_finds_the_same_order_with_one_note_for_what_followed_one_anoth
     again.close()
 
 
+def test_a_writer_who_took_over_stays_between_what_was_written_before_and_after(
+    rewriter: Rewriter,
+) -> None:
+    places = rewriter.written(5)
+    rewriter.write(b"a state", FrameKind.SHARD_STATE)
+    places += rewriter.written(8, first=10)
+    rewriter.discard(*places[:10])
+    assert rewriter.rest() == 1
+    again = rewriter.again()
+    kinds = [frame[0] for frame in again.found if frame is not None]
+    assert kinds[:3] == [GONE_RECORDS, FrameKind.SHARD_STATE, GONE_RECORDS]
+    again.close()
+
+
 def test_what_lives_mostly_is_left_alone(rewriter: Rewriter) -> None:
     places = filled(rewriter)
     rewriter.discard(*places[:4])
@@ -144,6 +158,22 @@ def test_hollow_batches_take_the_place_of_those_that_are_partly_alive(rewriter: 
         (2 * n, 2 * n + 2) for n in range(12)
     ]
     again.close()
+
+
+def test_of_a_hollow_batch_only_its_own_room_is_given_back(tmp_path: Path) -> None:
+    rewriter = Rewriter(tmp_path, segment_bytes=200_000)
+    whole = [batch(2 * number, size=20_000) for number in range(6)]
+    places = [rewriter.write(payload) for payload in whole]
+    rewriter.journal.sync()
+    rewriter.role.smaller[places[0]] = RecordBatch(whole[0]).hollowed([True, False])
+    rewriter.journal.old.superfluous("storage-0", {1: 190_000})
+    assert rewriter.rest() == 1
+    rewriter.discard(places[0])
+    payload = rewriter.journal.read(places[0])
+    assert payload is not None
+    assert not any(payload[4096 + 54 : -4096])
+    assert [rewriter.journal.read(place) for place in places[1:]] == whole[1:]
+    rewriter.close()
 
 
 def test_a_role_that_needs_what_it_called_superfluous_is_not_asked_for_ever(
