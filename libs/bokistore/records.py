@@ -8,10 +8,15 @@ nothing else, so an object's sub-stream is all that can have changed it (thesis 
 tag is its name behind `store:`, an id's is it behind `txn:`, so the tags of other users of the log
 do not collide with them.
 
+A checkpoint is a record with `checkpoint` instead: an object's value as of a record before it. It
+stands in the object's sub-stream and in one of its own, `ckpt:` and the name. A collection is a
+record with `collected`: which transactions of a part of the log did not take effect
+(`bokistore.collection`).
+
 Aux data is JSON too: `committed`, what the log's order decided about the command, and `views`, per
 object its version (the seqnum of the last committed write, or null) and value (or null) after the
-record. It is a cache: what it says follows from the log alone, and whatever does not read as such
-is taken as not there.
+record, and how many records came since a checkpoint. It is a cache: what it says follows from the
+log alone, and whatever does not read as such is taken as not there.
 """
 
 from __future__ import annotations
@@ -32,7 +37,30 @@ _TAG_PREFIX: Final = "store:"
 _NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX)
 _ID_TAG_PREFIX: Final = "txn:"
 _ID_BYTES_MAX: Final = TAG_BYTES_MAX - len(_ID_TAG_PREFIX)
+_CHECKPOINT_TAG_PREFIX: Final = "ckpt:"
 _NULL: Final = b"null"
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """An object as of the record at `seqnum` of its sub-stream, kept in a later record.
+
+    Attributes:
+        version: the last committed write up to there, or None if there was none.
+        value: the object, null if it does not exist.
+    """
+
+    name: str
+    seqnum: Annotated[SeqNum, msgspec.Meta(ge=0)]
+    version: SeqNum | None
+    value: msgspec.Raw
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """All transactions in [start, end) took effect but for those in `aborted`."""
+
+    start: SeqNum
+    end: SeqNum
+    aborted: tuple[SeqNum, ...] = ()
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,6 +72,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     horizon: Annotated[SeqNum, msgspec.Meta(ge=0)] = 0
     id: str | None = None
     result: Json = None
+    checkpoint: Checkpoint | None = None
+    collected: Collected | None = None
 
     @property
     def is_conditional(self) -> bool:
@@ -57,8 +87,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def concerns(self, tag: str) -> bool:
         """Tell whether it is a command of the sub-stream `tag`, not just a record under it."""
-        if tag.startswith(_TAG_PREFIX):
-            return tag.removeprefix(_TAG_PREFIX) in self.writes
+        if (name := object_of(tag)) is not None:
+            return name in self.writes
         return self.id is not None and tag == _ID_TAG_PREFIX + self.id
 
 
@@ -70,12 +100,14 @@ class View(NamedTuple):
         version: the last committed write up to there, or None if there was none.
         document: its JSON, or None if it does not exist.
         depth: how many records of the sub-stream came since one that has a view beside it.
+        age: how many came since the last checkpoint.
     """
 
     seqnum: SeqNum
     version: SeqNum | None
     document: bytes | None
     depth: int
+    age: int = 0
 
 
 UNWRITTEN: Final = View(seqnum=-1, version=None, document=None, depth=0)
@@ -86,7 +118,7 @@ class Aux(msgspec.Struct, frozen=True):
 
     store: int
     committed: bool
-    views: dict[str, tuple[SeqNum | None, msgspec.Raw]]
+    views: dict[str, tuple[SeqNum | None, msgspec.Raw, int]]
 
 
 class _Version(msgspec.Struct):
@@ -111,6 +143,11 @@ def tag_of(name: str) -> str:
             f"not {name!r:.64}."
         )
     return _TAG_PREFIX + name
+
+
+def object_of(tag: str) -> str | None:
+    """Return the object whose sub-stream a tag names; None: it names none."""
+    return tag.removeprefix(_TAG_PREFIX) if tag.startswith(_TAG_PREFIX) else None
 
 
 def _is_name(name: object) -> bool:
@@ -185,7 +222,7 @@ def aux_encoded(views: Mapping[str, View], *, before: Aux | None, committed: boo
     """Return aux data with `views` beside those it had, or None if it would be too large."""
     merged = dict(before.views) if before else {}
     for name, view in views.items():
-        merged[name] = (view.version, msgspec.Raw(view.document or _NULL))
+        merged[name] = (view.version, msgspec.Raw(view.document or _NULL), view.age)
     data = _encode(Aux(store=VERSION, committed=committed, views=merged))
     return data if len(data) <= AUX_BYTES_MAX else None
 
@@ -205,6 +242,34 @@ def view_in(aux: Aux | None, name: str, seqnum: SeqNum) -> View | None:
     """Return the view of `name` as of `seqnum` that is kept beside that record, if any."""
     if aux is None or (kept := aux.views.get(name)) is None:
         return None
-    version, raw = kept
+    version, raw, age = kept
+    return View(seqnum, version, _document_in(raw), depth=0, age=age)
+
+
+def checkpoint_tag_of(name: str) -> str:
+    """Return the tag of the checkpoints of an object."""
+    return _CHECKPOINT_TAG_PREFIX + name
+
+
+def checkpoint_encoded(name: str, view: View) -> bytes:
+    """Return the data of a record that keeps a view of an object."""
+    value = msgspec.Raw(view.document or _NULL)
+    checkpoint = Checkpoint(name, view.seqnum, view.version, value)
+    return _encode({"store": VERSION, "writes": {}, "checkpoint": checkpoint})
+
+
+def checkpoint_in(command: Command | None, name: str) -> View | None:
+    """Return the view of `name` that a command keeps, if it does."""
+    if command is None or (kept := command.checkpoint) is None or kept.name != name:
+        return None
+    return View(kept.seqnum, kept.version, _document_in(kept.value), depth=0)
+
+
+def collected_encoded(collected: Collected) -> bytes:
+    """Return the data of a record that says what was decided in a part of the log."""
+    return _encode({"store": VERSION, "writes": {}, "collected": collected})
+
+
+def _document_in(raw: msgspec.Raw) -> bytes | None:
     document = bytes(raw)
-    return View(seqnum, version, None if document == _NULL else document, depth=0)
+    return None if document == _NULL else document

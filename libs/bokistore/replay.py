@@ -1,28 +1,20 @@
-"""From the log to objects and decisions (thesis 2.3.3, Tango): replay of sub-streams, with caches.
+"""From the log to objects (thesis 2.3.3, Tango): replay of sub-streams, with caches.
 
-Two questions are answered, both by the log's order alone, so that every process answers alike:
-what is an object as of a record (`view`), and did the transaction at a seqnum commit
-(`committed`)? A transaction commits iff no object that it read has a committed write in
-[its horizon, its seqnum). That is optimistic concurrency control with backward validation of the
-whole read set, so transactions are serializable in log order, write skew included (PITFALLS 11:
-Boki checks the write set only).
-
-A transaction's id is validated like an object that it read and wrote: before it began, its author
-looked below its horizon for a committed record with that id, so of all records with one id the
-first that commits is the only one.
-
-Views are cached in the process (`ViewCache`) and beside records (aux data); either may be empty.
+What is an object as of a record? The log's order alone answers, so every process answers alike.
+Views are cached in the process (`ViewCache`) and beside records (aux data); either may be empty,
+and then replay begins at the last checkpoint.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from bokistore.cache import ViewCache
+from bokistore.checkpoints import Checkpoints
+from bokistore.decisions import Decisions
 from bokistore.document import Document, Json, applied, encoded, is_whole
 from bokistore.errors import MismatchError
 from bokistore.records import (
@@ -32,21 +24,22 @@ from bokistore.records import (
     View,
     aux_decoded,
     aux_encoded,
+    checkpoint_in,
     command_decoded,
     id_tag_of,
     tag_of,
     view_in,
 )
-from indilog.errors import DataLossError, IndilogError
+from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.log import Log, Record
 
 AUX_EVERY: Final = 8
 """A view is kept as aux data after this many records without one: a process that knows nothing
-of an object walks back about that far, and most operations are spared the extra call."""
-_WALK_MAX: Final = 2 * AUX_EVERY
-"""Steps back, one call each, before whole pages are read from the beginning."""
+of an object replays about that many, and most operations are spared the extra call."""
 _PAGE: Final = 256
+_REPLAYED_MAX: Final = 256
+"""A read that replayed an object over more records than this leaves a checkpoint."""
 
 _decode = msgspec.json.decode
 
@@ -58,34 +51,44 @@ class Done(NamedTuple):
     result: Json
 
 
-@dataclasses.dataclass(slots=True)
-class _Trial:
-    """A transaction that is being decided.
-
-    Attributes:
-        tags: sub-streams still to be looked at; the last one is under way.
-        bound: that one is clear above this seqnum.
-        write: the latest record found there that may have committed.
-    """
-
-    seqnum: SeqNum
-    horizon: SeqNum
-    tags: list[str]
-    bound: SeqNum
-    write: Record | None = None
-
-
 class Replay:
     """Answers questions about one log."""
 
     def __init__(self, log: Log, cache: ViewCache) -> None:
         self._log = log
         self._cache = cache
+        self._checkpoints = Checkpoints(log)
+        self._decisions = Decisions(log, cache, self._checkpoints)
 
-    async def view(self, name: str, bound: SeqNum = MAX_SEQNUM) -> View:
-        """Return the object `name` as of the records with seqnum <= `bound` (-1: none)."""
-        tag = tag_of(name)
-        newest = await self._log.read_prev(tag, bound) if bound >= 0 else None
+    async def view(
+        self, name: str, bound: SeqNum = MAX_SEQNUM, *, may_append: bool = False
+    ) -> View:
+        """Return the object `name` as of the records with seqnum <= `bound` (-1: none).
+
+        Args:
+            name: the object.
+            bound: inclusive.
+            may_append: a checkpoint, where much had to be replayed.
+
+        Raises:
+            TrimmedError: its history there was trimmed.
+        """
+        floor = 0
+        while True:
+            try:
+                return await self._view(name, bound, may_append=may_append)
+            except TrimmedError as error:
+                if not floor < error.first_seqnum <= bound + 1:
+                    raise
+                floor = error.first_seqnum  # it was collected meanwhile
+
+    async def _view(self, name: str, bound: SeqNum, *, may_append: bool) -> View:
+        try:
+            newest = await self._log.read_prev(tag_of(name), bound) if bound >= 0 else None
+        except TrimmedError as error:
+            if bound < error.first_seqnum - 1:
+                raise
+            return await self._checkpoints.at_floor(name, error.first_seqnum)
         if newest is None:
             return UNWRITTEN
         base = self._cache.view(self._log.name, name, newest.seqnum)
@@ -95,12 +98,22 @@ class Replay:
         view = view_in(aux, name, newest.seqnum)
         if view is None:
             view = await self._replayed(name, newest, base)
+            if may_append and view.age > _REPLAYED_MAX:
+                await self.checkpoint(name, view)
             # The last record of the sub-stream took effect iff it is the object's version.
             committed = view.version == newest.seqnum
             await self.keep({name: view}, newest.seqnum, committed=committed, aux=aux)
         else:
             self._cache.keep_view(self._log.name, name, view)
         return view
+
+    async def checkpoint(self, name: str, view: View) -> SeqNum | None:
+        """Keep a view of an object in the log; None: that failed, which costs only speed."""
+        seqnum = await self._checkpoints.append(name, view)
+        if seqnum == view.seqnum + 1:
+            newest = view._replace(seqnum=seqnum, depth=view.depth + 1, age=0)
+            self._cache.keep_view(self._log.name, name, newest)
+        return seqnum
 
     async def after(self, name: str, view: View, record: Record) -> View:
         """Return the object as of `record`, given it as of the record before in its sub-stream."""
@@ -137,38 +150,42 @@ class Replay:
             self._cache.keep_view(self._log.name, name, kept)
 
     async def _replayed(self, name: str, newest: Record, base: View | None) -> View:
-        """Return the view at `newest`, from the nearest view before it that can be found."""
-        view = base or UNWRITTEN
-        page = await self._page(name, view, newest) if base else []
+        """Return the view at `newest`, from the nearest view before it that can be found.
+
+        For a process that knows nothing this takes two calls, as long as the last checkpoint is at
+        most a page away.
+        """
+        if await self._begins_anew(newest, name):
+            return await self._folded(name, UNWRITTEN, [newest])
+        view, page = base or UNWRITTEN, list[Record]()
+        if base is not None:
+            view, page = await self._page(name, base, newest)
         if not page or page[-1].seqnum < newest.seqnum:
-            nearest, records = await self._walked_back(name, newest)
-            if nearest is not None:
-                return await self._folded(name, nearest, records)
+            kept = await self._checkpoints.newest(name, newest.seqnum)
+            if kept is not None and kept.seqnum > view.seqnum:
+                view, page = kept, []
         while view.seqnum < newest.seqnum:
-            page = page or await self._page(name, view, newest)
+            if not page:
+                view, page = await self._page(name, view, newest)
             if not page:
                 raise DataLossError(f"Record {newest.seqnum} of {name!r} was there and is gone.")
             view, page = await self._folded(name, view, page), []
         return view
 
-    async def _page(self, name: str, base: View, newest: Record) -> list[Record]:
-        page = await self._log.read_range(tag_of(name), base.seqnum + 1, limit=_PAGE)
-        return [record for record in page if record.seqnum <= newest.seqnum]
+    async def _page(self, name: str, base: View, newest: Record) -> tuple[View, list[Record]]:
+        """Return records up to `newest` and the view before them: `base`, or that at the floor.
 
-    async def _walked_back(self, name: str, newest: Record) -> tuple[View | None, list[Record]]:
-        """Return a view from before `newest` and the records after it; None: too far back."""
-        records = [newest]
-        for _ in range(_WALK_MAX):
-            if await self._begins_anew(records[-1], name):
-                return UNWRITTEN, records[::-1]
-            last = records[-1].seqnum
-            earlier = await self._log.read_prev(tag_of(name), last - 1) if last else None
-            if earlier is None:
-                return UNWRITTEN, records[::-1]
-            if view := view_in(aux_decoded(earlier.aux), name, earlier.seqnum):
-                return view, records[::-1]
-            records.append(earlier)
-        return None, records
+        Raises:
+            TrimmedError: `newest` itself is below the floor by now.
+        """
+        try:
+            page = await self._log.read_range(tag_of(name), base.seqnum + 1, limit=_PAGE)
+        except TrimmedError as error:
+            if error.first_seqnum > newest.seqnum:
+                raise
+            base = await self._checkpoints.at_floor(name, error.first_seqnum)
+            page = await self._log.read_range(tag_of(name), base.seqnum + 1, limit=_PAGE)
+        return base, [record for record in page if record.seqnum <= newest.seqnum]
 
     async def _begins_anew(self, record: Record, name: str) -> bool:
         """Tell whether `record` replaces or deletes the whole object, whatever it was before."""
@@ -186,9 +203,10 @@ class Replay:
                 start, view = place + 1, kept
                 break
         document: Document | None = _decode(view.document) if view.document else None
-        version = view.version
+        version, age = view.version, view.age
         for record in records[start:]:
             command = command_decoded(record.data)
+            age = 0 if checkpoint_in(command, name) else age + 1
             if command is None or name not in command.writes:
                 continue
             if await self._is_effective(record, command, name, version):
@@ -199,6 +217,7 @@ class Replay:
             version=version,
             document=None if document is None else encoded(document),
             depth=view.depth + len(records) - start,
+            age=age,
         )
 
     async def _is_effective(
@@ -207,7 +226,7 @@ class Replay:
         """Decide `command`, knowing the last committed write of one of its objects before it."""
         if name in command.reads:
             if version is not None and version >= command.horizon:
-                self._cache.keep_decision(self._log.name, record.seqnum, committed=False)
+                self._decisions.keep(record.seqnum, committed=False)
                 return False
             if len(command.reads) == 1 and command.id is None:
                 return True
@@ -238,66 +257,5 @@ class Replay:
         return None
 
     async def committed(self, record: Record, command: Command) -> bool:
-        """Tell whether the command in `record` takes effect.
-
-        Works on a stack of its own instead of recursion: a history may be long, and each
-        transaction may hang on an earlier one.
-        """
-        outcome = self._outcome(record, command)
-        if outcome is not None:
-            return outcome
-        decided: dict[SeqNum, bool] = {}
-        trials = [_trial_of(record.seqnum, command)]
-        while trials:
-            trial = trials[-1]
-            verdict = await self._step(trial, decided)
-            if verdict is not None:
-                decided[trial.seqnum] = verdict
-                self._cache.keep_decision(self._log.name, trial.seqnum, committed=verdict)
-                trials.pop()
-            elif trial.write is not None:
-                earlier = command_decoded(trial.write.data)
-                assert earlier is not None, "only a transaction is left undecided"
-                trials.append(_trial_of(trial.write.seqnum, earlier))
-        return decided[record.seqnum]
-
-    async def _step(self, trial: _Trial, decided: Mapping[SeqNum, bool]) -> bool | None:
-        """Bring a trial on: its verdict, or None with `write` set to what must be decided first."""
-        while trial.tags:
-            tag = trial.tags[-1]
-            if trial.write is None and trial.bound >= trial.horizon:
-                trial.write = await self._log.read_prev(tag, trial.bound)
-            if trial.write is None or trial.write.seqnum < trial.horizon:
-                trial.tags.pop()
-                trial.bound, trial.write = trial.seqnum - 1, None
-                continue
-            outcome = self._write_outcome(trial.write, tag, decided)
-            if outcome is None:
-                return None
-            if outcome:
-                return False
-            trial.bound, trial.write = trial.write.seqnum - 1, None
-        return True
-
-    def _write_outcome(
-        self, record: Record, tag: str, decided: Mapping[SeqNum, bool]
-    ) -> bool | None:
-        """Tell whether `record` committed in the sub-stream `tag`; None: it must be decided."""
-        command = command_decoded(record.data)
-        if command is None or not command.concerns(tag):
-            return False
-        outcome = decided.get(record.seqnum)
-        return self._outcome(record, command) if outcome is None else outcome
-
-    def _outcome(self, record: Record, command: Command) -> bool | None:
-        """Tell what is known about a command without reading the log."""
-        if not command.is_conditional or command.horizon >= record.seqnum:
-            return True
-        outcome = self._cache.decision(self._log.name, record.seqnum)
-        if outcome is None and (aux := aux_decoded(record.aux)):
-            outcome = aux.committed
-        return outcome
-
-
-def _trial_of(seqnum: SeqNum, command: Command) -> _Trial:
-    return _Trial(seqnum, command.horizon, command.validated_tags(), bound=seqnum - 1)
+        """Tell whether the command in `record` takes effect."""
+        return await self._decisions.committed(record, command)

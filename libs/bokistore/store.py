@@ -13,6 +13,8 @@ from typing import Final, TypeVar, overload
 import msgspec
 
 from bokistore.cache import ViewCache, cache_of
+from bokistore.checkpoints import is_due
+from bokistore.collection import Collection
 from bokistore.document import Document, Json, Path, Pop, Write, applied, encoded, steps_of
 from bokistore.document import before as before_write
 from bokistore.errors import DoneBeforeError, MismatchError
@@ -35,6 +37,8 @@ from indilog.ids import SeqNum
 from indilog.log import Log, check_bound
 
 RETRIES: Final = 16
+KEEP_S: Final = 86_400.0
+"""How far time travel goes back after a collection, if nothing else is said."""
 
 _ResultT = TypeVar("_ResultT")
 _TypedT = TypeVar("_TypedT")
@@ -74,7 +78,7 @@ class Store:
         Raises:
             ObjectTypeError: it does not fit the type.
         """
-        return Obj(name, await self._replay.view(name)).as_asked(type)
+        return Obj(name, await self._replay.view(name, may_append=True)).as_asked(type)
 
     def snapshot(self) -> Snapshot:
         """Read several objects as of one place: `async with store.snapshot() as view`.
@@ -216,6 +220,26 @@ class Store:
         """Take away what is at `path`; without a path, the object itself."""
         return await self._operate(name, delete_at(path))
 
+    async def collect(self, *, keep: float = KEEP_S) -> SeqNum:
+        """Give back history that nobody needs: trim what was superseded longer than `keep` seconds
+        ago, and forget objects that were deleted before.
+
+        Afterwards every object is as before, and time travel goes back as far as the span; what is
+        below is told as `TrimmedError`, to a transaction that began there as `ConflictError`. Ids
+        of transactions older than the span are forgotten: giving one again raises `TrimmedError`.
+        Call it now and then, from anywhere; it looks at each record of the log once, and goes on
+        where the last call ended. It may be broken off.
+
+        Returns:
+            The seqnum below which everything was looked at.
+
+        Raises:
+            ValueError: `keep` is negative.
+        """
+        if not keep >= 0:
+            raise ValueError(f"keep is a number of seconds, 0 or greater, not {keep!r}.")
+        return await Collection(self.log, self._replay).run(keep)
+
     def transaction(self, *, id: str | None = None) -> Transaction:  # noqa: A002
         """Begin a transaction: `async with store.transaction() as txn`.
 
@@ -290,8 +314,10 @@ class Store:
         except MismatchError as error:
             mismatch = error
         after = None if document is None else encoded(document)
-        view = View(seqnum, seqnum, after, before.depth + 1)
+        view = View(seqnum, seqnum, after, before.depth + 1, before.age + 1)
         await self._replay.keep({name: view}, seqnum, committed=True)
+        if is_due(view):
+            await self._replay.checkpoint(name, view)
         if mismatch is not None:
             raise mismatch
         return old

@@ -16,6 +16,7 @@ from typing import Never, Self
 
 import msgspec
 
+from bokistore.checkpoints import is_due
 from bokistore.document import (
     Document,
     Json,
@@ -44,7 +45,7 @@ from bokistore.records import (
     tag_of,
 )
 from bokistore.replay import Replay
-from indilog.errors import ConflictError
+from indilog.errors import ConflictError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
 
@@ -97,12 +98,21 @@ class Transaction:
 
         Raises:
             MismatchError: an earlier blind write of this transaction does not fit it.
+            ConflictError: the transaction began below what is kept of the object.
         """
         self._check_open()
         tag_of(name)
         if name in self._objects:
             return self._objects[name]
-        view = await self._replay.view(name, await self._horizon() - 1)
+        horizon = await self._horizon()
+        try:
+            view = await self._replay.view(name, horizon - 1)
+        except TrimmedError as error:
+            if error.first_seqnum <= horizon:
+                raise
+            raise ConflictError(
+                f"What {name!r} was when the transaction began is not kept any more; run it again."
+            ) from error
         self._reads[name] = None
         if name not in self._objects:
             self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
@@ -190,6 +200,8 @@ class Transaction:
             await self._refuse(seqnum)
         self.result = command.result
         self.seqnum = seqnum
+        for name, view in filter(lambda kept: is_due(kept[1]), views.items()):
+            await self._replay.checkpoint(name, view)
 
     def _encoded(self, writes: dict[str, list[msgspec.Raw]]) -> bytes:
         """Return the record's data."""
@@ -217,7 +229,13 @@ class Transaction:
     def _views_after(self, seqnum: SeqNum) -> dict[str, View]:
         """Return what is known of the objects read and written, now that nothing came between."""
         return {
-            name: View(seqnum, seqnum, self._objects[name].encoded(), held.view.depth + 1)
+            name: View(
+                seqnum,
+                seqnum,
+                self._objects[name].encoded(),
+                held.view.depth + 1,
+                held.view.age + 1,
+            )
             for name, held in self._objects.items()
             if self._writes[name]
         }

@@ -13,13 +13,26 @@ import json
 import random
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeAlias
 from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bokistore import ConflictError, MismatchError, Obj, Store, Transaction, ViewCache, replay
+from bokistore import (
+    ConflictError,
+    MismatchError,
+    Obj,
+    Store,
+    Transaction,
+    ViewCache,
+    checkpoints,
+    collection,
+    decisions,
+    replay,
+)
+from indilog.errors import TrimmedError
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import SteppedLog, run_stepped
 
@@ -123,12 +136,23 @@ class Model:
     committed: list[bool] = field(default_factory=list)
     written: list[set[str]] = field(default_factory=list)
     olds: list[Json] = field(default_factory=list)
+    collected: int = 0
+    unsaid: set[int] = field(default_factory=set)
+    """Aborted transactions that a collection passed over."""
     results: dict[str, Json] = field(default_factory=dict)
     """By id what the one transaction that counts recorded."""
 
     def add(self, data: bytes) -> None:
         command = json.loads(data)
         seqnum = len(self.committed)
+        if (kept := command.get("checkpoint")) is not None:
+            then = self.states[kept["seqnum"] + 1][kept["name"]]
+            assert same(kept["value"], then), "a checkpoint is what the object was"
+        if (kept := command.get("collected")) is not None:
+            aborted = {s for s in range(kept["start"], kept["end"]) if not self.committed[s]}
+            assert aborted.issuperset(kept["aborted"])
+            self.unsaid |= aborted.difference(kept["aborted"])
+            self.collected = max(self.collected, kept["end"])
         since = range(command.get("horizon", 0), seqnum)
         reads = set(command.get("reads", ()))
         holds = not any(self.committed[s] and self.written[s] & reads for s in since)
@@ -175,6 +199,7 @@ actions = st.one_of(
     st.tuples(st.just("transaction"), st.one_of(reads_and_writes, read_then_write)),
     st.tuples(st.just("once"), st.sampled_from("xy"), reads_and_writes),
     st.tuples(st.just("vanish"), st.integers(0, 40)),
+    st.tuples(st.just("collect")),
 )
 
 
@@ -196,6 +221,7 @@ class Person:
         self.outcomes: list[tuple[int, bool]] = []
         self.seen: list[tuple[int, str, Json]] = []
         self.results: list[tuple[str, Json]] = []
+        self.forgotten: list[str] = []
 
     async def live(self, program: Sequence[tuple[Json, ...]]) -> None:
         for action in program:
@@ -208,6 +234,8 @@ class Person:
                     await self.transaction(steps)
                 case ("once", txn_id, steps):
                     await self.once(txn_id, steps)
+                case ("collect",):
+                    await self.store.collect(keep=0.0)
                 case _:
                     self.memory.drop_aux(action[1])
 
@@ -218,11 +246,12 @@ class Person:
 
     async def write(self, name: str, write: Sequence[Json]) -> None:
         kind, args, options = arguments(write)
+        count = len(self.log.appended)
         try:
             old = await getattr(self.store, kind)(name, *args, **options)
         except MismatchError:
             old = MISFIT
-        self.told.append((self.log.appended[-1], old))
+        self.told.append((self.log.appended[count], old))  # a checkpoint may follow
 
     async def transaction(self, steps: Sequence[tuple[Json, ...]]) -> None:
         count, began = len(self.log.appended), self.memory.position
@@ -242,7 +271,7 @@ class Person:
             assert txn._horizons[0] >= began, "the snapshot is not older than the transaction"
             self.seen += [(txn._horizons[0], name, value) for name, value in seen.items()]
         if len(self.log.appended) > count:
-            self.outcomes.append((self.log.appended[-1], committed))
+            self.outcomes.append((self.log.appended[count], committed))
 
     async def once(self, txn_id: str, steps: Sequence[tuple[Json, ...]]) -> None:
         async def body(txn: Transaction) -> Json:
@@ -253,7 +282,12 @@ class Person:
                     await txn.get(name)
             return [id(self), self.memory.position]
 
-        self.results.append((txn_id, await self.store.transact(body, id=txn_id, retries=50)))
+        try:
+            result = await self.store.transact(body, id=txn_id, retries=50)
+        except TrimmedError:
+            self.forgotten.append(txn_id)
+        else:
+            self.results.append((txn_id, result))
 
     def blindly(self, txn: Transaction, name: str, write: Sequence[Json]) -> None:
         kind, args, options = arguments(write)
@@ -280,16 +314,22 @@ def finished(execution: Coroutine[Any, Any, Json]) -> Json:
     is_shared=st.booleans(),
     has_tiny_caches=st.booleans(),
     page_bytes_max=st.sampled_from([1, 4096]),
+    checkpoint_every=st.integers(1, 5),
+    cell=st.integers(1, 5),
 )
 def test_everybody_sees_what_a_plain_replay_of_the_log_says(
+    *,
     programs: list[list[tuple[Json, ...]]],
     order_seed: int,
     aux_every: int,
     is_shared: bool,
     has_tiny_caches: bool,
     page_bytes_max: int,
+    checkpoint_every: int,
+    cell: int,
 ) -> None:
-    log = MemoryLog("objects", logs=MemoryLogs(page_bytes_max=page_bytes_max))
+    clock = count(1).__next__
+    log = MemoryLog("objects", logs=MemoryLogs(page_bytes_max=page_bytes_max, clock=clock))
 
     def cache() -> ViewCache | None:
         if is_shared:
@@ -297,22 +337,38 @@ def test_everybody_sees_what_a_plain_replay_of_the_log_says(
         return ViewCache(objects_max=1, decisions_max=1) if has_tiny_caches else ViewCache()
 
     people = [Person(log, cache()) for _ in programs]
-    with mock.patch.object(replay, "AUX_EVERY", aux_every):
+    with (
+        mock.patch.object(replay, "AUX_EVERY", aux_every),
+        mock.patch.object(checkpoints, "CHECKPOINT_EVERY", checkpoint_every),
+        mock.patch.object(decisions, "CELL", cell),
+        mock.patch.object(collection, "CELL", cell),
+    ):
         run_stepped(
             [person.live(program) for person, program in zip(people, programs, strict=True)],
             random.Random(order_seed).choice,
         )
+        check_all(people, log)
+
+
+def check_all(people: Sequence[Person], log: MemoryLog) -> None:
+    """Compare what everybody saw, and whoever comes now sees, with the model."""
     model = Model()
     for seqnum in range(log.logs.position):
         record = log.logs.record(seqnum)
         assert record is not None
         model.add(record.data)
+    assert all(map(log.logs.is_dead, model.unsaid)), "nobody can ask about them"
     for person in people:
         check(person, model)
     for _ in ("with what aux data there is", "without any"):
         for store in (Store(log), Store(log, cache=ViewCache())):
             final = {name: document_of(finished(store.get(name))) for name in NAMES}
             assert same(final, model.states[-1])
+            span = range(model.collected, len(model.committed))
+            for seqnum in (*span[:2], *span[-1:]):
+                then = store.at(seqnum)
+                past = {name: document_of(finished(then.get(name))) for name in NAMES}
+                assert same(past, model.states[seqnum + 1]), "time travel within the span"
         log.logs.drop_aux()
 
 
@@ -323,6 +379,7 @@ def check(person: Person, model: Model) -> None:
         assert committed == model.committed[seqnum]
     for txn_id, result in person.results:
         assert same(result, model.results[txn_id])
+    assert model.results.keys() >= set(person.forgotten), "only what was done can be forgotten"
     for place, name, value in person.seen:
         if place >= 0:
             assert same(value, model.states[place][name])

@@ -53,8 +53,8 @@ def test_the_check_sees_lost_updates(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_check_sees_reads_of_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Replay.view
 
-    async def newest(self: Replay, name: str, bound: int = MAX_SEQNUM) -> object:
-        return await right(self, name, max(bound, MAX_SEQNUM))
+    async def newest(self: Replay, name: str, *_: int, may_append: bool = False) -> object:
+        return await right(self, name, MAX_SEQNUM, may_append=may_append)
 
     monkeypatch.setattr(Replay, "view", newest)
     assert found()

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Final, TypeAlias
 from unittest import mock
 
-from bokistore import ConflictError, Store, ViewCache, replay
+from bokistore import (
+    ConflictError,
+    Store,
+    ViewCache,
+    checkpoints,
+    collection,
+    decisions,
+    replay,
+)
 from bokistore import Transaction as StoreTransaction
-from indilog.errors import AppendOutcomeUnknownError
+from indilog.errors import AppendOutcomeUnknownError, TrimmedError
 from indilog.ids import SeqNum, UserTag
 from indilog.log import Log
 from indilog.testing import MemoryLog, MemoryLogs
@@ -78,8 +86,8 @@ def _noted(history: History, txn: Transaction) -> Iterator[None]:
         txn.outcome = "committed"
     except ConflictError:
         txn.outcome = "aborted"
-    except AppendOutcomeUnknownError:
-        txn.outcome = "unknown"
+    except (AppendOutcomeUnknownError, TrimmedError):
+        txn.outcome = "unknown"  # collections here keep nothing, not even for who is at it
     txn.ended = history.now
 
 
@@ -118,6 +126,9 @@ class Session:
             await getattr(self, kind)(self._steps())
             if self._random.random() < 0.05:
                 log.logs.drop_aux()
+            if self._random.random() < 0.03:
+                with suppress(AppendOutcomeUnknownError):
+                    await self._store.collect(keep=0.0)
 
     def _steps(self) -> Steps:
         return [
@@ -144,7 +155,7 @@ class Session:
 
         try:
             winner = await self._store.transact(body, id=txn_id)
-        except (ConflictError, AppendOutcomeUnknownError):
+        except (ConflictError, AppendOutcomeUnknownError, TrimmedError):
             return  # the attempts stay unknown
         if self._history.winners.setdefault(txn_id, winner) != winner:
             self._history.wrong.append(f"id: {txn_id} committed as {winner}, and before")
@@ -170,10 +181,25 @@ class Session:
                     txn.reads[name] = tuple((await view.get(name)).get("l", []))
 
 
+@contextmanager
+def patched(chance: random.Random) -> Iterator[None]:
+    """Let what is seldom happen often."""
+    cell = chance.choice((2, 8))
+    with (
+        mock.patch.object(replay, "AUX_EVERY", chance.choice((1, 3, 8))),
+        mock.patch.object(checkpoints, "CHECKPOINT_EVERY", chance.choice((2, 7))),
+        mock.patch.object(decisions, "CELL", cell),
+        mock.patch.object(collection, "CELL", cell),
+    ):
+        yield
+
+
 def round_of(seed: int) -> list[str]:
     """Run one round and return what is wrong with it."""
     chance = random.Random(seed)
-    log = MemoryLog("objects", logs=MemoryLogs(page_bytes_max=chance.choice((200, 1 << 22))))
+    page_bytes_max = chance.choice((200, 1 << 22))
+    logs = MemoryLogs(page_bytes_max=page_bytes_max, clock=count(1).__next__)
+    log = MemoryLog("objects", logs=logs)
     history = History()
     is_shared = chance.random() < 0.3
     sessions = [
@@ -185,7 +211,7 @@ def round_of(seed: int) -> list[str]:
         history.now += 1
         return chance.choice(ready)
 
-    with mock.patch.object(replay, "AUX_EVERY", chance.choice((1, 3, 8))):
+    with patched(chance):
         run_stepped([session.live(PER_SESSION, log) for session in sessions], choose)
         final = _final(log, NAMES)
     return history.wrong + violations(history.transactions, final)
@@ -202,13 +228,17 @@ def pair_of(programs: Sequence[Steps], choose: Choose) -> tuple[list[str], int]:
         history.now += 1
         return choose(ready)
 
-    async def live(steps: Steps) -> None:
+    async def live(steps: Steps, cache: ViewCache) -> None:
         txn = history.begun()
         with _noted(history, txn):
-            async with Store(SteppedLog(log), cache=ViewCache()).transaction() as inside:
+            async with Store(SteppedLog(log), cache=cache).transaction() as inside:
                 await followed(inside, steps, txn, history)
 
-    run_stepped([live(steps) for steps in programs], ticking)
+    # Warm, so that a read is one call and the interleavings can be counted.
+    caches = [ViewCache() for _ in programs]
+    for cache in caches:
+        run_stepped([Store(log, cache=cache).get(name) for name in "xy"], lambda ready: ready[0])
+    run_stepped([live(*each) for each in zip(programs, caches, strict=True)], ticking)
     final = _final(log, "xy")
     committed = sum(txn.outcome == "committed" for txn in history.transactions)
     return violations([first, *history.transactions], final), committed

@@ -1,0 +1,98 @@
+"""Where the replay of an object may begin: its checkpoints, and what is left below a floor.
+
+A checkpoint is a record that keeps an object's value as of a record before it, so that a process
+that knows nothing reads the same number of records however long the history is. It follows from the
+log alone, like everything that is cached, but it does not vanish.
+
+Where the history of an object was trimmed (`bokistore.collection`), its floor is one above a record
+`p` such that the object as of `p` is still known: a checkpoint says so that lies beyond the floor;
+or there is none, and then `p` deleted the object.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bokistore.records import (
+    View,
+    checkpoint_encoded,
+    checkpoint_in,
+    checkpoint_tag_of,
+    command_decoded,
+    tag_of,
+)
+from indilog.errors import IndilogError, TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Log
+
+CHECKPOINT_EVERY: Final = 64
+"""Records of an object between two checkpoints."""
+_PAGE: Final = 256
+
+
+class Checkpoints:
+    """Finds and writes the checkpoints of the objects of one log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    async def newest(self, name: str, bound: SeqNum) -> View | None:
+        """Return what the last checkpoint at or below `bound` keeps; None: there is none."""
+        found = await self.newest_record(name, bound)
+        return None if found is None else found[1]
+
+    async def newest_record(self, name: str, bound: SeqNum) -> tuple[SeqNum, View] | None:
+        """Return the last checkpoint at or below `bound`, and what it keeps; None: there is
+        none.
+        """
+        try:
+            record = await self._log.read_prev(checkpoint_tag_of(name), bound)
+        except TrimmedError:
+            return None
+        kept = None if record is None else checkpoint_in(command_decoded(record.data), name)
+        return None if record is None or kept is None else (record.seqnum, kept)
+
+    async def at_floor(self, name: str, floor: SeqNum) -> View:
+        """Return the object as of the record just below the floor of its sub-stream.
+
+        A checkpoint follows soon on the record that it is as of, so it is in the first page, unless
+        its writer stood still.
+
+        Raises:
+            TrimmedError: the floor rose meanwhile; or the whole log was trimmed there, and with it
+                what the object was.
+        """
+        start = floor
+        while page := await self._log.read_range(tag_of(name), start, limit=_PAGE):
+            for record in page:
+                kept = checkpoint_in(command_decoded(record.data), name)
+                if kept is not None and kept.seqnum == floor - 1:
+                    return kept
+            start = page[-1].seqnum + 1
+        await self.refuse_whole(floor)
+        return View(seqnum=floor - 1, version=floor - 1, document=None, depth=0)
+
+    async def refuse_whole(self, floor: SeqNum) -> None:
+        """Go on only if `floor` is that of one sub-stream.
+
+        Raises:
+            TrimmedError: it is the floor of the whole log.
+        """
+        await self._log.read_next(None, floor - 1)
+
+    async def append(self, name: str, view: View) -> SeqNum | None:
+        """Keep a view in the log; None: that failed, which costs only speed."""
+        tags = [tag_of(name), checkpoint_tag_of(name)]
+        try:
+            return await self._log.append(checkpoint_encoded(name, view), tags=tags)
+        except IndilogError:
+            return None
+
+
+def is_due(view: View) -> bool:
+    """Tell whether whoever brought an object to this view appends a checkpoint.
+
+    One writer meets each multiple of `CHECKPOINT_EVERY`, so one checkpoint is appended; where that
+    writer died, the next multiple makes up for it.
+    """
+    return view.document is not None and view.age > 0 and view.age % CHECKPOINT_EVERY == 0

@@ -1,0 +1,165 @@
+"""Giving superseded history back: what nobody can ask for any more is trimmed.
+
+An object's history is needed from the last checkpoint before the retention span on; what is before
+is trimmed from its sub-stream, so that `at`, `history` and transactions go back as far as the span
+and are told `TrimmedError` below. An object that was deleted before the span goes wholly, and an id
+of a transaction is forgotten with its record.
+
+Three things make this safe while everybody works on. Before anything is trimmed, a record says what
+was decided about the transactions of that part of the log, so that a record which is kept because
+of one object never hangs on the trimmed history of another (`bokistore.decisions`). A floor is
+always one above a record as of which the object is known (`bokistore.checkpoints`). And the seqnum
+where a collection ended is in the log too, so each record is looked at once, by whoever collects
+next; two at the same time do the same twice, which is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from bokistore.checkpoints import Checkpoints
+from bokistore.decisions import CELL, cell_tag_of
+from bokistore.records import (
+    Collected,
+    Command,
+    View,
+    checkpoint_tag_of,
+    collected_encoded,
+    command_decoded,
+    id_tag_of,
+    tag_of,
+)
+from bokistore.replay import Replay
+from indilog.errors import TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Log, Record
+
+_COLLECTED_TAG: Final = "store-collected"
+_CELLS_MAX: Final = 32
+"""Cells that one record of a collection covers; each is a tag of it."""
+_PAGE: Final = 1000
+
+
+class Collection:
+    """One run over what has left the retention span since the last run.
+
+    Attributes:
+        end: everything below was looked at.
+    """
+
+    def __init__(self, log: Log, replay: Replay) -> None:
+        self._log = log
+        self._replay = replay
+        self._checkpoints = Checkpoints(log)
+        self.end: SeqNum = 0
+
+    async def run(self, keep_s: float) -> SeqNum:
+        """Collect all that is older than `keep_s`; return where that ends.
+
+        Work is done in parts and can be broken off anywhere; the next run goes on.
+        """
+        last = await self._log.read_prev(_COLLECTED_TAG)
+        self.end = 0 if last is None else _collected_in(last).end
+        # The log's clock is that of its writers: our own record says what time it is.
+        seqnum = await self._ended()
+        try:
+            record = await self._log.read(seqnum)
+        except TrimmedError:
+            return self.end  # somebody else collected meanwhile
+        assert record is not None, "our own append is visible to us"
+        old = min(await self._log.find_time(max(0.0, record.time - keep_s)), seqnum)
+        until = old - old % CELL
+        while self.end < until:
+            end = min(until, self.end + _CELLS_MAX * CELL)
+            await self._part(self.end, end)
+            self.end = end
+            seqnum = await self._ended()
+        await self._log.trim(seqnum, tag=_COLLECTED_TAG)
+        return self.end
+
+    async def _ended(self) -> SeqNum:
+        """Append where the collection is, for whoever goes on."""
+        data = collected_encoded(Collected(self.end, self.end))
+        return await self._log.append(data, tags=[_COLLECTED_TAG])
+
+    async def _part(self, start: SeqNum, end: SeqNum) -> None:
+        """Collect [start, end)."""
+        names: dict[str, None] = {}
+        ids: dict[str, SeqNum] = {}
+        aborted: list[SeqNum] = []
+        async for record, command in self._commands(start, end):
+            names |= dict.fromkeys(command.writes)
+            if not command.is_conditional:
+                continue
+            if not await self._replay.committed(record, command):
+                aborted.append(record.seqnum)
+            if command.id is not None:
+                ids[command.id] = record.seqnum
+        data = collected_encoded(Collected(start, end, tuple(aborted)))
+        await self._log.append(data, tags=list(map(cell_tag_of, range(start, end, CELL))))
+        for name in names:
+            await self._settle(name, end)
+        for txn_id, last in ids.items():
+            if await self._is_done(txn_id, last):
+                await self._log.trim(last + 1, tag=id_tag_of(txn_id))
+
+    async def _is_done(self, txn_id: str, last: SeqNum) -> bool:
+        try:
+            return await self._replay.done(txn_id, last) is not None
+        except TrimmedError:
+            return True  # the one that committed was forgotten already
+
+    async def _commands(self, start: SeqNum, end: SeqNum) -> AsyncIterator[tuple[Record, Command]]:
+        """Yield the commands in a part of the log that are left."""
+        while start < end:
+            try:
+                page = await self._log.read_range(None, start, limit=_PAGE)
+            except TrimmedError as error:
+                start = error.first_seqnum
+                continue
+            for record in page:
+                command = command_decoded(record.data) if record.seqnum < end else None
+                if command is not None:
+                    yield record, command
+            start = page[-1].seqnum + 1 if page else end
+
+    async def _settle(self, name: str, end: SeqNum) -> None:
+        """Trim what is superseded of an object below `end`."""
+        try:
+            newest = await self._log.read_prev(tag_of(name))
+            view = await self._replay.view(name, end - 1)
+        except TrimmedError:
+            return  # nothing is left there
+        assert newest is not None, "what was collected wrote it"
+        if view.document is None and view.version == view.seqnum:
+            await self._trim(name, view.seqnum + 1, view.seqnum + 1)
+            return
+        kept = await self._checkpoints.newest_record(name, end - 1)
+        if newest.seqnum == view.seqnum and await self._is_worth(name, newest, kept):
+            appended = await self._checkpoints.append(name, view)
+            kept = kept if appended is None else (appended, view)
+        if kept is not None:
+            seqnum, base = kept
+            await self._trim(name, base.seqnum + 1, seqnum)
+
+    async def _is_worth(self, name: str, newest: Record, kept: tuple[SeqNum, View] | None) -> bool:
+        """Tell whether a checkpoint of an object that rests spares two records or more."""
+        if kept is not None and kept[0] == newest.seqnum:
+            return False
+        first = kept[1].seqnum + 1 if kept else 0
+        try:
+            page = await self._log.read_range(tag_of(name), first, limit=3)
+        except TrimmedError as error:
+            page = await self._log.read_range(tag_of(name), error.first_seqnum, limit=3)
+        return sum(kept is None or record.seqnum != kept[0] for record in page) > 1
+
+    async def _trim(self, name: str, until: SeqNum, checkpoints_until: SeqNum) -> None:
+        await self._log.trim(until, tag=tag_of(name))
+        await self._log.trim(checkpoints_until, tag=checkpoint_tag_of(name))
+
+
+def _collected_in(record: Record) -> Collected:
+    command = command_decoded(record.data)
+    collected = None if command is None else command.collected
+    return Collected(0, 0) if collected is None else collected

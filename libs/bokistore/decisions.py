@@ -1,0 +1,170 @@
+"""Did a transaction commit? The log's order says so, and everybody finds the same answer.
+
+A transaction commits iff no object that it read has a committed write in [its horizon, its seqnum).
+That is optimistic concurrency control with backward validation of the whole read set, so
+transactions are serializable in log order, write skew included (PITFALLS 11: Boki checks the write
+set only).
+
+A transaction's id is validated like an object that it read and wrote: before it began, its author
+looked below its horizon for a committed record with that id, so of all records with one id the
+first that commits is the only one.
+
+Where the history that decides was trimmed, the answer is kept: for an object by the version in its
+checkpoint, for a transaction that was collected by the record of the collection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+from bokistore.cache import ViewCache
+from bokistore.checkpoints import Checkpoints
+from bokistore.records import Command, aux_decoded, command_decoded, object_of
+from indilog.errors import TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Log, Record
+
+CELL: Final = 1024
+"""Seqnums whose decisions one collection keeps together; part of the format."""
+
+
+def cell_tag_of(seqnum: SeqNum) -> str:
+    """Return the tag of the record that keeps what was decided about the transaction there."""
+    return f"store-decided:{seqnum // CELL}"
+
+
+@dataclasses.dataclass(slots=True)
+class _Trial:
+    """A transaction that is being decided.
+
+    Attributes:
+        tags: sub-streams still to be looked at; the last one is under way.
+        bound: that one is clear above this seqnum.
+        write: the latest record found there that may have committed.
+    """
+
+    seqnum: SeqNum
+    horizon: SeqNum
+    tags: list[str]
+    bound: SeqNum
+    write: Record | None = None
+
+    def next_tag(self) -> None:
+        """Go on: nothing is in the way in this sub-stream."""
+        self.tags.pop()
+        self.bound, self.write = self.seqnum - 1, None
+
+
+class Decisions:
+    """Decides the transactions of one log."""
+
+    def __init__(self, log: Log, cache: ViewCache, checkpoints: Checkpoints) -> None:
+        self._log = log
+        self._cache = cache
+        self._checkpoints = checkpoints
+
+    async def committed(self, record: Record, command: Command) -> bool:
+        """Tell whether the command in `record` takes effect.
+
+        Works on a stack of its own instead of recursion: a history may be long, and each
+        transaction may hang on an earlier one.
+
+        Raises:
+            TrimmedError: the log was trimmed as a whole, and what decides is gone.
+        """
+        outcome = self._outcome(record, command)
+        if outcome is not None:
+            return outcome
+        decided: dict[SeqNum, bool] = {}
+        trials = [_trial_of(record.seqnum, command)]
+        while trials:
+            trial = trials[-1]
+            verdict = await self._step(trial, decided)
+            if verdict is not None:
+                decided[trial.seqnum] = verdict
+                self.keep(trial.seqnum, committed=verdict)
+                trials.pop()
+            elif trial.write is not None:
+                earlier = command_decoded(trial.write.data)
+                assert earlier is not None, "only a transaction is left undecided"
+                trials.append(_trial_of(trial.write.seqnum, earlier))
+        return decided[record.seqnum]
+
+    def keep(self, seqnum: SeqNum, *, committed: bool) -> None:
+        """Remember what was decided."""
+        self._cache.keep_decision(self._log.name, seqnum, committed=committed)
+
+    async def _step(self, trial: _Trial, decided: Mapping[SeqNum, bool]) -> bool | None:
+        """Bring a trial on: its verdict, or None with `write` set to what must be decided first."""
+        while trial.tags:
+            tag = trial.tags[-1]
+            if trial.write is None and trial.bound >= trial.horizon:
+                try:
+                    trial.write = await self._log.read_prev(tag, trial.bound)
+                except TrimmedError as error:
+                    verdict = await self._kept(trial, tag, error)
+                    if verdict is not None:
+                        return verdict
+            if trial.write is None or trial.write.seqnum < trial.horizon:
+                trial.next_tag()
+                continue
+            outcome = self._write_outcome(trial.write, tag, decided)
+            if outcome is None:
+                return None
+            if outcome:
+                return False
+            trial.bound, trial.write = trial.write.seqnum - 1, None
+        return True
+
+    async def _kept(self, trial: _Trial, tag: str, error: TrimmedError) -> bool | None:
+        """Decide a trial of which a part of the history is gone; None: nothing is in the way in
+        this sub-stream.
+
+        Raises:
+            TrimmedError: what decides is not kept either.
+        """
+        if error.first_seqnum <= trial.horizon:
+            return None
+        record = await self._log.read_prev(cell_tag_of(trial.seqnum))
+        command = None if record is None else command_decoded(record.data)
+        if command is not None and (kept := command.collected) is not None:
+            assert kept.start <= trial.seqnum < kept.end, "collections keep whole cells"
+            return trial.seqnum not in kept.aborted
+        name, floor = object_of(tag), error.first_seqnum
+        if floor > trial.seqnum:
+            raise error
+        if name is None:
+            await self._checkpoints.refuse_whole(floor)
+            return False  # the one with this id that committed is below the floor
+        try:
+            view = await self._checkpoints.at_floor(name, floor)
+        except TrimmedError as again:
+            if again.first_seqnum <= floor:
+                raise
+            return await self._kept(trial, tag, again)
+        return False if view.version is not None and view.version >= trial.horizon else None
+
+    def _write_outcome(
+        self, record: Record, tag: str, decided: Mapping[SeqNum, bool]
+    ) -> bool | None:
+        """Tell whether `record` committed in the sub-stream `tag`; None: it must be decided."""
+        command = command_decoded(record.data)
+        if command is None or not command.concerns(tag):
+            return False
+        outcome = decided.get(record.seqnum)
+        return self._outcome(record, command) if outcome is None else outcome
+
+    def _outcome(self, record: Record, command: Command) -> bool | None:
+        """Tell what is known about a command without reading the log."""
+        if not command.is_conditional or command.horizon >= record.seqnum:
+            return True
+        outcome = self._cache.decision(self._log.name, record.seqnum)
+        if outcome is None and (aux := aux_decoded(record.aux)):
+            outcome = aux.committed
+        return outcome
+
+
+def _trial_of(seqnum: SeqNum, command: Command) -> _Trial:
+    return _Trial(seqnum, command.horizon, command.validated_tags(), bound=seqnum - 1)

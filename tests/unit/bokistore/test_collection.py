@@ -1,0 +1,334 @@
+"""Checkpoints and collection: reading costs the same however long the history is, and history that
+nobody needs is given back (A22 for objects).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bokistore import ConflictError, Store, ViewCache, checkpoints, collection, decisions
+from bokistore.checkpoints import CHECKPOINT_EVERY
+from indilog.errors import TrimmedError
+from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.log import Log, Record
+from indilog.testing import MemoryLog, MemoryLogs, cluster
+
+pytestmark = pytest.mark.asyncio
+
+
+class Clock:
+    """Seconds, set by hand; each look takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(clock: Clock) -> MemoryLog:
+    return MemoryLog("objects", logs=MemoryLogs(clock=clock))
+
+
+@pytest.fixture
+def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "CELL", 1)
+    monkeypatch.setattr(decisions, "CELL", 1)
+
+
+def newcomer(log: Log) -> Store:
+    return Store(log, cache=ViewCache())
+
+
+class CountedLog(MemoryLog):
+    """Counts calls, and the records that they bring."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log.name, logs=log.logs)
+        self.calls = self.records = 0
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
+    ) -> Record | None:
+        self.calls += 1
+        record = await super().read_prev(tag, bound, fresh=fresh)
+        self.records += record is not None
+        return record
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        self.calls += 1
+        page = await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
+        self.records += len(page)
+        return page
+
+
+@pytest.mark.parametrize("count", [9_990, 10_000, 10_047])
+@pytest.mark.parametrize("in_transactions", [False, True], ids=["operations", "transactions"])
+async def test_ten_thousand_operations_cost_as_many_calls_as_ten(
+    log: MemoryLog, count: int, *, in_transactions: bool
+) -> None:
+    """After a restart: nothing is cached, in the process or beside records."""
+    store = Store(log)
+    for name, operations in (("young", 10), ("old", count)):
+        for _ in range(operations):
+            if in_transactions:
+                async with store.transaction() as txn:
+                    (await txn.get(name)).increment("n")
+            else:
+                await store.increment(name, "n")
+    cost = {}
+    for name in ("young", "old"):
+        log.logs.drop_aux()
+        counted = CountedLog(log)
+        assert (await newcomer(counted).get(name))["n"] == (10 if name == "young" else count)
+        cost[name] = counted.calls
+        assert counted.records <= CHECKPOINT_EVERY + 3
+    assert cost["old"] <= 1.2 * cost["young"]
+
+
+async def test_a_checkpoint_is_one_record_in_64(log: MemoryLog) -> None:
+    store = Store(log)
+    for _ in range(640):
+        await store.increment("a", "n")
+    assert len(await log.read_range("ckpt:a")) == 10
+    assert await log.tail() == 650
+
+
+async def test_a_checkpoint_that_cannot_be_appended_costs_nothing(log: MemoryLog) -> None:
+    store = Store(log)
+    await store.set("a", "text", "x" * (log.logs.config.record_bytes_max - 60))
+    for _ in range(2 * CHECKPOINT_EVERY):
+        await store.increment("a", "n")
+    assert (await newcomer(log).get("a"))["n"] == 2 * CHECKPOINT_EVERY
+    assert not await log.read_range("ckpt:a")
+
+
+async def test_a_get_that_replayed_much_leaves_a_checkpoint(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever should have left one died, or wrote blindly."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "CHECKPOINT_EVERY", 1 << 30)
+        for _ in range(300):
+            await Store(log).increment("a", "n")
+    log.logs.drop_aux()
+    assert (await newcomer(log).get("a"))["n"] == 300
+    assert len(await log.read_range("ckpt:a")) == 1
+    log.logs.drop_aux()
+    counted = CountedLog(log)
+    assert (await newcomer(counted).get("a"))["n"] == 300
+    assert counted.calls <= 3
+    assert len(await log.read_range("ckpt:a")) == 1
+
+
+async def test_a_checkpoint_is_no_write(log: MemoryLog) -> None:
+    store = Store(log)
+    async with store.transaction() as txn:
+        await txn.get("a")
+        txn.set("b", "n", 1)
+        await store._replay.checkpoint("a", await store._replay.view("a", 0))
+    assert txn.seqnum is not None
+
+
+async def alive(log: MemoryLog) -> int:
+    """Return how many records of objects are left."""
+    tail = await log.tail()
+    kept = [seqnum for seqnum in range(tail) if not log.logs.is_dead(seqnum)]
+    records = [log.logs.record(seqnum) for seqnum in kept]
+    return sum(r is not None and any(str(t).startswith("store:") for t in r.tags) for r in records)
+
+
+@pytest.mark.usefixtures("small_cells")
+async def test_superseded_history_is_given_back(log: MemoryLog, clock: Clock) -> None:
+    store = Store(log)
+    for _ in range(1000):
+        await store.increment("a", "n")
+    await store.set("b", "n", 1)
+    clock.now += 100
+    assert await store.collect(keep=10) > 1000
+    assert await alive(log) == 2, "a checkpoint of a, and b"
+    for reader in (store, newcomer(log)):
+        assert (await reader.get("a"))["n"] == 1000
+        assert (await reader.get("a")).seqnum == (await store.get("a")).seqnum
+        assert (await reader.get("b"))["n"] == 1
+    assert await newcomer(log).increment("a", "n") == 1000
+
+
+@pytest.mark.usefixtures("small_cells")
+async def test_time_travel_works_for_the_span_and_says_trimmed_below(
+    log: MemoryLog, clock: Clock
+) -> None:
+    store = Store(log)
+    for _ in range(300):
+        await store.increment("a", "n")
+    clock.now += 100
+    young = await log.tail()
+    for _ in range(300):
+        await store.increment("a", "n")
+    clock.now += 10
+    await store.collect(keep=60)
+    for reader in (store, newcomer(log)):
+        assert (await reader.at(young - 1).get("a"))["n"] == 300
+        assert (await reader.at(young).get("a"))["n"] == 301
+        with pytest.raises(TrimmedError) as refused:
+            await reader.at(100).get("a")
+        first = refused.value.first_seqnum
+        assert 100 < first <= young
+        with pytest.raises(TrimmedError):
+            await anext(reader.history("a"))
+        kept = [version.object["n"] async for version in reader.history("a", first)]
+        assert kept[-1] == 600
+        assert kept == list(range(kept[0], 601))
+
+
+@pytest.mark.usefixtures("small_cells")
+async def test_an_object_at_rest_is_seen_at_every_place_of_the_span(
+    log: MemoryLog, clock: Clock
+) -> None:
+    store = Store(log)
+    for _ in range(10):
+        await store.increment("a", "n")
+    clock.now += 100
+    await store.set("b", "n", 1)
+    between = await log.tail()
+    await store.set("b", "n", 2)
+    await store.collect(keep=50)
+    assert (await newcomer(log).at(between).get("a"))["n"] == 10
+    await store.increment("a", "n")
+    assert (await newcomer(log).at(between).get("a"))["n"] == 10
+    assert (await newcomer(log).get("a"))["n"] == 11
+
+
+@pytest.mark.usefixtures("small_cells")
+async def test_deleted_objects_go_wholly(log: MemoryLog, clock: Clock) -> None:
+    store = Store(log)
+    for number in range(200):
+        await store.increment(f"o{number % 20}", "n")
+    for number in range(20):
+        await store.delete(f"o{number}")
+    clock.now += 100
+    await store.collect(keep=10)
+    assert await alive(log) == 0
+    reader = newcomer(log)
+    assert not await reader.get("o1")
+    assert await reader.increment("o1", "n") is None
+    assert (await newcomer(log).get("o1")).value == {"n": 1}
+    with pytest.raises(TrimmedError):
+        await reader.at(100).get("o1")
+
+
+@pytest.mark.usefixtures("small_cells")
+async def test_an_id_is_forgotten_with_its_record(log: MemoryLog, clock: Clock) -> None:
+    async def body(txn: object) -> int:
+        return 1
+
+    store = Store(log)
+    await store.transact(body, id="x")
+    assert await store.transact(body, id="x") == 1
+    clock.now += 100
+    assert await store.collect(keep=200) == 0
+    assert await store.transact(body, id="x") == 1
+    await store.collect(keep=10)
+    with pytest.raises(TrimmedError):
+        await store.transact(body, id="x")
+    assert await store.transact(body, id="y") == 1
+
+
+@pytest.mark.usefixtures("small_cells")
+async def test_a_transaction_that_began_below_is_told(log: MemoryLog, clock: Clock) -> None:
+    store = Store(log)
+    await store.set("a", "n", 1)
+    async with store.transaction() as txn:
+        await txn.get("b")
+        for _ in range(100):
+            await store.increment("a", "n")
+        clock.now += 100
+        await store.collect(keep=10)
+        with pytest.raises(ConflictError, match="not kept any more"):
+            await txn.get("a")
+    assert (await store.get("a"))["n"] == 101
+
+
+@pytest.mark.usefixtures("small_cells")
+async def test_what_was_decided_stays_decided_when_what_decided_it_is_gone(
+    log: MemoryLog, clock: Clock
+) -> None:
+    """`b` is kept by a record that read `a`, whose history is trimmed."""
+    store = Store(log)
+    await store.set("a", "n", 1)
+    with pytest.raises(ConflictError):  # noqa: PT012
+        async with store.transaction() as late:
+            await late.get("a")
+            late.set("b", "n", 2)
+            await store.set("a", "n", 2)
+    for _ in range(100):
+        await store.increment("a", "n")
+    clock.now += 100
+    await store.collect(keep=10)
+    log.logs.drop_aux()
+    assert not await newcomer(log).get("b")
+
+
+@pytest.mark.usefixtures("small_cells")
+async def test_each_record_is_looked_at_once(log: MemoryLog, clock: Clock) -> None:
+    store = Store(log)
+    for _ in range(100):
+        await store.increment("a", "n")
+    clock.now += 100
+    end = await store.collect(keep=10)
+    counted = CountedLog(log)
+    assert await newcomer(counted).collect(keep=10) >= end
+    assert counted.records < 20
+
+
+async def test_the_platform_collects_as_the_log_in_memory_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collection, "CELL", 8)
+    monkeypatch.setattr(decisions, "CELL", 8)
+    async with cluster() as client:
+        log = client.log("objects")
+        store = Store(log)
+        for _ in range(100):
+            await store.increment("a", "n")
+            await store.increment("gone", "n")
+        await store.delete("gone")
+        for _ in range(8):
+            await store.increment("b", "n")
+        assert await store.collect(keep=0.0) > 200
+        reader = newcomer(client.log("objects"))
+        assert (await reader.get("a"))["n"] == 100
+        assert not await reader.get("gone")
+        with pytest.raises(TrimmedError):
+            await reader.at(50).get("a")
+        with pytest.raises(TrimmedError):
+            await log.read_next("store:gone", 0)
+        assert await reader.increment("a", "n") == 100
+
+
+async def test_a_log_trimmed_as_a_whole_is_told_from_deleted_objects(log: MemoryLog) -> None:
+    store = Store(log)
+    await store.set("a", "n", 1)
+    await log.trim(await log.tail())
+    with pytest.raises(TrimmedError):
+        await newcomer(log).get("a")
+
+
+async def test_a_negative_span_is_refused(log: MemoryLog) -> None:
+    with pytest.raises(ValueError, match="keep"):
+        await Store(log).collect(keep=-1)
