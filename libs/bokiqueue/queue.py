@@ -221,9 +221,11 @@ class Queue:
             place = next(self.replica.rotation)
         else:
             place = xxh3_64_intdigest(shard_key.encode())
-        shard = tags.shards[place % len(tags.shards)]
+        number = place % len(tags.shards)
         push = Push(data, priority, delay, self.tries)
-        return await self.log.append(encoded(push), tags=[shard, tags.pushed])
+        seqnum = await self.log.append(encoded(push), tags=[tags.shards[number], tags.pushed])
+        self.replica.shards[number].news += 1
+        return seqnum
 
     # --- consumers
 
@@ -311,6 +313,7 @@ class Queue:
         await self.replica.open(self.log)
         await self.log.tail()
         for shard in self.replica.shards:
+            shard.news += 1
             await self.replica.catch_up(self.log, shard)
 
 

@@ -5,8 +5,9 @@ consumer. Everything in it follows from the log. Which shards have news is known
 `pushed`, which stands on every record that can make a message ready, so looking for work costs one
 read however many shards there are.
 
-Coroutines share a fold without locks: whatever a read brings, only what the fold has not seen is
-applied, and nothing is awaited in between.
+Coroutines share a fold: whatever a read brings, only what the fold has not seen is applied, and
+nothing is awaited in between. Of those who need what is new in a shard at the same time one reads
+for all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from bokiqueue.records import (
     shard_in,
     tags_of,
 )
-from bokiqueue.waiting import News
+from bokiqueue.waiting import Mutex, News
 from indilog.errors import TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.log import Log, Record
@@ -52,7 +53,9 @@ class Shard:
     """The fold of one shard, and what this process knows beside it.
 
     Attributes:
-        stale: whether there may be news that the fold has not seen.
+        news: how often somebody found that there may be something new.
+        seen: what `news` was when the last read that is applied began.
+        reading: held by who reads what is new.
         claiming: claims of this process that are under way.
         unsaved: records applied since the last checkpoint known.
     """
@@ -60,7 +63,9 @@ class Shard:
     def __init__(self, number: int) -> None:
         self.number = number
         self.fold = Fold()
-        self.stale = False
+        self.news = 0
+        self.seen = 0
+        self.reading = Mutex()
         self.claiming = 0
         self.unsaved = 0
         self._outcomes: OrderedDict[SeqNum, tuple[SeqNum, ...]] = OrderedDict()
@@ -93,6 +98,11 @@ class Shard:
         if outcome is None:
             raise QueueError("The outcome is not known any more; the message may come again.")
         return outcome
+
+    @property
+    def stale(self) -> bool:
+        """Whether there may be something that the fold has not seen."""
+        return self.seen < self.news
 
     def available(self, now: float) -> bool:
         """Whether a further claim may find something."""
@@ -134,7 +144,7 @@ class Replica:
         tail = await log.tail()
         for shard in self.shards:
             await self._load(log, shard)
-            shard.stale = True
+            shard.news += 1
         if not self._opened:
             self._cursor = tail
             self._opened = True
@@ -179,19 +189,29 @@ class Replica:
             except TrimmedError as error:
                 self._cursor = max(self._cursor, error.first_seqnum)
                 for shard in self.shards:
-                    shard.stale = True
+                    shard.news += 1
                 continue
             for record in page:
                 if record.seqnum >= self._cursor:
                     self._cursor = record.seqnum + 1
                     if (number := shard_in(record.tags, self.tags)) is not None:
-                        self.shards[number].stale = True
+                        self.shards[number].news += 1
             if len(page) < _PAGE:
                 return
 
-    async def catch_up(self, log: Log, shard: Shard, until: SeqNum = -1) -> None:
-        """Apply what is new in a shard, at least up to and with the record at `until`."""
-        shard.stale = False
+    async def catch_up(self, log: Log, shard: Shard, until: SeqNum | None = None) -> None:
+        """Apply what is new in a shard: up to and with the record at `until`, or all that is news
+        by now.
+        """
+        news = shard.news
+        async with shard.reading:
+            if shard.seen >= news if until is None else shard.fold.end > until:
+                return  # somebody has read it meanwhile
+            news = shard.news
+            await self._read_new(log, shard, -1 if until is None else until)
+            shard.seen = news
+
+    async def _read_new(self, log: Log, shard: Shard, until: SeqNum) -> None:
         while True:
             try:
                 page = await log.read_range(
@@ -238,7 +258,7 @@ class Replica:
         self._claims_since_look += 1
         shard = None
         if self._claims_since_look <= _CLAIMS_PER_LOOK:
-            shard = self._in_turn(lambda one: one.fold.ready(now) > one.claiming)
+            shard = self._in_turn(lambda one: one.available(now))
         if shard is None:
             self._claims_since_look = 0
             await self.look(log)

@@ -20,6 +20,9 @@ _WAIT_S_MAX: Final = 30.0
 """One read waits this long at most, then a new one begins."""
 _TIMER_S_MIN: Final = 0.001
 
+Mutex = asyncio.Lock
+"""Needs an event loop only when somebody waits for it."""
+
 
 def seconds_now() -> float:
     """Return seconds since 1970; only to know when to look, never to decide."""
@@ -88,14 +91,17 @@ class News:
         due = self._next_due()
         wait_s = _WAIT_S_MAX if due is None else max(_TIMER_S_MIN, due - seconds_now())
         try:
-            record = await log.read_next(self._tag, self._end, wait=min(wait_s, _WAIT_S_MAX))
+            records = await log.read_range(
+                self._tag, self._end, limit=len(self._waiting), wait=min(wait_s, _WAIT_S_MAX)
+            )
         except TrimmedError as error:
             self._end = max(self._end, error.first_seqnum)
             self._wake_one()
             return
-        if record is not None:
-            self._end = record.seqnum + 1
-            self._wake_one()
+        if records:
+            self._end = records[-1].seqnum + 1
+            for _ in records:
+                self._wake_one()
         elif due is not None and due <= seconds_now():
             self._wake_one()
 
