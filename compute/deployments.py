@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from indilog.deployed import AppInfo, FunctionSpec
+from indilog.deployed import AppInfo, FunctionSpec, ScheduleSpec
 from indilog.errors import DeployError, TooLargeError
 from indilog.ids import SeqNum
 from indilog.log import Log, LogSource, Session
@@ -30,11 +30,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, str]
     functions: tuple[FunctionSpec, ...]
     services: tuple[str, ...] = ()
+    schedules: tuple[ScheduleSpec, ...] = ()
 
     @property
     def info(self) -> AppInfo:
         """What callers may know of it."""
-        return AppInfo(self.name, self.version, self.owner, self.functions, self.services)
+        return AppInfo(
+            self.name, self.version, self.owner, self.functions, self.services, self.schedules
+        )
 
 
 class Placed(NamedTuple):
@@ -42,6 +45,8 @@ class Placed(NamedTuple):
 
     seqnum: SeqNum
     deployment: Deployment
+    time: float
+    """Of its record, seconds since 1970."""
 
 
 class DeploymentLog:
@@ -90,14 +95,14 @@ class DeploymentLog:
                         "deployment not understood", seqnum=record.seqnum, reason=str(error)
                     )
                     continue
-                self._take(record.seqnum, deployment)
+                self._take(record.seqnum, deployment, record.time)
             self._bound = max(self._bound, page[-1].seqnum + 1)
 
-    def _take(self, seqnum: SeqNum, deployment: Deployment) -> None:
+    def _take(self, seqnum: SeqNum, deployment: Deployment, time: float) -> None:
         before = self.newest.get(deployment.name)
         if before is not None:
             if before.seqnum >= seqnum or before.deployment.owner != deployment.owner:
                 return
             version = max(deployment.version, before.deployment.version + 1)
             deployment = msgspec.structs.replace(deployment, version=version)
-        self.newest[deployment.name] = Placed(seqnum, deployment)
+        self.newest[deployment.name] = Placed(seqnum, deployment, time)

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, overload
 
 import structlog
 
+from indilog.deployed import CatchUp, ScheduleSpec
 from indilog.log import Log, LogSource, Session, check_log_name
 from indilog.signature import Signature, arguments_text, plain_value
 
@@ -36,6 +37,8 @@ DELAY_S_MAX: Final = 10 * 365 * 24 * 3600
 """Seconds: nothing is started later than in ten years."""
 SERVICES_MAX: Final = 16
 """Services that one application may have."""
+SCHEDULES_MAX: Final = 64
+"""Schedules that one application may have."""
 MAP_CALLS_MAX: Final = 32
 """Calls that one `Context.map` runs at once, unless told otherwise."""
 
@@ -112,12 +115,14 @@ class App:
         name: 1 to 64 letters, digits, `_` and `-`, a letter first.
         functions: by name.
         services: by name.
+        schedules: when the platform calls which function.
     """
 
     def __init__(self, name: str) -> None:
         self.name = check_app_name(name)
         self.functions: dict[str, Function] = {}
         self.services: dict[str, Service] = {}
+        self.schedules: list[ScheduleSpec] = []
 
     @overload
     def function(self, body: _BodyT, /) -> _BodyT: ...
@@ -147,6 +152,41 @@ class App:
             return body
 
         return registered if body is None else registered(body)
+
+    def schedule(
+        self, expression: str, /, *, timezone: str = "UTC", catch_up: CatchUp = "last"
+    ) -> Callable[[_BodyT], _BodyT]:
+        """Have the platform call a function at the times of a cron expression (five fields).
+
+        Each due time is one recorded invocation, over all compute nodes and restarts: as with
+        `Context.send`, the body runs at least once, and one outcome is kept. The function takes
+        no arguments, or has defaults for them. It is made a function of the application if it is
+        none; several schedules may stand above one another. Runs may overlap.
+
+        Args:
+            expression: minute, hour, day of month, month, day of week, such as `*/5 * * * *`.
+            timezone: of the expression, such as `Europe/Berlin`.
+            catch_up: of due times that were missed while the platform was down, run `none`, the
+                `last` one, or `all` (the last `schedule_catch_up_max` of them).
+
+        Raises:
+            ValueError: it is no schedule, or there are too many.
+        """
+        from indilog.schedule import check_schedule
+
+        def scheduled(body: _BodyT) -> _BodyT:
+            function = function_of(body)
+            if function is None or function.app is not self:
+                self._add(body, body.__name__, None)
+                function = self.functions[body.__name__]
+            spec = ScheduleSpec(function.name, expression, timezone, catch_up)
+            if len(self.schedules) >= SCHEDULES_MAX:
+                raise ValueError(f"{self.name} has {SCHEDULES_MAX} schedules, which is the limit.")
+            if check_schedule(spec) not in self.schedules:
+                self.schedules.append(spec)
+            return body
+
+        return scheduled
 
     def service(self, body: _ServiceT, /) -> _ServiceT:
         """Have every worker process run a coroutine while this version is deployed; as
@@ -182,7 +222,8 @@ class App:
     def _add(self, body: Callable[..., Any], name: str, timeout_s: float | None) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(f"A function's name is letters, digits, _ and -, not {name!r}.")
-        if name in self.functions:
+        there = self.functions.get(name)
+        if there is not None and there.body is not body:  # `schedule` may have made it one
             raise ValueError(f"{self.name} has two functions named {name}; rename one.")
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s of {name} must be greater than 0, not {timeout_s}.")

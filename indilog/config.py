@@ -237,6 +237,10 @@ class NodeConfig:
     """... and before it is run again there is a pause of this, doubled each time, ..."""
     invocation_retry_s_max: float = 60.0
     """... up to this."""
+    schedule_catch_up_max: int = 100
+    """Missed due times of a schedule that are run when it catches up with all of them."""
+    schedule_late_s_max: float = 60.0
+    """A due time that is longer ago than this is missed, for a schedule that does not catch up."""
     results_kept_s: float = 86_400.0
     """What came of asynchronous invocations, and idempotency keys, are kept for this long, ..."""
     results_kept_max: int = 10_000

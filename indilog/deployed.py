@@ -6,6 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+CatchUp: TypeAlias = Literal["none", "last", "all"]
+
 
 class FunctionSpec(msgspec.Struct, frozen=True):
     """What callers may know of a function: its name, its words, its JSON schemas.
@@ -19,6 +21,15 @@ class FunctionSpec(msgspec.Struct, frozen=True):
     result: dict[str, Any]
     timeout_s: float | None = None
     is_async: bool = True
+
+
+class ScheduleSpec(msgspec.Struct, frozen=True):
+    """When a function of an application is called by the platform (`App.schedule`)."""
+
+    function: str
+    expression: str
+    timezone: str = "UTC"
+    catch_up: CatchUp = "last"
 
 
 ServiceActivity: TypeAlias = Literal["running", "waiting", "ended"]
@@ -47,3 +58,4 @@ class AppInfo(msgspec.Struct, frozen=True):
     owner: str
     functions: tuple[FunctionSpec, ...]
     services: tuple[str, ...] = ()
+    schedules: tuple[ScheduleSpec, ...] = ()

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from indilog.deployed import FunctionSpec, ServiceState
+from indilog.deployed import FunctionSpec, ScheduleSpec, ServiceState
 from indilog.ids import MetalogPosition
 from indilog.link_message import LinkStruct
 
@@ -102,6 +102,7 @@ class Loaded(LinkStruct, frozen=True):
     name: str
     functions: tuple[FunctionSpec, ...]
     services: tuple[str, ...] = ()
+    schedules: tuple[ScheduleSpec, ...] = ()
 
 
 class RunServices(LinkStruct, frozen=True):

@@ -22,6 +22,7 @@ from compute.invocations.records import (
     Failure,
     GivenUp,
 )
+from compute.invocations.scheduling import Schedules
 from indilog.config import NodeConfig
 from indilog.ids import SeqNum
 
@@ -78,10 +79,11 @@ class Executor:
         begun: ids of what it runs.
     """
 
-    def __init__(self, name: str, fold: Fold, config: NodeConfig) -> None:
+    def __init__(self, name: str, fold: Fold, schedules: Schedules, config: NodeConfig) -> None:
         self.name = name
         self.begun: set[str] = set()
         self._fold = fold
+        self._schedules = schedules
         self._lease_s = config.invocation_lease_s
         self._tries_max = config.invocation_tries_max
         self._running_max = config.invocations_running_max if config.workers else 0
@@ -106,6 +108,7 @@ class Executor:
             *self._give_up(now),
             *self._claim(now),
             *self._beat(now),
+            *self._run_scheduled(now),
             *self._trim(),
         ]
 
@@ -116,6 +119,8 @@ class Executor:
             times.append(own.at + self._lease_s / _BEATS_PER_LEASE)
         if self._room() and (next_ := self._fold.next_free(self.node, self._lease_s)) is not None:
             times.append(next_)
+        if self._running_max and (due := self._schedules.next_due(self._fold)) is not None:
+            times.append(due)
         return min(times, default=None)
 
     # --- inside
@@ -160,6 +165,11 @@ class Executor:
         own = self._heard.get(self.name)
         if own is not None and now >= own.at + self._lease_s / _BEATS_PER_LEASE:
             yield Append(Alive(self.name), (EXECUTORS_TAG,))
+
+    def _run_scheduled(self, now: float) -> Iterable[Action]:
+        if self._running_max:
+            for accepted in self._schedules.due(self._fold, self.name, now):
+                yield Append(accepted, (accepted.stream,))
 
     def _trim(self) -> Iterable[Action]:
         for stream, until in self._fold.trimmable(records_min=_TRIM_RECORDS_MIN):

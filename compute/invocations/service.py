@@ -8,6 +8,7 @@ import asyncio
 import enum
 import secrets
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ from compute.invocations.records import (
     stream_of,
 )
 from compute.invocations.runs import Runs, StartCall, StopCall, outcome_in
+from compute.invocations.scheduling import Scheduled, Schedules
 from indilog.calls import Failed, Returned
 from indilog.config import NodeConfig
 from indilog.errors import (
@@ -70,6 +72,7 @@ class InvocationService:
     Args:
         node: names the compute node; an earlier process of that name is surely dead. None: no
             earlier process is known to be.
+        rank: which of the compute nodes it is, from 0.
         start: starts a call of a function here.
         stop: stops one.
     """
@@ -80,6 +83,7 @@ class InvocationService:
         config: NodeConfig,
         *,
         node: str | None,
+        rank: int = 0,
         start: StartCall,
         stop: StopCall,
     ) -> None:
@@ -87,7 +91,8 @@ class InvocationService:
         self._node = node or secrets.token_hex(6)
         self._log = logs.log(INVOCATIONS_LOG, Session())
         self._fold = Fold(_limits(config))
-        self._executor = Executor(self._new_name(), self._fold, config)
+        self._schedules = Schedules(rank, config)
+        self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
         self._arrivals = Arrivals()
         self._news = asyncio.Event()
@@ -243,6 +248,15 @@ class InvocationService:
         last = await self._log.read_prev(fresh=True)
         if last is not None:
             await self._arrivals.seqnum(last.seqnum, self._fold.end)
+
+    def schedule(self, schedules: Iterable[Scheduled]) -> None:
+        """Keep these schedules from now on, and no others."""
+        self._schedules.take(schedules)
+        self._news.set()
+
+    def schedules(self) -> dict[str, dict[str, Any]]:
+        """Return, by function and expression, when each was last due and is next, ISO 8601."""
+        return self._schedules.status(self._fold)
 
     def status(self) -> dict[str, Any]:
         """Return figures for people and metrics."""

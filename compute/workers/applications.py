@@ -49,6 +49,7 @@ class Applications:
     Args:
         directory: for processes that try new code.
         workers: gives those that take calls.
+        on_change: called when `all` has changed.
 
     Attributes:
         generation: grows with every change of what is deployed.
@@ -62,7 +63,9 @@ class Applications:
         *,
         directory: Path,
         workers: Callable[[], tuple[WorkerProcess, ...]],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_change = on_change
         self.generation = 0
         self._node = node
         self._workers = workers
@@ -83,9 +86,10 @@ class Applications:
         await self._log.catch_up()
         for placed in self._log.newest.values():
             number = next(self._numbers)
-            deployed = Deployed(number, placed.deployment, placed.seqnum)
+            deployed = Deployed(number, placed.deployment, placed.seqnum, placed.time)
             self._apps[deployed.record.name] = deployed
         self.generation += 1
+        self._on_change()
 
     def follow(self) -> None:
         """Take what other compute nodes deploy, from now on."""
@@ -183,6 +187,7 @@ class Applications:
             sources=sources,
             functions=loaded.functions,
             services=loaded.services,
+            schedules=loaded.schedules,
         )
         seqnum = await self._log.append(record)
         await self._log.catch_up()
@@ -190,7 +195,7 @@ class Applications:
         if placed.deployment.owner != owner:
             raise _name_taken(record.name, placed.deployment.owner)
         if placed.seqnum == seqnum:
-            self._replace(Deployed(number, placed.deployment, seqnum))
+            self._replace(Deployed(number, placed.deployment, seqnum, placed.time))
         else:
             self._unload_number(number)
         if any(map(self._is_behind, self._log.newest.values())):
@@ -208,6 +213,7 @@ class Applications:
         self._apps[deployed.record.name] = deployed
         self.generation += 1
         self._run_services()
+        self._on_change()
         if before is not None:
             before.successor = deployed
             if before.running == 0:
@@ -252,7 +258,7 @@ class Applications:
         """
         record = placed.deployment
         number = next(self._numbers)
-        deployed = Deployed(number, record, placed.seqnum)
+        deployed = Deployed(number, record, placed.seqnum, placed.time)
         load = Load(number, record.name, record.sources)
         try:
             if self._node.workers > 0:

@@ -23,7 +23,7 @@ class Deployed:
 
     Attributes:
         number: of this deployment in this host; workers know it by that.
-        seqnum: of its record in the log of deployments.
+        seqnum: of its record in the log of deployments; `time`: when, seconds since 1970.
         functions: by name.
         running: its calls that wait or run.
         successor: the newer version that took its place; then it is unloaded when `running` is 0.
@@ -32,12 +32,13 @@ class Deployed:
     """
 
     __slots__ = (
-        "functions", "number", "problem", "record", "running", "seqnum", "successor",
+        "functions", "number", "problem", "record", "running", "seqnum", "successor", "time",
         "workers_lost",
     )  # fmt: skip
 
-    def __init__(self, number: int, record: Deployment, seqnum: SeqNum) -> None:
+    def __init__(self, number: int, record: Deployment, seqnum: SeqNum, time: float = 0.0) -> None:
         self.number = number
+        self.time = time
         self.record = record
         self.seqnum = seqnum
         self.functions: dict[str, FunctionSpec] = {f.name: f for f in record.functions}

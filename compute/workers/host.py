@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
+from compute.invocations.scheduling import Scheduled
 from compute.invocations.service import InvocationService, Told
 from compute.workers.applications import Applications
 from compute.workers.call import Call
@@ -56,12 +57,15 @@ class FunctionHost:
     Args:
         node_name: of the compute node in the view: what an earlier process of that name ran is
             taken over at once.
+        rank: which of the compute nodes it is, from 0; the first one keeps the schedules.
 
     Attributes:
         limits: what the other end of a link must know.
     """
 
-    def __init__(self, config: Config, logs: LogSource, *, node_name: str | None = None) -> None:
+    def __init__(
+        self, config: Config, logs: LogSource, *, node_name: str | None = None, rank: int = 0
+    ) -> None:
         node = config.node
         self.limits = limits_of(config)
         self._node = node
@@ -72,7 +76,12 @@ class FunctionHost:
         self._servers: dict[WorkerProcess, LinkServer] = {}
         directory = node.data_dir / "workers"
         self._applications = Applications(
-            node, logs, self.limits, directory=directory, workers=lambda: self._pool.workers
+            node,
+            logs,
+            self.limits,
+            directory=directory,
+            workers=lambda: self._pool.workers,
+            on_change=self._schedule,
         )
         self._router = CallRouter(node, on_idle=self._applications.unload)
         self._pool = WorkerPool(
@@ -85,7 +94,7 @@ class FunctionHost:
             drained=self._drained,
         )
         self._invocations = InvocationService(
-            logs, node, node=node_name, start=self.call, stop=self.cancel
+            logs, node, node=node_name, rank=rank, start=self.call, stop=self.cancel
         )
 
     async def start(self) -> None:
@@ -255,6 +264,7 @@ class FunctionHost:
             "calls_waiting": self._router.waiting,
             "calls": dict(self._router.calls),
             "invocations": self._invocations.status(),
+            "schedules": self._invocations.schedules(),
             "apps": {app.record.name: app.record.version for app in apps},
             "services": services_told(self._pool.workers, apps),
             "problems": {app.record.name: app.problem for app in apps if app.problem},
@@ -294,6 +304,13 @@ class FunctionHost:
         if await self._applications.load_into_new(worker):
             self._router.add(worker)
             self._applications.run_services(worker)
+
+    def _schedule(self) -> None:
+        self._invocations.schedule(
+            Scheduled(f"{app.record.name}.{spec.function}", spec, app.time)
+            for app in self._applications.all()
+            for spec in app.record.schedules
+        )
 
     async def _drained(self, worker: WorkerProcess) -> None:
         worker.link.tell(RunServices(()))  # those of the process that takes its place go on

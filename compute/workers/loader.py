@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from indilog.app import App, Function, check_app_name
 from indilog.deployed import FunctionSpec
-from indilog.errors import DeployError
+from indilog.errors import DeployError, InvalidArgumentsError
 
 PACKAGE: Final = "indilog_deployed_"
 """Names of deployments' packages begin so."""
@@ -216,6 +216,15 @@ def _check(app: App) -> None:
             function.signature  # noqa: B018 - worked out now, so that a mistake shows now
         except TypeError as error:
             raise DeployError(str(error)) from error
+    for schedule in app.schedules:
+        try:
+            app.functions[schedule.function].signature.arguments(b"{}")
+        except InvalidArgumentsError as error:
+            missing = ", ".join(fault["field"] for fault in error.errors)
+            raise DeployError(
+                f"{app.name}.{schedule.function} is called by a schedule, without arguments; give "
+                f"{missing} a default."
+            ) from error
 
 
 def _spec(function: Function) -> FunctionSpec:

@@ -165,8 +165,10 @@ class Runner:
         except ValueError as error:  # a name that no application may have
             raise DeployError(str(error)) from error
         self._deployments[message.deployment] = loaded
-        services = tuple(loaded.app.services)
-        return worker_messages.Loaded(loaded.app.name, loaded.specs(), services)
+        app = loaded.app
+        return worker_messages.Loaded(
+            app.name, loaded.specs(), tuple(app.services), tuple(app.schedules)
+        )
 
     def _imported(self, message: Load) -> Loaded:
         with self._around_import():

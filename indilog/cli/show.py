@@ -67,6 +67,11 @@ def apps(given: Sequence[Mapping[str, Any]]) -> None:
         for function in app["functions"]:
             names = ", ".join(function["arguments"].get("properties", {}))
             table.add_row(f"  .{function['name']}", names, Text(function["doc"].partition("\n")[0]))
+        for schedule in app.get("schedules", ()):
+            when = f"called at {schedule['expression']} ({schedule['timezone']})"
+            table.add_row(f"  .{schedule['function']}", "", f"[dim]{when}[/dim]")
+        for service in app.get("services", ()):
+            table.add_row(f"  .{service}", "", "[dim]a service, in every worker[/dim]")
     Console(highlight=False).print(table)
 
 

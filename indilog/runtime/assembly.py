@@ -205,7 +205,8 @@ async def gateway_running(
     def status() -> dict[str, Any]:
         return status_of(shell, logs, run)
 
-    host = FunctionHost(config, logs, node_name=logs.node)
+    rank = shell.view.engines.index(logs.node)
+    host = FunctionHost(config, logs, node_name=logs.node, rank=rank)
     try:
         await host.start()
         registry = registry_of([shell.metrics])

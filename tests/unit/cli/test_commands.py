@@ -194,8 +194,12 @@ def test_status_and_apps_are_readable(platform: type[Platform]) -> None:
     assert "suffix.entries" in shown
     assert "1,234" in shown
     function = {"name": "buy", "doc": "Buy it.\nMore.", "arguments": {"properties": {"n": {}}}}
-    platform({"apps": [{"name": "shop", "version": 2, "owner": "me", "functions": [function]}]})
+    schedule = {"function": "sweep", "expression": "*/5 * * * *", "timezone": "UTC"}
+    shop = {"name": "shop", "version": 2, "owner": "me", "functions": [function]}
+    platform({"apps": [{**shop, "schedules": [schedule], "services": ["drive"]}]})
     shown = run("apps").stdout
+    assert "called at */5 * * * * (UTC)" in shown
+    assert ".drive" in shown
     assert "shop" in shown
     assert "Buy it." in shown
     platform({"apps": []})

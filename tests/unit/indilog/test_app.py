@@ -166,3 +166,34 @@ async def test_a_sync_function_waits_for_the_log_from_its_thread() -> None:
         return ctx.wait(ctx.log("a").append(b"x"))
 
     assert await asyncio.get_running_loop().run_in_executor(None, body) == 0
+
+
+def test_a_scheduled_function_is_a_function_of_the_app_whichever_decorator_is_first() -> None:
+    app = App("demo")
+
+    @app.schedule("0 3 * * *", timezone="Europe/Berlin", catch_up="all")
+    @app.schedule("*/5 * * * *")
+    async def sweep(ctx: Context) -> None: ...
+
+    @app.function(timeout_s=5)
+    @app.schedule("0 0 * * *")
+    async def tidy() -> None: ...
+
+    @app.schedule("0 1 * * *")
+    @app.function(name="other")
+    async def third() -> None: ...
+
+    assert set(app.functions) == {"sweep", "tidy", "other"}
+    assert app.functions["tidy"].timeout_s == 5
+    assert [(s.function, s.expression, s.timezone, s.catch_up) for s in app.schedules] == [
+        ("sweep", "*/5 * * * *", "UTC", "last"),
+        ("sweep", "0 3 * * *", "Europe/Berlin", "all"),
+        ("tidy", "0 0 * * *", "UTC", "last"),
+        ("other", "0 1 * * *", "UTC", "last"),
+    ]
+
+
+def test_a_bad_schedule_is_refused_where_it_stands() -> None:
+    app = App("demo")
+    with pytest.raises(ValueError, match="has five fields"):
+        app.schedule("soon")(double)

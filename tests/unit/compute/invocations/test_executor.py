@@ -20,6 +20,7 @@ from compute.invocations.records import (
     GivenUp,
     stream_of,
 )
+from compute.invocations.scheduling import Schedules
 from indilog.config import NodeConfig
 
 LIMITS = FoldLimits(1e6, 100, 1000, 1.0, 4.0)
@@ -38,8 +39,9 @@ class Nodes:
             invocations_running_max=invocations_running_max,
         )
         self.fold = Fold(LIMITS)
-        self.a = Executor(A, self.fold, config)
-        self.b = Executor(B, self.fold, config)
+        self.schedules = Schedules(0, config)
+        self.a = Executor(A, self.fold, self.schedules, config)
+        self.b = Executor(B, self.fold, Schedules(1, config), config)
         self._seqnums = itertools.count()
 
     def record(self, now: float, *events: Event) -> None:

@@ -1,0 +1,140 @@
+"""Which due times of the schedules become invocations now. `now` in, records out.
+
+Every compute node that has workers watches all schedules; the first one accepts what is due at
+once, the others a lease later each, if it is not in the log by then. The log decides: a due time
+counts if it is later than those of its schedule before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from compute.invocations.fold import Fold
+from compute.invocations.records import Accepted, schedule_tag
+from indilog.config import NodeConfig
+from indilog.deployed import ScheduleSpec
+from indilog.schedule import due_between, next_due
+
+
+class Scheduled(NamedTuple):
+    """A schedule of a deployed application; `since` is when it was deployed."""
+
+    function: str
+    spec: ScheduleSpec
+    since: float
+
+    @property
+    def name(self) -> str:
+        """Names the schedule in the log; another expression or time zone is another schedule."""
+        return f"{self.function} {self.spec.expression} {self.spec.timezone}"
+
+
+class _Watched:
+    """A schedule, and its next due time.
+
+    Attributes:
+        skipped_to: due times up to this are not run.
+    """
+
+    def __init__(self, scheduled: Scheduled) -> None:
+        self.scheduled = scheduled
+        self.skipped_to = 0.0
+        self._next_after: tuple[float, float | None] = -1.0, None
+
+    def after(self, fold: Fold) -> float:
+        """Return the time after which it is due next: a deployment skips nothing that the one
+        before had yet to run.
+        """
+        last_at, _ = fold.last_at.get(self.scheduled.name, (self.scheduled.since, 0))
+        return max(last_at, self.skipped_to)
+
+    def next(self, fold: Fold) -> float | None:
+        """Return when it is due next, or was without having been accepted."""
+        after = self.after(fold)
+        if after != self._next_after[0]:
+            self._next_after = after, next_due(self.scheduled.spec, after)
+        return self._next_after[1]
+
+
+class Schedules:
+    """Watches schedules for one compute node."""
+
+    def __init__(self, rank: int, config: NodeConfig) -> None:
+        self._behind_s = rank * config.invocation_lease_s
+        self._late_s_max = config.schedule_late_s_max
+        self._catch_up_max = config.schedule_catch_up_max
+        self._open_max = config.invocations_open_max
+        self._watched: dict[str, _Watched] = {}
+
+    def take(self, schedules: Iterable[Scheduled]) -> None:
+        """Watch these from now on, and no others."""
+        before = self._watched
+        self._watched = {}
+        for scheduled in schedules:
+            there = before.get(scheduled.name)
+            same = there is not None and there.scheduled.spec == scheduled.spec
+            self._watched[scheduled.name] = there if there and same else _Watched(scheduled)
+
+    def next_due(self, fold: Fold) -> float | None:
+        """Return when to ask for what is due; None: never."""
+        if len(fold.open) >= self._open_max:
+            return None  # asked again when one has ended
+        times = [watched.next(fold) for watched in self._watched.values()]
+        return min((t + self._behind_s for t in times if t is not None), default=None)
+
+    def due(self, fold: Fold, executor: str, now: float) -> list[Accepted]:
+        """Return what is to be accepted now: nothing while too much is open."""
+        accepted: list[Accepted] = []
+        for watched in self._watched.values():
+            first = watched.next(fold)
+            if first is None or first + self._behind_s > now:
+                continue
+            if len(fold.open) + len(accepted) >= self._open_max:
+                break
+            times = self._times(watched, fold, now)
+            if not times:
+                watched.skipped_to = max(watched.skipped_to, first)
+            accepted += [_accepted(watched.scheduled, executor, at) for at in times]
+        return accepted
+
+    def status(self, fold: Fold) -> dict[str, dict[str, Any]]:
+        """Return when each was last due and is next, for people."""
+        return {
+            name: {
+                "last": _shown(fold.last_at[name][0]) if name in fold.last_at else None,
+                "next": _shown(watched.next(fold)),
+                "catch_up": watched.scheduled.spec.catch_up,
+            }
+            for name, watched in self._watched.items()
+        }
+
+    def _times(self, watched: _Watched, fold: Fold, now: float) -> list[float]:
+        spec = watched.scheduled.spec
+        most = self._catch_up_max if spec.catch_up == "all" else 1
+        times = due_between(spec, watched.after(fold), now, most=most)
+        if spec.catch_up == "none":
+            missed = [at for at in times if at + self._late_s_max < now]
+            watched.skipped_to = max([watched.skipped_to, *missed])
+            times = [at for at in times if at not in missed]
+        return times
+
+
+def _accepted(scheduled: Scheduled, executor: str, at: float) -> Accepted:
+    digest = hashlib.blake2b(scheduled.name.encode(), digest_size=8).hexdigest()
+    return Accepted(
+        id=f"{digest}-{int(at):x}",
+        executor=executor,
+        function=scheduled.function,
+        arguments=b"{}",
+        position=0,
+        stream=schedule_tag(scheduled.name),
+        schedule=scheduled.name,
+        at=at,
+    )
+
+
+def _shown(time: float | None) -> str | None:
+    return datetime.fromtimestamp(time, UTC).isoformat() if time is not None else None

@@ -1,0 +1,92 @@
+"""Schedules on a real platform, whose clock for due times the test moves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import indilog
+from compute.invocations import service
+from tests.cluster.function_platform import running, running_two, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+APP = """
+import indilog
+
+app = indilog.App("demo")
+
+@app.schedule("* * * * *", catch_up="all")
+@app.function
+async def tick(ctx: indilog.Context) -> None:
+    await ctx.log("ticks").append(ctx.invocation_id.encode())
+"""
+
+
+class Clock:
+    """The time of the services, `ahead_s` ahead of the real one."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def time(self) -> float:
+        return time.time() + self.ahead_s
+
+    def to_next_minute(self) -> None:
+        """Have a minute begin half a second from now."""
+        self.ahead_s += 60 - (self.time() + 0.5) % 60
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(service, "time", SimpleNamespace(time=made.time))
+    return made
+
+
+async def ticks(url: str, count: int) -> list[str]:
+    """Wait for so many ticks; return which invocations they are."""
+    found: list[str] = []
+    bound = 0
+    async with indilog.connect(url) as client:
+        log = client.log("ticks")
+        while len(found) < count:
+            record = await log.read_next(bound=bound, wait=30)
+            assert record is not None
+            found.append(record.data.decode())
+            bound = record.seqnum + 1
+        return [r.data.decode() for r in await log.read_range(fresh=True)]
+
+
+async def test_a_schedule_runs_each_due_time_once_over_nodes_and_restarts(
+    tmp_path: Path, clock: Clock
+) -> None:
+    clock.to_next_minute()
+    async with running_two(tmp_path) as (one, two):
+        assert (await one.deploy("demo", APP)).status_code == 200
+        await until(lambda: bool(two.host.apps()))
+        first = await ticks(one.url, 1)
+        told = one.host.status()["schedules"]["demo.tick * * * * * UTC"]
+        assert told["last"] is not None
+        assert (await one.http.get("/apps/demo")).json()["schedules"][0]["catch_up"] == "all"
+    clock.ahead_s += 180.0  # three due times pass while nobody is up
+    async with running_two(tmp_path) as (one, _):
+        seen = await ticks(one.url, 4)
+    assert len(set(seen)) == len(seen) >= 4, "each due time once"
+    assert seen[0] == first[0]
+
+
+async def test_a_schedule_that_cannot_be_kept_is_refused_at_deployment(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as there:
+        bad = await there.deploy("demo", APP.replace("* * * * *", "61 * * * *"))
+        assert (bad.status_code, bad.json()["title"]) == (422, "DeployError")
+        assert bad.json()["detail"].startswith(
+            "demo.py, line 6: ValueError: '61 * * * *' is no schedule: bad minute"
+        )
+        needs = await there.deploy("demo", APP.replace("Context)", "Context, n: int)"))
+        assert needs.json()["detail"] == (
+            "demo.tick is called by a schedule, without arguments; give n a default."
+        )

@@ -1,0 +1,161 @@
+"""Which due times become invocations: once each, in order, and what is missed as it was asked."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from compute.invocations.fold import Fold, FoldLimits
+from compute.invocations.records import Accepted, Ended
+from compute.invocations.scheduling import Scheduled, Schedules
+from indilog.config import NodeConfig
+from indilog.deployed import CatchUp, ScheduleSpec
+
+MINUTE = 60.0
+START = 1000 * MINUTE
+LEASE_S = 6.0
+
+
+class Clockwork:
+    """Two nodes that watch one schedule."""
+
+    def __init__(self, catch_up: CatchUp = "last", *, open_max: int = 100) -> None:
+        self.fold = Fold(FoldLimits(1e9, 1000, 10**6, 1.0, 4.0))
+        self._config = NodeConfig(
+            invocation_lease_s=LEASE_S,
+            schedule_catch_up_max=5,
+            schedule_late_s_max=90.0,
+            invocations_open_max=open_max,
+        )
+        self._seqnums = itertools.count()
+        spec = ScheduleSpec("f", "* * * * *", "UTC", catch_up)
+        self.scheduled = Scheduled("app.f", spec, START)
+        self.first, self.second = self.node(0), self.node(1)
+
+    def node(self, rank: int) -> Schedules:
+        schedules = Schedules(rank, self._config)
+        schedules.take([self.scheduled])
+        return schedules
+
+    def turn(self, schedules: Schedules, now: float) -> list[float]:
+        """Record what `schedules` accepts; return the minutes that were not there before."""
+        before = set(self.fold.open)
+        accepted = schedules.due(self.fold, "n#1", now)
+        for event in accepted:
+            self.fold.apply(next(self._seqnums), now, event)
+        return [(e.at - START) / MINUTE for e in accepted if e.id in set(self.fold.open) - before]
+
+    def end_all(self, now: float) -> None:
+        for id_ in list(self.fold.open):
+            self.fold.apply(next(self._seqnums), now, Ended("n#1", id_, 0, b"1"))
+
+
+def at(minutes: float) -> float:
+    return START + minutes * MINUTE
+
+
+def test_each_due_time_is_accepted_once() -> None:
+    clockwork = Clockwork()
+    assert clockwork.turn(clockwork.first, at(0.9)) == []
+    assert clockwork.first.next_due(clockwork.fold) == at(1)
+    assert clockwork.turn(clockwork.first, at(1)) == [1]
+    assert clockwork.turn(clockwork.first, at(1)) == []
+    assert clockwork.first.next_due(clockwork.fold) == at(2)
+    assert clockwork.turn(clockwork.first, at(2.1)) == [2]
+
+
+def test_another_node_takes_a_due_time_a_lease_later_if_nobody_has() -> None:
+    clockwork = Clockwork()
+    assert clockwork.second.next_due(clockwork.fold) == at(1) + LEASE_S
+    clockwork.turn(clockwork.first, at(1))
+    assert clockwork.turn(clockwork.second, at(1) + LEASE_S) == []
+    assert clockwork.turn(clockwork.second, at(2) + LEASE_S - 0.1) == []
+    assert clockwork.turn(clockwork.second, at(2) + LEASE_S) == [2]
+
+
+def test_two_nodes_that_accept_the_same_due_time_are_one_run() -> None:
+    clockwork = Clockwork()
+    one, other = clockwork.node(0), clockwork.node(0)
+    both = [one.due(clockwork.fold, "a#1", at(1)), other.due(clockwork.fold, "b#1", at(1))]
+    assert both[0][0].id == both[1][0].id
+    for seqnum, [event] in enumerate(both):
+        clockwork.fold.apply(seqnum, at(1), event)
+    assert [i.executor for i in clockwork.fold.open.values()] == ["a#1"]
+
+
+def test_a_late_record_of_an_old_due_time_runs_nothing() -> None:
+    clockwork = Clockwork()
+    [old] = clockwork.first.due(clockwork.fold, "a#1", at(1))
+    clockwork.turn(clockwork.first, at(1))
+    clockwork.turn(clockwork.first, at(2))
+    clockwork.end_all(at(3))
+    clockwork.fold.apply(99, at(1e6), Accepted(
+        id="late", executor="a#1", function=old.function, arguments=b"{}", position=0,
+        stream=old.stream, schedule=old.schedule, at=old.at,
+    ))  # fmt: skip
+    assert clockwork.fold.get("late") is None
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "minutes"), [("last", [9]), ("all", [5, 6, 7, 8, 9]), ("none", [9])]
+)
+def test_what_was_missed_is_caught_up_as_asked(catch_up: CatchUp, minutes: list[float]) -> None:
+    clockwork = Clockwork(catch_up)
+    assert clockwork.turn(clockwork.first, at(9.5)) == minutes
+    assert clockwork.first.next_due(clockwork.fold) == at(10)
+
+
+def test_what_is_long_missed_is_not_run_if_so_asked() -> None:
+    clockwork = Clockwork("none")
+    spec = ScheduleSpec("f", "0 * * * *", "UTC", "none")  # the hours at 20, 80, 140 minutes
+    clockwork.scheduled = Scheduled("app.f", spec, START)
+    node = clockwork.node(0)
+    assert clockwork.turn(node, at(82)) == []
+    assert node.next_due(clockwork.fold) == at(140)
+    assert clockwork.turn(node, at(141)) == [140]
+
+
+def test_what_was_due_before_the_deployment_is_not_missed() -> None:
+    clockwork = Clockwork("all")
+    clockwork.scheduled = clockwork.scheduled._replace(since=at(7.5))
+    assert clockwork.turn(clockwork.node(0), at(9.5)) == [8, 9]
+
+
+def test_a_deployment_skips_nothing_that_was_due_before_it() -> None:
+    clockwork = Clockwork()
+    clockwork.turn(clockwork.first, at(1))
+    clockwork.first.take([clockwork.scheduled._replace(since=at(2.1))])
+    assert clockwork.turn(clockwork.first, at(2.2)) == [2]
+
+
+def test_nothing_is_accepted_while_too_much_is_open() -> None:
+    clockwork = Clockwork(open_max=1)
+    assert clockwork.turn(clockwork.first, at(1)) == [1]
+    assert clockwork.first.next_due(clockwork.fold) is None
+    assert clockwork.turn(clockwork.first, at(2)) == []
+    clockwork.end_all(at(3.5))
+    assert clockwork.turn(clockwork.first, at(3.5)) == [3]
+
+
+def test_a_schedule_is_shown_with_its_times() -> None:
+    clockwork = Clockwork()
+    clockwork.turn(clockwork.first, at(1))
+    assert clockwork.first.status(clockwork.fold) == {
+        "app.f * * * * * UTC": {
+            "last": "1970-01-01T16:41:00+00:00",
+            "next": "1970-01-01T16:42:00+00:00",
+            "catch_up": "last",
+        }
+    }
+
+
+def test_the_last_due_time_of_a_schedule_is_never_trimmed() -> None:
+    clockwork = Clockwork()
+    for minute in range(1, 5):
+        clockwork.turn(clockwork.first, at(minute))
+        clockwork.end_all(at(minute))
+    clockwork.fold.apply(100, at(1e8), None)
+    assert clockwork.fold.kept == 0
+    [(_, needed)] = clockwork.fold.trimmable(records_min=1)
+    assert needed == clockwork.fold.last_at["app.f * * * * * UTC"][1]
