@@ -13,6 +13,7 @@ from indilog.records import RecordBatch
 from indilog.roles import FrameKind, Location
 from indilog.runtime import segment_rewrite
 from indilog.runtime.segment import segment_path
+from indilog.runtime.spare_segment import SpareSegment
 from tests.unit.runtime.journals import spoil
 from tests.unit.runtime.rewriters import SEGMENT_BYTES, Rewriter, batch, localids
 
@@ -245,6 +246,20 @@ def test_without_room_for_a_copy_none_is_begun(
     assert not (rewriter.directory / "rewritten.new").exists()
     monkeypatch.undo()
     assert rewriter.rest() == 1
+
+
+def test_on_a_full_disk_a_copy_is_begun_when_two_would_fit(
+    rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives back more than it takes, and the next segment has no room anyway."""
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    monkeypatch.setattr(SpareSegment, "starved", True)
+    real = os.statvfs(rewriter.directory)
+    for free, rewrites in ((2000, 0), (3500, 1)):
+        left = os.statvfs_result([1, 1, real[2], free, free, *real[5:10]])
+        monkeypatch.setattr(os, "statvfs", lambda _, left=left: left)
+        assert rewriter.rest() == rewrites
 
 
 def test_a_copy_for_which_the_disk_has_no_room_is_given_up_and_tried_again(
