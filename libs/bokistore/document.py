@@ -26,6 +26,8 @@ names an element of a list. Empty: the whole object."""
 
 Steps: TypeAlias = tuple[str, ...]
 
+TAGS_KEY: Final = "$tags"
+"""Where an object keeps its tags (`bokistore.tags`); no path of a user leads there."""
 STEPS_MAX: Final = 64
 VALUE_DEPTH_MAX: Final = 64
 _NUMBER_MAX: Final = 2**1023
@@ -119,9 +121,28 @@ def steps_of(path: Path) -> Steps:
         raise InvalidObjectError(
             f"A path is names joined by dots, such as 'profile.name', not {path!r}."
         )
+    if steps and steps[0] == TAGS_KEY:
+        raise InvalidObjectError(f"{TAGS_KEY} is the store's own; give tags with put(tags=[...]).")
     if len(steps) > STEPS_MAX:
         raise InvalidObjectError(f"A path has at most {STEPS_MAX} names, this one {len(steps)}.")
     return steps
+
+
+def check_whole(value: Json) -> None:
+    """Refuse a whole object that has what is the store's own in it.
+
+    Raises:
+        InvalidObjectError: it has.
+    """
+    if isinstance(value, dict) and TAGS_KEY in value:
+        raise InvalidObjectError(f"{TAGS_KEY} is the store's own; give tags with put(tags=[...]).")
+
+
+def without_tags(document: Document) -> Document:
+    """Return what users see of a document."""
+    if TAGS_KEY not in document:
+        return document
+    return {key: value for key, value in document.items() if key != TAGS_KEY}
 
 
 def _is_step(step: object) -> bool:
@@ -200,6 +221,8 @@ def before(document: Document | None, write: Write) -> Json:
     there = found(document, write.path)
     if isinstance(write, Pop):
         return copied(there[-1]) if isinstance(there, list) and there else None
+    if isinstance(there, dict) and not write.path:
+        there = without_tags(there)
     return None if there is Absent.ABSENT else copied(there)
 
 

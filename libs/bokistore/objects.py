@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from bokistore.document import (
+    TAGS_KEY,
     Absent,
     AddToSet,
     Delete,
@@ -25,9 +26,11 @@ from bokistore.document import (
     applied,
     before,
     check_value,
+    check_whole,
     encoded,
     found,
     steps_of,
+    without_tags,
 )
 from bokistore.errors import InvalidObjectError
 from bokistore.records import View
@@ -69,7 +72,7 @@ class Obj(Mapping[str, Json]):
         Raises:
             ObjectTypeError: it does not exist, or does not fit the type.
         """
-        return as_type(self.name, self._document, kind)
+        return as_type(self.name, self.value if self.exists else None, kind)
 
     def as_asked(self, kind: type[_TypedT] | None) -> Self | _TypedT | None:
         """Return itself; or its value as of `kind` if that is given, None if it does not exist.
@@ -82,6 +85,11 @@ class Obj(Mapping[str, Json]):
         return self.to(kind) if self.exists else None
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that its last `put` gave it."""
+        return () if self._document is None else tuple(self._document.get(TAGS_KEY, ()))
+
+    @property
     def view(self) -> View:
         """What the snapshot was made from."""
         return self._view
@@ -89,7 +97,7 @@ class Obj(Mapping[str, Json]):
     @property
     def value(self) -> Document:
         """The whole object as plain JSON types; empty if it does not exist."""
-        return {} if self._document is None else self._document
+        return {} if self._document is None else without_tags(self._document)
 
     def at(self, path: Path) -> Json:
         """Return what is at a path.
@@ -97,15 +105,18 @@ class Obj(Mapping[str, Json]):
         Raises:
             KeyError: there is nothing.
         """
-        value = found(self._document, steps_of(path))
+        value = self._found(path)
         if value is Absent.ABSENT:
             raise KeyError(path)
         return value
 
     def get(self, path: Path, default: Json = None) -> Json:
         """Return what is at a path, or `default`."""
-        value = found(self._document, steps_of(path))
+        value = self._found(path)
         return default if value is Absent.ABSENT else value
+
+    def _found(self, path: Path) -> Json | Absent:
+        return found(self.value if self.exists else None, steps_of(path))
 
     def __getitem__(self, path: Path) -> Json:
         return self.at(path)
@@ -113,7 +124,7 @@ class Obj(Mapping[str, Json]):
     def __contains__(self, path: object) -> bool:
         if not isinstance(path, str):
             return False
-        return found(self._document, steps_of(path)) is not Absent.ABSENT
+        return self._found(path) is not Absent.ABSENT
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.value)
@@ -125,7 +136,7 @@ class Obj(Mapping[str, Json]):
         return self.exists
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self._document!r})"
+        return f"{type(self).__name__}({self.name!r}, {self.value if self.exists else None!r})"
 
 
 class TxnObject(Obj):
@@ -193,7 +204,10 @@ def set_at(path: Path, value: Json) -> Set:
         InvalidObjectError: as for all of these, a path or value that cannot be.
     """
     check_value(value)
-    return Set(steps_of(path), value)
+    steps = steps_of(path)
+    if not steps:
+        check_whole(value)
+    return Set(steps, value)
 
 
 def increment_at(path: Path, by: float) -> Increment:
@@ -223,7 +237,10 @@ def merge_at(path: Path, patch: Document) -> Merge:
     check_value(patch)
     if not isinstance(patch, dict):
         raise InvalidObjectError("A merge patch is a JSON object; use set for other values.")
-    return Merge(steps_of(path), patch)
+    steps = steps_of(path)
+    if not steps:
+        check_whole(patch)
+    return Merge(steps, patch)
 
 
 def delete_at(path: Path | None) -> Delete:

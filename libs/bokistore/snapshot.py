@@ -12,6 +12,7 @@ from typing import Final, Self, TypeVar, overload
 from bokistore.objects import Obj
 from bokistore.records import UNWRITTEN, tag_of
 from bokistore.replay import Replay
+from bokistore.tags import index_of
 from indilog.ids import SeqNum
 from indilog.log import Log
 
@@ -78,6 +79,12 @@ class Snapshot:
     async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
         """Return several objects by name, all as of the same place."""
         return {name: await self.get(name) for name in dict.fromkeys(names)}
+
+    async def find(self, tag: str) -> dict[str, Obj]:
+        """Return the objects that have a tag, by name, in the order in which they first got it."""
+        index = await self.get(index_of(tag))
+        found = await self.multi_get(index)
+        return {name: obj for name, obj in found.items() if tag in obj.tags}
 
 
 @dataclass(frozen=True)

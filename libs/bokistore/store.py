@@ -7,7 +7,8 @@ place in the log, so nothing is ever lost between concurrent callers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar, overload
 
 import msgspec
@@ -15,7 +16,18 @@ import msgspec
 from bokistore.cache import ViewCache, cache_of
 from bokistore.checkpoints import is_due
 from bokistore.collection import Collection
-from bokistore.document import Document, Json, Path, Pop, Write, applied, encoded, steps_of
+from bokistore.document import (
+    Document,
+    Json,
+    Path,
+    Pop,
+    Set,
+    Write,
+    applied,
+    check_value,
+    encoded,
+    steps_of,
+)
 from bokistore.document import before as before_write
 from bokistore.errors import DoneBeforeError, MismatchError
 from bokistore.objects import (
@@ -30,9 +42,10 @@ from bokistore.objects import (
 from bokistore.records import View, command_encoded, tag_of
 from bokistore.replay import Replay
 from bokistore.snapshot import Snapshot, Version, versions
+from bokistore.tags import STALE_MAX, TIDIED_MAX, check_own, entry, index_of, tagged
 from bokistore.transaction import Transaction
 from bokistore.types import as_document
-from indilog.errors import AppendOutcomeUnknownError, ConflictError
+from indilog.errors import AppendOutcomeUnknownError, ConflictError, OutcomeUnknownError
 from indilog.ids import SeqNum
 from indilog.log import Log, check_bound
 
@@ -104,13 +117,43 @@ class Store:
         """Return several objects by name, all as of the same place of the log."""
         return await self.snapshot().multi_get(names)
 
-    async def put(self, name: str, value: object) -> Json:
+    async def put(self, name: str, value: object, *, tags: Iterable[str] = ()) -> Json:
         """Replace the whole object by `value`: a dict, a dataclass, a model or a Struct.
 
+        It has the tags that are given, and no others: `find(tag)` finds it by each of them until
+        the next `put`, `set` or `delete` of the whole object; changing a part of it keeps them.
+
         Raises:
-            InvalidObjectError: it is none of these; nothing was appended.
+            InvalidObjectError: it is none of these, or a tag is no text; nothing was appended.
         """
-        return await self.set(name, "", as_document(value))
+        document, indexes = tagged(as_document(value), tags)
+        check_value(document)
+        return await self._operate(name, Set((), document), indexes)
+
+    async def find(self, tag: str) -> dict[str, Obj]:
+        """Return the objects that have a tag, by name, all as of the same place of the log.
+
+        It reads each of them; in a transaction `txn.find` also sees to it that no other gets or
+        loses the tag before it commits.
+
+        Raises:
+            InvalidObjectError: the tag is no text.
+        """
+        view = self.snapshot()
+        found = await view.find(tag)
+        stale = [name for name in await view.get(index_of(tag)) if name not in found]
+        if len(stale) > max(STALE_MAX, len(found)):
+            await self._tidy(tag, stale[:TIDIED_MAX])
+        return found
+
+    async def _tidy(self, tag: str, names: Sequence[str]) -> None:
+        """Take names out of the index of a tag, unless they got it again."""
+
+        async def body(txn: Transaction) -> None:
+            await txn.tidy(tag, names)
+
+        with suppress(ConflictError, OutcomeUnknownError):  # the next lookup tries again
+            await self.transact(body, retries=0)
 
     async def multi_put(self, values: Mapping[str, object]) -> None:
         """Replace several objects, all or none, by one record; last writer wins.
@@ -298,11 +341,15 @@ class Store:
             return done.result  # type: ignore[no-any-return]
         return result if txn_id is None else txn.result
 
-    async def _operate(self, name: str, write: Write) -> Json:
+    async def _operate(self, name: str, write: Write, indexes: Sequence[str] = ()) -> Json:
         """Append one write, then find out from the log what was there before it."""
-        tag, raw = tag_of(name), encoded(write)
-        data = command_encoded({name: [msgspec.Raw(raw)]})
-        seqnum = await self.log.append(data, tags=[tag])
+        check_own(name)
+        tags = [tag_of(name), *map(tag_of, indexes)]
+        raw = encoded(write)
+        writes = {name: [msgspec.Raw(raw)]}
+        writes |= {index: [msgspec.Raw(encoded(entry(name)))] for index in indexes}
+        data = command_encoded(writes)
+        seqnum = await self.log.append(data, tags=tags)
         before = await self._replay.view(name, seqnum - 1)
         document: Document | None = (
             None if before.document is None else msgspec.json.decode(before.document)

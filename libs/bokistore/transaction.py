@@ -11,6 +11,7 @@ is run: of all records with the id only the first that commits counts, for every
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Never, Self
 
@@ -18,10 +19,12 @@ import msgspec
 
 from bokistore.checkpoints import is_due
 from bokistore.document import (
+    Delete,
     Document,
     Json,
     Path,
     Pop,
+    Set,
     Write,
     check_value,
     encoded,
@@ -45,6 +48,8 @@ from bokistore.records import (
     tag_of,
 )
 from bokistore.replay import Replay
+from bokistore.tags import check_own, entry, index_of, tagged
+from bokistore.types import as_document
 from indilog.errors import ConflictError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
@@ -118,11 +123,37 @@ class Transaction:
             self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
         return self._objects[name]
 
+    async def find(self, tag: str) -> dict[str, TxnObject]:
+        """Return the objects that have a tag, by name, as of the snapshot, with the transaction's
+        own writes; each is read like by `get`, and so is the set of them.
+
+        Raises:
+            ConflictError: as `get`.
+        """
+        index = await self.get(index_of(tag))
+        found = {name: await self.get(name) for name in list(index)}
+        return {name: obj for name, obj in found.items() if tag in obj.tags}
+
+    async def tidy(self, tag: str, names: Iterable[str]) -> None:
+        """Take names that have lost a tag out of its index."""
+        index = index_of(tag)
+        for name in names:
+            if tag not in (await self.get(name)).tags:
+                self._buffer(index, Delete((name,)))
+
     async def _horizon(self) -> SeqNum:
         """Return the first seqnum that is not seen, decided once."""
         if not self._horizons:
             self._horizons.append(await self._log.tail())
         return self._horizons[0]
+
+    def put(self, name: str, value: object, *, tags: Iterable[str] = ()) -> None:
+        """Replace the whole object and its tags; see `Store.put`."""
+        document, indexes = tagged(as_document(value), tags)
+        check_value(document)
+        self._write(name, Set((), document))
+        for index in indexes:
+            self._buffer(index, entry(name))
 
     def set(self, name: str, path: Path, value: Json) -> None:
         """Put `value` at `path` of the object."""
@@ -153,6 +184,10 @@ class Transaction:
         self._write(name, delete_at(path))
 
     def _write(self, name: str, write: Write) -> None:
+        check_own(name)
+        self._buffer(name, write)
+
+    def _buffer(self, name: str, write: Write) -> None:
         self._check_open()
         if name in self._objects:
             self._objects[name].write(write)

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pydantic
 
-from bokistore.document import Document, Json
+from bokistore.document import Document, Json, check_whole
 from bokistore.errors import InvalidObjectError, ObjectTypeError
 
 _TypedT = TypeVar("_TypedT")
@@ -62,4 +62,5 @@ def as_document(value: object) -> Document:
         raise InvalidObjectError(
             f"An object is a JSON object, a dataclass or a model, not {type(value).__name__}."
         )
+    check_whole(document)
     return document
