@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from bokistore import Obj, Store, Transaction
-from indilog import App, Context
+from indilog import App, Context, OutcomeUnknownError
 
 app = App("media")
 
@@ -30,6 +30,7 @@ RATING_MAX: Final = 10
 REVIEWS_LISTED_MAX: Final = 100
 """So many of the newest reviews are listed with a user and with a movie; all are counted."""
 REVIEWS_SHOWN_MAX: Final = 8
+UPLOAD_RETRIES: Final = 3
 LOADED_MAX: Final = 30
 """Users or movies at once; a movie is two objects, and a record has at most 64 tags."""
 OBJECTS_SHOWN_MAX: Final = 1000
@@ -69,7 +70,8 @@ async def compose(
     """Publish a review; return its id.
 
     Who repeats a request whose outcome is not known gives the same `request` as before: there will
-    be one review. Without one, each call is another request.
+    be one review. Without one, each call is another request; one with an idempotency key, or an
+    asynchronous one, is repeated by the platform until it has ended.
     """
     if len(text) > TEXT_LENGTH_MAX:
         raise ValueError(f"A review has at most {TEXT_LENGTH_MAX} characters, not {len(text)}.")
@@ -77,11 +79,11 @@ async def compose(
         raise ValueError(f"A rating is 0 to {RATING_MAX}, not {rating}.")
     request = ctx.invocation_id if request is None else _checked("request", request)
     found = await asyncio.gather(
-        ctx.call(upload_user, request=request, user=user),
-        ctx.call(upload_movie_id, request=request, title=title),
-        ctx.call(upload_unique_id, request=request),
-        ctx.call(upload_text, request=request, text=text),
-        ctx.call(upload_rating, request=request, rating=rating),
+        _uploaded(ctx, upload_user, request, user=user),
+        _uploaded(ctx, upload_movie_id, request, title=title),
+        _uploaded(ctx, upload_unique_id, request),
+        _uploaded(ctx, upload_text, request, text=text),
+        _uploaded(ctx, upload_rating, request, rating=rating),
     )
     for known, what in zip(found, (f"user {user!r}", f"movie {title!r}"), strict=False):
         if not known:
@@ -188,6 +190,22 @@ _NO_REVIEWS: Final[dict[str, Any]] = {"count": 0, "stars": 0, "reviews": []}
 
 def _store(ctx: Context) -> Store:
     return Store(ctx.log(LOG))
+
+
+async def _uploaded(
+    ctx: Context, function: Callable[..., Coroutine[Any, Any, Any]], request: str, **part: object
+) -> bool | None:
+    """Call a function that adds a part; again if its worker died, because that harms nothing."""
+    arguments: dict[str, Any] = {"request": request, **part}
+    for retry in range(UPLOAD_RETRIES + 1):
+        try:
+            known: bool | None = await ctx.call(function, **arguments)
+        except OutcomeUnknownError:
+            if retry == UPLOAD_RETRIES:
+                raise
+        else:
+            return known
+    raise AssertionError("the last try returns or raises")
 
 
 async def _add(ctx: Context, request: str, part: str, value: str | int) -> None:

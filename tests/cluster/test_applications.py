@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from functions.media.load import Media
+from functions.travel.hotels import generated_hotels
+from functions.travel.load import Travel
 from functions.workload.demonstration import Application, checked
-from functions.workload.load import Run, run_load
+from functions.workload.load import Request, Run, run_load
 from tests.cluster.function_platform import Platform, running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,19 +27,25 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
 
 async def deploy(platform: Platform, app: str) -> None:
+    """Deploy an application; its workflows have a short lease, so that a test need not wait."""
     folder = ROOT / "functions" / app
     sources = {path.name: path.read_text() for path in folder.glob("*.py")}
+    code = sources["app.py"]
+    sources["app.py"] = code.replace("Flow(app)", "Flow(app, lease=1.0)")
+    assert ("Flow" in code) is (sources["app.py"] != code)
     answer = await platform.http.put(f"/apps/{app}", json={"sources": sources})
     assert answer.status_code == 200, answer.text
 
 
 @asynccontextmanager
-async def killing(platform: Platform, seed: int, killed: list[int]) -> AsyncIterator[None]:
+async def killing(
+    platform: Platform, seed: int, killed: list[int], *, most: int = KILLS
+) -> AsyncIterator[None]:
     """Kill a worker now and then while the block runs, one that has calls to run."""
     choose = random.Random(seed)
 
     async def kill() -> None:
-        while len(killed) < KILLS:
+        while len(killed) < most:
             await asyncio.sleep(choose.uniform(0.05, 0.3))
             busy = [w["pid"] for w in platform.host.status()["workers"] if w["calls"]]
             if busy:
@@ -72,6 +80,20 @@ async def run(platform: Platform, application: Application, seed: int) -> tuple[
     return run, faults
 
 
+@pytest.mark.parametrize(("seed", "capacity"), [(0, 60), (1, 2)])
+async def test_reservations_equal_capacity_used_and_orders_although_workers_are_killed(
+    tmp_path: Path, seed: int, capacity: int
+) -> None:
+    application = Travel(
+        generated_hotels(count=5), flights=4, users=8, capacity=capacity, mix={"reserve": 100.0}
+    )
+    async with running(tmp_path, workers=2) as platform:
+        _, faults = await run(platform, application, seed)
+    assert faults == []
+    assert not application.unknown
+    assert any(application.acknowledged.values())
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_each_review_is_there_once_although_workers_are_killed(
     tmp_path: Path, seed: int
@@ -82,3 +104,34 @@ async def test_each_review_is_there_once_although_workers_are_killed(
     assert faults == []
     assert not application.unknown
     assert len(application.acknowledged) >= done.requests
+
+
+async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_repeated(
+    tmp_path: Path,
+) -> None:
+    """The platform runs it again when the worker that ran it dies."""
+    application = Media(users=5, movies=5)
+    reviewers = application.visitors(1, 1)
+    requests = [reviewers[0].request() for _ in range(30)]
+    killed: list[int] = []
+    async with running(tmp_path, workers=2) as platform:
+        await deploy(platform, "media")
+        await application.load(platform.url, lambda _: None)
+
+        async def compose(request: Request) -> None:
+            arguments = {k: v for k, v in request.arguments.items() if k != "request"}
+            headers = {"idempotency-key": request.arguments["request"]}
+            path = "/functions/media/compose"
+            answer = await platform.http.post(path, json=arguments, headers=headers)
+            while answer.status_code == 503:  # it was not accepted
+                assert answer.json()["retryable"]
+                answer = await platform.http.post(path, json=arguments, headers=headers)
+            assert answer.status_code == 200, answer.text
+            application.keep(request, answer.json())
+
+        async with killing(platform, 1, killed, most=3):
+            await asyncio.gather(*[compose(request) for request in requests])
+        replay, faults = await checked(platform.url, application, lambda *_: None)
+    assert killed
+    assert faults == []
+    assert len(application.acknowledged) == sum(1 for _ in replay.those("review")) == 30

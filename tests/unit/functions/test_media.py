@@ -15,7 +15,8 @@ from functions.media import app as media
 from functions.media.load import Media
 from functions.workload.demonstration import demonstrated, show
 from functions.workload.replay import Replay
-from indilog.errors import FunctionFailedError
+from indilog.errors import FunctionFailedError, WorkerCrashedError
+from indilog.log import Session
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 from tests.unit.functions.stand_in import Functions, serving
@@ -75,6 +76,34 @@ async def test_a_repeated_request_leaves_one_review_wherever_it_broke_off_before
         assert len(reviews) == 1
         assert (await media.movie(functions.context(), "Up")).count == 1
         assert (await media.reader(functions.context(), "ann")).count == 1
+
+
+class Dying(Functions):
+    """Functions whose workers die after they have run, so many times."""
+
+    deaths = 0
+
+    async def call(
+        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+    ) -> bytes:
+        result = await super().call(function, arguments, session, key=key)
+        if self.deaths and function != "media.compose":
+            self.deaths -= 1
+            raise WorkerCrashedError("It died.")
+        return result
+
+
+@pytest.mark.asyncio
+async def test_a_part_whose_worker_died_is_added_again_and_the_review_is_stored_once() -> None:
+    functions = Dying(media.app)
+    await media.load(functions.context(), ["ann"], {"Up": "m1"})
+    functions.deaths = 7
+    await media.compose(functions.context(), **REVIEW, request="q")
+    assert (await media.movie(functions.context(), "Up")).count == 1
+    assert len(functions.calls) == 5 + 7
+    functions.deaths = 1000
+    with pytest.raises(WorkerCrashedError):
+        await media.compose(functions.context(), **REVIEW, request="r")
 
 
 def stored_twice(choose: Choose) -> dict[str, Obj]:
