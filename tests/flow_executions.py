@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-
-import msgspec
+from typing import Any
 
 from bokiflow import Workflow
 from bokiflow.compensation import compensated
 from bokiflow.execution import Execution, read_run
 from bokiflow.fold import Run
 from bokiflow.records import Decided, Finished, Started, Taken, encoded, run_record, run_tag
+from indilog.app import Context
 from indilog.log import Log
+from indilog.signature import ResultType
 from indilog.testing import MemoryLogs
 
 FLOW_LOG = "shop/flow"
@@ -47,14 +48,14 @@ async def take(log: Log, run_id: str, executor: str) -> None:
     await log.append(encoded(Taken(run.epoch + 1, executor)), tags=[run_tag(run_id)])
 
 
-async def execute(log: Log, run_id: str, body: Body) -> Finished:
-    """Execute the run in its newest epoch."""
+async def execute(log: Log, run_id: str, body: Body, *, context: Context | None = None) -> Finished:
+    """Execute the run in its newest epoch, in a function's context if there is one."""
     run = await read_run(log, run_id, Run())
     execution = Execution(log, run_id, run, NeverSure())
-    wf = Workflow(execution, OneLog(log))
+    wf = Workflow(execution, context or OneLog(log))
 
     async def text() -> bytes:
-        return msgspec.json.encode(await body(wf))
+        return ResultType("it", Any).text(await body(wf))
 
     return await execution.execute(compensated(wf.compensations, text()))
 

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any, Final, NamedTuple, Protocol
 
+from xxhash import xxh3_128_hexdigest
+
 from bokiflow import waiting
 from bokiflow.errors import Cancelled, ChangedWorkflowError, StepFailedError
 from bokiflow.fold import Run
@@ -102,6 +104,12 @@ BRANCH: Final[ContextVar[Branch | None]] = ContextVar("branch", default=None)
 """The branch whose code runs; concurrent branches of one workflow each set their own."""
 KEY: Final[ContextVar[str | None]] = ContextVar("key", default=None)
 """The idempotency key of the step whose body runs."""
+
+
+def short_key(key: str, bytes_max: int) -> str:
+    """Return a key where only short ones fit: a long one is replaced by a digest of it."""
+    text = key.encode()
+    return key if len(text) <= bytes_max else xxh3_128_hexdigest(text)
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -9,8 +9,9 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from bokiflow.calls import Call, call
 from bokiflow.children import Child
 from bokiflow.compensation import Compensations
 from bokiflow.execution import Execution
@@ -20,6 +21,7 @@ from bokiflow.run_lock import RunLock
 from bokiflow.signals import Signals
 from bokiflow.timers import sleep, timer
 from bokiflow.transactions import transact
+from indilog.app import Context
 from indilog.log import Log
 
 if TYPE_CHECKING:
@@ -57,6 +59,11 @@ class Operations:
 
     def log(self, name: str) -> Log:
         """Return the log `name`, for the bodies of steps."""
+        raise NotImplementedError
+
+    @property
+    def ctx(self) -> Context:
+        """The context of the function that executes this, for its calls."""
         raise NotImplementedError
 
     @cached_property
@@ -194,6 +201,54 @@ class Operations:
     ) -> Child:
         text = child.arguments_text(arguments, named)
         return Child(self.execution, child, self.execution.number(), text)
+
+    # --- functions
+
+    @overload
+    def call(
+        self,
+        function: Callable[..., Coroutine[Any, Any, _ValueT]],
+        /,
+        *arguments: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> Coroutine[Any, Any, _ValueT]: ...
+
+    @overload
+    def call(
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *arguments: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> Coroutine[Any, Any, Any]: ...
+
+    def call(
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *arguments: Any,
+        **named: Any,
+    ) -> Coroutine[Any, Any, Any]:
+        """Call a function of an application and return its result; the call has one outcome.
+
+        The platform records the call under the key of this operation, so however many execute this
+        and whatever dies, one outcome is decided, and the function is not run again once it has
+        one. A run whose worker is lost is begun again: the body of the function may run more than
+        once. What must happen once in it belongs into a workflow (`run`), or into a transaction
+        with an id.
+
+        Args:
+            function: a decorated function, or `"app.function"`, which takes named arguments only.
+            arguments: of the function.
+            named: arguments by name.
+
+        Raises:
+            StepFailedError: the function raised, or its worker was lost each time; so it is
+                decided.
+            FlowSettingsError: it is no function of an application.
+        """
+        of = Call(function, arguments, named)
+        return call(self.execution, self.execution.number(), lambda: self.ctx, of)
 
     # --- stores
 

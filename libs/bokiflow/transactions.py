@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from xxhash import xxh3_128_hexdigest
 
 from bokiflow import waiting
 from bokiflow.body import Body
-from bokiflow.execution import Execution, Outcome, Stopped, failure_of, raise_failure
+from bokiflow.execution import Execution, Outcome, Stopped, failure_of, raise_failure, short_key
 from bokiflow.news import is_passing
 from bokiflow.records import Failure
 from indilog.errors import ConflictError, IndilogError
@@ -46,8 +45,7 @@ async def transact(
 ) -> Any:  # noqa: ANN401 - of the body's type
     """See `Operations.transact`."""
     known = Body(body, name)
-    key = execution.key(number)
-    txn_id = key if len(key.encode()) <= _ID_BYTES_MAX else xxh3_128_hexdigest(key.encode())
+    txn_id = short_key(execution.key(number), _ID_BYTES_MAX)
     errors: list[BaseException] = []
 
     async def wrote(txn: Transaction) -> Any:  # noqa: ANN401

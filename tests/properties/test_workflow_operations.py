@@ -16,7 +16,8 @@ from unittest import mock
 import msgspec
 import pytest
 
-from bokiflow import Workflow, lock, waiting
+import indilog
+from bokiflow import Workflow, calls, lock, transactions, waiting
 from bokiflow.compensation import compensated
 from bokiflow.execution import Execution, Stopped, read_run
 from bokiflow.fold import Run
@@ -302,6 +303,55 @@ def test_a_transaction_counts_as_the_log_decided() -> None:
     check_transactions(400)
 
 
+# --- calls
+
+
+app = indilog.App("shop")
+
+
+@app.function
+async def serve(ctx: indilog.Context, executor: str) -> str:
+    """Only its signature counts here."""
+    return executor
+
+
+class Platform:
+    """Runs each call of one key once: the first of its records counts."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    async def call(self, function: object, *, idempotency_key: str, executor: str) -> str:
+        tag = f"call:{idempotency_key or executor}"
+        if await self._log.read_next(tag) is None:
+            await self._log.append(executor.encode(), tags=[tag])
+        record = await self._log.read_next(tag)
+        assert record is not None
+        return record.data.decode()
+
+
+async def calling(wf: Workflow, executor: str) -> object:
+    return await wf.call(serve, executor)
+
+
+def check_calls() -> None:
+    def run(choose: Choose) -> Outcome:
+        return run_twice(calling, choose)
+
+    platform = property(lambda wf: Platform(wf.execution.log))
+    with mock.patch.object(Workflow, "ctx", platform):
+        for count, outcome in enumerate(interleavings(run)):  # noqa: B007 - counted
+            tag = f"call:{FLOW_LOG}/{RUN}/1"
+            first = now(outcome.logs.log(FLOW_LOG).read_next(tag))
+            assert first is not None, "it is called under the key of the operation"
+            assert outcome.result == first.data.decode()
+    assert count > 50
+
+
+def test_a_call_has_the_platforms_one_outcome_in_every_interleaving() -> None:
+    check_calls()
+
+
 # --- planted bugs: each must be caught by the checks above
 
 
@@ -337,6 +387,23 @@ def anybody_locks(self: RunLock, execution: Execution, *others: Any) -> None:  #
 made = RunLock.__init__
 
 
+def no_key(key: str, bytes_max: int) -> str:
+    return ""
+
+
+patiently = transactions._patiently
+
+
+async def failure_is_told_only(store: Store, body: Any, txn_id: str) -> Any:  # noqa: ANN401
+    if body.__name__ == "failed":
+        return await body(None)
+    return await patiently(store, body, txn_id)
+
+
+def check_some_transactions() -> None:
+    check_transactions(200)
+
+
 @pytest.mark.parametrize(
     ("where", "what", "planted", "check"),
     [
@@ -344,10 +411,12 @@ made = RunLock.__init__
         (Execution, "catch_up", nobody_looks, check_steps),
         (Signals, "_take", taken_again, check_signals),
         (RunLock, "__init__", anybody_locks, check_locks),
+        (calls, "short_key", no_key, check_calls),
+        (transactions, "_patiently", failure_is_told_only, check_some_transactions),
     ],
 )
 def test_a_planted_bug_is_caught(
-    where: type, what: str, planted: Callable[..., Any], check: Callable[[], None]
+    where: object, what: str, planted: Callable[..., Any], check: Callable[[], None]
 ) -> None:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(where, what, planted))
