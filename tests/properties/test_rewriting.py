@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from hypothesis import given
@@ -80,24 +81,30 @@ class Story:
     def open_again(self) -> None:
         self.rewriter = self.rewriter.again()
         assert None not in self.rewriter.found
-        found = list(zip(self.rewriter.found, self.rewriter.places, strict=True))
-        for written in self.model:
-            if written.gone:
-                continue
+        expected = iter(self.model)
+        for frame, place in zip(self.rewriter.found, self.rewriter.places, strict=True):
+            assert frame is not None
+            kind, payload = frame
             # Notes of what is gone stand between; what lives comes in its order.
-            while True:
-                frame, place = found.pop(0)
-                assert frame is not None
-                kind, payload = frame
-                if kind not in {FrameKind.GONE, FrameKind.GONE_RECORDS}:
-                    break
-            assert kind is written.kind
-            assert payload in written.versions
-            written.versions, written.place = [payload], place
-        assert all(f is not None and f[0] in {170, 6} for f, _ in found)
+            if kind not in {FrameKind.GONE, FrameKind.GONE_RECORDS}:
+                written = self._next_found(expected, payload)
+                assert kind is written.kind
+                written.versions, written.place, written.gone = [payload], place, False
+        assert all(written.gone for written in expected)
         self._check_gone()
         # What was gone is known by its records now, and by no place.
         self.model = [written for written in self.model if not written.gone]
+
+    @staticmethod
+    def _next_found(expected: Iterator[Written], payload: bytes) -> Written:
+        """Return which one it is: the next that lives, or one before it that was discarded while
+        its file was being rewritten, so that a stop came before the mark. That one is whole.
+        """
+        for written in expected:
+            if payload in written.versions:
+                return written
+            assert written.gone, "what lives comes in its order"
+        raise AssertionError("more is found than was written")
 
     def _check_gone(self) -> None:
         """Every localid was written once, and is in one frame."""
