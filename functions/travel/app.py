@@ -1,9 +1,9 @@
 """Search for hotels, recommend some, check a user, reserve a room and a seat.
 
-`reserve` starts a workflow. Its first step is one transaction over the hotel's and the flight's
-capacity: both are decremented, or neither; its second begins the order, a workflow of its own that
-nobody waits for. The log decides each step once, so a reservation takes one room and one seat and
-leads to one order, whichever workers die on the way.
+`reserve` starts a workflow. Its first operation is one transaction over the hotel's and the
+flight's capacity: both are decremented, or neither; its second begins the order, a workflow of its
+own that nobody waits for. The log decides each of them once, so a reservation takes one room and
+one seat and leads to one order, whichever workers die on the way.
 
 State is objects of BokiStore in the log `travel`: `map` (where the hotels are, what they cost),
 `hotel:{id}`, `rooms:{hotel}` and `seats:{flight}` (`capacity`, and what is `left`), `user:{name}`,
@@ -33,8 +33,6 @@ LOADED_MAX: Final = 30
 """Hotels, flights and users at once; a hotel is two objects, and a record has at most 64 tags."""
 ORDERS_LISTED_MAX: Final = 100
 OBJECTS_SHOWN_MAX: Final = 1000
-RETRIES: Final = 20
-"""Of a step: what it fails on (a conflict, no place to run) passes."""
 _NAME_LENGTH_MAX: Final = 128
 
 
@@ -78,6 +76,8 @@ class Receipt:
     id: str
     reserved: bool
     """False: the hotel or the flight is full."""
+    run: str | None = None
+    """Of the workflow that places the order."""
 
 
 @app.function
@@ -150,10 +150,16 @@ async def reserve(
 @app.function
 async def order_of(ctx: Context, request: str, wait_s: float = 30.0) -> Order | None:
     """Return the order of a reservation when it is placed; None if nothing was reserved."""
-    if not await _store(ctx).get(f"reservation:{request}"):
+    store = _store(ctx)
+    if not await store.get(f"reservation:{request}"):
         return None
-    await ordering.handle(f"order:{request}").result(wait_s)
-    return await _store(ctx).get(f"order:{request}", Order)
+    placed = await store.get(f"order:{request}", Order)
+    if placed is None:
+        receipt = await reserving.handle(f"reserve:{request}").result(wait_s)
+        assert receipt.run is not None, "something was reserved"
+        await ordering.handle(receipt.run).result(wait_s)
+        placed = await store.get(f"order:{request}", Order)
+    return placed
 
 
 @app.function
@@ -200,52 +206,41 @@ async def objects(ctx: Context, names: list[str]) -> list[dict[str, Any] | None]
 async def reserving(wf: Workflow, order: Order) -> Receipt:
     """Take a room and a seat, then begin the order and leave it to itself."""
 
-    async def take(ctx: Context) -> bool:
-        return await taken(_store(ctx), order, wf.key)
+    async def take_both(txn: Transaction) -> bool:
+        return await take(txn, order)
 
-    async def begin_order() -> None:
-        await ordering.start(order, id=f"order:{order.id}")
-
-    reserved = await wf.step(take, retries=RETRIES)
-    if reserved:
-        await wf.step(begin_order, retries=RETRIES)
-    return Receipt(order.id, reserved)
+    if not await wf.transact(Store(wf.log(LOG)), take_both):
+        return Receipt(order.id, reserved=False)
+    child = await wf.start_child(ordering, order)
+    return Receipt(order.id, reserved=True, run=child.id)
 
 
 @flow.workflow
 async def ordering(wf: Workflow, order: Order) -> None:
     """Place the order of a reservation."""
 
-    async def place(ctx: Context) -> None:
-        await placed(_store(ctx), order, wf.key)
+    async def place_it(txn: Transaction) -> None:
+        place(txn, order)
 
-    await wf.step(place, retries=RETRIES)
-
-
-async def taken(store: Store, order: Order, key: str) -> bool:
-    """Take one room and one seat if both are left; tell whether. Once, whoever repeats it."""
-
-    async def body(txn: Transaction) -> bool:
-        rooms, seats = await txn.get(f"rooms:{order.hotel}"), await txn.get(f"seats:{order.flight}")
-        if rooms["left"] < 1 or seats["left"] < 1:
-            return False
-        rooms.increment("left", -1)
-        seats.increment("left", -1)
-        txn.set(f"reservation:{order.id}", "", asdict(order))
-        return True
-
-    return await store.transact(body, id=key)
+    await wf.transact(Store(wf.log(LOG)), place_it)
 
 
-async def placed(store: Store, order: Order, key: str) -> None:
-    """Write the order down with itself and with its user. Once, whoever repeats it."""
+async def take(txn: Transaction, order: Order) -> bool:
+    """Take one room and one seat if both are left; tell whether."""
+    rooms, seats = await txn.get(f"rooms:{order.hotel}"), await txn.get(f"seats:{order.flight}")
+    if rooms["left"] < 1 or seats["left"] < 1:
+        return False
+    rooms.increment("left", -1)
+    seats.increment("left", -1)
+    txn.set(f"reservation:{order.id}", "", asdict(order))
+    return True
 
-    async def body(txn: Transaction) -> None:
-        txn.set(f"order:{order.id}", "", asdict(order))
-        txn.push(f"orders:{order.user}", "orders", order.id, limit=ORDERS_LISTED_MAX)
-        txn.increment(f"orders:{order.user}", "count")
 
-    await store.transact(body, id=key)
+def place(txn: Transaction, order: Order) -> None:
+    """Write the order down with itself and with its user."""
+    txn.set(f"order:{order.id}", "", asdict(order))
+    txn.push(f"orders:{order.user}", "orders", order.id, limit=ORDERS_LISTED_MAX)
+    txn.increment(f"orders:{order.user}", "count")
 
 
 def _store(ctx: Context) -> Store:

@@ -1,5 +1,5 @@
 """The applications under load while worker processes are killed at random: what they promise holds
-(WORKLOADS 4 and 5).
+(docs/WORKLOADS.md, 3, 5 and 6).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from functions.media.load import Media
+from functions.social.graph import synthetic_graph
+from functions.social.load import SocialNetwork
 from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
 from functions.workload.demonstration import Application, checked
@@ -104,6 +106,16 @@ async def test_each_review_is_there_once_although_workers_are_killed(
     assert faults == []
     assert not application.unknown
     assert len(application.acknowledged) >= done.requests
+
+
+async def test_acknowledged_posts_are_there_once_although_workers_are_killed(
+    tmp_path: Path,
+) -> None:
+    application = SocialNetwork(synthetic_graph(people=40, friends_each=3))
+    async with running(tmp_path, workers=2) as platform:
+        _, faults = await run(platform, application, 1)
+    assert faults == []
+    assert application.acknowledged
 
 
 async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_repeated(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Coroutine
 from typing import Any, Literal
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from bokistore import Obj, Store
+from bokistore import Obj, Store, Transaction
 from functions.travel import app as travel
 from functions.travel.app import Hotel, Order, Receipt
 from functions.travel.hotels import generated_hotels
@@ -90,7 +91,8 @@ async def test_a_user_is_who_knows_the_password() -> None:
 @pytest.mark.asyncio
 async def test_a_reservation_takes_a_room_and_a_seat_and_leads_to_an_order() -> None:
     functions = await a_town()
-    assert await travel.reserve(functions.context(), **WISH, request="q") == Receipt("q", True)
+    receipt = await travel.reserve(functions.context(), **WISH, request="q")
+    assert (receipt.id, receipt.reserved) == ("q", True)
     assert await left(functions, "rooms:h0", "seats:f0") == [1, 1]
     placed = await travel.order_of(functions.context(), "q")
     assert placed == Order("q", "ann", "h0", "f0")
@@ -101,7 +103,8 @@ async def test_a_reservation_takes_a_room_and_a_seat_and_leads_to_an_order() -> 
 async def test_a_repeated_request_reserves_and_orders_once() -> None:
     functions = await a_town()
     asked = [travel.reserve(functions.context(), **WISH, request="q") for _ in range(5)]
-    assert await asyncio.gather(*asked) == [Receipt("q", True)] * 5
+    receipts = await asyncio.gather(*asked)
+    assert receipts == [Receipt("q", reserved=True, run=receipts[0].run)] * 5
     await travel.order_of(functions.context(), "q")
     assert await left(functions, "rooms:h0", "seats:f0") == [1, 1]
     assert (await objects_of(functions).get("orders:ann"))["count"] == 1
@@ -170,11 +173,14 @@ def taken_by_two(choose: Choose, ids: tuple[str, str]) -> tuple[list[bool], dict
             await setup.set(name, "", {"capacity": 1, "left": 1})
 
     asyncio.run(prepared())
-    both = [
-        travel.taken(Store(SteppedLog(log)), Order(one, "ann", "h0", "f0"), f"key-{one}")
-        for one in ids
-    ]
-    told = run_stepped(both, choose)
+
+    def taken(id_: str) -> Coroutine[Any, Any, bool]:
+        async def take(txn: Transaction) -> bool:
+            return await travel.take(txn, Order(id_, "ann", "h0", "f0"))
+
+        return Store(SteppedLog(log)).transact(take, id=f"key-{id_}")
+
+    told = run_stepped([taken(one) for one in ids], choose)
     names = ["rooms:h0", "seats:f0", "reservation:a", "reservation:b"]
     return told, asyncio.run(Store(log).multi_get(names))
 
