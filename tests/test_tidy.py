@@ -29,6 +29,7 @@ ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute")
 SHELLS = (
     "compute/gateway",
     "compute/invocations/arrivals.py",
+    "compute/invocations/checkpoints.py",
     "compute/invocations/runs.py",
     "compute/invocations/service.py",
     "compute/workers",

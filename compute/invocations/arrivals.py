@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 
+from compute.invocations.records import Ended
 from indilog.ids import SeqNum
 
 
@@ -14,7 +15,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
-        self._outcomes: dict[str, list[asyncio.Future[None]]] = {}
+        self._outcomes: dict[str, list[asyncio.Future[Ended | None]]] = {}
         self._numbers = itertools.count()
 
     async def seqnum(self, seqnum: SeqNum, end: SeqNum) -> None:
@@ -25,12 +26,14 @@ class Arrivals:
         heapq.heappush(self._reading, (seqnum, next(self._numbers), waiting))
         await waiting
 
-    async def outcome(self, id: str) -> None:  # noqa: A002 - it is called so
-        """Wait until the outcome of an open invocation is read."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
+        """Wait until the outcome of an open invocation is read, and return it; None: it may have
+        been read.
+        """
+        waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)
         try:
-            await waiting
+            return await waiting
         finally:
             if (others := self._outcomes.get(id)) is not None:
                 others.remove(waiting)
@@ -40,14 +43,20 @@ class Arrivals:
     def read(self, end: SeqNum) -> None:
         """The records below `end` are read."""
         while self._reading and self._reading[0][0] < end:
-            _resolve(heapq.heappop(self._reading)[2])
+            waiting = heapq.heappop(self._reading)[2]
+            if not waiting.done():
+                waiting.set_result(None)
 
-    def ended(self, id: str) -> None:  # noqa: A002 - it is called so
+    def ended(self, event: Ended) -> None:
         """The outcome of an invocation is read."""
-        for waiting in self._outcomes.pop(id, ()):
-            _resolve(waiting)
+        self._tell(event.id, event)
 
+    def all_ended(self) -> None:
+        """Any outcome may have been read: let all look who wait for one."""
+        for id_ in list(self._outcomes):
+            self._tell(id_, None)
 
-def _resolve(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
+    def _tell(self, id_: str, event: Ended | None) -> None:
+        for waiting in self._outcomes.pop(id_, ()):
+            if not waiting.done():
+                waiting.set_result(event)

@@ -1,5 +1,5 @@
 """What one compute node does next about invocations: which calls it begins, what it claims, whom it
-gives up, what it trims. `now` (seconds since 1970) in, actions out.
+gives up, when it writes a checkpoint. `now` (seconds since 1970) in, actions out.
 
 Whoever accepted an invocation, or freed it, comes first to run it; another node claims it a lease
 later. An executor that runs something says so three times a lease; one that was silent for a lease
@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeAlias
 
-from compute.invocations.fold import Fold, Invocation, node_of
+from compute.invocations.checkpoint import Invocation
+from compute.invocations.fold import Fold, node_of
 from compute.invocations.records import (
     EXECUTORS_TAG,
     Alive,
@@ -31,7 +32,7 @@ CLAIMS_MAX: Final = 100
 """Invocations in one claim."""
 _STREAMS_MAX: Final = 16
 """Streams of the invocations in one claim."""
-_TRIM_RECORDS_MIN: Final = 1000
+_CHECKPOINT_RECORDS_MIN: Final = 1000
 
 
 class Append(NamedTuple):
@@ -53,14 +54,11 @@ class Abandon(NamedTuple):
     id: str
 
 
-class Trim(NamedTuple):
-    """Nobody needs the records of this stream below `until`."""
-
-    stream: str
-    until: SeqNum
+class WriteCheckpoint(NamedTuple):
+    """Record what the log amounts to, and trim what nobody needs then."""
 
 
-Action: TypeAlias = Append | Begin | Abandon | Trim
+Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 
 
 class _Heard(NamedTuple):
@@ -94,6 +92,10 @@ class Executor:
         """The compute node's name."""
         return node_of(self.name)
 
+    def follows(self, fold: Fold) -> None:
+        """Go by this fold from now on."""
+        self._fold = fold
+
     def renamed(self, name: str) -> list[Abandon]:
         """The log says that this executor is dead: go on as another one."""
         stopped = [Abandon(id_) for id_ in sorted(self.begun)]
@@ -109,7 +111,7 @@ class Executor:
             *self._claim(now),
             *self._beat(now),
             *self._run_scheduled(now),
-            *self._trim(),
+            *self._write_checkpoint(),
         ]
 
     def deadline(self) -> float | None:
@@ -171,9 +173,12 @@ class Executor:
             for accepted in self._schedules.due(self._fold, self.name, now):
                 yield Append(accepted, (accepted.stream,))
 
-    def _trim(self) -> Iterable[Action]:
-        for stream, until in self._fold.trimmable(records_min=_TRIM_RECORDS_MIN):
-            yield Trim(stream, until)
+    def _write_checkpoint(self) -> Iterable[Action]:
+        """Let the first node do it when enough is new, and further ones when it did not."""
+        new = self._fold.count - self._fold.checkpointed
+        enough = max(_CHECKPOINT_RECORDS_MIN, 2 * self._fold.size)
+        if new >= enough * (1 + self._schedules.rank):
+            yield WriteCheckpoint()
 
 
 def _gave_up(executor: str, invocation: Invocation) -> Ended:

@@ -7,28 +7,31 @@ runs, the first outcome. Time is the log's own, the latest record time so far.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, assert_never
 
 from sortedcontainers import SortedList
 
+from compute.invocations.checkpoint import Checkpoint, Invocation
 from compute.invocations.records import (
     EXECUTORS_TAG,
-    STREAMS,
     Accepted,
     Alive,
+    Checkpointed,
     Claimed,
     Ended,
     Event,
     Freed,
     GivenUp,
     digest_of,
-    schedule_tag,
 )
 from indilog.ids import SeqNum
 
 _GIVEN_UP_REMEMBERED: Final = 1000
+_RECENT: Final = 100_000
+"""Seqnums of records that are remembered to compare with a checkpoint."""
 
 
 class FoldLimits(NamedTuple):
@@ -39,35 +42,6 @@ class FoldLimits(NamedTuple):
     results_kept_bytes_max: int
     retry_s_min: float
     retry_s_max: float
-
-
-@dataclass(slots=True, eq=False)
-class Invocation:
-    """One invocation.
-
-    Attributes:
-        seqnum: of its `Accepted`, which has the arguments.
-        due: nobody runs it before, seconds since 1970.
-        executor: who runs it, if anybody does.
-        tries: how often somebody has begun to run it.
-        node: whose executors come first to claim it.
-        ended: seqnum of its outcome; `ended_at` is when. Valid when it is over.
-    """
-
-    id: str
-    seqnum: SeqNum
-    function: str
-    due: float
-    node: str
-    stream: str
-    key: str
-    digest: bytes
-    size: int
-    executor: str | None = None
-    tries: int = 0
-    ended: SeqNum | None = None
-    ended_at: float = 0.0
-    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -85,12 +59,18 @@ class _Kept:
         self.over: deque[Invocation] = deque()
         self.size = 0
 
+    def add(self, over: Invocation) -> None:
+        self.over.append(over)
+        self.size += over.size
+
 
 class Fold:
     """Applies the records in order.
 
     Attributes:
         end: records below this seqnum are applied.
+        count: how many that are, over all time.
+        checkpointed: how many of them a checkpoint covers.
         clock: the latest time of a record.
         open: those that are not over, by id.
         executors: who runs something, by name.
@@ -99,10 +79,12 @@ class Fold:
 
     def __init__(self, limits: FoldLimits) -> None:
         self.end: SeqNum = 0
+        self.count = 0
+        self.checkpointed = 0
         self.clock = 0.0
         self.open: dict[str, Invocation] = {}
         self.executors: dict[str, Running] = {}
-        self.last_at: dict[str, tuple[float, SeqNum]] = {}
+        self.last_at: dict[str, float] = {}
         self._limits = limits
         self._over: dict[str, Invocation] = {}
         self._keys: dict[tuple[str, str], Invocation] = {}
@@ -111,7 +93,9 @@ class Fold:
         self._free: SortedList[tuple[float, SeqNum, str]] = SortedList()
         self._given_up: OrderedDict[str, None] = OrderedDict()
         self._needed: dict[str, SortedList[SeqNum]] = {}
-        self._seen: dict[str, int] = {}
+        self._grown: set[str] = set()
+        self._recent: deque[SeqNum] = deque()
+        self._recent_from: SeqNum = 0
 
     # --- applying records
 
@@ -119,6 +103,10 @@ class Fold:
         """Take in the record at `seqnum`."""
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
+        self.count += 1
+        if len(self._recent) == _RECENT:
+            self._recent_from = self._recent.popleft() + 1
+        self._recent.append(seqnum)
         self.clock = max(self.clock, time)
         self._expire()
         match event:
@@ -128,32 +116,32 @@ class Fold:
                 self._accept(seqnum, event)
             case Claimed(executor, ids):
                 self._claim(seqnum, executor, ids)
-            case Freed(executor, id_, is_lost):
-                self._heard(executor, seqnum)
-                if (freed := self.open.get(id_)) is not None and freed.executor == executor:
-                    self._release(freed, node_of(executor), is_lost=is_lost)
+            case Freed():
+                self._free_again(seqnum, event)
             case Ended():
                 self._end(seqnum, event)
             case Alive(executor):
-                self._count(EXECUTORS_TAG)
+                self._grown.add(EXECUTORS_TAG)
                 self._heard(executor, seqnum)
             case GivenUp(executor, seen, by):
-                self._count(EXECUTORS_TAG)
+                self._grown.add(EXECUTORS_TAG)
                 self._give_up(executor, seen, node_of(by))
+            case Checkpointed():
+                self._cover(event)
             case unreachable:
                 assert_never(unreachable)
 
     def _accept(self, seqnum: SeqNum, event: Accepted) -> None:
         stream = event.stream
-        self._count(stream)
+        self._grown.add(stream)
         self._heard(event.executor, seqnum)
         is_known = event.id in self.open or event.id in self._over
         if is_known or (event.function, event.key) in self._keys:
             return
         if event.schedule:
-            if event.at <= self.last_at.get(event.schedule, (0.0, 0))[0]:
+            if event.at <= self.last_at.get(event.schedule, 0.0):
                 return
-            self.last_at[event.schedule] = event.at, seqnum
+            self.last_at[event.schedule] = event.at
         made = Invocation(
             event.id,
             seqnum,
@@ -166,9 +154,7 @@ class Fold:
             len(event.arguments),
         )
         self.open[made.id] = made
-        self._needed.setdefault(stream, SortedList()).add(seqnum)
-        if made.key:
-            self._keys[made.function, made.key] = made
+        self._remember(made)
         if event.due or event.executor in self._given_up:
             self._free.add(_place(made))
         else:
@@ -181,7 +167,6 @@ class Fold:
             if claimed.executor is None:
                 self._free.remove(_place(claimed))
                 self._run(claimed, executor, seqnum)
-                self._count(claimed.stream)
         self._heard(executor, seqnum)
 
     def _end(self, seqnum: SeqNum, event: Ended) -> None:
@@ -189,14 +174,21 @@ class Fold:
         over = self.open.pop(event.id, None)
         if over is None:
             return  # not the first outcome
-        self._count(over.stream)
         self._stop(over)
         over.ended, over.ended_at, over.failed = seqnum, self.clock, event.result is None
         over.size += len(event.result or b"")
         self._over[over.id] = over
-        kept = self._kept[bool(over.key)]
-        kept.over.append(over)
-        kept.size += over.size
+        self._kept[bool(over.key)].add(over)
+
+    def _free_again(self, seqnum: SeqNum, event: Freed) -> None:
+        self._heard(event.executor, seqnum)
+        freed = self.open.get(event.id)
+        if freed is not None and freed.executor == event.executor:
+            self._release(freed, node_of(event.executor), is_lost=event.is_lost)
+
+    def _cover(self, event: Checkpointed) -> None:
+        if event.part == event.parts - 1:
+            self.checkpointed = max(self.checkpointed, event.count)
 
     def _give_up(self, executor: str, seen: SeqNum, node: str) -> None:
         running = self.executors.get(executor)
@@ -229,7 +221,6 @@ class Fold:
     def _release(self, invocation: Invocation, node: str, *, is_lost: bool) -> None:
         """Nobody runs it any more; it is due again, after a pause that doubles with its tries."""
         self._stop(invocation)
-        self._count(invocation.stream)
         invocation.node = node
         pause_s = 0.0
         if is_lost:
@@ -261,9 +252,6 @@ class Fold:
         self._needed[over.stream].remove(over.seqnum)
         if over.key:
             del self._keys[over.function, over.key]
-
-    def _count(self, stream: str) -> None:
-        self._seen[stream] = self._seen.get(stream, 0) + 1
 
     # --- questions
 
@@ -304,25 +292,77 @@ class Fold:
                 return min(earliest, due)
         return earliest
 
-    def trimmable(self, *, records_min: int) -> list[tuple[str, SeqNum]]:
-        """Return the streams that have had `records_min` records since they were last returned, and
-        the first seqnum that each of them needs.
+    @property
+    def size(self) -> int:
+        """How many invocations are remembered, over or not."""
+        return len(self.open) + len(self._over)
+
+    def trimmable(self, end: SeqNum) -> list[tuple[str, SeqNum]]:
+        """Return the streams that have had records since they were last returned, and the first
+        seqnum of each that somebody needs who begins with a checkpoint of the records below `end`.
         """
-        found = [stream for stream, count in self._seen.items() if count >= records_min]
-        for stream in found:
-            del self._seen[stream]
-        return [(stream, self._needed_from(stream)) for stream in found]
+        streams, self._grown = sorted(self._grown), set()
+        return [(stream, min(self._needed_from(stream), end)) for stream in streams]
 
     def _needed_from(self, stream: str) -> SeqNum:
-        if stream == EXECUTORS_TAG:
-            running = [self.open[i].seqnum for r in self.executors.values() for i in r.ids]
-            return min([*running, self._needed_from(STREAMS[0])])
         needed = self._needed.get(stream)
-        first = needed[0] if needed else self.end
-        for schedule, (_, seqnum) in self.last_at.items():
-            if schedule_tag(schedule) == stream:
-                first = min(first, seqnum)
-        return first
+        return needed[0] if needed else self.end
+
+    def agrees(self, checkpoint: Checkpointed) -> bool:
+        """Tell whether the records that a checkpoint covers are those that were applied here; True
+        also for one that covers less than what is known of that.
+        """
+        if checkpoint.end < self._recent_from:
+            return True
+        later = len(self._recent) - bisect_left(self._recent, checkpoint.end)
+        return self.count - later == checkpoint.count
+
+    # --- checkpoints
+
+    def checkpoint(self) -> Checkpoint:
+        """Return all of it."""
+        return Checkpoint(
+            end=self.end,
+            count=self.count,
+            clock=self.clock,
+            open=tuple(self.open.values()),
+            over=tuple(self._over.values()),
+            executors={name: running.last for name, running in self.executors.items()},
+            given_up=tuple(self._given_up),
+            last_at=dict(self.last_at),
+        )
+
+    @classmethod
+    def restored(cls, limits: FoldLimits, checkpoint: Checkpoint) -> Fold:
+        """Return what the checkpoint says."""
+        fold = cls(limits)
+        fold.end, fold.count, fold.clock = checkpoint.end, checkpoint.count, checkpoint.clock
+        fold.checkpointed, fold._recent_from = checkpoint.count, checkpoint.end
+        fold._restore(checkpoint)
+        return fold
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.last_at = dict(checkpoint.last_at)
+        self._given_up.update(dict.fromkeys(checkpoint.given_up))
+        for name, last in checkpoint.executors.items():
+            self.executors[name] = Running(last)
+        for invocation in checkpoint.open:
+            self.open[invocation.id] = invocation
+            self._remember(invocation)
+            if invocation.executor is None:
+                self._free.add(_place(invocation))
+            else:
+                self.executors[invocation.executor].ids.add(invocation.id)
+        for over in checkpoint.over:
+            self._over[over.id] = over
+            self._remember(over)
+            self._kept[bool(over.key)].add(over)
+
+    def _remember(self, invocation: Invocation) -> None:
+        self._grown.add(invocation.stream)
+        self._needed.setdefault(invocation.stream, SortedList()).add(invocation.seqnum)
+        if invocation.key:
+            self._keys[invocation.function, invocation.key] = invocation
 
     def check_invariants(self) -> None:
         """Assert that everything open is either free or run by exactly one executor."""

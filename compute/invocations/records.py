@@ -24,6 +24,7 @@ VERSION: Final = 1
 _MAGIC: Final = b"\xb0V"
 _PREFIX: Final = _MAGIC + bytes((VERSION,))
 EXECUTORS_TAG: Final = "executors"
+CHECKPOINTS_TAG: Final = "checkpoints"
 _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
 STREAMS: Final = tuple(f"delay:{n}" for n in range(len(_STREAM_DELAYS_S) + 1))
 KEY_CHARACTERS_MAX: Final = 255
@@ -102,7 +103,20 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
     by: str
 
 
-Event: TypeAlias = Accepted | Claimed | Freed | Ended | Alive | GivenUp
+class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpointed"):
+    """One of `parts` records that together say what the first `count` records amount to: those
+    below the seqnum `end`. `id` tells which belong together.
+    """
+
+    id: str
+    part: Annotated[int, msgspec.Meta(ge=0)]
+    parts: Annotated[int, msgspec.Meta(ge=1)]
+    count: Annotated[int, msgspec.Meta(ge=0)]
+    end: _SeqNum
+    data: bytes
+
+
+Event: TypeAlias = Accepted | Claimed | Freed | Ended | Alive | GivenUp | Checkpointed
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Event).decode
@@ -137,9 +151,10 @@ def decoded(data: bytes) -> Event | None:
     return event
 
 
-def stream_of(delay_s: float) -> str:
+def stream_of(delay_s: float, key: str = "") -> str:
     """Return the stream (a tag) of an invocation that is due after `delay_s`."""
-    return STREAMS[bisect_left(_STREAM_DELAYS_S, delay_s)]
+    stream = STREAMS[bisect_left(_STREAM_DELAYS_S, delay_s)]
+    return f"key:{stream}" if key else stream  # those with a key are kept longer
 
 
 def schedule_tag(schedule: str) -> str:

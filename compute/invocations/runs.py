@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from compute.invocations.fold import Invocation
+from compute.invocations.checkpoint import Invocation
 from compute.invocations.records import Accepted, Ended, Event, Failure, Freed, decoded, encoded
 from compute.workers.call import Call
 from indilog.calls import Failed, Returned, error_from, failed

@@ -48,7 +48,7 @@ class _Watched:
         """Return the time after which it is due next: a deployment skips nothing that the one
         before had yet to run.
         """
-        last_at, _ = fold.last_at.get(self.scheduled.name, (self.scheduled.since, 0))
+        last_at = fold.last_at.get(self.scheduled.name, self.scheduled.since)
         return max(last_at, self.skipped_to)
 
     def next(self, fold: Fold) -> float | None:
@@ -60,9 +60,10 @@ class _Watched:
 
 
 class Schedules:
-    """Watches schedules for one compute node."""
+    """Watches schedules for one compute node, the `rank`th of all, from 0."""
 
     def __init__(self, rank: int, config: NodeConfig) -> None:
+        self.rank = rank
         self._behind_s = rank * config.invocation_lease_s
         self._late_s_max = config.schedule_late_s_max
         self._catch_up_max = config.schedule_catch_up_max
@@ -104,7 +105,7 @@ class Schedules:
         """Return when each was last due and is next, for people."""
         return {
             name: {
-                "last": _shown(fold.last_at[name][0]) if name in fold.last_at else None,
+                "last": _shown(fold.last_at.get(name)),
                 "next": _shown(watched.next(fold)),
                 "catch_up": watched.scheduled.spec.catch_up,
             }

@@ -8,19 +8,22 @@ import asyncio
 import enum
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import structlog
 
 from compute.invocations.arrivals import Arrivals
-from compute.invocations.executor import Abandon, Append, Begin, Executor, Trim
-from compute.invocations.fold import Fold, FoldLimits, Invocation
+from compute.invocations.checkpoint import Invocation
+from compute.invocations.checkpoints import Checkpoints
+from compute.invocations.executor import Abandon, Append, Begin, Executor, WriteCheckpoint
+from compute.invocations.fold import Fold, FoldLimits
 from compute.invocations.records import (
     INVOCATIONS_LOG,
     KEY_CHARACTERS_MAX,
     Accepted,
+    Checkpointed,
     Ended,
     decoded,
     digest_of,
@@ -41,7 +44,7 @@ from indilog.errors import (
     TrimmedError,
 )
 from indilog.ids import MetalogPosition, SeqNum
-from indilog.log import Entry, LogSource, Session
+from indilog.log import Entry, LogSource, Record, Session
 from indilog.subscription import pages
 
 _AGAIN_S: Final = 1.0
@@ -95,6 +98,7 @@ class InvocationService:
         self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
         self._arrivals = Arrivals()
+        self._checkpoints = Checkpoints(self._log)
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: SeqNum | None = None
@@ -108,6 +112,7 @@ class InvocationService:
         Raises:
             NotReadyError: the log cannot be read.
         """
+        await self._restore()
         last = await self._log.read_prev()
         self._read_to = last.seqnum if last is not None else None
         loop = asyncio.get_running_loop()
@@ -156,7 +161,7 @@ class InvocationService:
             function=function,
             arguments=arguments,
             position=position,
-            stream=stream_of(delay_s),
+            stream=stream_of(delay_s, key),
             due=now + delay_s if delay_s > 0 else 0.0,
             depth=depth,
             key=key,
@@ -209,22 +214,26 @@ class InvocationService:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._arrivals.outcome(id)
+            found = self._fold.get(id) or found
         return await self._told(found)
 
     async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
         """Return what came of an invocation, waiting for it as long as it takes.
 
         Raises:
-            NotReadyError: its result is forgotten already.
+            CallOutcomeUnknownError: it is forgotten already.
         """
         if self._fold.get(id) is None:
             await self._read_up_to_now()
         while True:
             found = self._fold.get(id)
             if found is None:
-                raise NotReadyError(f"The result of invocation {id} is not kept any more.")
+                raise CallOutcomeUnknownError(
+                    f"What came of invocation {id} is not kept any more; see results_kept_max."
+                )
             if found.ended is None:
-                await self._arrivals.outcome(id)
+                if (event := await self._arrivals.outcome(id)) is not None:
+                    return outcome_in(event)
                 continue
             told = await self._told(found)
             if told is not None and told.outcome is not None:
@@ -279,10 +288,12 @@ class InvocationService:
         while True:
             try:
                 async for page in pages(self._log, None, self._fold.end):
-                    for record in page:
-                        self._take(record.seqnum, record.time, record.data)
+                    is_whole = self._took(page)
                     self._arrivals.read(self._fold.end)
                     self._news.set()
+                    if not is_whole:  # others have trimmed what was not read here yet
+                        await self._restore()
+                        break
             except IndilogError as error:
                 structlog.get_logger().warning("invocations not followed", reason=str(error))
                 self._broken = None if error.retryable else error
@@ -292,14 +303,30 @@ class InvocationService:
                 self._broken = IndilogError(f"{type(error).__name__}; the log says why.")
                 await asyncio.sleep(_AGAIN_S)
 
-    def _take(self, seqnum: SeqNum, at: float, data: bytes) -> None:
-        event = decoded(data)
-        if event is None:
-            structlog.get_logger().error("invocation record not understood", seqnum=seqnum)
-        self._fold.apply(seqnum, at, event)
-        self._broken = None
-        if isinstance(event, Ended):
-            self._arrivals.ended(event.id)
+    async def _restore(self) -> None:
+        """Begin with the newest checkpoint, if there is one."""
+        checkpoint = await self._checkpoints.newest()
+        if checkpoint is not None:
+            structlog.get_logger().info("invocations read from a checkpoint", end=checkpoint.end)
+            self._fold = Fold.restored(_limits(self._config), checkpoint)
+            self._executor.follows(self._fold)
+            self._arrivals.all_ended()
+
+    def _took(self, page: Sequence[Record]) -> bool:
+        """Apply records; False: a checkpoint tells that some before it were not read here."""
+        for record in page:
+            event = decoded(record.data)
+            if event is None:
+                structlog.get_logger().error(
+                    "invocation record not understood", seqnum=record.seqnum
+                )
+            if isinstance(event, Checkpointed) and not self._fold.agrees(event):
+                return False
+            self._fold.apply(record.seqnum, record.time, event)
+            self._broken = None
+            if isinstance(event, Ended):
+                self._arrivals.ended(event)
+        return True
 
     async def _act(self) -> None:
         """Do what the executor decides, one round after the other."""
@@ -336,8 +363,8 @@ class InvocationService:
                     self._runs.abandon(id_)
                 case Append(event, tags):
                     entries.append(Entry(encoded(event), tags))
-                case Trim(stream, until):
-                    await self._log.trim(until, tag=stream)
+                case WriteCheckpoint():
+                    await self._checkpoints.write(self._fold, self._arrivals)
         if entries:
             last = (await self._log.append_batch(entries))[-1]
             await self._arrivals.seqnum(last, self._fold.end)

@@ -78,6 +78,7 @@ class _Running:
     async def _run_once(self) -> str | None:
         """Run it to its end; return what went wrong, None if it returned."""
         context = self._context(self._service)
+        context.begin()
         try:
             await self._service.body(context)
         except BaseException as error:  # a person's code may raise anything

@@ -134,8 +134,8 @@ class LinkServer:
             raise NotReadyError("A function cannot deploy; use a client.")
         if self._is_deploying:
             raise NotReadyError("This client is deploying already; wait for that.")
-        self._is_deploying = True
         self._begin(link, number, self._deployed(message))
+        self._is_deploying = True
 
     def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
         """Answer with what `answering` gives; goes on when the link is gone."""

@@ -211,3 +211,41 @@ async def test_what_runs_when_the_platform_stops_is_stopped_and_runs_again() -> 
     assert node.stopped == [id_]
     async with running(logs, again) as later:
         assert await later.outcome(id_) == Returned(0, b"1")
+
+
+async def run_many(service: InvocationService) -> str:
+    """Run so many invocations that a checkpoint is written; return the last one's id."""
+    ids: list[str] = []
+    for _ in range(15):
+        ids = await asyncio.gather(*(service.accept("app.f", b"{}") for _ in range(60)))
+        await asyncio.gather(*(service.outcome(id_) for id_ in ids))
+    return ids[-1]
+
+
+async def test_what_is_not_needed_is_trimmed_and_a_late_reader_agrees() -> None:
+    """A timer holds up nothing but its own stream; what was dropped as a repetition stays so."""
+    logs, node = MemoryLogs(), Node(*[Returned(0, b"1")] * 1500)
+    async with running(logs, node, results_kept_max=100) as service:
+        timer = await service.accept("app.f", b"{}", delay_s=30 * 86_400)
+        keyed = await service.accept("app.f", b"{}", key="k")
+        last = await run_many(service)
+        left = logs.log("$invocations")
+        assert len(await left.read_range(limit=10_000)) < 1500
+    async with running(logs, Node(), results_kept_max=100) as late:
+        assert await late.accept("app.f", b"{}", key="k") == keyed
+        told = [await late.told(id_) for id_ in (timer, keyed, last)]
+        assert [t.state if t else None for t in told] == ["scheduled", "done", "done"]
+        assert late.status()["open"] == 1
+
+
+async def test_a_node_that_was_paused_while_others_trimmed_reads_their_checkpoint() -> None:
+    logs, other = MemoryLogs(), Node(*[Returned(0, b"1")] * 2000)
+    async with running(logs, Node(), "paused", results_kept_max=100) as paused:
+        paused._tasks[0].cancel()  # it reads nothing any more
+        async with running(logs, other, "b", results_kept_max=100) as service:
+            last = await run_many(service)
+            paused._tasks[0] = asyncio.ensure_future(paused._follow())
+            told = await paused.told(last)
+            assert told is not None
+            assert told.state == State.DONE
+            assert paused._fold.checkpoint().count == service._fold.checkpoint().count

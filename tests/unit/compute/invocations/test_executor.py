@@ -7,7 +7,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from compute.invocations.executor import CLAIMS_MAX, Abandon, Action, Append, Begin, Executor, Trim
+from compute.invocations.checkpoint import checkpoint_parts
+from compute.invocations.executor import (
+    CLAIMS_MAX,
+    Abandon,
+    Action,
+    Append,
+    Begin,
+    Executor,
+    WriteCheckpoint,
+)
 from compute.invocations.fold import Fold, FoldLimits
 from compute.invocations.records import (
     EXECUTORS_TAG,
@@ -190,11 +199,18 @@ def test_a_node_without_workers_claims_nothing() -> None:
     assert nodes.a.deadline() is None
 
 
-def test_streams_are_trimmed_when_they_have_grown() -> None:
+def test_a_checkpoint_is_written_when_enough_is_new_by_the_first_node_that_is_there() -> None:
     nodes = Nodes()
-    for n in range(600):
+
+    def writes(executor: Executor) -> bool:
+        return WriteCheckpoint() in executor.actions(1.0)
+
+    for n in range(500):
+        assert not writes(nodes.a)
         nodes.accept(0.0, f"i{n}")
         nodes.record(0.0, Ended(A, f"i{n}", 0, b"1"))
-    [trim] = [a for a in nodes.a.actions(1.0) if isinstance(a, Trim)]
-    assert trim.stream == stream_of(0)
-    assert trim.until > 900
+    assert (writes(nodes.a), writes(nodes.b)) == (True, False)
+    nodes.record(1.0, *[Alive(B)] * 1000)
+    assert (writes(nodes.a), writes(nodes.b)) == (True, True)
+    nodes.record(1.0, *checkpoint_parts(nodes.fold.checkpoint(), "c"))
+    assert (writes(nodes.a), writes(nodes.b)) == (False, False)

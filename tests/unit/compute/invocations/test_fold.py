@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
-from compute.invocations.fold import Fold, FoldLimits, Invocation
+from compute.invocations.checkpoint import Invocation, checkpoint_parts, newest_checkpoint
+from compute.invocations.fold import Fold, FoldLimits
 from compute.invocations.records import (
     EXECUTORS_TAG,
     STREAMS,
     Accepted,
     Alive,
+    Checkpointed,
     Claimed,
     Ended,
     Event,
@@ -205,50 +208,91 @@ def test_a_stream_is_needed_from_its_oldest_invocation_that_is_kept() -> None:
     for n in range(3):
         story.accept(f"i{n}")
         story.end(f"i{n}")
-    story(None)
-    needed = dict(story.fold.trimmable(records_min=1))
-    assert needed == {STREAMS[-1]: long, STREAMS[0]: story["i2"].seqnum}
-    assert story.fold.trimmable(records_min=1) == []
-
-
-def test_what_executors_said_is_needed_while_something_older_runs() -> None:
-    story = Story()
-    first = story.accept("i")
     story(Alive(A))
-    assert dict(story.fold.trimmable(records_min=1))[EXECUTORS_TAG] == first
+    end = story.fold.end
+    needed = dict(story.fold.trimmable(end))
+    assert needed == {STREAMS[-1]: long, STREAMS[0]: story["i2"].seqnum, EXECUTORS_TAG: end}
+    assert story.fold.trimmable(end) == []
 
 
-def test_a_fold_of_what_a_trim_left_agrees() -> None:
-    """A reader that begins after a trim sees the same invocations in the same hands."""
-    events: list[tuple[Event, str]] = []
+def test_nothing_is_trimmed_that_a_checkpoint_does_not_cover() -> None:
+    story = Story()
+    for n in range(9):
+        story.accept(f"i{n}")
+        story.end(f"i{n}")
+    story(None, after_s=1000.0)
+    assert story.fold.trimmable(5) == [(STREAMS[0], 5)]
 
-    def accept(id_: str, executor: str = A) -> None:
-        events.append((Accepted(
-            id=id_, executor=executor, function="app.f", arguments=b"{}", position=0,
-            stream=STREAMS[0],
-        ), STREAMS[0]))  # fmt: skip
 
-    for n in range(6):
-        accept(f"i{n}")
-        if n < 4:
-            events.append((Ended(A, f"i{n}", 0, b"1"), STREAMS[0]))
-    events.append((Alive(A), EXECUTORS_TAG))
-    events.append((GivenUp(A, len(events) - 1, B), EXECUTORS_TAG))
-    events.append((Claimed(B, ("i4",)), STREAMS[0]))
-    full = Fold(LIMITS)
-    for seqnum, (event, _) in enumerate(events):
-        full.apply(seqnum, 1000.0, event)
-    floors = dict(full.trimmable(records_min=1))
-    late = Fold(LIMITS)
-    for seqnum, (event, tag) in enumerate(events):
-        if seqnum >= floors.get(tag, 0):
-            late.apply(seqnum, 1000.0, event)
-    assert floors[STREAMS[0]] > 0
-    for id_ in ("i4", "i5", "i3"):
-        one, other = full.get(id_), late.get(id_)
-        assert one is not None
-        assert other is not None
-        assert (one.executor, one.tries, one.ended) == (other.executor, other.tries, other.ended)
+def states(fold: Fold) -> object:
+    return msgspec.to_builtins(fold.checkpoint())
+
+
+def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everything() -> None:
+    story = Story()
+    story.accept("over", key="k")
+    story.end("over")
+    story.accept("runs")
+    story.accept("later", due=2000.0)
+    story(GivenUp(A, story(Alive(A)), B))
+    story(Claimed(B, ("runs",)), after_s=5.0)
+    data = checkpoint_parts(story.fold.checkpoint(), "c")
+    checkpoint = newest_checkpoint(data)
+    assert checkpoint is not None
+    late = Fold.restored(LIMITS, checkpoint)
+    late.check_invariants()
+    assert states(late) == states(story.fold)
+    assert late.agrees(data[0])
+    more: list[Event] = [
+        data[0],
+        Accepted(id="dup", executor=B, function="app.f", arguments=b"{}", position=0,
+                 stream=STREAMS[0], key="k"),
+        Claimed(A, ("later",)),
+        Ended(B, "runs", 0, b"2"),
+    ]  # fmt: skip
+    for event in more:
+        late.apply(story(event), story.time, event)
+        late.check_invariants()
+    assert states(late) == states(story.fold)
+    assert late.get("dup") is None
+    assert late.checkpointed == checkpoint.count
+
+
+def test_a_fold_that_missed_a_record_does_not_agree_with_a_checkpoint() -> None:
+    story, late = Story(), Fold(LIMITS)
+    for n in range(3):
+        seqnum = story.accept(f"i{n}")
+        if n != 1:
+            late.apply(seqnum, story.time, None)
+    [part] = checkpoint_parts(story.fold.checkpoint(), "c")
+    assert story.fold.agrees(part)
+    assert not late.agrees(part)
+    story.accept("more")
+    assert story.fold.agrees(part)
+
+
+def test_a_checkpoint_that_was_not_finished_is_not_used() -> None:
+    story = Story()
+    story.accept("i")
+    [whole] = checkpoint_parts(story.fold.checkpoint(), "whole")
+    story.accept("j")
+    [last] = checkpoint_parts(story.fold.checkpoint(), "half")
+    half = msgspec.structs.replace(last, parts=2)
+    found = newest_checkpoint([half, whole])
+    assert found is not None
+    assert found.count == 1
+    assert newest_checkpoint([]) is None
+
+
+def test_a_large_checkpoint_is_cut_and_put_together() -> None:
+    story = Story()
+    for n in range(20):
+        story.accept(f"i{n}", key="k" * 30_000 + str(n))
+    parts = checkpoint_parts(story.fold.checkpoint(), "c")
+    assert len(parts) > 1
+    found = newest_checkpoint(reversed(parts))
+    assert found is not None
+    assert states(Fold.restored(LIMITS, found)) == states(story.fold)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +306,7 @@ def test_a_fold_of_what_a_trim_left_agrees() -> None:
         Ended(A, "i", 7, b"[1]"),
         Alive(A),
         GivenUp(A, 9, B),
+        Checkpointed("c", 0, 2, 7, 99, b"..."),
     ],
 )  # fmt: skip
 def test_a_record_is_read_back(event: Event) -> None:

@@ -150,12 +150,12 @@ def test_a_schedule_is_shown_with_its_times() -> None:
     }
 
 
-def test_the_last_due_time_of_a_schedule_is_never_trimmed() -> None:
+def test_the_last_due_time_of_a_schedule_is_known_when_its_records_are_trimmed() -> None:
     clockwork = Clockwork()
     for minute in range(1, 5):
         clockwork.turn(clockwork.first, at(minute))
         clockwork.end_all(at(minute))
-    clockwork.fold.apply(100, at(1e8), None)
-    assert clockwork.fold.kept == 0
-    [(_, needed)] = clockwork.fold.trimmable(records_min=1)
-    assert needed == clockwork.fold.last_at["app.f * * * * * UTC"][1]
+    checkpoint = clockwork.fold.checkpoint()
+    clockwork.fold = Fold.restored(FoldLimits(1e9, 0, 10**6, 1.0, 4.0), checkpoint)
+    assert clockwork.turn(clockwork.node(0), at(4.5)) == []
+    assert clockwork.turn(clockwork.node(0), at(5)) == [5]
