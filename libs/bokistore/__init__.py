@@ -14,6 +14,7 @@ from bokistore.errors import (
     StoreVersionError,
 )
 from bokistore.objects import Obj, TxnObject
+from bokistore.replica import Replica
 from bokistore.snapshot import Snapshot, Version
 from bokistore.store import Store
 from bokistore.transaction import Transaction
@@ -26,6 +27,7 @@ __all__ = [
     "MismatchError",
     "Obj",
     "ObjectTypeError",
+    "Replica",
     "Snapshot",
     "Store",
     "StoreError",

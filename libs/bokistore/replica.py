@@ -1,0 +1,260 @@
+"""State machine replication: a state of your own, kept equal in many processes by the log's order
+(CORFU section 3; Scalog section 5.3).
+
+A command is a record. Each replica applies the commands in the order of the log, so replicas that
+have applied the same ones are equal, whoever proposed them. Snapshots of the state are records of a
+sub-stream of their own; a replica that starts, or that fell behind what was trimmed, begins at the
+newest one.
+
+A snapshot record's data: a byte for the version of this format, the first seqnum that is not in the
+state and the number of commands that are, 8 bytes each (little-endian), then the state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from struct import Struct
+from typing import Final, Generic, TypeVar
+
+from bokistore.errors import InvalidObjectError, StoreVersionError
+from indilog.errors import IndilogError, TrimmedError
+from indilog.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
+from indilog.log import Log, Record
+
+SNAPSHOT_EVERY: Final = 1000
+_COMMANDS_TAG_PREFIX: Final = "smr:"
+_SNAPSHOTS_TAG_PREFIX: Final = "smr-snapshot:"
+_NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_SNAPSHOTS_TAG_PREFIX)
+_VERSION: Final = 1
+_HEAD: Final = Struct("<BQQ")
+_PAGE: Final = 1000
+_SNAPSHOTS_PAGE: Final = 16
+
+_ResultT = TypeVar("_ResultT")
+
+
+class Replica(Generic[_ResultT]):
+    """One replica of a state machine; the state is the caller's.
+
+    Args:
+        log: where commands and snapshots live; it may also hold other records.
+        apply: applies one command to the state and returns its result. It must be deterministic:
+            no clock, no randomness, no input but the state and the command. What it raises is the
+            command's result for whoever proposed it, and every replica goes on behind it.
+        snapshot: returns the state as bytes; equal states as equal bytes.
+        restore: makes the state what `snapshot` returned, whatever it was before.
+        name: which state machine of the log.
+        snapshot_every: commands between two snapshots, at least 1; each is appended by the replica
+            that proposed the last of them.
+
+    Attributes:
+        end: the state is as of the records below this seqnum.
+        commands: how many commands the state has in it, since the first one ever.
+
+    Raises:
+        InvalidObjectError: the name cannot be one.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        apply: Callable[[bytes], _ResultT],
+        *,
+        snapshot: Callable[[], bytes],
+        restore: Callable[[bytes], None],
+        name: str = "state",
+        snapshot_every: int = SNAPSHOT_EVERY,
+    ) -> None:
+        if not can_be_in_tag(name, _NAME_BYTES_MAX):
+            raise InvalidObjectError(
+                f"A state machine's name is 1 to {_NAME_BYTES_MAX} bytes of text, not {name!r:.64}."
+            )
+        self._log = log
+        self._apply = apply
+        self._snapshot = snapshot
+        self._restore = restore
+        self._tag = _COMMANDS_TAG_PREFIX + name
+        self._snapshots_tag = _SNAPSHOTS_TAG_PREFIX + name
+        self._snapshot_every = max(1, snapshot_every)
+        self._has_begun = False
+        self._proposals: dict[object, SeqNum] = {}
+        """Of each that is under way a seqnum below which its command is not."""
+        self._results: dict[SeqNum, tuple[_ResultT | Exception, int]] = {}
+        """What commands came to that some proposal may ask for, and their numbers."""
+        self.end: SeqNum = 0
+        self.commands = 0
+
+    async def propose(self, command: bytes) -> _ResultT:
+        """Append a command, and return what applying it here came to.
+
+        When it returns, the command is durable and has its place in the order of all.
+
+        Raises:
+            Exception: what `apply` raised for it.
+            AppendOutcomeUnknownError: it may be applied or not; so for the rest of `Log.append`.
+            TrimmedError: it was applied and trimmed at once; the result is not known here.
+        """
+        await self._begin()  # not at a snapshot that has the command in it already
+        proposal = object()
+        self._proposals[proposal] = self.end
+        try:
+            seqnum = await self._log.append(command, tags=[self._tag])
+            await self._advance(seqnum + 1)
+            if seqnum not in self._results:
+                raise TrimmedError(self.end)
+            result, number = self._results[seqnum]
+        finally:
+            del self._proposals[proposal]
+            self._forget()
+        if number % self._snapshot_every == 0:
+            with suppress(IndilogError):  # without it whoever starts replays more
+                await self.save()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def sync(self, until: SeqNum | None = None) -> SeqNum:
+        """Apply all commands below `until`, or below the tail, and return `end`.
+
+        Without `until` the state then has every command whose `propose` returned before, wherever:
+        what is read from it next is linearizable. A replica never goes back: its `end` may be
+        beyond `until`.
+
+        Raises:
+            TrimmedError: commands are gone of which there is no snapshot.
+        """
+        tail = await self._log.tail()
+        await self._advance(tail if until is None else min(until, tail))
+        return self.end
+
+    async def follow(self) -> None:
+        """Apply commands as they come, without end."""
+        await self._begin()
+        async for record in self._log.subscribe(self._tag, self.end):
+            await self._advance(record.seqnum + 1)
+
+    async def save(self) -> SeqNum:
+        """Append a snapshot of the state, and return its record.
+
+        Raises:
+            TooLargeError: the state is larger than a record; nothing was appended.
+        """
+        data = _HEAD.pack(_VERSION, self.end, self.commands) + self._snapshot()
+        return await self._log.append(data, tags=[self._snapshots_tag])
+
+    async def trim(self) -> SeqNum:
+        """Give back the commands that are in the snapshot furthest on, and the snapshots before it.
+
+        Returns:
+            The first seqnum of which commands are kept; 0 if there is no snapshot.
+        """
+        # The one that is furthest on, not the newest: whoever lags may save, too. All who trim
+        # agree on it, so it never gives way to one that is behind what was given back.
+        best: tuple[SeqNum, SeqNum] = 0, 0
+        async for seqnum, end in self._snapshots():
+            best = max(best, (end, seqnum))
+        end, seqnum = best
+        if end:
+            await self._log.trim(end, tag=self._tag)
+            await self._log.trim(seqnum, tag=self._snapshots_tag)
+        return end
+
+    async def _snapshots(self) -> AsyncIterator[tuple[SeqNum, SeqNum]]:
+        """Yield place and end of each snapshot that is left."""
+        start = 0
+        while True:
+            try:
+                page = await self._log.read_range(self._snapshots_tag, start, limit=_SNAPSHOTS_PAGE)
+            except TrimmedError as trimmed:
+                start = trimmed.first_seqnum
+                continue
+            if not page:
+                return
+            for record in page:
+                yield record.seqnum, _head_of(record)[0]
+            start = page[-1].seqnum + 1
+
+    def state_hash(self) -> str:
+        """Return a hash of the state: equal for all replicas whose `end` is equal."""
+        return hashlib.sha256(self._snapshot()).hexdigest()
+
+    async def _begin(self) -> None:
+        """Begin at the newest snapshot, once."""
+        if not self._has_begun:
+            await self._load()
+            self._has_begun = True
+
+    async def _load(self, at_least: SeqNum = 0) -> None:
+        """Take over the newest snapshot that goes up to `at_least`, if it is ahead of the state."""
+        bound, floor = MAX_SEQNUM, 0
+        while True:
+            try:
+                found = await self._log.read_prev(self._snapshots_tag, bound)
+            except TrimmedError as error:
+                if error.first_seqnum <= floor:
+                    return
+                bound, floor = MAX_SEQNUM, error.first_seqnum  # a better one came meanwhile
+                continue
+            if found is None:
+                return
+            end, commands = _head_of(found)
+            if end >= at_least:
+                break
+            if not found.seqnum:
+                return
+            bound = found.seqnum - 1
+        if end > self.end:
+            self._restore(found.data[_HEAD.size :])
+            self.end, self.commands = end, commands
+
+    async def _advance(self, until: SeqNum) -> None:
+        """Apply the commands below `until`; several may do so at once."""
+        await self._begin()
+        while self.end < until:
+            start = self.end
+            try:
+                page = await self._log.read_range(self._tag, start, limit=_PAGE)
+            except TrimmedError as error:
+                await self._load(error.first_seqnum)
+                if self.end == start:
+                    raise
+                continue
+            ahead = [record for record in page if record.seqnum < until]
+            for record in ahead:
+                self._take(record)
+            if len(ahead) < len(page) or not page:
+                self.end = max(self.end, until)
+
+    def _take(self, record: Record) -> None:
+        """Apply a command, unless it is in the state already."""
+        if record.seqnum < self.end:
+            return
+        try:
+            result: _ResultT | Exception = self._apply(record.data)
+        except Exception as failure:  # noqa: BLE001, it is the command's result
+            result = failure
+        self.end, self.commands = record.seqnum + 1, self.commands + 1
+        if self._proposals:
+            self._results[record.seqnum] = result, self.commands
+
+    def _forget(self) -> None:
+        """Drop the results that no proposal can ask for any more."""
+        if not self._proposals:
+            self._results.clear()
+        elif len(self._results) > 2 * _PAGE:
+            low = min(self._proposals.values())
+            self._results = {s: kept for s, kept in self._results.items() if s >= low}
+
+
+def _head_of(record: Record) -> tuple[SeqNum, int]:
+    """Return end and number of commands of a snapshot.
+
+    Raises:
+        StoreVersionError: it is of another version.
+    """
+    if len(record.data) < _HEAD.size or record.data[0] != _VERSION:
+        raise StoreVersionError(f"The snapshot at {record.seqnum} has a format not known here.")
+    _, end, commands = _HEAD.unpack_from(record.data)
+    return end, commands

@@ -1,0 +1,269 @@
+"""State machine replication: replicas that applied the same commands are equal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from bokistore import InvalidObjectError, Replica, StoreVersionError
+from indilog.errors import TooLargeError, TrimmedError
+from indilog.log import Log
+from indilog.testing import MemoryLog, MemoryLogs, cluster
+from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+
+
+class Counters:
+    """A state machine of its own: numbers by name."""
+
+    def __init__(self, log: Log, *, every: int = 1000) -> None:
+        self.numbers: dict[str, int] = {}
+        self.changed = asyncio.Event()
+        self.applied: list[bytes] = []
+        self.restored = 0
+        self.replica = Replica(
+            log, self.apply, snapshot=self.dump, restore=self.load, snapshot_every=every
+        )
+
+    def apply(self, command: bytes) -> int:
+        name = command.decode()
+        if name == "refused":
+            raise ValueError(name)
+        self.applied.append(command)
+        self.numbers[name] = self.numbers.get(name, 0) + 1
+        self.changed.set()
+        return self.numbers[name]
+
+    def dump(self) -> bytes:
+        return json.dumps(self.numbers, sort_keys=True).encode()
+
+    def load(self, state: bytes) -> None:
+        self.numbers = json.loads(state)
+        self.restored += 1
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog("machines")
+
+
+@pytest.mark.asyncio
+async def test_a_command_is_answered_from_its_place_in_the_order(log: MemoryLog) -> None:
+    one, two = Counters(log), Counters(log)
+    assert await one.replica.propose(b"a") == 1
+    assert await two.replica.propose(b"a") == 2
+    assert await one.replica.propose(b"a") == 3
+    assert two.numbers == {"a": 2}, "it has not looked since"
+    await two.replica.sync()
+    assert (one.numbers, two.numbers) == ({"a": 3}, {"a": 3})
+    assert one.replica.end == two.replica.end == 3
+    assert one.replica.state_hash() == two.replica.state_hash()
+
+
+@pytest.mark.asyncio
+async def test_what_apply_raises_is_the_result_and_all_go_on(log: MemoryLog) -> None:
+    one, two = Counters(log), Counters(log)
+    with pytest.raises(ValueError, match="refused"):
+        await one.replica.propose(b"refused")
+    assert await two.replica.propose(b"a") == 1
+    await one.replica.sync()
+    assert one.replica.commands == two.replica.commands == 2
+    assert one.replica.state_hash() == two.replica.state_hash()
+
+
+@pytest.mark.asyncio
+async def test_a_replica_resumes_from_the_last_snapshot(log: MemoryLog) -> None:
+    one = Counters(log, every=10)
+    for _ in range(95):
+        await one.replica.propose(b"a")
+    late = Counters(log, every=10)
+    await late.replica.sync()
+    assert (late.restored, len(late.applied)) == (1, 5)
+    assert (late.numbers, late.replica.commands) == ({"a": 95}, 95)
+    assert len(await log.read_range("smr-snapshot:state")) == 9, "one replica saves, not each"
+
+
+@pytest.mark.asyncio
+async def test_commands_in_a_snapshot_are_given_back_and_who_is_behind_goes_on(
+    log: MemoryLog,
+) -> None:
+    one, behind = Counters(log), Counters(log)
+    await behind.replica.propose(b"b")
+    for _ in range(50):
+        await one.replica.propose(b"a")
+    assert await one.replica.trim() == 0, "there is no snapshot yet"
+    await one.replica.save()
+    await one.replica.propose(b"a")
+    end = await one.replica.trim()
+    assert end == 51
+    with pytest.raises(TrimmedError):
+        await log.read_range("smr:state", end - 1)
+    assert await behind.replica.propose(b"a") == 52
+    assert (behind.restored, len(behind.applied)) == (1, 3)
+    assert behind.numbers == {"b": 1, "a": 52}
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_of_who_lags_does_not_replace_a_better_one(log: MemoryLog) -> None:
+    lagging, ahead = Counters(log), Counters(log)
+    await lagging.replica.propose(b"a")
+    for _ in range(9):
+        await ahead.replica.propose(b"a")
+    await ahead.replica.save()
+    await ahead.replica.trim()
+    await lagging.replica.save()
+    await lagging.replica.trim()
+    newcomer = Counters(log)
+    await newcomer.replica.sync()
+    assert newcomer.numbers == {"a": 10}
+
+
+@pytest.mark.asyncio
+async def test_commands_that_are_gone_without_a_snapshot_are_told(log: MemoryLog) -> None:
+    await Counters(log).replica.propose(b"a")
+    await log.trim(1)
+    with pytest.raises(TrimmedError):
+        await Counters(log).replica.sync()
+
+
+@pytest.mark.asyncio
+async def test_a_replica_can_stop_at_a_seqnum(log: MemoryLog) -> None:
+    one = Counters(log)
+    for name in (b"a", b"b", b"a"):
+        await one.replica.propose(name)
+    other = Counters(log)
+    assert await other.replica.sync(2) == 2
+    assert other.numbers == {"a": 1, "b": 1}
+    assert await other.replica.sync(1) == 2, "it never goes back"
+    assert await other.replica.sync(99) == 3
+
+
+@pytest.mark.asyncio
+async def test_machines_of_one_log_stay_apart(log: MemoryLog) -> None:
+    await log.append(b"of somebody else", tags=["x"])
+    one = Counters(log)
+    await one.replica.propose(b"a")
+    other: list[bytes] = []
+    replica = Replica(log, other.append, snapshot=lambda: b"", restore=lambda _: None, name="other")
+    await replica.sync()
+    assert other == []
+
+
+@pytest.mark.asyncio
+async def test_a_state_larger_than_a_record_is_told_by_save_only(log: MemoryLog) -> None:
+    size = log.logs.config.record_bytes_max
+    replica = Replica(
+        log, len, snapshot=lambda: bytes(size), restore=lambda _: None, snapshot_every=1
+    )
+    assert await replica.propose(b"abc") == 3
+    with pytest.raises(TooLargeError):
+        await replica.save()
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_of_another_format_is_refused(log: MemoryLog) -> None:
+    for data in (b"\x02" + bytes(16), b""):
+        await log.append(data, tags=["smr-snapshot:state"])
+        with pytest.raises(StoreVersionError):
+            await Counters(log).replica.sync()
+
+
+@pytest.mark.asyncio
+async def test_a_bad_name_is_refused(log: MemoryLog) -> None:
+    with pytest.raises(InvalidObjectError, match="name"):
+        Replica(log, len, snapshot=bytes, restore=lambda _: None, name="")
+
+
+@pytest.mark.asyncio
+async def test_replicas_on_the_platform_are_equal_and_follow() -> None:
+    async with cluster() as client:
+        machines = [Counters(client.log("machines"), every=7) for _ in range(3)]
+        follower = Counters(client.log("machines"))
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(follower.replica.follow())
+            results = await asyncio.gather(
+                *[machines[n % 3].replica.propose(b"a") for n in range(60)]
+            )
+            while follower.replica.commands < 60:
+                follower.changed.clear()
+                await follower.changed.wait()
+            following.cancel()
+        assert sorted(results) == list(range(1, 61))
+        ends = {await machine.replica.sync() for machine in machines}
+        assert len(ends) == 1
+        hashes = {machine.replica.state_hash() for machine in (*machines, follower)}
+        assert len(hashes) == 1
+
+
+def history(seed: int) -> None:
+    """Replicas propose, look, save and trim in a random order; the log tells what they must be."""
+    chance = random.Random(seed)
+    log = MemoryLog("machines", logs=MemoryLogs(page_bytes_max=chance.choice((2, 1000))))
+    machines = [Counters(SteppedLog(log), every=chance.randint(1, 5)) for _ in range(3)]
+    hashes: dict[int, set[str]] = {}
+    results: list[tuple[str, int]] = []
+    unknown: list[str] = []
+
+    async def live(machine: Counters) -> None:
+        for _ in range(12):
+            match chance.choice(("propose", "propose", "propose", "sync", "save", "trim")):
+                case "propose":
+                    name = chance.choice("ab")
+                    try:
+                        results.append((name, await machine.replica.propose(name.encode())))
+                    except TrimmedError:
+                        unknown.append(name)
+                case "sync":
+                    await machine.replica.sync()
+                case "save":
+                    await machine.replica.save()
+                case _:
+                    await machine.replica.trim()
+            hashes.setdefault(machine.replica.end, set()).add(machine.replica.state_hash())
+
+    executions: list[Coroutine[Any, Any, None]] = [live(m) for m in machines for _ in range(2)]
+    run_stepped(executions, chance.choice)
+    assert all(len(found) == 1 for found in hashes.values()), "equal at equal seqnums"
+    expected: dict[str, int] = {}
+    for seqnum in range(log.logs.position):
+        record = log.logs.record(seqnum)
+        assert record is not None
+        if record.tags == ("smr:state",):
+            expected[record.data.decode()] = expected.get(record.data.decode(), 0) + 1
+    every = {(name, number) for name, count in expected.items() for number in range(1, count + 1)}
+    assert every.issuperset(results)
+    assert len(set(results)) == len(results) == len(every) - len(unknown)
+    for machine in (*machines, Counters(SteppedLog(log))):
+        run_stepped([machine.replica.sync()], lambda ready: ready[0])
+        assert machine.numbers == expected
+
+
+def test_replicas_are_equal_at_equal_seqnums_whatever_they_do() -> None:
+    for seed in range(300):
+        history(seed)
+
+
+def two(choose: Choose) -> tuple[int, ...]:
+    log = MemoryLog("machines", logs=MemoryLogs())
+    machine = Counters(SteppedLog(log), every=1)
+    other = Counters(SteppedLog(log))
+    run_stepped([machine.replica.sync(), other.replica.sync()], lambda ready: ready[0])
+    return tuple(
+        run_stepped(
+            [
+                machine.replica.propose(b"a"),
+                machine.replica.propose(b"a"),
+                other.replica.propose(b"a"),
+            ],
+            choose,
+        )
+    )
+
+
+def test_proposals_at_once_each_get_their_own_result_in_every_interleaving() -> None:
+    for results in interleavings(two):
+        assert sorted(results) == [1, 2, 3]
