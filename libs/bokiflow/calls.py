@@ -19,10 +19,10 @@ from bokiflow.execution import (
     Outcome,
     Stopped,
     failure_of,
+    is_passing,
     raise_failure,
-    short_key,
 )
-from bokiflow.news import is_passing
+from bokiflow.keys import short_key
 from indilog.app import Context, function_of
 from indilog.errors import IndilogError, OutcomeUnknownError
 from indilog.signature import ResultType, plain_value

@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from bokiflow.compensation import Compensations
-from bokiflow.errors import FlowSettingsError
-from bokiflow.execution import Execution, Outcome, appended, raise_failure, read_run
+from bokiflow.errors import FlowSettingsError, UnknownRunError
+from bokiflow.execution import Execution, Outcome, appended, patiently, raise_failure, read_run
 from bokiflow.fold import Run
-from bokiflow.news import decided_waiting, patiently, waited_for
+from bokiflow.news import decided_waiting, waited_for
 from bokiflow.records import (
     EXECUTORS_TAG,
     CancelAsked,
@@ -26,6 +26,7 @@ from bokiflow.records import (
     encoded,
     run_tag,
 )
+from indilog.errors import TrimmedError
 from indilog.log import Entry
 
 START_CHILD: Final = "start child"
@@ -94,7 +95,7 @@ class Child:
         await patiently(self._start)
 
     async def _start(self) -> None:
-        if (await self._read()).started is None:
+        if await self._finished() is None and self._run.started is None:
             origin = Origin(self._execution.id, self._number)
             await self._startable.start_child(self._arguments, self.id, origin)
 
@@ -119,19 +120,25 @@ class Child:
 
     async def _ended(self, *, wakes: bool = True) -> Finished:
         async def found() -> Finished | None:
-            return (await patiently(self._read)).finished
+            return await patiently(self._finished)
 
         finished = await waited_for(self._execution, math.inf, found, wakes=wakes)
         assert finished is not None, "it waits without end"
         return finished
 
-    async def _read(self) -> Run:
-        return await read_run(self._execution.log, self.id, self._run)
+    async def _finished(self) -> Finished | None:
+        """Return how it ended, if it has."""
+        try:
+            run = await read_run(self._execution.log, self.id, self._run)
+        except TrimmedError:
+            words = f"Run {self.id!r} ended long ago and is forgotten."
+            return Finished(1, b"", Failure(UnknownRunError.__name__, words))
+        return run.finished
 
     async def _cancelled(self, _: str) -> Outcome:
         """Cancel the child if it runs, and wait for its end."""
         await patiently(self._start)
-        if (await patiently(self._read)).finished is None:
+        if await patiently(self._finished) is None:
             entry = Entry(encoded(CancelAsked()), (run_tag(self.id), EXECUTORS_TAG))
             await appended(self._execution.log, [entry])
         finished = await self._ended(wakes=False)

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import ContextVar, copy_context
-from typing import Any, Final, NamedTuple, Protocol
-
-from xxhash import xxh3_128_hexdigest
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from bokiflow import waiting
 from bokiflow.errors import Cancelled, ChangedWorkflowError, StepFailedError
@@ -38,6 +37,7 @@ from indilog.errors import IndilogError, OutcomeUnknownError, TooLargeError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
 
+_ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000
 _DEFERRED_BYTES_MAX: Final = 16 * 1024
 """A larger result is appended at once, so that it is refused at its step if it is too large."""
@@ -104,12 +104,6 @@ BRANCH: Final[ContextVar[Branch | None]] = ContextVar("branch", default=None)
 """The branch whose code runs; concurrent branches of one workflow each set their own."""
 KEY: Final[ContextVar[str | None]] = ContextVar("key", default=None)
 """The idempotency key of the step whose body runs."""
-
-
-def short_key(key: str, bytes_max: int) -> str:
-    """Return a key where only short ones fit: a long one is replaced by a digest of it."""
-    text = key.encode()
-    return key if len(text) <= bytes_max else xxh3_128_hexdigest(text)
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -371,7 +365,7 @@ class Execution:
             Stopped: another executor has taken the run.
         """
         run = self.run
-        await read_run(self.log, self.id, run, until)
+        await patiently(partial(read_run, self.log, self.id, run, until))
         if run.cancel_asked and not self._cancel_asked:
             self.ask_cancel()
         if run.epoch != self.epoch or (run.finished and run.finished.epoch != self.epoch):
@@ -427,18 +421,39 @@ async def appended(log: Log, entries: Sequence[Entry]) -> SeqNum:
         Stopped: the log was away for too long.
         TooLargeError: they are too large; nothing was appended.
     """
+
+    async def append() -> SeqNum:
+        if len(entries) == 1:
+            return await log.append(entries[0].data, tags=entries[0].tags)
+        return (await log.append_batch(entries))[-1]
+
+    return await patiently(append)
+
+
+async def patiently(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
+    """Return what `ask` gives, however often it takes while the platform is away.
+
+    For what is harmless to repeat.
+
+    Raises:
+        Stopped: it was away for too long.
+        IndilogError: what repeating does not help.
+    """
     pause_s = _PAUSE_S_MIN
     for _ in range(PATIENCE_TRIES):
         try:
-            if len(entries) == 1:
-                return await log.append(entries[0].data, tags=entries[0].tags)
-            return (await log.append_batch(entries))[-1]
+            return await ask()
         except IndilogError as error:
-            if not error.retryable and not isinstance(error, OutcomeUnknownError):
+            if not is_passing(error):
                 raise
         await waiting.pause(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-    raise Stopped("The log is away.")
+    raise Stopped("The platform is away.")
+
+
+def is_passing(error: IndilogError) -> bool:
+    """Whether what failed with `error` may be repeated, if repeating it is harmless."""
+    return error.retryable or isinstance(error, OutcomeUnknownError)
 
 
 class _Driven:

@@ -11,15 +11,12 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from bokiflow import waiting
-from bokiflow.execution import PATIENCE_TRIES, Execution, Outcome, Stopped
+from bokiflow.execution import Execution, Outcome, patiently
 from bokiflow.records import Decided, run_tag
-from indilog.errors import IndilogError, OutcomeUnknownError
 
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0
 """One read waits this long at most, then a new one begins."""
-_PAUSE_S_MIN: Final = 0.02
-_PAUSE_S_MAX: Final = 5.0
 
 
 class Woken(Exception):  # noqa: N818 - it never leaves an operation
@@ -70,27 +67,6 @@ async def _news(execution: Execution, wait_s: float) -> None:
     await patiently(look)
 
 
-async def patiently(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
-    """Return what `ask` gives, however often it takes while the log or the platform is away.
-
-    For what is harmless to repeat.
-
-    Raises:
-        Stopped: it was away for too long.
-        IndilogError: what repeating does not help.
-    """
-    pause_s = _PAUSE_S_MIN
-    for _ in range(PATIENCE_TRIES):
-        try:
-            return await ask()
-        except IndilogError as error:
-            if not is_passing(error):
-                raise
-        await waiting.pause(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-    raise Stopped("The platform is away.")
-
-
 async def decided_waiting(
     execution: Execution,
     number: str,
@@ -102,8 +78,3 @@ async def decided_waiting(
     while True:
         with suppress(Woken):
             return await execution.decide(number, name, kind, produce, may_wait=True)
-
-
-def is_passing(error: IndilogError) -> bool:
-    """Whether what failed with `error` may be repeated, if repeating it is harmless."""
-    return error.retryable or isinstance(error, OutcomeUnknownError)

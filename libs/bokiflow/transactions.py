@@ -14,8 +14,15 @@ import msgspec
 
 from bokiflow import waiting
 from bokiflow.body import Body
-from bokiflow.execution import Execution, Outcome, Stopped, failure_of, raise_failure, short_key
-from bokiflow.news import is_passing
+from bokiflow.execution import (
+    Execution,
+    Outcome,
+    Stopped,
+    failure_of,
+    is_passing,
+    raise_failure,
+)
+from bokiflow.keys import short_key
 from bokiflow.records import Failure
 from indilog.errors import ConflictError, IndilogError
 

@@ -16,6 +16,7 @@ from bokiflow import (
     Workflow,
 )
 from bokiflow.fold import State
+from bokiflow.records import run_tag
 from indilog.testing import MemoryLogs
 from tests.flow_executions import FLOW_LOG as LOG
 from tests.flow_executions import begin, decided, execute, take
@@ -237,3 +238,27 @@ async def test_a_child_outlives_a_parent_that_ends_well(flow: Flow, logs: Memory
     handle = child.handle(await (await parent.start()).result(10))
     await handle.signal("go", 1)
     assert await handle.result(10) == "1"
+
+
+@pytest.mark.asyncio
+async def test_a_parent_is_told_that_its_child_is_forgotten(flow: Flow, logs: MemoryLogs) -> None:
+    @flow.workflow
+    async def child(wf: Workflow) -> int:
+        return 1
+
+    @flow.workflow
+    async def parent(wf: Workflow) -> str:
+        running = await wf.start_child(child)
+        await wf.signal("go")
+        try:
+            await running.result()
+        except StepFailedError as error:
+            return error.kind
+        return ""
+
+    handle = await parent.start(id="p")
+    await decided(logs, "p", 1)
+    await child.handle("p/1").result(10)
+    await logs.log(LOG).trim(logs.position, tag=run_tag("p/1"))
+    await handle.signal("go")
+    assert await handle.result(10) == "UnknownRunError"

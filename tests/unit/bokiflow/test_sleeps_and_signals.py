@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,9 @@ from bokiflow import (
     Workflow,
     waiting,
 )
-from indilog.testing import MemoryLogs
+from indilog.errors import NotReadyError
+from indilog.log import Record
+from indilog.testing import MemoryLog, MemoryLogs
 from tests.flow_executions import FLOW_LOG as LOG
 from tests.flow_executions import begin, decided, execute, take
 
@@ -161,3 +164,37 @@ async def test_a_signal_stays_consumed_when_executors_change(logs: MemoryLogs) -
     await sender.signal("item", 2)
     await asyncio.wait_for(second, 10)
     assert seen == [1, 1, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_log_that_is_away_for_a_moment_fails_no_run(
+    logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pause(_: float) -> None:
+        await asyncio.sleep(0)
+
+    away = 0
+    read_range = MemoryLog.read_range
+
+    async def sometimes(*arguments: Any, **named: Any) -> list[Record]:  # noqa: ANN401
+        nonlocal away
+        if away > 0:
+            away -= 1
+            raise NotReadyError("starting")
+        return await read_range(*arguments, **named)
+
+    async def go_away() -> int:
+        nonlocal away
+        away = 5
+        return 7
+
+    log = logs.log(LOG)
+    await begin(log, "p")
+    monkeypatch.setattr(waiting, "pause", pause)
+    monkeypatch.setattr(MemoryLog, "read_range", sometimes)
+
+    async def patient(wf: Workflow) -> list[object]:
+        return [await wf.step(go_away), await wf.signal("none", timeout=0)]
+
+    finished = await execute(log, "p", patient)
+    assert (finished.result, away) == (b"[7,null]", 0)
