@@ -1,0 +1,62 @@
+"""What the READMEs of the applications tell people to type works as it is written there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.function_platform import Platform, running
+
+FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
+OPEN = {"scheduled", "running"}
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+
+def commands(app: str) -> list[list[str]]:
+    """Return the curl commands in an application's README, in order."""
+    text = (FUNCTIONS / app / "README.md").read_text()
+    return [shlex.split(line) for line in re.findall(r"^curl .*$", text, re.MULTILINE)]
+
+
+async def typed(platform: Platform, command: list[str]) -> httpx.Response:
+    """Do what curl would do."""
+    options = list(itertools.pairwise(command))
+    [url] = [word for word in command if word.startswith("localhost:8080/")]
+    headers = dict(value.split(": ", 1) for name, value in options if name == "-H")
+    [method] = [value for name, value in options if name == "-X"]
+    [body] = [value for name, value in options if name == "-d"]
+    path = url.removeprefix("localhost:8080")
+    return await platform.http.request(method, path, content=body, headers=headers)
+
+
+async def ended(platform: Platform, accepted: httpx.Response) -> httpx.Response:
+    """Return an asynchronous invocation when it is over."""
+    path = f"/invocations/{accepted.json()['invocation']}"
+    async with asyncio.timeout(60):
+        while (told := await platform.http.get(path, params={"wait": 30})).json()["state"] in OPEN:
+            pass
+    return told
+
+
+@pytest.mark.parametrize("app", ["social", "travel", "media"])
+async def test_every_curl_command_in_its_readme_does_what_it_says(tmp_path: Path, app: str) -> None:
+    async with running(tmp_path, workers=1) as platform:
+        sources = {path.name: path.read_text() for path in (FUNCTIONS / app).glob("*.py")}
+        deployed = await platform.http.put(f"/apps/{app}", json={"sources": sources})
+        assert deployed.status_code == 200, deployed.text
+        told: list[object] = []
+        for command in commands(app):
+            answer = await typed(platform, command)
+            assert answer.status_code in {200, 202}, (command, answer.text)
+            if answer.status_code == 202:
+                answer = await ended(platform, answer)
+                assert answer.json()["state"] == "done", answer.text
+            told.append(answer.json())
+    assert len(told) >= 3
+    assert all(one not in (None, [], False) for one in told), told
