@@ -84,8 +84,8 @@ class NodeConfig:
     data_dir: Path = Path(".indilog")
     host: str = "127.0.0.1"
     port: int = 8080
-    segment_bytes: int = 64 * MIB
-    """Size of a journal segment; files of this size are reused."""
+    segment_bytes: int = 32 * MIB
+    """Size of a journal segment; the newest and the one prepared behind it are never given back."""
     sync_inline_s_max: float = 0.0015
     """Syncs slower than this (moving average) run in a thread, so that the loop goes on."""
 
