@@ -3,7 +3,8 @@
 `HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
 `./test` uses) always tries the same ones, `nightly` tries many. `--seeds N` gives the tests marked
 `heavy` more seeds than their own moderate number, `--messages N` those of queues more messages,
-`--transactions N` that of serializability more transactions.
+`--transactions N` that of serializability more transactions, `--runs N` that of workflows more
+runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--seeds`, `--transactions` and `--messages`."""
+    """Add `--seeds`, `--transactions`, `--messages` and `--runs`."""
     parser.addoption(
         "--seeds", type=int, default=None, help="how many seeds each test marked `heavy` runs"
     )
@@ -33,6 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--messages", type=int, default=None, help="how many messages the tests of queues move"
     )
+    parser.addoption(
+        "--runs", type=int, default=None, help="how many workflows run while processes are killed"
+    )
+
+
+@pytest.fixture(scope="session")
+def runs_wanted(request: pytest.FixtureRequest) -> int | None:
+    """Return what `--runs` says; None: the test's own number."""
+    wanted = request.config.getoption("--runs")
+    assert wanted is None or isinstance(wanted, int)
+    return wanted
 
 
 @pytest.fixture(scope="session")

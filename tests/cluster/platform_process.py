@@ -35,6 +35,10 @@ class PlatformProcess:
         assert self._process.returncode == 0, logged
         return logged
 
+    def started(self) -> list[int]:
+        """Return the processes that it has started, and those that these have."""
+        return _descendants(self._process.pid)
+
     def kill_everything(self) -> None:
         """End the platform and all processes that it started with SIGKILL, all at once."""
         pids = [self._process.pid, *_descendants(self._process.pid)]

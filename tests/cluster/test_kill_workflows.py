@@ -1,0 +1,113 @@
+"""Workflows while workers, engines, gateways and any other process of the platform are killed.
+
+The evidence is what the steps wrote into the store: each part of each order exactly once; and every
+run ends with what its steps gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.platform_process import PlatformProcess, platform
+
+RUNS = 200
+PARTS = 4
+KILL_EVERY_S = 3.0
+AT_ONCE = 16
+LEASE_S = 1.0
+DEADLINE_S = 240.0
+APP = f"""
+import indilog
+import bokiflow
+from bokistore import Store
+
+app = indilog.App("orders")
+flow = bokiflow.Flow(app, lease={LEASE_S})
+
+@flow.workflow
+async def order(wf: bokiflow.Workflow, number: int) -> list[int]:
+    async def book(ctx: indilog.Context, part: int) -> int:
+        async def once(txn) -> int:
+            sold = await txn.get(f"order:{{number}}")
+            sold.increment(f"part{{part}}")
+            return part * number
+        return await Store(ctx.log("stock")).transact(once, id=wf.key)
+
+    return [await wf.step(book, part, retries=100) for part in range({PARTS})]
+
+@app.function
+async def start(ctx: indilog.Context, number: int) -> str:
+    return (await order.start(number, id=f"order-{{number}}")).id
+
+@app.function
+async def result(ctx: indilog.Context, number: int) -> list[int]:
+    return await order.handle(f"order-{{number}}").result(20)
+
+@app.function
+async def epoch(ctx: indilog.Context, number: int) -> int:
+    return (await order.handle(f"order-{{number}}").status()).epoch
+
+@app.function
+async def booked(ctx: indilog.Context, number: int) -> dict[str, int]:
+    return dict((await Store(ctx.log("stock")).get(f"order:{{number}}")).value)
+"""
+
+
+async def insist(http: httpx.AsyncClient, name: str, number: int) -> object:
+    """Call a function that is harmless to repeat until it answers."""
+    while True:
+        try:
+            answer = await http.post(f"/functions/orders/{name}", json={"number": number})
+        except httpx.HTTPError:
+            answer = None
+        if answer is not None and answer.status_code == httpx.codes.OK:
+            return answer.json()
+        await asyncio.sleep(0.1)
+
+
+async def order(http: httpx.AsyncClient, slots: asyncio.Semaphore, number: int) -> None:
+    async with slots:
+        await insist(http, "start", number)
+        result = await insist(http, "result", number)
+    assert result == [part * number for part in range(PARTS)]
+
+
+async def kill_at_random(running: PlatformProcess, dice: random.Random) -> None:
+    while True:
+        await asyncio.sleep(KILL_EVERY_S * dice.random() * 2)
+        if pids := running.started():
+            os.kill(dice.choice(pids), signal.SIGKILL)
+
+
+async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Random) -> None:
+    slots = asyncio.Semaphore(AT_ONCE)
+    async with httpx.AsyncClient(base_url=running.url, timeout=30, trust_env=False) as http:
+        source = {"sources": {"orders.py": APP}}
+        answer = await http.post("/apps", json=source)
+        assert answer.status_code == httpx.codes.OK, answer.text
+        killing = asyncio.create_task(kill_at_random(running, dice))
+        async with asyncio.timeout(DEADLINE_S + runs / 10):
+            await asyncio.gather(*(order(http, slots, number) for number in range(runs)))
+            killing.cancel()
+            for number in range(runs):
+                parts = await insist(http, "booked", number)
+                assert parts == {f"part{part}": 1 for part in range(PARTS)}, f"order {number}"
+            epochs = [await insist(http, "epoch", number) for number in range(runs)]
+    assert max(int(str(epoch)) for epoch in epochs) > 1, "some were taken over"
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+def test_every_workflow_ends_and_each_effect_is_there_once_whatever_is_killed(
+    tmp_path: Path, options: tuple[str, ...], runs_wanted: int | None
+) -> None:
+    with platform(tmp_path, *options) as running:
+        asyncio.run(orders_amid_kills(running, runs_wanted or RUNS, random.Random(7)))
