@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -19,7 +20,8 @@ from tests.cluster.platform_process import PlatformProcess, platform
 
 RUNS = 200
 PARTS = 4
-KILL_EVERY_S = 3.0
+KILL_EVERY_S = 2.0
+WORKERS_SHARE = 0.5
 AT_ONCE = 16
 LEASE_S = 1.0
 DEADLINE_S = 240.0
@@ -82,8 +84,18 @@ async def order(http: httpx.AsyncClient, slots: asyncio.Semaphore, number: int) 
 async def kill_at_random(running: PlatformProcess, dice: random.Random) -> None:
     while True:
         await asyncio.sleep(KILL_EVERY_S * dice.random() * 2)
-        if pids := running.started():
-            os.kill(dice.choice(pids), signal.SIGKILL)
+        pids = running.started()
+        if dice.random() < WORKERS_SHARE:
+            pids = [pid for pid in pids if is_worker(pid)]
+        if pids:
+            with suppress(ProcessLookupError):
+                os.kill(dice.choice(pids), signal.SIGKILL)
+
+
+def is_worker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"compute.workers" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Random) -> None:
