@@ -27,6 +27,7 @@ from bokiflow.errors import (
 )
 from bokiflow.execution import appended, read_run
 from bokiflow.fold import Run, State
+from bokiflow.history import decided_before, listed
 from bokiflow.records import (
     EXECUTORS_TAG,
     LEASE_S_MAX,
@@ -42,7 +43,8 @@ from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import App, current_context
 from indilog.errors import TrimmedError
-from indilog.log import Entry, Log
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log, check_bound
 from indilog.signature import ResultType
 
 _ResultT = TypeVar("_ResultT")
@@ -59,6 +61,8 @@ class Status:
         epoch: how often it got an executor.
         executor: who that is.
         problem: why it waits or failed, if it does.
+        place: the seqnum of its start.
+        began: when that was, seconds since 1970.
     """
 
     id: str
@@ -68,6 +72,21 @@ class Status:
     epoch: int
     executor: str
     problem: str | None = None
+    place: SeqNum = 0
+    began: float = 0.0
+
+
+def status_of(id: str, run: Run) -> Status:  # noqa: A002
+    """Return how a run is that has begun."""
+    assert run.started is not None, "only what began has a status"
+    finished, parked = run.finished, run.parked
+    problem = parked.reason if parked else None
+    if finished is not None and finished.failure is not None:
+        problem = f"{finished.failure.kind}: {finished.failure.message}"
+    return Status(
+        id, run.started.workflow, run.state, len(run.steps), run.epoch, run.executor, problem,
+        run.started_at, run.began,
+    )  # fmt: skip
 
 
 class Handle(Generic[_ResultT]):
@@ -124,14 +143,7 @@ class Handle(Generic[_ResultT]):
         run = Run()
         await self._read(self._log(), run)
         assert run.started is not None, "a run that was read has begun"
-        finished, parked = run.finished, run.parked
-        problem = parked.reason if parked else None
-        if finished is not None and finished.failure is not None:
-            problem = f"{finished.failure.kind}: {finished.failure.message}"
-        return Status(
-            self.id, run.started.workflow, run.state, len(run.steps), run.epoch, run.executor,
-            problem,
-        )  # fmt: skip
+        return status_of(self.id, run)
 
     async def cancel(self) -> None:
         """Ask for the run to be cancelled: its next operation raises `Cancelled` in it.
@@ -354,11 +366,72 @@ class Flow:
         Raises:
             FlowSettingsError: this flow has no such workflow.
         """
+        definition = self._definition(workflow)
+        run_tag(id)
+        return Handle(self, definition, id, self.logs())
+
+    async def runs(
+        self,
+        *,
+        workflow: str | None = None,
+        state: State | None = None,
+        bound: SeqNum = 0,
+        limit: int = 100,
+    ) -> list[Status]:
+        """Return how runs are, those first that began first.
+
+        Args:
+            workflow: only its runs.
+            state: only runs in this state.
+            bound: only runs that began at this seqnum or later: after `limit` of them, go on at the
+                last one's `place + 1`.
+            limit: how many at most.
+        """
+        found: list[Status] = []
+        log = self.logs().log(self.log_name)
+        async for run_id, run in listed(log, check_bound(bound)):
+            status = status_of(run_id, run)
+            if workflow in {None, status.workflow} and state in {None, status.state}:
+                found.append(status)
+                if len(found) >= limit:
+                    break
+        return found
+
+    async def fork(self, id: str, step: str) -> Handle[Any]:  # noqa: A002
+        """Begin a new run that goes on from a step of another one, with the code of now.
+
+        It has the other's arguments, and of its steps those that were decided before `step`: they
+        are not done again. The other run stays as it is. Idempotency keys of further steps are the
+        new run's own.
+
+        Args:
+            id: of the other run.
+            step: its number, or its name; of several steps of that name the first.
+
+        Raises:
+            UnknownRunError: there is no such run. FlowSettingsError: it has no such step, or this
+                flow has no such workflow. OverloadedError: too much runs here.
+        """
+        logs = self.logs()
+        run = Run()
+        try:
+            await read_run(logs.log(self.log_name), id, run)
+        except TrimmedError as error:
+            raise UnknownRunError(f"Run {id!r} ended long ago and is forgotten.") from error
+        if run.started is None:
+            raise UnknownRunError(f"There is no run {id!r} in {self.log_name!r}.")
+        number, decided = decided_before(run, step)
+        definition = self._definition(run.started.workflow)
+        new = await self.runner.fork(
+            logs, definition, run.started.arguments, Origin(id, number), decided
+        )
+        return Handle(self, definition, new, logs)
+
+    def _definition(self, workflow: str) -> Definition:
         definition = self._definitions.get(workflow)
         if definition is None:
             raise FlowSettingsError(f"There is no workflow {workflow!r} here.")
-        run_tag(id)
-        return Handle(self, definition, id, self.logs())
+        return definition
 
     def __repr__(self) -> str:
         return f"Flow({self.log_name!r}, workflows={sorted(self._definitions)})"

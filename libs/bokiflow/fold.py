@@ -42,6 +42,7 @@ class Run:
         clock: the latest time of an applied record, seconds since 1970.
         started: how it began; None: there is no such run.
         started_at: that record's place. Valid once `started` is there.
+        began: its time, seconds since 1970.
         epoch: the newest that counts; 0 before the start.
         executor: who executes it.
         steps: the outcomes that are decided, by step number, in the order of the log.
@@ -53,8 +54,8 @@ class Run:
     """
 
     __slots__ = (
-        "_signal_keys", "cancel_asked", "clock", "end", "epoch", "executor", "finished", "parked",
-        "places", "signals", "started", "started_at", "steps",
+        "_signal_keys", "began", "cancel_asked", "clock", "end", "epoch", "executor", "finished",
+        "parked", "places", "signals", "started", "started_at", "steps",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -62,6 +63,7 @@ class Run:
         self.clock = 0.0
         self.started: Started | None = None
         self.started_at: SeqNum = 0
+        self.began = 0.0
         self.epoch = 0
         self.executor = ""
         self.steps: dict[str, Decided] = {}
@@ -93,7 +95,7 @@ class Run:
         return self._effect(seqnum, record)
 
     def _start(self, seqnum: SeqNum, record: Started) -> bool:
-        self.started, self.started_at = record, seqnum
+        self.started, self.started_at, self.began = record, seqnum, self.clock
         self.epoch, self.executor = 1, record.executor
         return True
 

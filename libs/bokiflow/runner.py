@@ -9,7 +9,7 @@ no read; otherwise each append is followed by a look whether it counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -26,6 +26,7 @@ from bokiflow.records import (
     RUNS_TAG,
     Alive,
     CancelAsked,
+    Decided,
     Finished,
     Left,
     Origin,
@@ -185,6 +186,33 @@ class Runner:
             if run.started_at != seqnum:
                 return run_id, self.running.get(run_id)
         return run_id, self.execute(logs, definition, run_id, run, lease)
+
+    async def fork(
+        self,
+        logs: Logs,
+        definition: Definition,
+        arguments: bytes,
+        forked: Origin,
+        decided: Sequence[Decided],
+    ) -> str:
+        """Begin a run in which `decided` is decided already; return its id.
+
+        Raises:
+            TooLargeError: that is more than one batch of records holds; nothing was done.
+        """
+        self._check_room()
+        log, run_id, lease = logs.log(self.log_name), waiting.new_name(), self.living()
+        started = Started(definition.name, arguments, lease.name, definition.version, forked=forked)
+        tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
+        steps = [Entry(encoded(step), tags[:1]) for step in decided]
+        self._starting += 1
+        try:
+            last = await self.append_alive(log, lease, [Entry(encoded(started), tags), *steps])
+            run = await read_run(log, run_id, Run(), last)
+            self.execute(logs, definition, run_id, run, lease)
+        finally:
+            self._starting -= 1
+        return run_id
 
     def _check_room(self) -> None:
         if len(self.running) + self._starting >= self.executions_max:

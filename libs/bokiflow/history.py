@@ -1,0 +1,64 @@
+"""Looking back at runs: the list of them, and going on from a step of an old one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+
+from bokiflow.errors import FlowSettingsError
+from bokiflow.execution import read_run
+from bokiflow.fold import Run
+from bokiflow.records import RUNS_TAG, Decided, Started, run_in, run_record
+from indilog.errors import TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Log
+
+_PAGE: Final = 1000
+
+
+async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
+    """Yield the runs that began at seqnum `bound` or later, oldest first: the id, and how it is."""
+    while True:
+        try:
+            page = await log.read_range(RUNS_TAG, bound, limit=_PAGE)
+        except TrimmedError as error:
+            bound = max(bound, error.first_seqnum)
+            continue
+        if not page:
+            return
+        for record in page:
+            run_id = run_in(record.tags)
+            if run_id is None or not isinstance(run_record(record.data), Started):
+                continue
+            try:
+                run = await read_run(log, run_id, Run())
+            except TrimmedError:
+                continue
+            if run.started_at == record.seqnum:
+                yield run_id, run
+        bound = page[-1].seqnum + 1
+
+
+def decided_before(run: Run, step: str) -> tuple[str, list[Decided]]:
+    """Return the number of a step, and what was decided before it in the order of the log, as a new
+    run decides it.
+
+    Args:
+        run: the old run.
+        step: a number, or a name, of which the first step counts.
+
+    Raises:
+        FlowSettingsError: nothing is decided of such a step.
+    """
+    numbers = list(run.steps)
+    named = [number for number, record in run.steps.items() if record.name == step]
+    if step not in run.steps and not named:
+        raise FlowSettingsError(
+            f"The run has no decided step {step!r}; it has "
+            f"{', '.join(f'{n} {r.name}' for n, r in run.steps.items()) or 'none'}."
+        )
+    number = step if step in run.steps else named[0]
+    before = [run.steps[kept] for kept in numbers[: numbers.index(number)]]
+    return number, [msgspec.structs.replace(record, epoch=1) for record in before]

@@ -1,0 +1,109 @@
+"""The list of runs, and runs that go on from a step of another one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from bokiflow import (
+    Flow,
+    FlowSettingsError,
+    RunFailedError,
+    Startable,
+    State,
+    UnknownRunError,
+    Workflow,
+)
+from bokiflow.records import Started, run_record, run_tag
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+
+class Shop:
+    """A flow whose second step fails until it is repaired, and what its steps did."""
+
+    def __init__(self) -> None:
+        self.logs = MemoryLogs()
+        self.flow = Flow("shop")
+        self.flow.attach(self.logs)
+        self.is_broken = True
+        self.numbers = itertools.count(1)
+        self.keys: list[str] = []
+        self.order: Startable[list[int]] = self.flow.workflow(self._order)
+        self.other: Startable[None] = self.flow.workflow(self._other)
+
+    async def _order(self, wf: Workflow, count: int) -> list[int]:
+        async def pay() -> int:
+            self.keys.append(wf.key)
+            return next(self.numbers)
+
+        async def send() -> int:
+            self.keys.append(wf.key)
+            if self.is_broken:
+                raise ValueError("no stamps")
+            return next(self.numbers)
+
+        paid = [await wf.step(pay) for _ in range(count)]
+        return [*paid, await wf.step(send, retries=0)]
+
+    _order.__name__ = "order"
+
+    async def _other(self, wf: Workflow) -> None: ...
+
+    _other.__name__ = "other"
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+async def failed(shop: Shop) -> None:
+    with pytest.raises(RunFailedError, match="no stamps"):
+        await (await shop.order.start(2, id="old")).result(5)
+    shop.is_broken = False
+
+
+async def test_a_fork_goes_on_from_a_step_with_the_code_of_now(shop: Shop) -> None:
+    await failed(shop)
+    fork = await shop.flow.fork("old", "send")
+    assert await fork.result(5) == [1, 2, 3], "what was paid is not paid again"
+    assert shop.keys[:-1] == ["shop/flow/old/1", "shop/flow/old/2", "shop/flow/old/3"]
+    assert shop.keys[-1] == f"shop/flow/{fork.id}/3"
+    assert (await shop.order.handle("old").status()).state is State.FAILED, "it stays as it is"
+    (first, *_) = await shop.logs.log("shop/flow").read_range(run_tag(fork.id))
+    started = run_record(first.data)
+    assert isinstance(started, Started)
+    assert started.forked is not None
+    assert (started.forked.run, started.forked.step) == ("old", "3")
+
+
+async def test_a_fork_from_a_number_does_that_step_again(shop: Shop) -> None:
+    await failed(shop)
+    assert await (await shop.flow.fork("old", "2")).result(5) == [1, 3, 4]
+    assert await (await shop.flow.fork("old", "pay")).result(5) == [5, 6, 7], "the first of them"
+
+
+async def test_there_must_be_such_a_step_of_such_a_run(shop: Shop) -> None:
+    await failed(shop)
+    with pytest.raises(FlowSettingsError, match="1 pay, 2 pay, 3 send"):
+        await shop.flow.fork("old", "4")
+    with pytest.raises(UnknownRunError):
+        await shop.flow.fork("new", "1")
+
+
+async def test_runs_are_listed_as_they_began(shop: Shop) -> None:
+    await failed(shop)
+    for number in range(3):
+        await (await shop.other.start(id=f"other-{number}")).result(5)
+    await shop.other.start(id="other-1")  # there is one already
+    listed = await shop.flow.runs()
+    assert [run.id for run in listed] == ["old", "other-0", "other-1", "other-2"]
+    assert listed[0].problem == "ValueError: Step 'send' failed: ValueError: no stamps"
+    assert listed[0].began <= listed[1].began
+    assert [run.id for run in await shop.flow.runs(state=State.FAILED)] == ["old"]
+    first, second = await shop.flow.runs(workflow="other", limit=2)
+    assert (first.id, second.id) == ("other-0", "other-1")
+    assert [run.id for run in await shop.flow.runs(bound=second.place + 1)] == ["other-2"]
