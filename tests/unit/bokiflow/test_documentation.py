@@ -24,6 +24,9 @@ async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
             await running
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
+        "2 tea: 30",
+        "done 2 1",
+        "True ['done', 'done']",
         "0",
         "True",
         "Lock 'hotel:7' was not free within 0 s; try again later.",
