@@ -61,11 +61,18 @@ class Executors:
                     self._inherit(name, heir, seqnum)
             case Left(name, is_idle):
                 if is_idle:
-                    self.known.pop(name, None)
+                    self._gone(name)
                 elif (known := self.known.get(name)) is not None:
                     known.until = min(known.until, self.clock)
             case unreachable:
                 assert_never(unreachable)
+
+    def _gone(self, name: str) -> None:
+        """It has left nothing; what was left to it, if it did not come to that, is open again."""
+        self.known.pop(name, None)
+        for known in self.known.values():
+            if known.heir == name:
+                known.heir, known.until = None, min(known.until, self.clock)
 
     def _inherit(self, name: str, heir: str, seqnum: SeqNum) -> None:
         for other, known in self.known.items():

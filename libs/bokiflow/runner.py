@@ -369,10 +369,10 @@ class Runner:
     # --- the end
 
     async def retire(self, log: Log) -> None:
-        """Its lease has ended: if it executes nothing, say so, that nobody needs to look."""
+        """Its lease has ended: if it has nothing to execute, say so, that nobody needs to look."""
         name = self.lease.name
         if self.lease.has_ended():
-            idle = not self.running and not self._starting
+            idle = not (self.running or self._starting or self.executors.left_to(name))
             self._lose()
             if idle:
                 await appended(log, [Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))])
@@ -380,7 +380,7 @@ class Runner:
     async def stop(self, log: Log) -> None:
         """Stop everything and say so; others go on with it at once."""
         tasks = [running.task for running in self.running.values() if running.task is not None]
-        was_idle = not tasks
+        was_idle = not (tasks or self.executors.left_to(self.lease.name))
         if self._beating is not None:
             tasks.append(self._beating)
             self._beating = None

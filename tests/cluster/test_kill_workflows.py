@@ -7,6 +7,7 @@ run ends with what its steps gave.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -16,12 +17,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.servers import free_port
 from tests.cluster.platform_process import PlatformProcess, platform
 
-RUNS = 200
+RUNS = 100
 PARTS = 4
 KILL_EVERY_S = 2.0
 WORKERS_SHARE = 0.5
+WORKERS_KILLED_MIN = 4
 AT_ONCE = 16
 LEASE_S = 1.0
 DEADLINE_S = 240.0
@@ -74,22 +77,31 @@ async def insist(http: httpx.AsyncClient, name: str, number: int) -> object:
         await asyncio.sleep(0.1)
 
 
-async def order(http: httpx.AsyncClient, slots: asyncio.Semaphore, number: int) -> None:
-    async with slots:
-        await insist(http, "start", number)
-        result = await insist(http, "result", number)
-    assert result == [part * number for part in range(PARTS)]
+class Killer:
+    """Kills processes of a platform at random; half of the time a function worker.
 
+    Attributes:
+        workers: how many workers it killed.
+    """
 
-async def kill_at_random(running: PlatformProcess, dice: random.Random) -> None:
-    while True:
-        await asyncio.sleep(KILL_EVERY_S * dice.random() * 2)
-        pids = running.started()
-        if dice.random() < WORKERS_SHARE:
-            pids = [pid for pid in pids if is_worker(pid)]
-        if pids:
-            with suppress(ProcessLookupError):
-                os.kill(dice.choice(pids), signal.SIGKILL)
+    def __init__(self, running: PlatformProcess, dice: random.Random) -> None:
+        self.workers = 0
+        self._running = running
+        self._dice = dice
+
+    async def kill(self) -> None:
+        while True:
+            await asyncio.sleep(KILL_EVERY_S * self._dice.random() * 2)
+            pids = self._running.started()
+            if self._dice.random() < WORKERS_SHARE:
+                pids = [pid for pid in pids if is_worker(pid)]
+            if pids:
+                self._end(self._dice.choice(pids))
+
+    def _end(self, pid: int) -> None:
+        self.workers += is_worker(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def is_worker(pid: int) -> bool:
@@ -99,20 +111,27 @@ def is_worker(pid: int) -> bool:
 
 
 async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Random) -> None:
-    slots = asyncio.Semaphore(AT_ONCE)
+    killer, numbers = Killer(running, dice), itertools.count()
+
+    async def order(http: httpx.AsyncClient) -> None:
+        """Order one after the other, until there were enough runs and enough kills."""
+        while (number := next(numbers)) < runs or killer.workers < WORKERS_KILLED_MIN:
+            await insist(http, "start", number)
+            assert await insist(http, "result", number) == [part * number for part in range(PARTS)]
+
     async with httpx.AsyncClient(base_url=running.url, timeout=30, trust_env=False) as http:
-        source = {"sources": {"orders.py": APP}}
-        answer = await http.post("/apps", json=source)
+        answer = await http.post("/apps", json={"sources": {"orders.py": APP}})
         assert answer.status_code == httpx.codes.OK, answer.text
-        killing = asyncio.create_task(kill_at_random(running, dice))
+        killing = asyncio.create_task(killer.kill())
         async with asyncio.timeout(DEADLINE_S + runs / 10):
-            await asyncio.gather(*(order(http, slots, number) for number in range(runs)))
+            await asyncio.gather(*(order(http) for _ in range(AT_ONCE)))
             killing.cancel()
-            for number in range(runs):
+            ended = range(next(numbers) - AT_ONCE)
+            for number in ended:
                 parts = await insist(http, "booked", number)
                 assert parts == {f"part{part}": 1 for part in range(PARTS)}, f"order {number}"
-            epochs = [await insist(http, "epoch", number) for number in range(runs)]
-    assert max(int(str(epoch)) for epoch in epochs) > 1, "some were taken over"
+            epochs = [await insist(http, "epoch", number) for number in ended]
+    assert any(epoch != 1 for epoch in epochs), "some were taken over"
 
 
 @pytest.mark.cluster
@@ -121,5 +140,6 @@ async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Ra
 def test_every_workflow_ends_and_each_effect_is_there_once_whatever_is_killed(
     tmp_path: Path, options: tuple[str, ...], runs_wanted: int | None
 ) -> None:
-    with platform(tmp_path, *options) as running:
+    port = str(free_port())  # a gateway that is started again must be where it was
+    with platform(tmp_path, *options, "--port", port) as running:
         asyncio.run(orders_amid_kills(running, runs_wanted or RUNS, random.Random(7)))

@@ -183,6 +183,29 @@ async def test_a_dead_heir_is_inherited_from() -> None:
     assert len(runs) == 5
 
 
+async def test_an_heir_that_stops_before_it_takes_anything_leaves_it_to_others() -> None:
+    logs, begun, never = MemoryLogs(), asyncio.Event(), asyncio.Event()
+
+    def stuck(process: Process, step: str) -> asyncio.Event:
+        begun.set()
+        return never
+
+    first, heir = Process(logs, stuck), Process(logs)
+    await first.two.start(id="r")
+    await begun.wait()
+    first.kill()
+    heir.flow.runner.executions_max = 0  # it waits for room
+    async with processes(heir):
+        log, bound = logs.log("shop/flow"), 0
+        while not heir.flow.runner.executors.has_heir(first.flow.runner.lease.name):
+            bound = await log.tail()
+            await log.read_next(EXECUTORS_TAG, bound, wait=1)
+            await asyncio.sleep(0)
+    other = Process(logs)
+    async with processes(other):
+        assert await other.two.handle("r").result(10) == "12"
+
+
 async def test_idle_processes_write_nothing() -> None:
     logs = MemoryLogs()
     one, two = Process(logs), Process(logs)

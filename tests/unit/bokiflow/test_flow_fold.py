@@ -128,3 +128,11 @@ def test_who_leaves_is_inherited_from_at_once() -> None:
     assert executors.left_to("b") == ["a"]
     executors.apply(3, 1.0, Left("a", is_idle=True))
     assert not executors.known
+
+
+def test_what_was_left_to_one_who_leaves_is_open_again() -> None:
+    executors = living((0.0, Alive("a", 1.0)), (0.0, Alive("b", 1.0)), (2.0, Dead("a", "b")))
+    executors.apply(3, 2.0, Left("b", is_idle=True))
+    assert executors.lapsed(2.0) == ["a"]
+    executors.apply(4, 2.0, Dead("a", "c"))
+    assert executors.left_to("c") == ["a"]
