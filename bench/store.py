@@ -1,0 +1,208 @@
+"""BokiStore: a transaction over two objects, and reading an object with a long past.
+
+On the embedded platform, over HTTP (a deployed function) and in this process. Transfers read and
+write two of `--accounts` accounts, chosen at random; what is counted is committed, attempts that
+were in conflict are told. Reading is compared for an object with 10 past operations and one with
+10,000: hot (the process has seen it), and cold, as the first read of a process after a restart,
+with nothing cached in the process nor beside records.
+
+    python -m bench.store [--seconds 2] [--rounds 5] [--callers 1 64] [--accounts 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from unittest import mock
+
+import uvloop
+from rich.table import Table
+
+from bench.harness import (
+    Operation,
+    Report,
+    Round,
+    arguments,
+    figures_of,
+    interleaved,
+    ratio_of,
+    table_of,
+)
+from bench.http_caller import HttpCaller, connected
+from bench.platforms import configured, running
+from bench.profile import profiled
+from bench.store_app import aged, transferred
+from bokistore import Store, ViewCache, replay
+from indilog.cli.start import PlatformLog, platform, run_step, wait_ready
+from indilog.log import Log
+
+APP = Path(__file__).with_name("store_app.py")
+HOST = "127.0.0.1"
+PAST = {"10": 10, "10,000": 10_000}
+"""Past operations of the objects that are read."""
+NEVER = 1 << 60
+
+
+class Transfers:
+    """Pairs of accounts, and how many attempts the transfers took."""
+
+    def __init__(self, accounts: int) -> None:
+        self._random = random.Random(1)
+        self._accounts = range(accounts)
+        self.attempts = self.done = 0
+
+    def pair(self) -> tuple[str, str]:
+        """Return two accounts."""
+        one, other = self._random.sample(self._accounts, 2)
+        return f"account:{one}", f"account:{other}"
+
+    def note(self, attempts: int) -> None:
+        """Note a transfer that committed."""
+        self.attempts += attempts
+        self.done += 1
+
+    @property
+    def per_commit(self) -> float:
+        """Attempts for each transfer that committed."""
+        return self.attempts / max(self.done, 1)
+
+
+def sides_in_process(log: Log, transfers: Transfers) -> dict[str, Operation]:
+    """Return what is measured without HTTP: hot reads, by one store as in a function."""
+    store = Store(log)
+
+    async def transfer(_: int) -> None:
+        transfers.note(await transferred(store, *transfers.pair()))
+
+    def reading(past: str) -> Operation:
+        return lambda _: store.get(f"aged:{past}")
+
+    return {"transfer": transfer} | {f"get hot, {past} past": reading(past) for past in PAST}
+
+
+def sides_cold(log: Log) -> dict[str, Operation]:
+    """Return reads by a process that knows nothing."""
+
+    def reading(past: str) -> Operation:
+        return lambda _: Store(log, cache=ViewCache()).get(f"aged:{past}")
+
+    return {f"get cold, {past} past": reading(past) for past in PAST}
+
+
+def sides_over_http(callers: list[HttpCaller], transfers: Transfers) -> dict[str, Operation]:
+    """Return what is measured through the gateway."""
+
+    async def transfer(caller: int) -> None:
+        one, other = transfers.pair()
+        body = json.dumps({"one": one, "other": other}).encode()
+        transfers.note(int(await callers[caller].post("/functions/bench/transfer", body)))
+
+    def reading(past: str) -> Operation:
+        body = json.dumps({"name": f"aged:{past}"}).encode()
+        return lambda caller: callers[caller].post("/functions/bench/read", body)
+
+    return {"transfer": transfer} | {f"get hot, {past} past": reading(past) for past in PAST}
+
+
+class Measuring:
+    """One run of the benchmark: what was asked, and the table that grows."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.report = Report("store", asked, platform="embedded, R = 1, fsync")
+        self.table: Table = table_of(
+            "BokiStore on the embedded platform",
+            "side, operation and callers", "ops/s", "p50", "p99", "CPU/op (client)", "ratio of p50",
+        )  # fmt: skip
+
+    async def measure(self, side: str, sides: Mapping[str, Operation], callers: int) -> None:
+        """Measure some operations in turns."""
+        found = await interleaved(
+            sides, callers=callers, seconds=self.asked.seconds, rounds=self.asked.rounds
+        )
+        self.report.add(f"{side} {callers}", found)
+        for name, rounds in found.items():
+            young = found.get(name.replace("10,000", "10"))
+            is_old = young is not None and young is not rounds
+            ratio = f"{ratio_of(rounds, young, _p50):.2f}" if is_old and young else ""
+            self.table.add_row(f"{side}: {name} {callers}", *figures_of(rounds), ratio)
+        self.table.add_section()
+
+    def conflicts(self, side: str, callers: int, transfers: Transfers) -> None:
+        """Tell how many attempts the transfers took."""
+        self.report.keep(f"attempts {side} {callers}", transfers.per_commit)
+        self.report.say(
+            f"{side}, {callers} callers: {transfers.per_commit:.3f} attempts a transfer, "
+            f"{self.asked.accounts} accounts"
+        )
+
+
+def _p50(one: Round) -> float:
+    return one.quantile(0.5)
+
+
+async def in_process(run: Measuring, path: Path) -> None:
+    """Measure without HTTP, then start the platform again and read what nobody has cached."""
+    config = configured(path)
+    async with running(config) as bench:
+        for past, operations in PAST.items():
+            await aged(Store(bench.log), f"aged:{past}", operations)
+        for callers in run.asked.callers:
+            transfers = Transfers(run.asked.accounts)
+            sides = sides_in_process(bench.log, transfers)
+            await run.measure("in process", sides, callers)
+            run.conflicts("in process", callers, transfers)
+    async with running(config) as bench:
+        with mock.patch.object(replay, "AUX_EVERY", NEVER):
+            await run.measure("restarted", sides_cold(bench.log), callers=1)
+
+
+async def over_http(run: Measuring, port: int) -> None:
+    """Measure deployed functions."""
+    (first,) = await connected(HOST, port, 1)
+    for past, operations in PAST.items():
+        body = json.dumps({"name": f"aged:{past}", "operations": operations}).encode()
+        await first.post("/functions/bench/age", body)
+    first.close()
+    for count in run.asked.callers:
+        callers = await connected(HOST, port, count)
+        transfers = Transfers(run.asked.accounts)
+        await run.measure("over HTTP", sides_over_http(callers, transfers), count)
+        run.conflicts("over HTTP", count, transfers)
+        for caller in callers:
+            caller.close()
+
+
+def main(asked: argparse.Namespace) -> None:
+    """Start platforms in temporary directories, measure, print one table."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    url = f"http://{HOST}:{port}"
+    run = Measuring(asked)
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+        with profiled(wanted=asked.profile):
+            uvloop.run(in_process(run, Path(path) / "in-process"))
+        data = Path(path) / "data"
+        log = PlatformLog(data)
+        with platform(log, data, port) as process:
+            wait_ready(process, url, log)
+            run_step("Deploying", "indilog", "deploy", str(APP), "--name", "bench", "--url", url)
+            uvloop.run(over_http(run, port))
+    run.report.show(run.table)
+    run.report.write()
+
+
+if __name__ == "__main__":
+    main(
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            callers={"type": int, "nargs": "+", "default": [1, 64]},
+            accounts={"type": int, "default": 1000, "help": "objects that transfers choose from"},
+        )
+    )
