@@ -34,7 +34,7 @@ from bokiqueue.records import (
     shard_in,
     tags_of,
 )
-from bokiqueue.waiting import Mutex, News
+from bokiqueue.waiting import Event, News
 from indilog.errors import TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.log import Log, Record
@@ -55,7 +55,7 @@ class Shard:
     Attributes:
         news: how often somebody found that there may be something new.
         seen: what `news` was when the last read that is applied began.
-        reading: held by who reads what is new.
+        reading: while one reads what is new for all; set when it is done, and all go on together.
         claiming: claims of this process that are under way.
         unsaved: records applied since the last checkpoint known.
     """
@@ -65,7 +65,7 @@ class Shard:
         self.fold = Fold()
         self.news = 0
         self.seen = 0
-        self.reading = Mutex()
+        self.reading: Event | None = None
         self.claiming = 0
         self.unsaved = 0
         self._outcomes: OrderedDict[SeqNum, tuple[SeqNum, ...]] = OrderedDict()
@@ -204,12 +204,18 @@ class Replica:
         by now.
         """
         news = shard.news
-        async with shard.reading:
+        while shard.reading is not None:
+            await shard.reading.wait()
             if shard.seen >= news if until is None else shard.fold.end > until:
                 return  # somebody has read it meanwhile
-            news = shard.news
+        shard.reading = reading = Event()
+        news = shard.news
+        try:
             await self._read_new(log, shard, -1 if until is None else until)
             shard.seen = news
+        finally:
+            shard.reading = None
+            reading.set()
 
     async def _read_new(self, log: Log, shard: Shard, until: SeqNum) -> None:
         while True:

@@ -20,7 +20,7 @@ _WAIT_S_MAX: Final = 30.0
 """One read waits this long at most, then a new one begins."""
 _TIMER_S_MIN: Final = 0.001
 
-Mutex = asyncio.Lock
+Event = asyncio.Event
 """Needs an event loop only when somebody waits for it."""
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from bokistore.records import View
+from bokistore.waiting import Event
 from indilog.ids import SeqNum
 from indilog.log import Log
 
@@ -20,6 +21,24 @@ _VIEWS_PER_OBJECT_MAX: Final = 4
 """Views of one object at different records: a transaction reads at its horizon, while others
 already moved the object on."""
 _VIEW_OVERHEAD_BYTES: Final = 200
+
+
+class Line:
+    """Operations of this process on one object that are appended, and wait to know what was before
+    them.
+
+    Attributes:
+        looking: while one looks for all; set when it is done, and all go on together.
+        waiting: their records.
+        noted: what was before a record, as far as that is found out.
+    """
+
+    __slots__ = ("looking", "noted", "waiting")
+
+    def __init__(self) -> None:
+        self.looking: Event | None = None
+        self.waiting: set[SeqNum] = set()
+        self.noted: dict[SeqNum, View] = {}
 
 
 class ViewCache:
@@ -43,6 +62,7 @@ class ViewCache:
         self._decisions_max = decisions_max
         self._views: OrderedDict[tuple[str, str], list[View]] = OrderedDict()
         self._decisions: OrderedDict[tuple[str, SeqNum], bool] = OrderedDict()
+        self._lines: dict[tuple[str, str], Line] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -73,6 +93,15 @@ class ViewCache:
         ):
             _, evicted = self._views.popitem(last=False)
             self.bytes -= sum(map(_size, evicted))
+
+    def line(self, log: str, name: str) -> Line:
+        """Return the line of an object's operations; there is one as long as somebody waits."""
+        return self._lines.setdefault((log, name), Line())
+
+    def leave(self, log: str, name: str, line: Line) -> None:
+        """Forget a line in which nobody waits any more."""
+        if not line.waiting:
+            self._lines.pop((log, name), None)
 
     def decision(self, log: str, seqnum: SeqNum) -> bool | None:
         """Tell whether the transaction at `seqnum` committed; None: not known here."""

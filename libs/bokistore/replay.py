@@ -44,6 +44,11 @@ _REPLAYED_MAX: Final = 256
 _decode = msgspec.json.decode
 
 
+def is_followed_by_aux(view: View) -> bool:
+    """Tell whether who writes next on `view` puts the outcome beside its record."""
+    return view.depth + 1 >= AUX_EVERY
+
+
 class Done(NamedTuple):
     """The one transaction with some id that committed, and the result that it recorded."""
 
@@ -118,6 +123,10 @@ class Replay:
     async def after(self, name: str, view: View, record: Record) -> View:
         """Return the object as of `record`, given it as of the record before in its sub-stream."""
         return await self._folded(name, view, [record])
+
+    async def after_all(self, name: str, view: View, records: Sequence[Record]) -> View:
+        """Return the object as of the last of `records`, which follow `view` in its sub-stream."""
+        return await self._folded(name, view, records) if records else view
 
     async def keep(
         self,

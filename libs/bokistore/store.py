@@ -39,6 +39,7 @@ from bokistore.objects import (
     push_at,
     set_at,
 )
+from bokistore.operations import Operations
 from bokistore.records import View, command_encoded, tag_of
 from bokistore.replay import Replay
 from bokistore.snapshot import Snapshot, Version, versions
@@ -72,7 +73,9 @@ class Store:
 
     def __init__(self, log: Log, *, cache: ViewCache | None = None) -> None:
         self.log = log
-        self._replay = Replay(log, cache_of(log) if cache is None else cache)
+        cache = cache_of(log) if cache is None else cache
+        self._replay = Replay(log, cache)
+        self._operations = Operations(log, cache, self._replay)
 
     @overload
     async def get(self, name: str) -> Obj: ...
@@ -350,7 +353,7 @@ class Store:
         writes |= {index: [msgspec.Raw(encoded(entry(name)))] for index in indexes}
         data = command_encoded(writes)
         seqnum = await self.log.append(data, tags=tags)
-        before = await self._replay.view(name, seqnum - 1)
+        before = await self._operations.before(name, seqnum)
         document: Document | None = (
             None if before.document is None else msgspec.json.decode(before.document)
         )

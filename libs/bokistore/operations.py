@@ -1,0 +1,86 @@
+"""What was there before an operation: one replay for all that wait for the same object.
+
+An operation on an object is one append, and then a look at what came before it. Of many on one
+object at the same time, those of one process look together: the first in line reads the records of
+all of them once, and notes for each what was before it; the others find it noted.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bokistore.cache import Line, ViewCache
+from bokistore.records import View, tag_of
+from bokistore.replay import Replay, is_followed_by_aux
+from bokistore.waiting import Event
+from indilog.errors import IndilogError
+from indilog.ids import SeqNum
+from indilog.log import Log, Record
+
+_PAGE: Final = 256
+
+
+class Operations:
+    """Answers for the operations on the objects of one log."""
+
+    def __init__(self, log: Log, cache: ViewCache, replay: Replay) -> None:
+        self._log = log
+        self._cache = cache
+        self._replay = replay
+
+    async def before(self, name: str, seqnum: SeqNum) -> View:
+        """Return the object `name` as of just before the record at `seqnum`, which this session has
+        appended to its sub-stream; errors as `Replay.view`.
+        """
+        line = self._cache.line(self._log.name, name)
+        line.waiting.add(seqnum)
+        try:
+            while seqnum not in line.noted:
+                if line.looking is None:
+                    await self._look(name, line, seqnum)
+                else:
+                    await line.looking.wait()
+            return line.noted[seqnum]
+        finally:
+            line.waiting.discard(seqnum)
+            line.noted.pop(seqnum, None)
+            self._cache.leave(self._log.name, name, line)
+
+    async def _look(self, name: str, line: Line, mine: SeqNum) -> None:
+        """Note what was before `mine`, and before all others that wait, as far as this session sees
+        their records.
+        """
+        line.looking = looking = Event()
+        try:
+            first = min(line.waiting)
+            try:
+                await self._note(name, line, first)
+            except IndilogError:
+                if mine == first:
+                    raise
+            if mine not in line.noted:  # what failed is another's
+                line.noted[mine] = await self._replay.view(name, mine - 1)
+        finally:
+            line.looking = None
+            looking.set()
+
+    async def _note(self, name: str, line: Line, start: SeqNum) -> None:
+        view = line.noted[start] = await self._replay.view(name, start - 1)
+        last = max(line.waiting, default=start)
+        while start < last:
+            page = await self._log.read_range(tag_of(name), start, limit=_PAGE)
+            page = [record for record in page if record.seqnum <= last]
+            if not page:
+                return
+            run: list[Record] = []
+            for record in page:
+                if record.seqnum in line.waiting:
+                    view = line.noted[record.seqnum] = await self._replay.after_all(name, view, run)
+                    if is_followed_by_aux(view):
+                        view = view._replace(depth=-1)
+                    run = []
+                run.append(record)
+            view = await self._replay.after_all(name, view, run)
+            start = view.seqnum + 1
+        if view.seqnum == last:
+            self._cache.keep_view(self._log.name, name, view)

@@ -1,0 +1,146 @@
+"""Operations on one object at the same time: each learns what was before it, few look."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bokistore import MismatchError, Store
+from bokistore.cache import ViewCache
+from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.log import Record
+from indilog.testing import MemoryLog, MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+CALLERS = 64
+
+
+class Busy(MemoryLog):
+    """A log whose calls let others go on meanwhile; its reads of what is hot wait for
+    `arrive`.
+    """
+
+    def __init__(self, logs: MemoryLogs | None = None) -> None:
+        super().__init__("work", logs=logs or MemoryLogs())
+        self.arrive = asyncio.Event()
+        self.arrive.set()
+        self.reads = 0
+
+    async def append(self, data: bytes, **options: Any) -> SeqNum:  # noqa: ANN401 - as the log's
+        seqnum = await super().append(data, **options)
+        await asyncio.sleep(0)
+        return seqnum
+
+    async def read_prev(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = MAX_SEQNUM,
+        **options: Any,  # noqa: ANN401
+    ) -> Record | None:
+        record = await super().read_prev(tag, bound, **options)
+        await self._on_its_way(tag)
+        return record
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        **options: Any,  # noqa: ANN401
+    ) -> list[Record]:
+        page = await super().read_range(tag, bound, **options)
+        await self._on_its_way(tag)
+        return page
+
+    async def _on_its_way(self, tag: UserTag | None) -> None:
+        self.reads += 1
+        await asyncio.sleep(0)
+        if "hot" in str(tag):
+            await self.arrive.wait()
+
+
+def store_on(log: MemoryLog) -> Store:
+    """A store of a process of its own."""
+    return Store(log, cache=ViewCache())
+
+
+async def test_each_of_many_at_once_is_told_what_was_before_it() -> None:
+    stores = [store_on(Busy(logs)) for logs in [MemoryLogs()] for _ in range(3)]
+    told = await asyncio.gather(
+        *(stores[caller % 3].set("hot", "by", caller) for caller in range(CALLERS))
+    )
+    last = (await stores[0].get("hot"))["by"]
+    assert sorted(told, key=lambda old: -1 if old is None else old) == [
+        None, *(caller for caller in range(CALLERS) if caller != last),
+    ]  # fmt: skip
+
+
+async def test_of_many_at_once_a_few_look_for_all() -> None:
+    log = Busy()
+    store = store_on(log)
+    await store.set("hot", "n", 0)
+    for turn in range(3):
+        log.reads = 0
+        told = await asyncio.gather(*(store.increment("hot", "n") for _ in range(CALLERS)))
+        assert set(told) == set(range(turn * CALLERS, (turn + 1) * CALLERS))
+        assert log.reads <= 8
+
+
+async def test_operations_on_other_objects_do_not_wait() -> None:
+    log = Busy()
+    store = store_on(log)
+    await store.set("hot", "n", 0)
+    log.arrive.clear()
+    log.reads = 0
+    slow = asyncio.create_task(store.increment("hot", "n"))
+    while not log.reads:  # noqa: ASYNC110 - a few turns of the loop
+        await asyncio.sleep(0)
+    assert await store.increment("cold", "n") is None
+    assert not slow.done()
+    log.arrive.set()
+    assert await slow == 0
+
+
+async def test_one_that_is_cancelled_while_it_looks_for_all_leaves_it_to_the_next() -> None:
+    log = Busy()
+    store = store_on(log)
+    await store.set("hot", "n", 0)
+    log.arrive.clear()
+    log.reads = 0
+    calls = [asyncio.create_task(store.increment("hot", "n")) for _ in range(4)]
+    while not log.reads:  # noqa: ASYNC110 - a few turns of the loop
+        await asyncio.sleep(0)
+    calls[0].cancel()
+    await asyncio.sleep(0)
+    log.arrive.set()
+    told = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(told[0], asyncio.CancelledError)
+    assert told[1:] == [1, 2, 3], "the first one is in the log all the same"
+
+
+async def test_what_does_not_fit_is_told_to_whom_it_concerns() -> None:
+    store = store_on(Busy())
+    await store.set("hot", "n", "text")
+    told = await asyncio.gather(
+        store.increment("hot", "n"), store.set("hot", "n", 5), store.increment("hot", "n"),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert isinstance(told[0], MismatchError)
+    assert list(told[1:]) == ["text", 5]
+
+
+async def test_views_beside_records_are_as_frequent_as_for_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, kept = Busy(), list[SeqNum]()
+    set_aux = log.set_aux
+
+    async def noted(seqnum: SeqNum, aux: bytes) -> None:
+        kept.append(seqnum)
+        await set_aux(seqnum, aux)
+
+    monkeypatch.setattr(log, "set_aux", noted)
+    store = store_on(log)
+    await asyncio.gather(*(store.increment("hot", "n") for _ in range(CALLERS)))
+    assert len(kept) == CALLERS // 8
