@@ -244,7 +244,9 @@ class NodeConfig:
     results_kept_s: float = 86_400.0
     """What came of asynchronous invocations, and idempotency keys, are kept for this long, ..."""
     results_kept_max: int = 10_000
-    """... at most so many of those without a key, and as many of those with one, ..."""
+    """... at most so many of those without a key, ..."""
+    keys_kept_max: int = 100_000
+    """... so many of those with one, ..."""
     results_kept_bytes_max: int = 64 * MIB
     """... and so many bytes of arguments and results of either. The same on all nodes."""
     transport: Literal["stream", "zmq"] = "stream"

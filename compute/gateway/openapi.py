@@ -47,6 +47,12 @@ def _operation(
         "parameters": [
             _query("async", "boolean", "Do not wait: answer 202 with an invocation id."),
             _query("delay", "number", "With async: start after that many seconds."),
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "schema": {"type": "string", "maxLength": 255},
+                "description": "The same key is one run, with one result.",
+            },
         ],
         "requestBody": {"content": {"application/json": {"schema": arguments}}},
         "responses": {

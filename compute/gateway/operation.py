@@ -45,7 +45,14 @@ class HostCollector(Collector):
             "Function calls that ran elsewhere than where they were sent first",
             value=status["calls_moved"],
         )
+        invocations = status["invocations"]
+        yield CounterMetricFamily(
+            "indilog_invocations_begun_again",
+            "Recorded invocations that were begun here after somebody had lost them",
+            value=invocations["begun_again"],
+        )
         for name, documentation, value in (
+            ("indilog_invocations_open", "Recorded ones that are not over", invocations["open"]),
             ("indilog_calls_running", "Function calls that run", status["calls_running"]),
             ("indilog_calls_waiting", "Calls that wait for a worker", status["calls_waiting"]),
             ("indilog_workers", "Worker processes that are up", len(status["workers"])),

@@ -39,6 +39,7 @@ class FoldLimits(NamedTuple):
 
     results_kept_s: float
     results_kept_max: int
+    keys_kept_max: int
     results_kept_bytes_max: int
     retry_s_min: float
     retry_s_max: float
@@ -237,9 +238,10 @@ class Fold:
 
     def _expire(self) -> None:
         limits = self._limits
-        for kept in self._kept.values():
+        for has_key, kept in self._kept.items():
+            most = limits.keys_kept_max if has_key else limits.results_kept_max
             while kept.over and (
-                len(kept.over) > limits.results_kept_max
+                len(kept.over) > most
                 or kept.size > limits.results_kept_bytes_max
                 or kept.over[0].ended_at + limits.results_kept_s <= self.clock
             ):

@@ -383,6 +383,7 @@ def _limits(config: NodeConfig) -> FoldLimits:
     return FoldLimits(
         results_kept_s=config.results_kept_s,
         results_kept_max=config.results_kept_max,
+        keys_kept_max=config.keys_kept_max,
         results_kept_bytes_max=config.results_kept_bytes_max,
         retry_s_min=config.invocation_retry_s_min,
         retry_s_max=config.invocation_retry_s_max,

@@ -39,6 +39,15 @@ class PlatformProcess:
         """Return the processes that it has started, and those that these have."""
         return _descendants(self._process.pid)
 
+    def signal_node(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to the process of one node of a platform with `--processes`."""
+        for pid in _descendants(self._process.pid):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"--name" in command and name.encode() in command:
+                _send(pid, number)
+                return
+        raise AssertionError(f"there is no process of {name}")
+
     def kill_everything(self) -> None:
         """End the platform and all processes that it started with SIGKILL, all at once."""
         pids = [self._process.pid, *_descendants(self._process.pid)]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest_asyncio
 
 import indilog
 from indilog.log import Log
+from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, running_two, until
 from tests.cluster.platform_process import PlatformProcess, platform
 
@@ -48,6 +50,14 @@ async def child(ctx: indilog.Context) -> int:
 @app.function
 async def later(ctx: indilog.Context, s: float) -> str:
     return await ctx.send(work, delay=s, n=9)
+
+@app.function
+async def first_waits(ctx: indilog.Context, n: int) -> int:
+    log = ctx.log("runs")
+    seqnum = await log.append(b"%d" % os.getpid(), tags=[f"n:{n}"])
+    if len(await log.read_range(f"n:{n}", fresh=True)) == 1:
+        await log.read_next("go", wait=120)
+    return seqnum
 
 @app.function
 async def dies() -> None:
@@ -214,3 +224,55 @@ async def _sent(
         assert answer.status_code == 202, answer.text
         accepted[answer.json()["invocation"]] = n
     up.kill_everything()
+
+
+def _two_free_ports() -> int:
+    """Return a port that is free, as is the next one."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port: int = one.getsockname()[1]
+            try:
+                other.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL], ids=["paused", "killed"])
+async def test_another_compute_node_takes_over_what_a_lost_one_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
+) -> None:
+    """A node that was paused finds its run taken over when it wakes, and its outcome not wanted."""
+    monkeypatch.setenv("INDILOG_CLUSTER_ENGINES", "2")
+    monkeypatch.setenv("INDILOG_NODE_INVOCATION_LEASE_S", "1")
+    if stop is signal.SIGKILL:  # its successor must not be faster than the other node
+        monkeypatch.setattr(platform_process, "SETTINGS", platform_process.SETTINGS | {
+            "INDILOG_NODE_RESTART_S_MIN": "8", "INDILOG_NODE_RESTART_S_MAX": "8",
+        })  # fmt: skip
+    port = _two_free_ports()
+    with platform(tmp_path, "--processes", "--port", str(port)) as up:
+        other = f"http://127.0.0.1:{port + 1}"
+        async with (
+            httpx.AsyncClient(base_url=up.url, timeout=60, trust_env=False) as http,
+            httpx.AsyncClient(base_url=other, timeout=60, trust_env=False) as there,
+            indilog.connect(other) as client,
+        ):
+            await _deployed(http)
+            sent = await http.post("/functions/demo/first_waits?async=1", json={"n": 1})
+            log = client.log("runs")
+            first = await log.read_next("n:1", wait=30)
+            assert first is not None
+            up.signal_node("engine-0", stop)
+            told = await outcome(there, sent.json()["invocation"])
+            second = await log.read_next("n:1", first.seqnum + 1)
+            assert second is not None
+            assert (told["state"], told["result"]) == ("done", second.seqnum)
+            if stop is signal.SIGSTOP:
+                up.signal_node("engine-0", signal.SIGCONT)
+                await log.append(b"", tags=["go"])
+                assert await outcome(http, told["invocation"]) == told
+                again = await http.post("/functions/demo/work?async=1", json={"n": 2})
+                assert (await outcome(http, again.json()["invocation"]))["state"] == "done"
+            assert len(await runs_of(log, 1)) == 2

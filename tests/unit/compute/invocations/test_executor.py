@@ -32,7 +32,7 @@ from compute.invocations.records import (
 from compute.invocations.scheduling import Schedules
 from indilog.config import NodeConfig
 
-LIMITS = FoldLimits(1e6, 100, 1000, 1.0, 4.0)
+LIMITS = FoldLimits(1e6, 100, 100, 1000, 1.0, 4.0)
 LEASE_S = 6.0
 A, B = "node-a#1", "node-b#1"
 

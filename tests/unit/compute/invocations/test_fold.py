@@ -31,6 +31,7 @@ from compute.invocations.records import (
 LIMITS = FoldLimits(
     results_kept_s=100.0,
     results_kept_max=3,
+    keys_kept_max=3,
     results_kept_bytes_max=1000,
     retry_s_min=1.0,
     retry_s_max=4.0,

@@ -21,7 +21,7 @@ class Clockwork:
     """Two nodes that watch one schedule."""
 
     def __init__(self, catch_up: CatchUp = "last", *, open_max: int = 100) -> None:
-        self.fold = Fold(FoldLimits(1e9, 1000, 10**6, 1.0, 4.0))
+        self.fold = Fold(FoldLimits(1e9, 1000, 1000, 10**6, 1.0, 4.0))
         self._config = NodeConfig(
             invocation_lease_s=LEASE_S,
             schedule_catch_up_max=5,
@@ -156,6 +156,6 @@ def test_the_last_due_time_of_a_schedule_is_known_when_its_records_are_trimmed()
         clockwork.turn(clockwork.first, at(minute))
         clockwork.end_all(at(minute))
     checkpoint = clockwork.fold.checkpoint()
-    clockwork.fold = Fold.restored(FoldLimits(1e9, 0, 10**6, 1.0, 4.0), checkpoint)
+    clockwork.fold = Fold.restored(FoldLimits(1e9, 0, 0, 10**6, 1.0, 4.0), checkpoint)
     assert clockwork.turn(clockwork.node(0), at(4.5)) == []
     assert clockwork.turn(clockwork.node(0), at(5)) == [5]

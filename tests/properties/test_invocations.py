@@ -1,0 +1,170 @@
+"""Invocations under any order of records, against a model that shares no code with the fold; and a
+fold that begins with a checkpoint, against one that has read everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compute.invocations.checkpoint import checkpoint_parts, newest_checkpoint
+from compute.invocations.fold import Fold, FoldLimits
+from compute.invocations.records import (
+    STREAMS,
+    Accepted,
+    Alive,
+    Claimed,
+    Ended,
+    Event,
+    Freed,
+    GivenUp,
+)
+
+LIMITS = FoldLimits(50.0, 4, 4, 10_000, 1.0, 4.0)
+EXECUTORS = st.sampled_from(["a#1", "a#2", "b#1"])
+IDS = st.sampled_from([f"i{n}" for n in range(6)])
+
+
+@st.composite
+def accepted(draw: st.DrawFn) -> Accepted:
+    is_scheduled = draw(st.booleans())
+    return Accepted(
+        id=draw(IDS),
+        executor=draw(EXECUTORS),
+        function="app.f",
+        arguments=draw(st.sampled_from([b"{}", b'{"n":1}'])),
+        position=0,
+        stream=draw(st.sampled_from(STREAMS[:2])),
+        due=draw(st.sampled_from([0.0, 0.0, 1050.0])),
+        key=draw(st.sampled_from(["", "", "k1", "k2"])),
+        schedule="s" if is_scheduled else "",
+        at=draw(st.sampled_from([60.0, 120.0, 180.0])) if is_scheduled else 0.0,
+    )
+
+
+EVENTS = st.one_of(
+    accepted(),
+    st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
+    st.builds(Freed, EXECUTORS, IDS, is_lost=st.booleans()),
+    st.builds(Ended, EXECUTORS, IDS, st.just(0), st.sampled_from([b"1", b"2"])),
+    st.builds(Alive, EXECUTORS),
+    st.builds(GivenUp, EXECUTORS, st.integers(0, 40), EXECUTORS),
+)
+HISTORIES = st.lists(st.tuples(EVENTS, st.floats(0, 20)), max_size=40)
+
+
+class Model:
+    """Who runs what and what came of it, from the whole history each time; nothing is forgotten."""
+
+    def __init__(self, history: list[Event]) -> None:
+        self.runs: dict[str, str | None] = {}
+        self.outcomes: dict[str, bytes | None] = {}
+        self.keys: dict[str, str] = {}
+        self._history = history
+        self._dead: set[str] = set()
+        self._latest = 0.0
+        for place, event in enumerate(history):
+            getattr(self, "_" + type(event).__name__.lower())(place, event)
+
+    def _accepted(self, place: int, event: Accepted) -> None:
+        if event.id in self.runs or event.id in self.outcomes or event.key in self.keys:
+            return
+        if event.schedule:
+            if event.at <= self._latest:
+                return
+            self._latest = event.at
+        if event.key:
+            self.keys[event.key] = event.id
+        now = event.due == 0 and event.executor not in self._dead
+        self.runs[event.id] = event.executor if now else None
+
+    def _claimed(self, place: int, event: Claimed) -> None:
+        for id_ in event.ids:
+            if event.executor not in self._dead and self.runs.get(id_, "") is None:
+                self.runs[id_] = event.executor
+
+    def _freed(self, place: int, event: Freed) -> None:
+        if self.runs.get(event.id) == event.executor:
+            self.runs[event.id] = None
+
+    def _ended(self, place: int, event: Ended) -> None:
+        if event.id in self.runs:
+            del self.runs[event.id]
+            self.outcomes[event.id] = event.result
+
+    def _alive(self, place: int, event: Alive) -> None:
+        pass
+
+    def _givenup(self, place: int, event: GivenUp) -> None:
+        if event.executor not in self.runs.values():
+            return
+        said = [n for n, e in enumerate(self._history[:place]) if _by(e) == event.executor]
+        if all(n <= event.seen for n in said):
+            self._dead.add(event.executor)
+            for id_ in [i for i, who in self.runs.items() if who == event.executor]:
+                self.runs[id_] = None
+
+
+def _by(event: Any) -> str | None:  # noqa: ANN401
+    """Return who said it."""
+    return None if isinstance(event, GivenUp) else event.executor
+
+
+@given(st.lists(EVENTS, max_size=40))
+def test_the_fold_agrees_with_a_model_that_forgets_nothing(history: list[Event]) -> None:
+    fold = Fold(FoldLimits(1e9, 1000, 1000, 10**9, 1.0, 4.0))
+    for place, event in enumerate(history):
+        fold.apply(place, 1000.0, event)
+        fold.check_invariants()
+    model = Model(history)
+    assert {id_: i.executor for id_, i in fold.open.items()} == model.runs
+    for id_, result in model.outcomes.items():
+        found = fold.get(id_)
+        assert found is not None
+        assert found.ended is not None
+        told = history[found.ended]
+        assert isinstance(told, Ended)
+        assert told.result == result
+    for key, id_ in model.keys.items():
+        kept = fold.with_key("app.f", key)
+        assert kept is not None
+        assert kept.id == id_
+
+
+@given(HISTORIES, st.data())
+def test_a_reader_that_begins_with_a_checkpoint_comes_to_the_same_result(
+    history: list[tuple[Event, float]], data: st.DataObject
+) -> None:
+    """Also when the streams are trimmed as far as the checkpoint allows."""
+    cut = data.draw(st.integers(0, len(history)))
+    full, time, late = Fold(LIMITS), 1000.0, None
+    for place, (event, after_s) in enumerate(history):
+        if place == cut:
+            found = newest_checkpoint(checkpoint_parts(full.checkpoint(), "c"))
+            assert found is not None
+            late = Fold.restored(LIMITS, found)
+            for _, until in full.trimmable(found.end):
+                assert until <= found.end
+        time += after_s
+        full.apply(place, time, event)
+        if late is not None:
+            late.apply(place, time, event)
+            late.check_invariants()
+    if late is not None:
+        assert msgspec.to_builtins(late.checkpoint()) == msgspec.to_builtins(full.checkpoint())
+
+
+@given(HISTORIES)
+def test_what_is_kept_is_bounded(history: list[tuple[Event, float]]) -> None:
+    fold, time = Fold(LIMITS), 1000.0
+    for place, (event, after_s) in enumerate(history):
+        time += after_s
+        fold.apply(place, time, event)
+        assert fold.kept <= 2 * (LIMITS.results_kept_max + 1)
+        needed = [i.seqnum for i in fold.open.values()]
+        for stream, until in fold.trimmable(fold.end):
+            own = [i.seqnum for i in fold.open.values() if i.stream == stream]
+            assert all(seqnum >= until for seqnum in own), needed
