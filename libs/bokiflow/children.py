@@ -91,6 +91,9 @@ class Child:
 
         decided = await execution.decide(self._number, name, START_CHILD, started)
         raise_failure(decided)
+        self.id = msgspec.json.decode(
+            decided.result, type=str
+        )  # a fork has the child of its origin
         compensations.add(self._number, name, CANCEL_CHILD, self._cancelled)
         await patiently(self._start)
 

@@ -82,17 +82,19 @@ class HeldByRun:
             raise LockLostError(self.name, self.token)
         raise_failure(decided)
 
-    def keep(self) -> None:
+    def keep(self, *, is_new: bool) -> None:
         """Renew the lease from now on, where there is an event loop to do it."""
         if waiting.has_loop():
-            self._renewing = asyncio.create_task(self._renew())
+            self._renewing = asyncio.create_task(self._renew(is_new=is_new))
 
     def let_go(self) -> None:
         """Renew it no longer."""
         if self._renewing is not None:
             self._renewing.cancel()
 
-    async def _renew(self) -> None:
+    async def _renew(self, *, is_new: bool) -> None:
+        if is_new:
+            await waiting.pause(self._lease_s / _RENEWALS_PER_LEASE)
         while True:
             try:
                 await self._held.extend(self._lease_s)
@@ -121,6 +123,7 @@ class RunLock:
             log, name, lease=lease, wait=wait, owner=execution.key(self._number), renew=False
         )
         self._held: HeldByRun | None = None
+        self._is_new = False
 
     async def __aenter__(self) -> HeldByRun:
         execution = self._execution
@@ -135,12 +138,13 @@ class RunLock:
             raise
         held = Held(self._log, self._name, replica_of(self._log, self._name), int(decided.result))
         self._held = HeldByRun(execution, held, self._lease_s)
-        self._held.keep()
+        self._held.keep(is_new=self._is_new)
         return self._held
 
     async def _acquired(self) -> Outcome:
         async def acquire() -> Outcome:
             try:
+                self._is_new = True
                 return Outcome(b"%d" % (await self._lock.acquire()).token)
             except (LockTimeoutError, LockQueueFullError) as error:
                 return Outcome(b"", failure_of(error))

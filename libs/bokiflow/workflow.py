@@ -158,14 +158,22 @@ class Workflow(Operations):
         self, number: str, step: Coroutine[Any, Any, object], compensate: Body
     ) -> object:
         value = await step
+        self._add_compensation(number, compensate, (value,))
+        return value
 
+    def compensate(self, undo: Callable[..., Any], /, *arguments: object) -> None:
+        """Have `undo(*arguments)` run, as a step of its own, if the workflow fails or is cancelled
+        later: for what `wf.run`, `wf.call` or `wf.transact` did.
+        """
+        self._add_compensation(self.execution.number(), body_of(undo), arguments)
+
+    def _add_compensation(self, number: str, undo: Body, arguments: tuple[object, ...]) -> None:
         async def take_back(number: str) -> Outcome:
             return await self._attempts(
-                number, compensate, (value,), COMPENSATION_RETRIES, BACKOFF_S, []
+                number, undo, arguments, COMPENSATION_RETRIES, BACKOFF_S, []
             )
 
-        self.compensations.add(number, compensate.name, COMPENSATE, take_back)
-        return value
+        self.compensations.add(number, undo.name, COMPENSATE, take_back)
 
     async def _step(
         self, number: str, body: Body, arguments: tuple[object, ...], retries: int, backoff: float

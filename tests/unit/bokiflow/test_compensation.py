@@ -130,3 +130,27 @@ async def test_code_that_does_not_fit_takes_nothing_back(logs: MemoryLogs) -> No
     with pytest.raises(bokiflow.ChangedWorkflowError):
         await execute(log, "trip", lambda wf: trip(wf, "boat"))
     assert undone == []
+
+
+@pytest.mark.asyncio
+async def test_anything_can_have_a_compensation(flow: Flow) -> None:
+    undone: list[tuple[str, int]] = []
+
+    def undo(what: str, n: int) -> None:
+        undone.append((what, n))
+
+    @flow.workflow
+    async def book(wf: Workflow, n: int) -> int:
+        return n
+
+    @flow.workflow
+    async def trip(wf: Workflow) -> None:
+        car = await wf.run(book, 1)
+        wf.compensate(undo, "car", car)
+        room = await wf.run(book, 2)
+        wf.compensate(undo, "room", room)
+        raise Cancelled("not paid")
+
+    with pytest.raises(RunCancelledError):
+        await (await trip.start()).result(10)
+    assert undone == [("room", 2), ("car", 1)]
