@@ -135,13 +135,16 @@ async def reserve(
     Who repeats a request whose outcome is not known gives the same `request` as before: there will
     be one reservation. Without one, each call is another request.
     """
-    if not await ctx.call(check_user, user=user, password=password):
-        raise PermissionError("The user or the password is wrong.")
     store = _store(ctx)
-    wanted = {f"rooms:{hotel}": f"hotel {hotel!r}", f"seats:{flight}": f"flight {flight!r}"}
-    for name, what in wanted.items():
-        if not await store.get(name):
-            raise LookupError(f"There is no {what}.")
+    is_user, rooms, seats = await asyncio.gather(
+        ctx.call(check_user, user=user, password=password),
+        store.get(f"rooms:{hotel}"),
+        store.get(f"seats:{flight}"),
+    )
+    if not is_user:
+        raise PermissionError("The user or the password is wrong.")
+    if not (rooms and seats):
+        raise LookupError(f"There is no {'flight' if rooms else 'hotel'} of that name.")
     request = ctx.invocation_id if request is None else _checked("request", request)
     handle = await reserving.start(Order(request, user, hotel, flight), id=f"reserve:{request}")
     return await handle.result()

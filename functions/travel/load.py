@@ -35,7 +35,7 @@ class Travel:
     """
 
     name = "travel"
-    loads = "hotels and flights"
+    loads = "hotels"
 
     def __init__(
         self,
@@ -74,10 +74,7 @@ class Travel:
     async def load(self, url: str, told: Callable[[int], None]) -> str:
         """Load hotels, flights and users; what is there already keeps its capacity."""
         new = sum(await load_batches(url, self.name, self._batches(), told))
-        return (
-            f"{len(self.hotels)} hotels, {len(self.flights)} flights, {len(self.users)} users "
-            f"({new:,} new)"
-        )
+        return f"{len(self.hotels)} hotels, {len(self.flights)} flights, users ({new:,} new)"
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:
         """See `Application`."""

@@ -82,30 +82,33 @@ async def run(platform: Platform, application: Application, seed: int) -> tuple[
     return run, faults
 
 
-@pytest.mark.parametrize(("seed", "capacity"), [(0, 60), (1, 2)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("capacity", [60, 2])
 async def test_reservations_equal_capacity_used_and_orders_although_workers_are_killed(
-    tmp_path: Path, seed: int, capacity: int
+    tmp_path: Path, capacity: int, seeds_wanted: int | None
 ) -> None:
-    application = Travel(
-        generated_hotels(count=5), flights=4, users=8, capacity=capacity, mix={"reserve": 100.0}
-    )
-    async with running(tmp_path, workers=2) as platform:
-        _, faults = await run(platform, application, seed)
-    assert faults == []
-    assert not application.unknown
-    assert any(application.acknowledged.values())
+    for seed in range(seeds_wanted or 1):
+        application = Travel(
+            generated_hotels(count=5), flights=4, users=8, capacity=capacity, mix={"reserve": 100.0}
+        )
+        async with running(tmp_path / str(seed), workers=2) as platform:
+            _, faults = await run(platform, application, seed)
+        assert faults == [], f"seed {seed}"
+        assert not application.unknown
+        assert any(application.acknowledged.values())
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.heavy
 async def test_each_review_is_there_once_although_workers_are_killed(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seeds_wanted: int | None
 ) -> None:
-    application = Media(users=30, movies=20)
-    async with running(tmp_path, workers=2) as platform:
-        done, faults = await run(platform, application, seed)
-    assert faults == []
-    assert not application.unknown
-    assert len(application.acknowledged) >= done.requests
+    for seed in range(seeds_wanted or 2):
+        application = Media(users=30, movies=20)
+        async with running(tmp_path / str(seed), workers=2) as platform:
+            done, faults = await run(platform, application, seed)
+        assert faults == [], f"seed {seed}"
+        assert not application.unknown
+        assert len(application.acknowledged) >= done.requests
 
 
 async def test_acknowledged_posts_are_there_once_although_workers_are_killed(

@@ -129,8 +129,8 @@ async def test_nobody_gets_what_is_not_left_and_both_are_taken_or_none() -> None
     ("wrong", "sentence"),
     [
         ({"password": "x"}, "The user or the password is wrong"),
-        ({"hotel": "h99"}, "There is no hotel 'h99'"),
-        ({"flight": "f99"}, "There is no flight 'f99'"),
+        ({"hotel": "h99"}, "There is no hotel of that name"),
+        ({"flight": "f99"}, "There is no flight of that name"),
         ({"request": ""}, "1 to 128 characters"),
     ],
 )
