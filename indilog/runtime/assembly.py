@@ -169,22 +169,31 @@ async def joined(logs: LocalLogs) -> None:
         ) from None
 
 
+def retention_of(
+    shell: NodeShell, logs: LocalLogs, config: Config, clock: Callable[[], float] | None = None
+) -> RetentionService | None:
+    """Return what enforces retention policies, not started, if this is the compute node that does:
+    the view's first.
+    """
+    if shell.view.engines[0] not in shell.roles:
+        return None
+    logs.retention = RetentionService(logs, config.node, clock)
+    return logs.retention
+
+
 @asynccontextmanager
 async def retention_enforced(
     shell: NodeShell, logs: LocalLogs, config: Config
 ) -> AsyncIterator[None]:
-    """Enforce retention policies meanwhile, if this is the compute node that does: the view's
-    first.
-    """
-    if shell.view.engines[0] not in shell.roles:
+    """Enforce retention policies meanwhile, if this is the compute node that does."""
+    if (service := retention_of(shell, logs, config)) is None:
         yield
         return
-    logs.retention = RetentionService(logs, config.node)
-    logs.retention.start()
+    service.start()
     try:
         yield
     finally:
-        await logs.retention.stop()
+        await service.stop()
 
 
 @asynccontextmanager

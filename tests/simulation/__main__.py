@@ -2,7 +2,8 @@
 
 --seed N        replay one seed and tell what happened; `--trace FILE` writes every event
 --seeds N       run many, on all cores; `--start N` begins elsewhere
---planted       run the code with bugs planted in it: each must be caught
+--planted       run the code with bugs planted in it: each must be caught; `--write` puts the table
+                into docs/TESTING.md
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.simulation.planted import BUGS, Bug
+from tests.simulation.planted import BUGS, ROOT, Bug
 from tests.simulation.run import Report, Run, run_seed
 
-_console = Console()
+_console = Console(width=None if Console().is_terminal else 160)
+_TESTING: Final = ROOT / "docs" / "TESTING.md"
+_TABLE_BEGINS: Final = "| planted bug |"
 
 
 def main() -> int:
@@ -39,12 +42,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this seed alone")
     parser.add_argument("--trace", type=Path, help="with --seed: write every event to this file")
     parser.add_argument("--planted", action="store_true", help="try the planted bugs")
+    parser.add_argument("--write", action="store_true", help="with --planted: into docs/TESTING.md")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     given = parser.parse_args()
     if given.seed is not None:
         return _replay(given.seed, given.trace)
     if given.planted:
-        return _try_planted(given.jobs)
+        return _try_planted(given.jobs, write=given.write)
     return _run_many(given.start, given.seeds, given.jobs)
 
 
@@ -91,20 +95,37 @@ def reports(seeds: range, jobs: int) -> Iterator[Report]:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
 
 
-def _try_planted(jobs: int) -> int:
+def _try_planted(jobs: int, *, write: bool) -> int:
     """Run the code with each bug planted in it; 1: one was not caught."""
     missed = 0
-    table = Table("planted bug", "in", "caught by", "at seed", title="planted bugs")
+    rows: list[tuple[str, ...]] = []
     with _progress() as progress, ThreadPoolExecutor(jobs) as pool:
         task = progress.add_task("bugs", total=len(BUGS))
         for bug, found in zip(BUGS, pool.map(_caught, BUGS), strict=True):
             progress.advance(task)
             missed += found["seed"] is None or not _clean(found["seed"])
             checks = ", ".join(found["checks"]) or "NOTHING"
-            table.add_row(bug.name, bug.file, checks, str(found["seed"]))
+            rows.append((bug.name, bug.file, checks, str(found["seed"])))
+    table = Table(*_COLUMNS, title="planted bugs")
+    for row in rows:
+        table.add_row(*row)
     _console.print(table)
+    if write and not missed:
+        _write_table(rows)
     _console.print(f"{len(BUGS) - missed} of {len(BUGS)} planted bugs were caught.")
     return 1 if missed else 0
+
+
+_COLUMNS: Final = ("planted bug", "in", "caught by", "at seed")
+
+
+def _write_table(rows: list[tuple[str, ...]]) -> None:
+    """Replace the table in docs/TESTING.md."""
+    lines = [f"| {' | '.join(_COLUMNS)} |", "|---|---|---|---|"]
+    lines += [f"| {name} | `{file}` | {checks} | {seed} |" for name, file, checks, seed in rows]
+    before, _, rest = _TESTING.read_text().partition(_TABLE_BEGINS)
+    _, _, after = rest.partition("\n\n")
+    _TESTING.write_text(before + "\n".join(lines) + "\n\n" + after)
 
 
 @cache

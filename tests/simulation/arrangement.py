@@ -109,6 +109,7 @@ def _node(chance: random.Random) -> NodeConfig:
         append_timeout_s=chance.choice((1.0, 3.0)),
         index_snapshot_retry_s=0.2,
         repair_retry_s_max=1.0,
+        retention_interval_s=chance.choice((0.05, 0.3)),
         local_index=chance.choice(("default", "default", "extended", "none")),
         hedged_reads_share_max=chance.choice((0.0, 0.05, 1.0)),
         reclaim_rest_s_min=chance.choice((0.01, 0.1, 1.0)),

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from tests.simulation.history import Evidence, Operation, Seen, Violation
-from tests.simulation.oracle import APPENDS, EVER, Floors, Oracle, Rising
+from tests.simulation.history import APPENDS, AT_LAST, EVER, Evidence, Operation, Seen, Violation
+from tests.simulation.oracle import Floors, Oracle, Rising
 
 _WAIT_SLACK_S = 1e-4
 
@@ -21,7 +21,9 @@ _WAIT_SLACK_S = 1e-4
 def appends_are_kept(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
     """Acknowledged: there, at its seqnum. Failed: not there. Unknown: all of it or nothing."""
     places: dict[bytes, int] = {}
-    for seqnum, (_log, data, _tags) in sorted(evidence.records.items()):
+    for seqnum, (log, data, _tags) in sorted(evidence.records.items()):
+        if log.startswith("$"):
+            continue  # the platform's own
         if data in places:
             yield Violation("twice", f"{data!r} is at {places[data]} and at {seqnum}")
         places[data] = seqnum
@@ -42,7 +44,7 @@ def _append_kept(
         for seqnum, (data, tags) in zip(operation.value, operation.entries, strict=True):
             record = (operation.log, data, tags)
             there = evidence.records.get(seqnum) if seqnum in evidence.shown else None
-            if there != record and not floors.may_be_dead(seqnum, record, EVER):
+            if there != record and not floors.may_be_dead(seqnum, record, AT_LAST):
                 yield Violation("durable", f"{there} is where {operation.told()}")
     elif operation.outcome == "failed" and any(place is not None for place in found):
         yield Violation("failed", f"it is there, though it failed: {operation.told()}")
@@ -58,7 +60,7 @@ def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]
         seqnum
         for seqnum in sorted(set(range(evidence.tails[-1])) - evidence.shown)
         if not (
-            floors.may_be_dead(seqnum, records[seqnum], EVER)
+            floors.may_be_dead(seqnum, records[seqnum], AT_LAST)
             if seqnum in records
             else seqnum < floors.highest()
         )
@@ -123,7 +125,7 @@ def replicas_show_everything(evidence: Evidence, oracle: Oracle) -> Iterator[Vio
     """In the end a replica shows every record of its shards that is not trimmed."""
     for replica, seqnum in evidence.unknown:
         record = evidence.records.get(seqnum)
-        dead = record is not None and oracle.floors.may_be_dead(seqnum, record, EVER)
+        dead = record is not None and oracle.floors.may_be_dead(seqnum, record, AT_LAST)
         if not dead and (record is not None or seqnum >= oracle.floors.highest()):
             yield Violation("replicas", f"{replica} does not show {seqnum}: {record}")
 
@@ -179,13 +181,18 @@ def _expected_range(operation: Operation, horizon: int, oracle: Oracle) -> str |
     return f"{due} are the first" if got != due else None
 
 
+def _expected_subscription(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
+    """A subscription passes over nothing; how soon it shows something is asked in the end."""
+    return _expected_range(operation, horizon, oracle) if operation.value else None
+
+
 def _expected_at(operation: Operation, horizon: int, oracle: Oracle) -> str | None:
     there = oracle.records.get(operation.bound)
     if operation.value:
         return None if operation.value[0].seqnum == operation.bound else "it is another one"
     if there is None or there[0] != operation.log:
         return None
-    gone = oracle.floors.may_be_dead(operation.bound, there, operation.returned or EVER)
+    gone = oracle.floors.may_be_dead(operation.bound, there, operation.end)
     if not gone and operation.bound < _end_of_view(operation, horizon, oracle):
         return f"{there} is there"
     return None
@@ -200,6 +207,8 @@ def trims_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
         if operation.outcome == "trimmed" and not _may_be_trimmed(operation, oracle):
             yield Violation("trim", f"nobody has trimmed it: {operation.told()}")
         if operation.outcome == "ok" and floors.any:
+            if operation.kind == "subscribe" and not operation.value:
+                continue  # its time was over before it was told anything
             floor = floors.must_be(operation)
             low = operation.value[0].seqnum if operation.value else -1
             below = low < floor if operation.kind == "read_prev" else operation.bound < floor
@@ -208,7 +217,7 @@ def trims_hold(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
 
 
 def _may_be_trimmed(operation: Operation, oracle: Oracle) -> bool:
-    floors, before = oracle.floors, operation.returned or EVER
+    floors, before = oracle.floors, operation.end
     if operation.kind == "read_prev":
         return floors.may_be(operation.log, operation.tag, before) > 0
     tag = operation.tag if operation.kind != "read" else None
@@ -237,6 +246,7 @@ _EXPECTED: dict[str, Callable[[Operation, int, Oracle], str | None]] = {
     "wait": _expected_next,
     "read_prev": _expected_prev,
     "read_range": _expected_range,
+    "subscribe": _expected_subscription,
     "read": _expected_at,
 }
 
@@ -254,20 +264,53 @@ def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]
                 yield Violation("wait", f"only {waited_s:.4f} s: {operation.told()}")
 
 
+def limits_hold(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+    """What is as large as is allowed is taken, what is larger is refused (A33)."""
+    for operation in evidence.operations:
+        if operation.too_large != operation.note.startswith("TooLargeError"):
+            yield Violation("limit", f"beyond the limit: {operation.told()}")
+
+
+def policies_are_told(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+    """A policy that is told was set by somebody, and not replaced by then as its session knows."""
+    sets = [o for o in evidence.operations if o.kind == "set_retention" and o.outcome != "failed"]
+    for operation in evidence.operations:
+        if operation.kind != "retention" or operation.outcome != "ok":
+            continue
+        begun = [o for o in sets if o.log == operation.log and o.invoked < operation.end.step]
+        own = [o for o in begun if o.session == operation.session and o.outcome == "ok"]
+        known = max((o.invoked for o in own if o.end.step < operation.invoked), default=-1)
+        possible = {(o.age_s, o.size_bytes) for o in begun if o.end.step > known}
+        if known < 0:
+            possible.add((None, None))
+        if operation.value not in possible:
+            yield Violation("retention", f"nobody has set it: {operation.told()}")
+
+
 def scans_agree(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
-    """Every engine shows in the end what the replicas hold."""
-    for (engine, log), scan in evidence.scans.items():
+    """Every engine shows in the end what the replicas hold, and has shown it to who subscribed."""
+    yield from _all_shown("scan", evidence.scans, evidence, oracle)
+    yield from _all_shown("subscribe", evidence.subscribed, evidence, oracle)
+
+
+def _all_shown(
+    check: str,
+    scans: Mapping[tuple[str, str], Sequence[Seen]],
+    evidence: Evidence,
+    oracle: Oracle,
+) -> Iterator[Violation]:
+    for (engine, log), scan in scans.items():
         visible = {record.seqnum for record in scan}
         expected = [
             Seen(seqnum, evidence.records[seqnum][1], evidence.records[seqnum][2])
             for seqnum in oracle.matching(log, None)
             if seqnum in visible
-            or not oracle.floors.may_be_dead(seqnum, evidence.records[seqnum], EVER)
+            or not oracle.floors.may_be_dead(seqnum, evidence.records[seqnum], AT_LAST)
         ]
-        if scan != expected:
+        if list(scan) != expected:
             differing = [(a, b) for a, b in zip(scan, expected, strict=False) if a != b][:3]
             sizes = f"{len(scan)} records, not {len(expected)}"
-            yield Violation("scan", f"{engine} shows {log} with {sizes}: {differing}")
+            yield Violation(check, f"{engine} shows {log} with {sizes}: {differing}")
 
 
 CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
@@ -279,6 +322,8 @@ CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
     trims_hold,
     replicas_show_everything,
     sessions_never_go_back,
+    limits_hold,
+    policies_are_told,
     scans_agree,
 )
 

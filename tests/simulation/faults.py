@@ -21,6 +21,9 @@ _LAGGING: Final = 0.4
 """The share of runs in which one process hears everything late from the beginning (A20)."""
 
 
+_RECENT_BYTES: Final = 300
+
+
 class Chaos:
     """Lets faults happen at random instants; counts them.
 
@@ -238,15 +241,26 @@ def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
     names = sorted(path.name for path in journal.glob("segment-*.log"))
     if not names:
         return None
-    name = chance.choice(names)
+    recent = chance.random() < 0.5
+    name = names[-1] if recent else chance.choice(names)
     written = len((journal / name).read_bytes().rstrip(b"\0"))
     if not written:
         return None
-    offset = chance.randrange(written)
+    if recent:  # in what nothing behind it says was there, and writers ask for it soon
+        offset = written - 1 - chance.randrange(min(written, _RECENT_BYTES))
+        hit = [process, *(p for p in chaos.cluster.processes if p.logs)]
+    else:
+        offset = chance.randrange(written)
+        hit = [process] if chance.random() < 0.5 else []
     process.disk.flip_bit(f"journal/{name}", offset, chance.randrange(8))
-    if chance.random() < 0.5:
-        process.crash(power=False)
-    return process.start, chaos.a_while_s()
+    for other in hit:
+        other.crash(power=False)
+
+    def undo() -> None:
+        for other in (process, *hit):
+            other.start()
+
+    return undo, chaos.a_while_s()
 
 
 def unreadable(chaos: Chaos) -> tuple[Undo, float] | None:

@@ -8,9 +8,28 @@ record that no replica can show, or *trimmed*: a read that was told so.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from indilog.log import Record
 
 Outcome: TypeAlias = Literal["ok", "failed", "unknown", "lost", "trimmed"]
+
+
+APPENDS: Final = frozenset({"append", "append_batch"})
+EVER: Final = 1 << 62
+"""After everything."""
+
+
+class Moment(NamedTuple):
+    """When something was: which step of the world, at which second."""
+
+    step: float
+    time_s: float
+
+
+AT_LAST: Final = Moment(EVER, EVER)
 
 
 class Seen(NamedTuple):
@@ -19,6 +38,11 @@ class Seen(NamedTuple):
     seqnum: int
     data: bytes
     tags: tuple[str, ...]
+
+
+def seen(record: Record) -> Seen:
+    """Return what of a record the checkers look at."""
+    return Seen(record.seqnum, record.data, tuple(map(str, record.tags)))
 
 
 @dataclasses.dataclass(slots=True)
@@ -33,6 +57,8 @@ class Operation:
         position_before, position_after: the session's metalog position.
         fresh: whether the read must know what any session was told before.
         entries: of appends, what was to be appended.
+        age_s, size_bytes: of a retention policy.
+        too_large: whether they are more than the limits allow.
         value: of an ok operation: seqnums, records, or a number.
         note: what an error said.
     """
@@ -49,6 +75,9 @@ class Operation:
     fresh: bool = False
     time_s: float = 0.0
     entries: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
+    too_large: bool = False
+    age_s: float | None = None
+    size_bytes: int | None = None
     overlapping: bool = False
     invoked: int = 0
     returned: int | None = None
@@ -60,11 +89,18 @@ class Operation:
     value: Any = None
     note: str = ""
 
+    @property
+    def end(self) -> Moment:
+        """When it returned, if it has."""
+        return AT_LAST if self.returned is None else Moment(self.returned, self.returned_s)
+
     def told(self) -> str:
         """Return what happened, in a line."""
         arguments = [repr(part) for part in (self.tag, self.bound or None) if part is not None]
         if self.fresh:
             arguments.append("fresh")
+        if self.kind == "set_retention":
+            arguments = [f"age_s={self.age_s}", f"size_bytes={self.size_bytes}"]
         if self.entries:
             arguments = [b"|".join(data[:24] for data, _ in self.entries).decode()]
         return (
@@ -93,6 +129,7 @@ class Evidence(NamedTuple):
         shown: the seqnums that storage nodes show in the end.
         tails: the log's tail after each metalog position, from the entries that were published.
         scans: per engine and log, what a scan through the public interface returned.
+        subscribed: per engine and log, what a subscription from the beginning has shown.
     """
 
     operations: list[Operation]
@@ -101,3 +138,4 @@ class Evidence(NamedTuple):
     scans: dict[tuple[str, str], list[Seen]]
     shown: frozenset[int]
     unknown: tuple[tuple[str, int], ...] = ()
+    subscribed: Mapping[tuple[str, str], Sequence[Seen]] = MappingProxyType({})

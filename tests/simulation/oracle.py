@@ -13,13 +13,10 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from tests.simulation.history import Evidence, Operation
+from tests.simulation.history import APPENDS, EVER, Evidence, Moment, Operation
+from tests.simulation.policies import Policies
 
-APPENDS: Final = frozenset({"append", "append_batch"})
-_PROVES_NOTHING: Final = frozenset({"find_time", "trim", "set_aux", "set_retention"})
-EVER: Final = 1 << 62
-"""After everything."""
-
+_PROVES_NOTHING: Final = frozenset({"find_time", "trim", "set_aux", "set_retention", "retention"})
 Record: TypeAlias = tuple[str, bytes, tuple[str, ...]]
 """Log, data, tags."""
 
@@ -60,18 +57,23 @@ class Floors:
             if trim.outcome == "ok" and trim.returned is not None:
                 for who in (trim.session, None):
                     must[trim.log, trim.tag, who].append((trim.returned, trim.bound))
-        self.any = bool(may)
+        self._policies = Policies(evidence)
+        self.any = bool(may) or self._policies.any
+        self._end = evidence.tails[-1]
         self._may = {key: Rising(floors) for key, floors in may.items()}
         self._must = {key: Rising(floors) for key, floors in must.items()}
 
     def highest(self) -> int:
-        """Return the highest floor that anything may have."""
+        """Return the highest floor that anything may have: the platform's own records go too."""
+        if self._policies.any:
+            return self._end
         return max((floors.before(EVER) for floors in self._may.values()), default=0)
 
-    def may_be(self, log: str, tag: str | None, before: float) -> int:
-        """Return the highest floor that a read by `tag` may meet before a step."""
+    def may_be(self, log: str, tag: str | None, before: Moment) -> int:
+        """Return the highest floor that a read by `tag` may meet before a moment."""
         tags = (tag,) if tag is None else (None, tag)
-        return max(self._may.get((log, of), _NEVER).before(before) for of in tags)
+        trimmed = max(self._may.get((log, of), _NEVER).before(before.step) for of in tags)
+        return max(trimmed, self._policies.floor(log, before)) if self._policies.any else trimmed
 
     def must_be(self, reader: Operation) -> int:
         """Return the floor that a read must know: its session's own, or anybody's if fresh."""
@@ -81,7 +83,7 @@ class Floors:
             self._must.get((reader.log, tag, who), _NEVER).before(reader.invoked) for tag in tags
         )
 
-    def may_be_dead(self, seqnum: int, record: Record, before: float) -> bool:
+    def may_be_dead(self, seqnum: int, record: Record, before: Moment) -> bool:
         """Tell whether a record may be gone: below its log's floor, or below all of its tags'."""
         if not self.any:
             return False
@@ -157,7 +159,7 @@ class Oracle:
 
     def excused(self, seqnum: int, operation: Operation) -> bool:
         """Tell whether a read need not show a match, because it may be trimmed by then."""
-        floors, before = self.floors, operation.returned or EVER
+        floors, before = self.floors, operation.end
         return floors.any and (
             seqnum < floors.may_be(operation.log, operation.tag, before)
             or floors.may_be_dead(seqnum, self.records[seqnum], before)

@@ -244,6 +244,61 @@ BUGS: Final = (
         "        self._session.position = max(self._session.position, position)\n",
         "        del position\n",
     ),
+    # --- what the platform does beside reads and appends
+    Bug(
+        "a subscription passes over the record behind a page",
+        "indilog/subscription.py",
+        "                bound = page[-1].seqnum + 1\n",
+        "                bound = page[-1].seqnum + 2\n",
+    ),
+    Bug(
+        "a subscription reads ahead from where it was",
+        "indilog/subscription.py",
+        "                bound = page[-1].seqnum + 1\n",
+        "                bound = page[0].seqnum + 1\n",
+    ),
+    Bug(
+        "a batch of exactly the largest size is refused",
+        "compute/local_log.py",
+        "if size > limits.batch_bytes_max:",
+        "if size >= limits.batch_bytes_max:",
+    ),
+    Bug(
+        "a record a little larger than the limit is taken",
+        "indilog/log.py",
+        "if len(data) > bytes_max:",
+        "if len(data) > bytes_max + 1:",
+    ),
+    Bug(
+        "a tag is new as soon as one index shard knows no record",
+        "compute/tag_questions.py",
+        "        if not question.missing:\n            self._end_news",
+        "        if question.tags:\n            self._end_news",
+    ),
+    Bug(
+        "a tag is the same one in all logs",
+        "indilog/ids.py",
+        'f"{log}\\x1f{name}".encode()',
+        'f"{log if not name else None}\\x1f{name}".encode()',
+    ),
+    Bug(
+        "a policy's age counts half",
+        "compute/retention.py",
+        "max(0.0, now - age_s)",
+        "max(0.0, now - age_s / 2)",
+    ),
+    Bug(
+        "a policy keeps half of its size",
+        "compute/retention.py",
+        "excess = self._read_bytes - self._size_bytes",
+        "excess = self._read_bytes - self._size_bytes // 2",
+    ),
+    Bug(
+        "a policy that replaces another is not enforced",
+        "compute/retention.py",
+        "if kept is None or kept.policy != policy:",
+        "if kept is None:",
+    ),
     # --- shell and journal
     Bug(
         "the shell writes and does not sync",

@@ -53,6 +53,8 @@ def test_a_history_that_keeps_its_promises_is_clean() -> None:
         did(7, "read_next", (), tag="b", bound=0, position_before=1, position_after=1),
         did(8, "read_prev", seen(0), tag="a", bound=2),
         did(9, "read_range", seen(0, 1, 3), bound=0),
+        did(9, "subscribe", seen(0, 1), limit=2),
+        did(9, "subscribe", (), tag="a"),
         did(10, "read", seen(1), bound=1),
         did(11, "read", (), bound=2, position_before=1, position_after=1),
         did(12, "tail", 4),
@@ -83,6 +85,11 @@ def test_a_history_that_keeps_its_promises_is_clean() -> None:
         ("read_prev", did(5, "read_prev", seen(3), tag="a", bound=2)),
         ("read_range", did(5, "read_range", seen(0, 3), bound=0)),
         ("read_range", did(5, "read_range", seen(0, 1, 3), bound=0, limit=2)),
+        ("subscribe", did(5, "subscribe", seen(0, 3))),
+        ("subscribe", did(5, "subscribe", seen(3, 0), tag="a")),
+        ("retention", did(5, "retention", (1.0, None))),
+        ("limit", did(5, "append", None, entries=((b"x", ()),), outcome="failed", too_large=True)),
+        ("limit", did(5, "append", None, outcome="failed", note="TooLargeError: no")),
         ("read", did(5, "read", (), bound=1, position_before=1)),
         ("wrong record", did(5, "read", (Seen(1, b"other", ()),), bound=1)),
         ("wrong record", did(5, "read", seen(2), bound=2)),
@@ -104,6 +111,24 @@ def test_what_was_trimmed_must_be_called_so_and_may_be_gone() -> None:
     assert "durable" in found(trim, shown=frozenset({0, 1, 2}))
 
 
+def test_what_a_policy_allows_may_be_gone_and_nothing_else() -> None:
+    def policy(number: int, **bounds: object) -> Operation:
+        return did(number, "set_retention", None, **bounds)
+
+    def gone(seconds: float) -> Operation:
+        return did(7, "read_next", seen(3), bound=1, returned_s=seconds)
+
+    for allowed in (policy(5, age_s=2.0), policy(5, size_bytes=12)):
+        assert not found(allowed, gone(9.0)), allowed
+    assert found(policy(5, age_s=2.0), gone(1.5)) == ["read_next"]
+    assert found(policy(5, size_bytes=18), gone(9.0)) == ["read_next"], "orders has 18 bytes there"
+    assert found(policy(5, age_s=2.0, log="audit"), gone(9.0)) == ["read_next"]
+    assert not found(policy(5, age_s=2.0), did(6, "retention", (2.0, None)))
+    replaced = policy(5, age_s=2.0), policy(6, size_bytes=1)
+    assert found(*replaced, did(7, "retention", (2.0, None))) == ["retention"]
+    assert found(*replaced, did(7, "retention", (None, None))) == ["retention"]
+
+
 def test_a_session_that_has_seen_a_record_must_see_what_is_before_it() -> None:
     assert found(did(5, "read", seen(3), bound=3), did(6, "read_next", (), tag="a")) == [
         "read_next"
@@ -116,6 +141,7 @@ def test_a_hole_a_record_nobody_appended_and_a_wrong_scan_are_found() -> None:
     assert "twice" in found(records=RECORDS | {4: ("orders", b"3", ("a",))}, tails=[0, 5])
     assert "replicas" in found(unknown=(("storage-0", 1),))
     assert "scan" in found(scans={("engine-0", "orders"): list(seen(0, 3))})
+    assert "subscribe" in found(subscribed={("engine-0", "orders"): list(seen(0, 1, 1, 3))})
 
 
 def test_100_000_operations_are_checked_without_a_scan_of_the_log_for_each() -> None:

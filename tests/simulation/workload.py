@@ -1,16 +1,13 @@
 """What callers do in a simulation: sessions, each with a stream of random operations.
 
 A session lives at an engine; when that engine's process dies, the session goes on at whichever
-engine is up, with the position that it had. An operation is one entry of `OPERATIONS`: a name, a
-weight, and a function that calls the log and returns what it was told.
+engine is up, with the position that it had. What it calls is drawn from `operations`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeAlias
 
 from compute.local_log import LocalLogs
 from indilog.errors import (
@@ -19,36 +16,18 @@ from indilog.errors import (
     IndilogError,
     TrimmedError,
 )
-from indilog.ids import MAX_SEQNUM, NodeId
-from indilog.log import Entry, Log, Record, Session
+from indilog.ids import NodeId
+from indilog.log import Log, Session
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
-from tests.simulation.history import Operation, Seen
+from tests.simulation.history import Operation
+from tests.simulation.operations import OPERATIONS, Habits
 
-LOGS = ("orders", "audit")
-TAGS = ("a", "b", "c", "d", "rare", "never")
-_TAG_WEIGHTS = (8, 4, 2, 1, 0.3)
 _OVERLAPPING_MAX = 12
 _CALLERS_MAX = 12
+_WITHOUT_POLICIES = 0.7
+"""The share of runs in which nothing is trimmed by a retention policy."""
 _MOVES = 0.6
 """How often a roaming session goes on at another engine."""
-BATCH_MAX = 4
-"""Records of an atomic batch."""
-
-Perform: TypeAlias = Callable[[Log, Operation], Awaitable[Any]]
-
-
-class Kind(NamedTuple):
-    """One kind of operation.
-
-    Attributes:
-        weight: how often it is drawn, beside the others.
-        draw: fills in the arguments.
-        perform: makes the call; returns the value that the history gets.
-    """
-
-    weight: float
-    draw: Callable[[Caller, Operation], None]
-    perform: Perform
 
 
 class Caller:
@@ -100,9 +79,9 @@ class Caller:
 
     def _drawn(self) -> Operation:
         workload, chance = self.workload, self.chance
-        operation = workload.begin(self, chance.choice(LOGS))
+        operation = workload.begin(self, chance.choice(workload.habits.logs))
         operation.kind = chance.choices(workload.kinds, workload.weights)[0]
-        OPERATIONS[operation.kind].draw(self, operation)
+        OPERATIONS[operation.kind].draw(workload.habits, chance, operation)
         return operation
 
     async def _do(self, operation: Operation, log: Log) -> None:
@@ -131,8 +110,10 @@ class Workload:
         self._operations = operations
         self.kinds = tuple(OPERATIONS)
         share = {"append": chance.uniform(0.5, 3.0), "trim": chance.choice((0.0, 1.0, 3.0))}
+        if chance.random() < _WITHOUT_POLICIES:
+            share |= {"set_retention": 0.0, "retention": 0.0}
         self.weights = [kind.weight * share.get(name, 1.0) for name, kind in OPERATIONS.items()]
-        self.bytes_max = chance.choice((8, 8, 100, 1500))
+        self.habits = Habits(cluster, chance, self.history)
         self.callers = [
             Caller(self, number, overlapping=chance.random() < 0.3) for number in range(sessions)
         ]
@@ -213,142 +194,3 @@ class Workload:
         operation.position_after = session.position
         operation.returned, operation.returned_s = world.steps, world.now_s
         world.tell(operation.told())
-
-    def data(self, caller: Caller, operation: Operation, place: int) -> bytes:
-        """Return bytes that no other record has."""
-        text = f"{operation.number}.{place}"
-        return text.encode().ljust(caller.chance.randint(1, self.bytes_max), b".")
-
-
-def _tags(caller: Caller) -> tuple[str, ...]:
-    chance = caller.chance
-    count = chance.choice((0, 1, 1, 1, 2, 3))
-    return tuple(dict.fromkeys(chance.choices(TAGS[:5], _TAG_WEIGHTS, k=count)))
-
-
-def _records(caller: Caller, operation: Operation, count: int) -> None:
-    operation.entries = tuple(
-        (caller.workload.data(caller, operation, place), _tags(caller)) for place in range(count)
-    )
-
-
-def _draw_append(caller: Caller, operation: Operation) -> None:
-    _records(caller, operation, 1)
-
-
-def _draw_batch(caller: Caller, operation: Operation) -> None:
-    _records(caller, operation, caller.chance.randint(1, BATCH_MAX))
-
-
-def _draw_read(caller: Caller, operation: Operation) -> None:
-    chance = caller.chance
-    about = max((_highest(o) for o in caller.workload.history[-20:]), default=0)
-    operation.tag = chance.choice((None, *TAGS))
-    near = max(0, about - chance.randint(0, 12))
-    operation.bound = chance.choice((0, MAX_SEQNUM, near, near, chance.randint(0, about + 3)))
-    operation.fresh = chance.random() < 0.2
-    operation.limit = chance.choice((1, 3, 10, 100))
-    operation.wait_s = chance.choice((0.001, 0.05, 0.3))
-
-
-def _highest(operation: Operation) -> int:
-    value = operation.value
-    if operation.outcome != "ok" or not value:
-        return 0
-    if isinstance(value, int):
-        return value
-    last = value[-1]
-    return last if isinstance(last, int) else last.seqnum
-
-
-def _draw_nothing(caller: Caller, operation: Operation) -> None:
-    pass
-
-
-def _seen(*records: Record | None) -> tuple[Seen, ...]:
-    found = [record for record in records if record is not None]
-    for record in found:
-        aux = record.aux
-        assert aux in (None, _aux_of(record.seqnum)), f"{aux!r} is no aux data of {record}"
-    return tuple(Seen(r.seqnum, r.data, tuple(map(str, r.tags))) for r in found)
-
-
-def _aux_of(seqnum: int) -> bytes:
-    return b"aux of %d" % seqnum
-
-
-async def _append(log: Log, operation: Operation) -> list[int]:
-    ((data, tags),) = operation.entries
-    return [await log.append(data, tags=tags)]
-
-
-async def _append_batch(log: Log, operation: Operation) -> list[int]:
-    return await log.append_batch([Entry(data, tags) for data, tags in operation.entries])
-
-
-async def _read_next(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    return _seen(await log.read_next(operation.tag, operation.bound, fresh=operation.fresh))
-
-
-async def _wait(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    found = await log.read_next(
-        operation.tag, operation.bound, wait=operation.wait_s, fresh=operation.fresh
-    )
-    return _seen(found)
-
-
-async def _read_prev(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    return _seen(await log.read_prev(operation.tag, operation.bound, fresh=operation.fresh))
-
-
-async def _read_range(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    page = await log.read_range(
-        operation.tag, operation.bound, limit=operation.limit, fresh=operation.fresh
-    )
-    return _seen(*page)
-
-
-async def _read(log: Log, operation: Operation) -> tuple[Seen, ...]:
-    return _seen(await log.read(operation.bound, fresh=operation.fresh))
-
-
-async def _tail(log: Log, _: Operation) -> int:
-    return await log.tail()
-
-
-def _draw_trim(caller: Caller, operation: Operation) -> None:
-    _draw_read(caller, operation)
-    about = max((_highest(o) for o in caller.workload.history[-20:]), default=0)
-    operation.bound = max(0, about - caller.chance.randint(0, 40))
-
-
-async def _trim(log: Log, operation: Operation) -> None:
-    await log.trim(operation.bound, tag=operation.tag)
-
-
-def _draw_time(caller: Caller, operation: Operation) -> None:
-    now_s = caller.workload.cluster.world.now_s
-    operation.time_s = now_s - caller.chance.choice((0.001, 0.1, 1.0)) * caller.chance.random()
-
-
-async def _find_time(log: Log, operation: Operation) -> int:
-    return await log.find_time(operation.time_s)
-
-
-async def _set_aux(log: Log, operation: Operation) -> None:
-    await log.set_aux(operation.bound, _aux_of(operation.bound))
-
-
-OPERATIONS: dict[str, Kind] = {
-    "append": Kind(8, _draw_append, _append),
-    "append_batch": Kind(2, _draw_batch, _append_batch),
-    "read_next": Kind(4, _draw_read, _read_next),
-    "read_prev": Kind(3, _draw_read, _read_prev),
-    "read_range": Kind(2, _draw_read, _read_range),
-    "read": Kind(2, _draw_read, _read),
-    "wait": Kind(1, _draw_read, _wait),
-    "tail": Kind(0.7, _draw_nothing, _tail),
-    "find_time": Kind(0.7, _draw_time, _find_time),
-    "trim": Kind(0.3, _draw_trim, _trim),
-    "set_aux": Kind(0.5, _draw_read, _set_aux),
-}

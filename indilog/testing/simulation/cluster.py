@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -94,6 +95,9 @@ class SimulatedCluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(_quiet())
+            stack.callback(sys.set_asyncgen_hooks, *sys.get_asyncgen_hooks())
+            # A generator whose process is gone does not clean up.
+            sys.set_asyncgen_hooks(finalizer=lambda _: None)
             memory = _MEMORY if _MEMORY.is_dir() else None
             directory = tempfile.TemporaryDirectory(prefix="indilog-sim-", dir=memory)
             self._directory = Path(stack.enter_context(directory))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from indilog.config import KIB
 from indilog.errors import IndilogError
 from indilog.ids import Epoch, Instant, NodeId
-from indilog.runtime.assembly import logs_of, role_of
+from indilog.runtime.assembly import logs_of, retention_of, role_of
 from indilog.runtime.journal import Journal
 from indilog.runtime.node import Clock, NodeShell
 from indilog.testing.simulation.disk import SimulatedDisk
@@ -103,8 +103,17 @@ class SimulatedProcess:
             for node in self.nodes:
                 if (logs := logs_of(shell, node, cluster.config)) is not None:
                     self.logs[node] = logs
+            self._enforce_retention(shell)
         cluster.network.settle(self)
         self.on_up(self)
+
+    def _enforce_retention(self, shell: NodeShell) -> None:
+        """Start the service that trims by policies, if this is the process that has it."""
+        cluster = self.cluster
+        if (logs := self.logs.get(cluster.view.engines[0])) is not None:
+            clock = WorldClock(cluster.world)
+            if (service := retention_of(shell, logs, cluster.config, clock.now)) is not None:
+                service.start()
 
     def _shell(self, epoch: Epoch) -> NodeShell:
         cluster, config = self.cluster, self.cluster.config

@@ -1,0 +1,311 @@
+"""What is looked at when a run is over and everything has healed: that it works again, and what is
+there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from indilog.client import Client
+from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
+from indilog.errors import IndilogError, TrimmedError
+from indilog.ids import Epoch, NodeId, ShardId, names_decoded
+from indilog.log import Log
+from indilog.messages import ReadRecords, RecordsRead
+from indilog.testing.simulation import SimulatedCluster, Stuck
+from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation, seen
+from tests.simulation.metalog_notes import MetalogNotes
+from tests.simulation.operations import LOGS
+from tests.simulation.workload import Workload
+
+_HEALED_WITHIN_S: Final = 30.0
+"""After healing everything must work again within so many simulated seconds (liveness)."""
+_LAST_FAULTS_S: Final = 0.01
+"""So long after healing a sync that failed before it may still end a process."""
+_WOKEN_WITHIN_S: Final = 5.0
+"""A read that waits for a record has it so soon after the record came, when nothing is wrong."""
+_WAITING_S: Final = 0.5
+_REPAIR_S: Final = 0.5
+"""How long what a replica lacks is waited for before it is asked again."""
+_AGAIN_S: Final = 0.05
+"""After this a call that was refused is made again."""
+_ENFORCED_WITHIN_S: Final = 10.0
+"""A policy that is set is enforced so soon, when nothing is wrong."""
+_PAGE: Final = 200
+
+
+class _Prober:
+    """Asks storage nodes for records itself; a process of the network, the last one to speak."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.name = "prober"
+        self.nodes = (NodeId("prober"),)
+        self.answers: dict[int, RecordsRead] = {}
+        self._cluster = cluster
+        self._stands_for = cluster.view.engines[0]
+        """A node unknown to the view would not be heard."""
+        self._epoch = Epoch(cluster.next_epoch())
+        cluster.network.settle(self)  # type: ignore[arg-type] # it is no process, and needs no more
+
+    def receive(self, sender: str, frame: bytes) -> None:
+        """Take in an answer."""
+        for message in envelope_decoded(frame).messages:
+            if isinstance(message, RecordsRead):
+                self.answers[message.request] = message
+
+    def records(self, replica: NodeId, shard: ShardId, seqnums: Sequence[int]) -> RecordsRead:
+        """Return what a replica shows at some seqnums."""
+        cluster = self._cluster
+        request = len(self.answers) + 1
+        wanted = ReadRecords(request, self.nodes[0], shard, tuple(seqnums))
+        envelope = Envelope(
+            WIRE_VERSION, cluster.view.number, self._epoch, self._stands_for, replica, (wanted,)
+        )
+        cluster.network.carry(self.name, replica, envelope_encoded(envelope))
+        cluster.world.run_until(lambda: request in self.answers, _HEALED_WITHIN_S)
+        return self.answers[request]
+
+
+def _remembered(history: Sequence[Operation]) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
+    """Return the records that callers were told of: they may be trimmed by now."""
+    records: dict[int, tuple[str, bytes, tuple[str, ...]]] = {}
+    for operation in history:
+        told = operation.outcome == "ok" and operation.kind != "retention"
+        if not told or not isinstance(operation.value, list | tuple):
+            continue
+        if operation.entries:
+            for seqnum, (data, tags) in zip(operation.value, operation.entries, strict=True):
+                records[seqnum] = (operation.log, data, tags)
+        else:
+            for seen in operation.value:
+                records.setdefault(seen.seqnum, (operation.log, seen.data, seen.tags))
+    return records
+
+
+def _ends_with(found: Sequence[Seen], seqnum: int) -> bool:
+    return bool(found) and found[-1].seqnum == seqnum
+
+
+class Aftermath:
+    """What is looked at when everything has healed: that it works again, and what is there."""
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        workload: Workload,
+        metalog: MetalogNotes,
+        violations: list[Violation],
+    ) -> None:
+        self._cluster = cluster
+        self._workload = workload
+        self._metalog = metalog
+        self._violations = violations
+        self._scans: dict[tuple[str, str], list[Seen]] = {}
+        self._subscribed: dict[tuple[str, str], list[Seen]] = {}
+        self._subscriptions: list[asyncio.Task[None]] = []
+        self._unknown: list[tuple[str, int]] = []
+
+    def gathered(self) -> Evidence:
+        """Return the evidence.
+
+        Raises:
+            Stuck: the cluster does not work again.
+        """
+        cluster = self._cluster
+        cluster.world.run_for(_LAST_FAULTS_S)
+        cluster.world.run_until(cluster.ready, _HEALED_WITHIN_S)
+        position = 0
+        for engine, node in enumerate(cluster.view.engines):
+            position = max(
+                position, cluster.run(self._works(node), engine=engine, within_s=_HEALED_WITHIN_S)
+            )
+        position = max(position, self._waiting_ends())
+        for engine, node in enumerate(cluster.view.engines):
+            cluster.run(self._scan(node, position), engine=engine, within_s=_HEALED_WITHIN_S)
+        cluster.world.run_for(0.5)
+        self._unsubscribe()
+        cluster.check_invariants()
+        tails = self._metalog.finish(cluster)
+        shown = self._replicas_agree(tails[-1])
+        records = self._seen_in_the_end() | _remembered(self._workload.history) | shown
+        return Evidence(
+            self._workload.history,
+            records,
+            tails,
+            self._scans,
+            frozenset(shown),
+            tuple(self._unknown),
+            self._subscribed,
+        )
+
+    def _seen_in_the_end(self) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
+        return {
+            found.seqnum: (log, found.data, found.tags)
+            for shown in (self._scans, self._subscribed)
+            for (_, log), records in shown.items()
+            for found in records
+        }
+
+    def enforce_retention(self) -> None:
+        """See that a policy is enforced, if the run has had any; nothing is left of a log then."""
+        workload, cluster = self._workload, self._cluster
+        if not any(operation.kind == "set_retention" for operation in workload.history):
+            return
+        name = workload.habits.logs[0]
+        # The prober spoke for it, with a newer epoch.
+        process = cluster.process_of(cluster.view.engines[0])
+        process.crash(power=False)
+        process.start()
+        cluster.world.run_until(cluster.ready, _HEALED_WITHIN_S)
+
+        async def enforced(client: Client) -> None:
+            log = client.log(name)
+            while not await self._policy_set(log):  # noqa: ASYNC110 it asks again
+                await asyncio.sleep(_AGAIN_S)
+            while await self._all_of_log(log):  # noqa: ASYNC110 it looks again
+                await asyncio.sleep(_AGAIN_S)
+
+        cluster.run(enforced, within_s=_ENFORCED_WITHIN_S)
+
+    async def _policy_set(self, log: Log) -> bool:
+        try:
+            await log.set_retention(age_s=_AGAIN_S)
+        except IndilogError:
+            return False
+        return True
+
+    def _waiting_ends(self) -> int:
+        """Wait at every engine for the next record, append it, see everybody woken, those too who
+        have read the whole log by then.
+        """
+        cluster = self._cluster
+        waiting = [self._waiting(node) for node in cluster.view.engines]
+        subscribed = [self._subscription(node) for node in cluster.view.engines]
+        cluster.world.run_for(_WAITING_S)
+        assert not any(task.done() for task in waiting), "there is nothing yet to wake them"
+        position = cluster.run(self._works(cluster.view.engines[0]), within_s=_HEALED_WITHIN_S)
+        for task in waiting:
+            cluster.world.run_until(task.done, _WOKEN_WITHIN_S)
+            task.result()
+        appends = (o for o in self._workload.history if o.kind in APPENDS and o.outcome == "ok")
+        newest = max(operation.value[-1] for operation in appends)
+        for found in subscribed:
+            cluster.world.run_until(lambda f=found: _ends_with(f, newest), _WOKEN_WITHIN_S)  # type: ignore[misc]
+        return position
+
+    def _subscription(self, node: NodeId) -> list[Seen]:
+        """Subscribe to all of a log; return what comes, as it comes."""
+        found = self._subscribed[node, LOGS[0]] = []
+        process = self._cluster.process_of(node)
+        log = Client(process.logs[node]).log(LOGS[0])
+
+        async def subscribe() -> None:
+            bound = 0
+            while True:
+                try:
+                    async for record in log.subscribe(None, bound):
+                        found.append(seen(record))  # noqa: PERF401 who waits looks at it
+                except TrimmedError as error:
+                    bound = error.first_seqnum
+
+        self._subscriptions.append(self._cluster.call(process, subscribe))
+        return found
+
+    def _unsubscribe(self) -> None:
+        for task in self._subscriptions:
+            task.cancel()
+            self._cluster.world.run_until(task.done, _HEALED_WITHIN_S)
+
+    def _waiting(self, node: NodeId) -> asyncio.Task[int]:
+        process = self._cluster.process_of(node)
+        log = Client(process.logs[node]).log(LOGS[0])
+
+        async def wait() -> int:
+            bound = await log.tail()
+            try:
+                found = await log.read_next(None, bound, wait=_HEALED_WITHIN_S)
+            except TrimmedError as error:  # there was something, and a policy trims it at once
+                return error.first_seqnum
+            assert found is not None, "what was waited for has come"
+            return found.seqnum
+
+        return self._cluster.call(process, wait)
+
+    def _works(self, node: NodeId) -> Callable[[Client], Awaitable[int]]:
+        """Append and read at an engine; give the session's position."""
+
+        async def works(client: Client) -> int:
+            for kind in ("append", "tail"):
+                while not await self._once(kind, node, client):  # noqa: ASYNC110 it asks again
+                    await asyncio.sleep(_AGAIN_S)
+            return int(client.session.position)
+
+        return works
+
+    async def _once(self, kind: str, node: NodeId, client: Client) -> bool:
+        operation = self._workload.begin(self._workload.callers[0], LOGS[0])
+        operation.engine, operation.kind, operation.overlapping = node, kind, True
+        if kind == "append":
+            operation.entries = ((b"%d.last" % operation.number, ()),)
+        await self._workload.perform(operation, client.log(LOGS[0]), client.session)
+        return operation.outcome == "ok"
+
+    def _scan(self, node: NodeId, position: int) -> Callable[[Client], Awaitable[None]]:
+        async def scan(client: Client) -> None:
+            client.session.saw(position)
+            for name in self._workload.habits.logs:
+                self._scans[node, name] = await self._all_of_log(client.log(name))
+
+        return scan
+
+    async def _all_of_log(self, log: Log) -> list[Seen]:
+        bound, found = 0, list[Seen]()
+        while True:
+            try:
+                page = await log.read_range(None, bound, limit=_PAGE)
+            except TrimmedError as error:
+                bound = error.first_seqnum
+                continue
+            if not page:
+                return found
+            found += map(seen, page)
+            bound = page[-1].seqnum + 1
+
+    def _replicas_agree(self, tail: int) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
+        """Ask every replica for all of its records; they must be the same."""
+        cluster = self._cluster
+        records: dict[int, tuple[str, bytes, tuple[str, ...]]] = {}
+        prober = _Prober(cluster)
+        shards = self._metalog.shard_of(cluster)
+        assert len(shards) == tail, "all records are committed"
+        for shard, placement in cluster.view.shards.items():
+            seqnums = [seqnum for seqnum, of in enumerate(shards) if of == shard]
+            for replica in placement.replicas:
+                for record in self._all_of(prober, replica, shard, seqnums):
+                    log, tags = names_decoded(record.names)
+                    shown = (log, record.data, tuple(map(str, tags)))
+                    if records.setdefault(record.seqnum, shown) != shown:
+                        what = f"{replica} has {shown} at {record.seqnum}, another replica not"
+                        self._violations.append(Violation("replicas", what))
+        return records
+
+    def _all_of(
+        self, prober: _Prober, replica: NodeId, shard: ShardId, seqnums: list[int]
+    ) -> list[Any]:
+        found: list[Any] = []
+        repaired_by_s = self._cluster.world.now_s + _HEALED_WITHIN_S
+        while seqnums:
+            page = prober.records(replica, shard, seqnums[:_PAGE])
+            if page.unknown and self._cluster.world.now_s < repaired_by_s:
+                self._cluster.world.run_for(_REPAIR_S)
+                continue
+            self._unknown += [(replica, seqnum) for seqnum in page.unknown]
+            done = {record.seqnum for record in page.records}
+            done.update(page.unknown, page.trimmed)
+            if not done:
+                raise Stuck(f"{replica} answers nothing about {seqnums[:10]}")
+            found += page.records
+            seqnums = [seqnum for seqnum in seqnums if seqnum not in done]
+        return found

@@ -1,0 +1,69 @@
+"""What the primary has published, noted while a run goes on: it never changes, and all copies of it
+agree.
+"""
+
+from __future__ import annotations
+
+from indilog.ids import ShardId
+from indilog.metalog import entry_encoded
+from indilog.testing.simulation import SimulatedCluster
+from ordering.sequencer import Sequencer
+from tests.simulation.history import Violation
+
+
+class MetalogNotes:
+    """A copy of the committed entries; appends what contradicts it to `violations`."""
+
+    def __init__(self, violations: list[Violation]) -> None:
+        self._violations = violations
+        self._entries: list[bytes] = []
+        self._tails = [0]
+
+    def note(self, cluster: SimulatedCluster) -> None:
+        """Keep a copy of what the primary calls committed, and may have said: it must not change.
+
+        While a sync runs the primary may be ahead of its disk; then nobody has heard of it yet.
+        """
+        process = cluster.process_of(cluster.view.primary)
+        if process.shell is None or process.shell.holding or process.failing:
+            return
+        primary = process.shell.roles[cluster.view.primary]
+        assert isinstance(primary, Sequencer)
+        self._compare(primary, "the primary")
+        for entry in primary._metalog.page(len(self._entries), primary.committed):
+            self._entries.append(entry_encoded(entry))
+            self._tails.append(self._tails[-1] + sum(entry.counts.values()))
+
+    def _compare(self, sequencer: Sequencer, who: str, start: int | None = None) -> None:
+        """Compare a sequencer's last entries (or all) with what was committed."""
+        known = len(self._entries)
+        start = max(0, known - 64) if start is None else start
+        entries = sequencer._metalog.page(start, known)
+        for position, entry in enumerate(entries, start):
+            if entry_encoded(entry) != self._entries[position]:
+                what = f"{who} has another entry at {position} than was committed: {entry}"
+                self._violations.append(Violation("metalog", what))
+                return
+
+    def finish(self, cluster: SimulatedCluster) -> list[int]:
+        """Compare all sequencers' copies; return the tail after each position."""
+        self.note(cluster)
+        for node in cluster.view.sequencers:
+            shell = cluster.process_of(node).shell
+            assert shell is not None, "healed"
+            sequencer = shell.roles[node]
+            assert isinstance(sequencer, Sequencer)
+            self._compare(sequencer, node, start=0)
+        return self._tails
+
+    def shard_of(self, cluster: SimulatedCluster) -> list[ShardId]:
+        """Return the shard of each seqnum, from the committed entries."""
+        process = cluster.process_of(cluster.view.primary)
+        assert process.shell is not None, "healed"
+        primary = process.shell.roles[cluster.view.primary]
+        assert isinstance(primary, Sequencer)
+        shards: list[ShardId] = []
+        for entry in primary._metalog.page(0, primary.committed):
+            for shard in sorted(entry.counts):
+                shards += [shard] * entry.counts[shard]
+        return shards

@@ -1,0 +1,81 @@
+"""What retention policies allow to be gone: how high the floor of a log may be at an instant.
+
+By age: nothing that was ordered less than the age ago, so not what an append brought that began
+later than that. By size: the newest records of so many bytes (data and names) stay, and the last
+one in any case.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from itertools import accumulate
+
+from tests.simulation.history import APPENDS, EVER, Evidence, Moment, Operation
+from tests.simulation.sizes import retained_bytes
+
+
+class Policies:
+    """The policies that callers have set, all of them from the beginning of the call on."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._set: dict[str, list[Operation]] = defaultdict(list)
+        for operation in evidence.operations:
+            if operation.kind == "set_retention" and operation.outcome != "failed":
+                self._set[operation.log].append(operation)
+        self.any = bool(self._set)
+        if not self.any:
+            return
+        appends = [o for o in evidence.operations if o.kind in APPENDS]
+        done = sorted((o.invoked_s, o.value[0]) for o in appends if o.outcome == "ok")
+        self._began_s = [began_s for began_s, _ in done]
+        self._lowest = list(accumulate((seqnum for _, seqnum in reversed(done)), min))[::-1]
+        self._sizes = {log: _Sizes(log, evidence, appends) for log in self._set}
+
+    def floor(self, log: str, before: Moment) -> int:
+        """Return the highest floor that the policies of a log may have made."""
+        floor = 0
+        for policy in self._set.get(log, ()):
+            if policy.invoked < before.step:
+                if policy.age_s is not None:
+                    floor = max(floor, self._old(before.time_s - policy.age_s))
+                if policy.size_bytes is not None:
+                    floor = max(floor, self._sizes[log].beyond(policy.size_bytes, before))
+        return floor
+
+    def _old(self, time_s: float) -> int:
+        """Return below which seqnum something may have been ordered before a time."""
+        place = bisect_right(self._began_s, time_s)
+        return self._lowest[place] if place < len(self._lowest) else EVER
+
+
+class _Sizes:
+    """The bytes of one log."""
+
+    def __init__(self, log: str, evidence: Evidence, appends: list[Operation]) -> None:
+        mine = [(seqnum, record) for seqnum, record in evidence.records.items() if record[0] == log]
+        mine.sort()
+        self._seqnums = [seqnum for seqnum, _ in mine]
+        sizes = [retained_bytes(log, data, tags) for _, (_, data, tags) in mine]
+        self._before = [0, *accumulate(sizes)]
+        places = {record[1]: place for place, (_, record) in enumerate(mine)}
+        here = [(o, data, tags) for o in appends if o.log == log for data, tags in o.entries]
+        began = sorted((o.invoked, places[data] + 1) for o, data, _ in here if data in places)
+        self._steps = [step for step, _ in began]
+        self._ends = list(accumulate((end for _, end in began), max))
+        self._unseen_bytes = sum(
+            retained_bytes(log, data, tags)
+            for o, data, tags in here
+            if o.outcome == "unknown" and data not in places
+        )
+        """Of appends that may have been there and gone before anybody saw them."""
+
+    def beyond(self, size_bytes: int, before: Moment) -> int:
+        """Return below which seqnum more than `size_bytes` may have followed."""
+        place = bisect_left(self._steps, before.step)
+        end = self._ends[place - 1] if place else 0
+        total = self._before[end] + self._unseen_bytes
+        if not end or total <= size_bytes:
+            return 0
+        kept = bisect_left(self._before, total - size_bytes, 0, end)
+        return self._seqnums[min(kept, end - 1)]

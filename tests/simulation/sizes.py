@@ -1,0 +1,17 @@
+"""What records take, as docs/FORMATS.md says it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BATCH_HEADER_BYTES: Final = 54
+
+
+def retained_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
+    """Return what a record counts for a policy: its data and its names."""
+    return len(data) + len(log.encode()) + sum(2 + len(tag.encode()) for tag in tags)
+
+
+def stored_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
+    """Return what a record takes in its batch."""
+    return retained_bytes(log, data, tags) + 8 * (1 + len(tags)) + 9
