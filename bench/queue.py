@@ -1,9 +1,10 @@
-"""Queue benchmark (WORKLOADS 6): producers and consumers on one queue, and whether all went well.
+"""Queue benchmark (WORKLOADS 7): producers and consumers on one queue, and whether all went well.
 
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
 shards as consumers. Then the producers stop and the consumers empty the queue. The verdict comes
 from what the consumers were told: each message acknowledged exactly once, first deliveries of each
-shard in the order of its pushes.
+shard in the order of its pushes. Before that, round trips: one push, pop and acknowledgement after
+the other, by 1 and 64 callers.
 
     python -m bench.queue [--seconds 2] [--rounds 3] [--pairs 64/64 16/64] [--processes]
 """
@@ -19,14 +20,16 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from bench import platforms
-from bench.harness import Report, arguments, latency, run, table_of
+from bench.harness import Report, arguments, figures_of, interleaved, latency, run, table_of
 from bokiqueue import Queue
 from indilog.log import Log
 
 MESSAGE_BYTES = 1024
 CORRECT = "each once, in order"
 PAIRS = ("64/64", "128/128", "64/16", "16/64")
+ROUND_TRIP_CALLERS = (1, 64)
 _WAIT_S = 0.2
+_MESSAGE_S_MAX = 30.0
 PAPER = {"128/128": ("  Boki", "20,700", "1.1 ms", "4.3 ms")}
 """What Boki's authors measured, by column; on 8 engines."""
 
@@ -93,9 +96,34 @@ async def one_round(log: Log, name: str, producers: int, consumers: int, seconds
     return tally
 
 
+async def round_trips(asked: argparse.Namespace, report: Report) -> None:
+    """Measure push, pop and acknowledge by one caller after the other."""
+    table = table_of("push, pop, acknowledge", "callers", "round trips/s", "p50", "p99", "CPU")
+    for callers in ROUND_TRIP_CALLERS:
+        with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
+            config = platforms.configured(path, processes=asked.processes)
+            async with platforms.running(config, processes=asked.processes) as bench:
+                queue = Queue(bench.log, "round-trip")
+
+                async def one(_caller: int, queue: Queue = queue) -> None:
+                    await queue.push(bytes(MESSAGE_BYTES))
+                    async with queue.pop(wait=_MESSAGE_S_MAX) as message:
+                        if message is None:
+                            raise SystemExit("A message that was pushed was not delivered.")
+
+                found = await interleaved(
+                    {"round trip": one}, callers=callers, seconds=asked.seconds,
+                    rounds=asked.rounds,
+                )  # fmt: skip
+        report.add(f"round trip {callers}", found)
+        table.add_row(str(callers), *figures_of(found["round trip"]))
+    report.show(table)
+
+
 async def main(asked: argparse.Namespace) -> None:
-    """Measure every pair of numbers of producers and consumers."""
+    """Measure round trips, then every pair of numbers of producers and consumers."""
     report = Report("queue", asked, message_bytes=MESSAGE_BYTES)
+    await round_trips(asked, report)
     wrong = []
     table = table_of(
         "queue, 1 KiB messages, synced; the paper's below",

@@ -1,0 +1,56 @@
+"""What is acknowledged goes from the log and from memory, however much passes through a queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from bokiqueue import Queue
+from bokiqueue.replica import CHECKPOINT_EVERY
+from indilog.errors import TrimmedError
+from indilog.testing import MemoryLog
+
+pytestmark = pytest.mark.asyncio
+
+SHARDS = 2
+MESSAGES = 6000
+RECORDS_PER_DELIVERY = 3
+KEPT_MAX = CHECKPOINT_EVERY + RECORDS_PER_DELIVERY
+
+
+async def records_left(log: MemoryLog, tag: str) -> int:
+    """How many records of a sub-stream can still be read."""
+    start, count = 0, 0
+    while True:
+        try:
+            page = await log.read_range(tag, start)
+        except TrimmedError as error:
+            start = error.first_seqnum
+            continue
+        if not page:
+            return count
+        count += len(page)
+        start = page[-1].seqnum + 1
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int | None) -> None:
+    """At no time more is kept than follows the last checkpoints; `--messages` for a long run."""
+    log = MemoryLog("work")
+    queue = Queue(log, "mail", shards=SHARDS)
+    tags = queue.replica.tags
+    for number in range(messages_wanted or MESSAGES):
+        await queue.push(b"%d" % number)
+        async with queue.pop() as message:
+            assert message is not None
+        if number % 500 == 499:
+            for shard in tags.shards:
+                assert await records_left(log, shard) <= KEPT_MAX
+            for checkpoint in tags.checkpoints:
+                assert await records_left(log, checkpoint) <= 1
+            assert await records_left(log, tags.pushed) <= SHARDS * KEPT_MAX
+    for part in queue.replica.shards:
+        assert len(part.fold) == 0
+        assert not part.fold.checkpoint().messages
+        assert not part._outcomes
+    assert queue.replica._data.currsize == 0
