@@ -14,7 +14,14 @@ from compute.invocations.checkpoint import Invocation
 from compute.invocations.records import Accepted, Ended, Event, Failure, Freed, decoded, encoded
 from compute.workers.call import Call
 from indilog.calls import Failed, Returned, error_from, failed
-from indilog.errors import IndilogError, NotReadyError, TooLargeError, WorkerCrashedError
+from indilog.errors import (
+    DataLossError,
+    IndilogError,
+    NotReadyError,
+    TooLargeError,
+    UnknownFunctionError,
+    WorkerCrashedError,
+)
 from indilog.ids import MetalogPosition
 from indilog.log import Entry, Log
 
@@ -97,10 +104,14 @@ class Runs:
             structlog.get_logger().error("invocation not run", invocation=id, exc_info=error)
 
     async def _run(self, invocation: Invocation, executor: str) -> None:
-        record = await self._log.read(invocation.seqnum)
-        accepted = decoded(record.data) if record is not None else None
-        assert isinstance(accepted, Accepted), "the fold says so"
-        outcome = await self._outcome(accepted)
+        try:
+            outcome = await self._outcome(await self._accepted(invocation))
+        except DataLossError as error:  # its arguments are gone for good
+            outcome = failed(error)
+        except Exception:  # noqa: BLE001 - outermost: it must not stay open for ever
+            structlog.get_logger().exception("invocation failed", invocation=invocation.id)
+            sentence = "The platform failed on this invocation; its log says why."
+            outcome = failed(IndilogError(sentence))
         if isinstance(outcome, Failed) and isinstance(error_from(outcome), WorkerCrashedError):
             await self._record(Freed(executor, invocation.id, is_lost=True), invocation)
             return
@@ -112,17 +123,35 @@ class Runs:
             )
             await self._record(_ended(executor, invocation.id, failed(told)), invocation)
 
+    async def _accepted(self, invocation: Invocation) -> Accepted:
+        """Return what was recorded of it, as soon as that can be read."""
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                record = await self._log.read(invocation.seqnum)
+            except IndilogError as error:
+                if not error.retryable:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                continue
+            accepted = decoded(record.data) if record is not None else None
+            assert isinstance(accepted, Accepted), "the fold says so"
+            return accepted
+
     async def _outcome(self, accepted: Accepted) -> Returned | Failed:
         """Call the function until it has begun; return what came of it."""
         pause_s = _PAUSE_S_MIN
         while True:
             try:
                 outcome = await self._call(accepted)
+            except UnknownFunctionError as error:
+                if pause_s == _PAUSE_S_MAX:
+                    return failed(error)
+                outcome = None  # a node that takes over may not have its deployment yet
             except IndilogError as error:
                 outcome = failed(error)
-            if not isinstance(outcome, Failed) or not isinstance(
-                error_from(outcome), NotReadyError
-            ):
+            if outcome is not None and not _could_not_begin(outcome):
                 return outcome
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
@@ -157,6 +186,10 @@ class Runs:
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
             else:
                 return
+
+
+def _could_not_begin(outcome: Returned | Failed) -> bool:
+    return isinstance(outcome, Failed) and isinstance(error_from(outcome), NotReadyError)
 
 
 def _ended(executor: str, id: str, outcome: Returned | Failed) -> Ended:  # noqa: A002

@@ -37,6 +37,7 @@ from indilog.config import NodeConfig
 from indilog.errors import (
     AppendOutcomeUnknownError,
     CallOutcomeUnknownError,
+    DataLossError,
     IndilogError,
     InvalidArgumentsError,
     NotReadyError,
@@ -104,6 +105,7 @@ class InvocationService:
         self._read_to: SeqNum | None = None
         self._broken: IndilogError | None = None
         self._appending = 0
+        self._lost_to: SeqNum = 0
         self._given_up = 0
 
     async def start(self) -> None:
@@ -287,13 +289,16 @@ class InvocationService:
     async def _follow(self) -> None:
         while True:
             try:
-                async for page in pages(self._log, None, self._fold.end):
+                async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
                     is_whole = self._took(page)
                     self._arrivals.read(self._fold.end)
                     self._news.set()
                     if not is_whole:  # others have trimmed what was not read here yet
                         await self._restore()
                         break
+            except DataLossError as error:
+                structlog.get_logger().error("invocation records lost", reason=str(error))
+                self._lost_to = error.next_seqnum or self._fold.end + 1
             except IndilogError as error:
                 structlog.get_logger().warning("invocations not followed", reason=str(error))
                 self._broken = None if error.retryable else error

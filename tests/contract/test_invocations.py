@@ -17,11 +17,14 @@ from compute.workers.call import Call
 from indilog.calls import Failed, Returned, failed
 from indilog.config import NodeConfig
 from indilog.errors import (
+    DataLossError,
     InvalidArgumentsError,
     NotReadyError,
     OverloadedError,
+    UnknownFunctionError,
     WorkerCrashedError,
 )
+from indilog.log import Record
 from indilog.testing import MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -130,7 +133,11 @@ async def test_two_nodes_do_not_run_what_one_of_them_runs() -> None:
     async with running(logs, slow) as one, running(logs, other, "b") as two:
         id_ = await one.accept("app.f", b"{}")
         await slow.begins.wait()
-        await asyncio.sleep(4 * FAST["invocation_lease_s"])
+        bound = 0
+        for _ in range(9):  # three leases, by what the executor says
+            alive = await logs.log("$invocations").read_next("executors", bound, wait=30)
+            assert alive is not None
+            bound = alive.seqnum + 1
         assert other.begun == {}
         told = await two.told(id_)
         assert told is not None
@@ -249,3 +256,41 @@ async def test_a_node_that_was_paused_while_others_trimmed_reads_their_checkpoin
             assert told is not None
             assert told.state == State.DONE
             assert paused._fold.checkpoint().count == service._fold.checkpoint().count
+
+
+async def test_a_function_that_is_not_deployed_here_yet_is_waited_for() -> None:
+    """A node that takes over may learn of the deployment a moment later."""
+
+    class Behind(Node):
+        def start(
+            self, name: str, arguments: bytes, *, position: int, depth: int, invocation: str
+        ) -> Call:
+            if not self.begun:
+                self.begun[invocation] += 1
+                raise UnknownFunctionError("No app 'app' is deployed.")
+            return super().start(
+                name, arguments, position=position, depth=depth, invocation=invocation
+            )
+
+    async with running(MemoryLogs(), Behind(Returned(0, b"1"))) as service:
+        id_ = await service.accept("app.f", b"{}")
+        assert await service.outcome(id_) == Returned(0, b"1")
+
+
+async def test_lost_records_are_an_outcome_and_stop_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs, node = MemoryLogs(), Node(Returned(0, b"1"))
+    async with running(logs, node) as service:
+        read, lost = service._log.read, 0
+
+        async def damaged(seqnum: int, *, fresh: bool = False) -> Record | None:
+            if seqnum == lost:
+                raise DataLossError("Lost.", seqnum=seqnum, next_seqnum=seqnum + 1)
+            return await read(seqnum, fresh=fresh)
+
+        monkeypatch.setattr(service._log, "read", damaged)
+        outcome = await service.outcome(await service.accept("app.f", b"{}"))
+        assert isinstance(outcome, Failed)
+        assert outcome.kind == "DataLossError"
+        assert await service.outcome(await service.accept("app.f", b"{}")) == Returned(0, b"1")
