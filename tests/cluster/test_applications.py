@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from functions.media.load import Media
@@ -20,22 +21,24 @@ from functions.social.load import SocialNetwork
 from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
 from functions.workload.demonstration import Application, checked
-from functions.workload.load import Request, Run, run_load
-from tests.cluster.function_platform import Platform, running
+from functions.workload.load import LoadError, Request, Run, run_load
+from tests.cluster import platform_process
+from tests.cluster.function_platform import Platform, running, until
+from tests.cluster.platform_process import PlatformProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 8
-pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+pytestmark = pytest.mark.cluster
 
 
-async def deploy(platform: Platform, app: str) -> None:
+async def deploy(http: httpx.AsyncClient, app: str) -> None:
     """Deploy an application; its workflows have a short lease, so that a test need not wait."""
     folder = ROOT / "functions" / app
     sources = {path.name: path.read_text() for path in folder.glob("*.py")}
     code = sources["app.py"]
     sources["app.py"] = code.replace("Flow(app)", "Flow(app, lease=1.0)")
     assert ("Flow" in code) is (sources["app.py"] != code)
-    answer = await platform.http.put(f"/apps/{app}", json={"sources": sources})
+    answer = await http.put(f"/apps/{app}", json={"sources": sources})
     assert answer.status_code == 200, answer.text
 
 
@@ -64,7 +67,7 @@ async def killing(
 
 async def run(platform: Platform, application: Application, seed: int) -> tuple[Run, list[str]]:
     """Run the application's load while workers die, and its check afterwards."""
-    await deploy(platform, application.name)
+    await deploy(platform.http, application.name)
     await application.load(platform.url, lambda _: None)
     killed: list[int] = []
     async with killing(platform, seed, killed):
@@ -84,6 +87,7 @@ async def run(platform: Platform, application: Application, seed: int) -> tuple[
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("capacity", [60, 2])
+@pytest.mark.asyncio
 async def test_reservations_equal_capacity_used_and_orders_although_workers_are_killed(
     tmp_path: Path, capacity: int, seeds_wanted: int | None
 ) -> None:
@@ -99,6 +103,7 @@ async def test_reservations_equal_capacity_used_and_orders_although_workers_are_
 
 
 @pytest.mark.heavy
+@pytest.mark.asyncio
 async def test_each_review_is_there_once_although_workers_are_killed(
     tmp_path: Path, seeds_wanted: int | None
 ) -> None:
@@ -111,6 +116,7 @@ async def test_each_review_is_there_once_although_workers_are_killed(
         assert len(application.acknowledged) >= done.requests
 
 
+@pytest.mark.asyncio
 async def test_acknowledged_posts_are_there_once_although_workers_are_killed(
     tmp_path: Path,
 ) -> None:
@@ -121,6 +127,7 @@ async def test_acknowledged_posts_are_there_once_although_workers_are_killed(
     assert application.acknowledged
 
 
+@pytest.mark.asyncio
 async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_repeated(
     tmp_path: Path,
 ) -> None:
@@ -130,7 +137,7 @@ async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_r
     requests = [reviewers[0].request() for _ in range(30)]
     killed: list[int] = []
     async with running(tmp_path, workers=2) as platform:
-        await deploy(platform, "media")
+        await deploy(platform.http, "media")
         await application.load(platform.url, lambda _: None)
 
         async def compose(request: Request) -> None:
@@ -150,3 +157,45 @@ async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_r
     assert killed
     assert faults == []
     assert len(application.acknowledged) == sum(1 for _ in replay.those("review")) == 30
+
+
+async def killed_amid_load(there: PlatformProcess, application: Travel | Media) -> None:
+    """Run an application's load, and kill everything once some requests are acknowledged."""
+    async with httpx.AsyncClient(base_url=there.url, timeout=60, trust_env=False) as http:
+        await deploy(http, application.name)
+    await application.load(there.url, lambda _: None)
+    load = asyncio.create_task(
+        run_load(
+            there.url,
+            application.name,
+            application.visitors(8, 1),
+            functions=application.functions,
+            seconds=60,
+        )
+    )
+    await until(lambda: len(application.acknowledged) >= 20)
+    there.kill_everything()
+    with pytest.raises(LoadError, match="times in a row"):
+        await load
+
+
+async def faults_after(there: PlatformProcess, application: Travel | Media) -> list[str]:
+    await application.settled(there.url)
+    _, faults = await checked(there.url, application, lambda *_: None)
+    return faults
+
+
+@pytest.mark.parametrize("name", ["travel", "media"])
+def test_what_was_under_way_is_done_once_although_everything_is_killed(
+    tmp_path: Path, name: str
+) -> None:
+    application: Travel | Media = Media(users=30, movies=20)
+    if name == "travel":
+        application = Travel(generated_hotels(count=5), flights=4, users=8, mix={"reserve": 100.0})
+    with platform_process.platform(tmp_path) as first:
+        asyncio.run(killed_amid_load(first, application))
+    assert application.unknown
+    with platform_process.platform(tmp_path) as second:
+        faults = asyncio.run(faults_after(second, application))
+    assert faults == []
+    assert not application.unknown
