@@ -12,17 +12,29 @@ import pytest
 from bokistore.records import Command
 from bokistore.replay import Replay
 from indilog.ids import MAX_SEQNUM
+from indilog.log import Session
+from indilog.testing import cluster
 from indilog.testing.stepper import interleavings
-from tests.serializability.workload import ROUND, Steps, pair_of, round_of
+from tests.serializability.workload import ROUND, SESSIONS, Steps, pair_of, round_of, round_on
 
 TRANSACTIONS = 3000
 PLANTED_ROUNDS = 20
+PLATFORM_ROUNDS = 5
 
 
 @pytest.mark.heavy
 def test_random_transactions_are_strictly_serializable(transactions_wanted: int | None) -> None:
     for seed in range(-(-(transactions_wanted or TRANSACTIONS) // ROUND)):
         assert not round_of(seed), f"round_of({seed})"
+
+
+@pytest.mark.asyncio
+async def test_random_transactions_on_the_platform_are_strictly_serializable() -> None:
+    """Real reads, of sessions that lag behind each other; collections go on meanwhile."""
+    async with cluster() as client:
+        for seed in range(PLATFORM_ROUNDS):
+            logs = [client._logs.log(f"round-{seed}", Session()) for _ in range(SESSIONS)]
+            assert not await round_on(logs, seed), f"seed {seed}"
 
 
 def found() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Final, TypeAlias
@@ -117,15 +118,15 @@ class Session:
         self._store = Store(LossyLog(log, self._random, rate=0.02), cache=cache)
         self._history = history
 
-    async def live(self, transactions: int, log: MemoryLog) -> None:
-        """Run so many transactions."""
+    async def live(self, transactions: int, forget: Callable[[], None]) -> None:
+        """Run so many transactions; `forget` drops what is cached beside records."""
         for _ in range(transactions):
             kind = self._random.choices(
                 ("transaction", "once", "single", "snapshot"), (70, 10, 10, 10)
             )[0]
             await getattr(self, kind)(self._steps())
             if self._random.random() < 0.05:
-                log.logs.drop_aux()
+                forget()
             if self._random.random() < 0.03:
                 with suppress(AppendOutcomeUnknownError):
                     await self._store.collect(keep=0.0)
@@ -212,8 +213,34 @@ def round_of(seed: int) -> list[str]:
         return chance.choice(ready)
 
     with patched(chance):
-        run_stepped([session.live(PER_SESSION, log) for session in sessions], choose)
+        run_stepped([session.live(PER_SESSION, log.logs.drop_aux) for session in sessions], choose)
         final = _final(log, NAMES)
+    return history.wrong + violations(history.transactions, final)
+
+
+class _Clock(History):
+    """A history whose every moment is one of its own; no stepper counts them."""
+
+    @property
+    def now(self) -> int:
+        """The next moment."""
+        return next(self._moments)
+
+    @now.setter
+    def now(self, moment: int) -> None:
+        self._moments = count(moment)
+
+
+async def round_on(logs: Sequence[Log], seed: int) -> list[str]:
+    """Run one round on a platform, a session for each of `logs`; return what is wrong with it."""
+    chance = random.Random(seed)
+    history = _Clock()
+    with patched(chance):
+        sessions = [Session(log, ViewCache(), history, chance.getrandbits(32)) for log in logs]
+        await asyncio.gather(*[session.live(PER_SESSION, lambda: None) for session in sessions])
+        store = Store(logs[0], cache=ViewCache())
+        objects = [await store.get(name) for name in NAMES]
+    final = {obj.name: tuple(obj.get("l", [])) for obj in objects}
     return history.wrong + violations(history.transactions, final)
 
 
