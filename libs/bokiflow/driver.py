@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from bokiflow import waiting
+from bokiflow.cleaning import Cleaner
 from bokiflow.execution import Stopped, appended, read_run
 from bokiflow.fold import Run
 from bokiflow.records import (
@@ -48,17 +49,20 @@ _TAKEN_AT_ONCE: Final = 16
 class Driver:
     """Sees to it that the runs of a flow go on, whoever dies."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, *, retention_s: float) -> None:
         self._runner = runner
+        self._cleaner = Cleaner(retention_s)
 
     async def drive(self, logs: Logs) -> None:
         """Watch and take over until cancelled; then leave, so that others go on at once."""
         log = logs.log(self._runner.log_name)
+        cleaning = asyncio.create_task(self._clean(log))
         try:
             await self._until_done(lambda: self._resume_parked(log, logs))
             while True:
                 await self._until_done(lambda: self._turn(log, logs))
         finally:
+            cleaning.cancel()
             await self._runner.stop(log)
 
     async def _until_done(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -69,6 +73,14 @@ class Driver:
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("driver waits for the log", reason=str(error))
             await waiting.pause(_PROBLEM_S)
+
+    async def _clean(self, log: Log) -> None:
+        while True:
+            await waiting.pause(self._cleaner.interval_s)
+            try:
+                await self._cleaner.clean(log, waiting.seconds_now())
+            except IndilogError as error:
+                structlog.get_logger().warning("old runs are not forgotten", reason=str(error))
 
     async def _turn(self, log: Log, logs: Logs) -> None:
         runner = self._runner

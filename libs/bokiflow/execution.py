@@ -33,7 +33,7 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
-from indilog.errors import IndilogError, OutcomeUnknownError, TooLargeError
+from indilog.errors import IndilogError, OutcomeUnknownError, TooLargeError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
 
@@ -400,13 +400,37 @@ class Execution:
         return bool(self._unsettled) and not self._settling.locked()
 
 
-async def read_run(log: Log, id: str, run: Run, until: SeqNum = -1) -> Run:  # noqa: A002
+async def read_run(
+    log: Log,
+    id: str,  # noqa: A002
+    run: Run,
+    until: SeqNum = -1,
+    *,
+    is_reused: bool = False,
+) -> Run:
     """Apply what is new of a run, at least up to and with the record at `until` if that is given,
     else everything; return it.
+
+    Args:
+        log: where the run is.
+        id: the run's.
+        run: as far as it was read.
+        until: a seqnum to be reached.
+        is_reused: pass over a run of this id that was forgotten, to a new one; without a new one,
+            it has not begun.
+
+    Raises:
+        TrimmedError: it was forgotten.
     """
     tag = run_tag(id)
     while True:
-        page = await log.read_range(tag, run.end, limit=_PAGE)
+        try:
+            page = await log.read_range(tag, run.end, limit=_PAGE)
+        except TrimmedError as error:
+            if not is_reused or run.started is not None:
+                raise
+            run.end = max(run.end, error.first_seqnum)
+            continue
         for record in page:
             if record.seqnum >= run.end:
                 run.apply(record.seqnum, record.time, run_record(record.data))

@@ -49,6 +49,7 @@ from indilog.signature import ResultType
 
 _ResultT = TypeVar("_ResultT")
 LEASE_S: Final = 5.0
+RETENTION_S: Final = 7 * 86_400.0
 _LEASE_S_MIN: Final = 0.05
 
 
@@ -87,6 +88,11 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
         id, run.started.workflow, run.state, len(run.steps), run.epoch, run.executor, problem,
         run.started_at, run.began,
     )  # fmt: skip
+
+
+def unknown(id: str, log_name: str) -> UnknownRunError:  # noqa: A002
+    """Return the error that there is no such run."""
+    return UnknownRunError(f"There is no run {id!r} in {log_name!r}, or it was forgotten.")
 
 
 class Handle(Generic[_ResultT]):
@@ -183,11 +189,11 @@ class Handle(Generic[_ResultT]):
 
     async def _read(self, log: Log, run: Run) -> None:
         try:
-            await read_run(log, self.id, run)
+            await read_run(log, self.id, run, is_reused=True)
         except TrimmedError as error:
-            raise UnknownRunError(f"Run {self.id!r} ended long ago and is forgotten.") from error
+            raise unknown(self.id, self._flow.log_name) from error
         if run.started is None:
-            raise UnknownRunError(f"There is no run {self.id!r} in {self._flow.log_name!r}.")
+            raise unknown(self.id, self._flow.log_name)
 
     def __repr__(self) -> str:
         return f"Handle({self.id!r}, workflow={self._definition.name!r})"
@@ -276,6 +282,7 @@ class Flow:
         log: name of the log of the runs, which holds nothing else; else `<app>/flow`.
         lease: seconds after which others take over the runs of a process that was not heard of.
         executions: runs that a process executes at once; a further start is refused.
+        retention: seconds for which a run is known after it has ended.
 
     Attributes:
         log_name: of the log of the runs.
@@ -289,11 +296,15 @@ class Flow:
         log: str | None = None,
         lease: float = LEASE_S,
         executions: int = EXECUTIONS_MAX,
+        retention: float = RETENTION_S,
     ) -> None:
         if not _LEASE_S_MIN <= lease <= LEASE_S_MAX:
             raise FlowSettingsError(f"A lease is {_LEASE_S_MIN} to {LEASE_S_MAX:,.0f} seconds.")
         if executions < 1:
             raise FlowSettingsError("executions is at least 1.")
+        if not retention >= 0:
+            raise FlowSettingsError("retention is a number of seconds, 0 or greater.")
+        self._retention_s = retention
         self._app = app
         self._log_name = log
         self._definitions: dict[str, Definition] = {}
@@ -342,7 +353,7 @@ class Flow:
         A deployed application does so in each worker by itself. A program of one's own that starts
         workflows runs it in a task.
         """
-        await Driver(self.runner).drive(logs)
+        await Driver(self.runner, retention_s=self._retention_s).drive(logs)
 
     def attach(self, logs: Logs) -> None:
         """Say where logs are, outside of functions: a client, or `MemoryLogs`."""
@@ -413,13 +424,9 @@ class Flow:
                 flow has no such workflow. OverloadedError: too much runs here.
         """
         logs = self.logs()
-        run = Run()
-        try:
-            await read_run(logs.log(self.log_name), id, run)
-        except TrimmedError as error:
-            raise UnknownRunError(f"Run {id!r} ended long ago and is forgotten.") from error
+        run = await read_run(logs.log(self.log_name), id, Run(), is_reused=True)
         if run.started is None:
-            raise UnknownRunError(f"There is no run {id!r} in {self.log_name!r}.")
+            raise unknown(id, self.log_name)
         number, decided = decided_before(run, step)
         definition = self._definition(run.started.workflow)
         new = await self.runner.fork(

@@ -33,7 +33,7 @@ async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
             if run_id is None or not isinstance(run_record(record.data), Started):
                 continue
             try:
-                run = await read_run(log, run_id, Run())
+                run = await read_run(log, run_id, Run(), is_reused=True)
             except TrimmedError:
                 continue
             if run.started_at == record.seqnum:

@@ -180,7 +180,7 @@ class Runner:
         if id is None:
             run.apply(seqnum, waiting.seconds_now(), started)
         else:
-            await read_run(log, run_id, run, seqnum)
+            await read_run(log, run_id, run, seqnum, is_reused=True)
             assert run.started is not None, "our own append is visible to us"
             _check_same(run_id, definition, run.started.workflow)
             if run.started_at != seqnum:
@@ -375,7 +375,8 @@ class Runner:
             idle = not (self.running or self._starting or self.executors.left_to(name))
             self._lose()
             if idle:
-                await appended(log, [Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))])
+                left = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
+                await log.trim(await appended(log, [left]), tag=executor_tag(name))
 
     async def stop(self, log: Log) -> None:
         """Stop everything and say so; others go on with it at once."""

@@ -1,0 +1,97 @@
+"""Forgetting runs that ended long ago: their sub-streams are trimmed, and the list of runs until
+where all before is forgotten.
+
+Every driver does it now and then. Floors only grow, so several at once do no harm, and whoever
+comes later finds the work done.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bokiflow.execution import read_run
+from bokiflow.fold import Run
+from bokiflow.records import RUNS_TAG, Started, run_in, run_record, run_tag
+from indilog.errors import TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Log, Record
+
+_PAGE: Final = 500
+INTERVAL_S_MIN: Final = 1.0
+INTERVAL_S_MAX: Final = 600.0
+
+
+class Cleaner:
+    """Forgets the ended runs of one log.
+
+    It remembers only runs that began longer than the retention ago and have not ended, or not long
+    ago; the others it did not look at yet.
+
+    Args:
+        retention_s: how long after its last record an ended run is kept.
+    """
+
+    def __init__(self, retention_s: float) -> None:
+        self._retention_s = retention_s
+        self._cursor: SeqNum = 0
+        self._floor: SeqNum = 0
+        self._kept: dict[str, SeqNum] = {}
+
+    @property
+    def interval_s(self) -> float:
+        """How long to wait between two rounds."""
+        return min(max(self._retention_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
+
+    async def clean(self, log: Log, now: float) -> int:
+        """Forget what ended before `now` less the retention; return how many runs."""
+        before = now - self._retention_s
+        forgotten = 0
+        for run_id in list(self._kept):
+            forgotten += await self._look(log, run_id, before)
+        while page := await self._page(log):
+            old = [record for record in page if record.time <= before]
+            for record in old:
+                if isinstance(run_record(record.data), Started):
+                    forgotten += await self._on_start(log, record, before)
+            self._cursor = max(self._cursor, *(record.seqnum + 1 for record in old), 0)
+            if len(old) < len(page):
+                break
+        floor = min((*self._kept.values(), self._cursor))
+        if floor > self._floor:
+            await log.trim(floor, tag=RUNS_TAG)
+            self._floor = floor
+        return forgotten
+
+    async def _page(self, log: Log) -> list[Record]:
+        while True:
+            try:
+                return await log.read_range(RUNS_TAG, self._cursor, limit=_PAGE)
+            except TrimmedError as error:
+                self._cursor = self._floor = max(self._cursor, error.first_seqnum)
+
+    async def _on_start(self, log: Log, record: Record, before: float) -> int:
+        run_id = run_in(record.tags)
+        if run_id is None:
+            return 0
+        self._kept.setdefault(run_id, record.seqnum)
+        return await self._look(log, run_id, before)
+
+    async def _look(self, log: Log, run_id: str, before: float) -> int:
+        """Forget a run if it ended long enough ago; 1: so it is now."""
+        run = await read_run(log, run_id, Run(), is_reused=True)
+        if run.started is not None:
+            if run.finished is None or run.clock > before:
+                return 0
+            parent = run.started.parent
+            if parent is not None and not await _has_ended(log, parent.run):
+                return 0  # whoever executes the parent must see that its child has ended
+        del self._kept[run_id]
+        if run.started is None:
+            return 0
+        await log.trim(run.end, tag=run_tag(run_id))
+        return 1
+
+
+async def _has_ended(log: Log, run_id: str) -> bool:
+    run = await read_run(log, run_id, Run(), is_reused=True)
+    return run.started is None or run.finished is not None
