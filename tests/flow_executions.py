@@ -7,9 +7,10 @@ from typing import Any
 
 from bokiflow import Workflow
 from bokiflow.compensation import compensated
-from bokiflow.execution import Execution, read_run
+from bokiflow.execution import Execution
 from bokiflow.fold import Run
 from bokiflow.records import Decided, Finished, Started, Taken, encoded, run_record, run_tag
+from bokiflow.run_log import read_run
 from indilog.app import Context
 from indilog.log import Log
 from indilog.signature import ResultType

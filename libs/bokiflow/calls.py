@@ -13,16 +13,9 @@ from typing import Any, Final
 from bokiflow import waiting
 from bokiflow.body import Body
 from bokiflow.errors import FlowSettingsError
-from bokiflow.execution import (
-    PATIENCE_TRIES,
-    Execution,
-    Outcome,
-    Stopped,
-    failure_of,
-    is_passing,
-    raise_failure,
-)
+from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.keys import short_key
+from bokiflow.run_log import PATIENCE_TRIES, Stopped, is_passing
 from indilog.app import Context, function_of
 from indilog.errors import IndilogError, OutcomeUnknownError
 from indilog.signature import ResultType, plain_value

@@ -14,7 +14,7 @@ import msgspec
 
 from bokiflow.compensation import Compensations
 from bokiflow.errors import FlowSettingsError, UnknownRunError
-from bokiflow.execution import Execution, Outcome, appended, patiently, raise_failure, read_run
+from bokiflow.execution import Execution, Outcome, raise_failure
 from bokiflow.fold import Run
 from bokiflow.news import decided_waiting, waited_for
 from bokiflow.records import (
@@ -26,6 +26,7 @@ from bokiflow.records import (
     encoded,
     run_tag,
 )
+from bokiflow.run_log import appended, patiently, read_run
 from indilog.errors import TrimmedError
 from indilog.log import Entry
 

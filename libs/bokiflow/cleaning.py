@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from bokiflow.execution import read_run
 from bokiflow.fold import Run
 from bokiflow.records import RUNS_TAG, Started, run_in, run_record, run_tag
+from bokiflow.run_log import read_run
 from indilog.errors import TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, Record

@@ -17,7 +17,6 @@ import structlog
 
 from bokiflow import waiting
 from bokiflow.cleaning import Cleaner
-from bokiflow.execution import Stopped, appended, read_run
 from bokiflow.fold import Run
 from bokiflow.records import (
     EXECUTORS_TAG,
@@ -34,6 +33,7 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
+from bokiflow.run_log import Stopped, appended, read_run
 from bokiflow.runner import Runner
 from bokiflow.workflow import Logs
 from indilog.errors import IndilogError, TrimmedError

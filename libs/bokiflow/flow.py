@@ -25,7 +25,6 @@ from bokiflow.errors import (
     RunFailedError,
     UnknownRunError,
 )
-from bokiflow.execution import appended, read_run
 from bokiflow.fold import Run, State
 from bokiflow.history import decided_before, listed
 from bokiflow.records import (
@@ -39,6 +38,7 @@ from bokiflow.records import (
     encoded,
     run_tag,
 )
+from bokiflow.run_log import appended, read_run
 from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import App, current_context

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from bokiflow.errors import FlowSettingsError
-from bokiflow.execution import read_run
 from bokiflow.fold import Run
 from bokiflow.records import RUNS_TAG, Decided, Started, run_in, run_record
+from bokiflow.run_log import read_run
 from indilog.errors import TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log

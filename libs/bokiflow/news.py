@@ -11,8 +11,9 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from bokiflow import waiting
-from bokiflow.execution import Execution, Outcome, patiently
+from bokiflow.execution import Execution, Outcome
 from bokiflow.records import Decided, run_tag
+from bokiflow.run_log import patiently
 
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0

@@ -15,11 +15,12 @@ from typing import Final
 
 from bokiflow import waiting
 from bokiflow.errors import Cancelled, LockLostError, LockQueueFullError, LockTimeoutError
-from bokiflow.execution import Execution, Outcome, failure_of, patiently, raise_failure
+from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.lock import Held, Lock
 from bokiflow.lock_replica import replica_of
 from bokiflow.news import Woken, decided_waiting
 from bokiflow.records import Failure
+from bokiflow.run_log import patiently
 from indilog.errors import IndilogError
 from indilog.log import Log
 

@@ -18,7 +18,7 @@ from bokiflow import waiting
 from bokiflow.compensation import compensated
 from bokiflow.definition import Definition
 from bokiflow.errors import ChangedWorkflowError, RunIdInUseError
-from bokiflow.execution import Execution, Stopped, appended, read_run
+from bokiflow.execution import Execution
 from bokiflow.executors import Executors
 from bokiflow.fold import Run
 from bokiflow.records import (
@@ -38,6 +38,7 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
+from bokiflow.run_log import Stopped, appended, read_run
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import Context
 from indilog.errors import IndilogError, OverloadedError, TrimmedError

@@ -14,16 +14,10 @@ import msgspec
 
 from bokiflow import waiting
 from bokiflow.body import Body
-from bokiflow.execution import (
-    Execution,
-    Outcome,
-    Stopped,
-    failure_of,
-    is_passing,
-    raise_failure,
-)
+from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.keys import short_key
 from bokiflow.records import Failure
+from bokiflow.run_log import Stopped, is_passing
 from indilog.errors import ConflictError, IndilogError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pytest
 
 from bokiflow import waiting
 from bokiflow.definition import Definition
-from bokiflow.execution import Execution, Stopped, read_run
+from bokiflow.execution import Execution
 from bokiflow.fold import Run
 from bokiflow.records import (
     Decided,
@@ -28,6 +28,7 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
+from bokiflow.run_log import Stopped, read_run
 from bokiflow.workflow import Workflow
 from indilog.log import Session
 from indilog.testing import MemoryLogs

@@ -19,7 +19,7 @@ import pytest
 import indilog
 from bokiflow import Workflow, calls, lock, transactions, waiting
 from bokiflow.compensation import compensated
-from bokiflow.execution import Execution, Stopped, read_run
+from bokiflow.execution import Execution
 from bokiflow.fold import Run
 from bokiflow.lock_records import Acquire, Release, command_decoded
 from bokiflow.records import (
@@ -33,6 +33,7 @@ from bokiflow.records import (
     run_tag,
 )
 from bokiflow.run_lock import RunLock
+from bokiflow.run_log import Stopped, read_run
 from bokiflow.signals import Signals
 from bokistore import Store, Transaction
 from indilog.ids import SeqNum, UserTag

@@ -1,0 +1,111 @@
+"""Reading runs and appending to them, with patience while the platform is away.
+
+Nothing here decides anything: what is appended may be appended twice, and readers pass over the
+second copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from bokiflow import waiting
+from bokiflow.fold import Run
+from bokiflow.records import run_record, run_tag
+from indilog.errors import IndilogError, OutcomeUnknownError, TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log
+
+_ValueT = TypeVar("_ValueT")
+_PAGE: Final = 1000
+PATIENCE_TRIES: Final = 12
+"""Tries to append, with growing pauses (20 s together), before an execution gives up."""
+_PAUSE_S_MIN: Final = 0.02
+_PAUSE_S_MAX: Final = 5.0
+
+
+class Stopped(BaseException):
+    """This execution must not go on: the run has another executor, or the log is away.
+
+    No `Exception`, so that no workflow takes it for a failure of a step.
+    """
+
+
+async def read_run(
+    log: Log,
+    id: str,  # noqa: A002
+    run: Run,
+    until: SeqNum = -1,
+    *,
+    is_reused: bool = False,
+) -> Run:
+    """Apply what is new of a run, at least up to and with the record at `until` if that is given,
+    else everything; return it.
+
+    Args:
+        log: where the run is.
+        id: the run's.
+        run: as far as it was read.
+        until: a seqnum to be reached.
+        is_reused: pass over a run of this id that was forgotten, to a new one; without a new one,
+            it has not begun.
+
+    Raises:
+        TrimmedError: it was forgotten.
+    """
+    tag = run_tag(id)
+    while True:
+        try:
+            page = await log.read_range(tag, run.end, limit=_PAGE)
+        except TrimmedError as error:
+            if not is_reused or run.started is not None:
+                raise
+            run.end = max(run.end, error.first_seqnum)
+            continue
+        for record in page:
+            if record.seqnum >= run.end:
+                run.apply(record.seqnum, record.time, run_record(record.data))
+        if not page or run.end > until >= 0:
+            return run
+
+
+async def appended(log: Log, entries: Sequence[Entry]) -> SeqNum:
+    """Append entries of which a second copy is harmless; return the last one's place.
+
+    Raises:
+        Stopped: the log was away for too long.
+        TooLargeError: they are too large; nothing was appended.
+    """
+
+    async def append() -> SeqNum:
+        if len(entries) == 1:
+            return await log.append(entries[0].data, tags=entries[0].tags)
+        return (await log.append_batch(entries))[-1]
+
+    return await patiently(append)
+
+
+async def patiently(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
+    """Return what `ask` gives, however often it takes while the platform is away.
+
+    For what is harmless to repeat.
+
+    Raises:
+        Stopped: it was away for too long.
+        IndilogError: what repeating does not help.
+    """
+    pause_s = _PAUSE_S_MIN
+    for _ in range(PATIENCE_TRIES):
+        try:
+            return await ask()
+        except IndilogError as error:
+            if not is_passing(error):
+                raise
+        await waiting.pause(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+    raise Stopped("The platform is away.")
+
+
+def is_passing(error: IndilogError) -> bool:
+    """Whether what failed with `error` may be repeated, if repeating it is harmless."""
+    return error.retryable or isinstance(error, OutcomeUnknownError)
