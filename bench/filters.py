@@ -1,5 +1,5 @@
 """What a filter costs as the number of tags grows: one log with 10^3 and one with 10^5 tags, and
-`read_next` by tag on each; beside it JetStream's direct get by subject (WORKLOADS 4).
+`read_next` by tag on each; beside it JetStream's direct get by subject (WORKLOADS 7).
 
 Both logs have the same number of small records, spread evenly over the tags. Each read asks for the
 next record with a tag from a place between two records with it, so nobody can answer by looking at

@@ -1,4 +1,4 @@
-"""Queue benchmark (WORKLOADS 7): producers and consumers on one queue, and whether all went well.
+"""Queue benchmark (WORKLOADS 6): producers and consumers on one queue, and whether all went well.
 
 Producers push 1 KiB messages one after the other; consumers pop and acknowledge; there are as many
 shards as consumers. Then the producers stop and the consumers empty the queue. The verdict comes

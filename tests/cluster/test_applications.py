@@ -1,5 +1,5 @@
 """The applications under load while worker processes are killed at random: what they promise holds
-(docs/WORKLOADS.md, 3, 5 and 6).
+(docs/WORKLOADS.md, 3 to 5).
 """
 
 from __future__ import annotations
