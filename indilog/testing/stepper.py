@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from indilog.event import Event
 from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
 from indilog.log import Entry, Log, Record
 from indilog.retention import Retention
@@ -137,14 +138,21 @@ def run_stepped(executions: Sequence[Coroutine[Any, Any, _T]], choose: Choose) -
     """
     results: dict[int, _T] = {}
     running = dict(enumerate(executions))
+    waits_for: dict[int, Event] = {}
     try:
         while running:
-            number = choose(tuple(running))
+            ready = [n for n in running if n not in waits_for or waits_for[n].is_set()]
+            assert ready, "everybody waits for somebody else"
+            number = choose(ready)
+            waits_for.pop(number, None)
             try:
-                running[number].send(None)
+                paused_by = running[number].send(None)
             except StopIteration as end:
                 results[number] = end.value
                 del running[number]
+            else:
+                if isinstance(paused_by, Event):
+                    waits_for[number] = paused_by
     finally:
         for execution in running.values():
             execution.close()

@@ -34,8 +34,9 @@ from bokiqueue.records import (
     shard_in,
     tags_of,
 )
-from bokiqueue.waiting import Event, News
+from bokiqueue.waiting import News
 from indilog.errors import TooLargeError, TrimmedError
+from indilog.event import Event
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.log import Log, Record
 

@@ -20,9 +20,6 @@ _WAIT_S_MAX: Final = 30.0
 """One read waits this long at most, then a new one begins."""
 _TIMER_S_MIN: Final = 0.001
 
-Event = asyncio.Event
-"""Needs an event loop only when somebody waits for it."""
-
 
 def seconds_now() -> float:
     """Return seconds since 1970; only to know when to look, never to decide."""

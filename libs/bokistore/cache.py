@@ -13,7 +13,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from bokistore.records import View
-from bokistore.waiting import Event
+from indilog.event import Event
 from indilog.ids import SeqNum
 from indilog.log import Log
 

@@ -12,8 +12,8 @@ from typing import Final
 from bokistore.cache import Line, ViewCache
 from bokistore.records import View, tag_of
 from bokistore.replay import Replay, is_followed_by_aux
-from bokistore.waiting import Event
 from indilog.errors import IndilogError
+from indilog.event import Event
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
 

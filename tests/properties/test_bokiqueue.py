@@ -130,14 +130,15 @@ class Time:
 
 
 class Person:
-    """One process: does its actions, and notes what it was told."""
+    """One process, or one caller of those that share a `replica` in a process: does its actions,
+    and notes what it was told.
+    """
 
-    def __init__(self, logs: Kept, time: Time) -> None:
+    def __init__(self, logs: Kept, time: Time, replica: Replica | None = None) -> None:
         self.logs = logs
         self.log = SteppedLog(logs.log("work", Session()))
-        self.queue = Queue(
-            self.log, "mail", shards=SHARDS, tries=2, replica=Replica("mail", SHARDS)
-        )
+        mine = Replica("mail", SHARDS) if replica is None else replica
+        self.queue = Queue(self.log, "mail", shards=SHARDS, tries=2, replica=mine)
         self.time = time
         self.held: list[Delivery] = []
         self.took: dict[int, int] = {}
@@ -226,13 +227,19 @@ def check(logs: Kept, people: Sequence[Person]) -> list[Model]:
     programs=st.lists(st.lists(actions, min_size=1, max_size=16), min_size=1, max_size=3),
     order_seed=st.integers(0, 2**32),
     checkpoint_every=st.sampled_from([1, 3, 1024]),
+    is_shared=st.booleans(),
 )
 def test_everybody_gets_what_a_plain_replay_of_the_log_says(
-    programs: list[list[tuple[Any, ...]]], order_seed: int, checkpoint_every: int
+    *,
+    programs: list[list[tuple[Any, ...]]],
+    order_seed: int,
+    checkpoint_every: int,
+    is_shared: bool,
 ) -> None:
     time = Time()
     logs = Kept(time)
-    people = [Person(logs, time) for _ in programs]
+    replica = Replica("mail", SHARDS) if is_shared else None
+    people = [Person(logs, time, replica) for _ in programs]
     with (
         mock.patch.object(queue_module, "seconds_now", time),
         mock.patch.object(replica_module, "CHECKPOINT_EVERY", checkpoint_every),
@@ -264,6 +271,25 @@ def test_of_two_consumers_one_gets_the_message_in_every_interleaving() -> None:
     outcomes = list(interleavings(run))
     assert set(outcomes) == {1}
     assert len(outcomes) > 100
+
+
+def test_two_callers_of_a_process_get_the_two_messages_in_every_interleaving() -> None:
+    def run(choose: Choose) -> list[bool]:
+        time = Time()
+        logs = Kept(time)
+        replica = Replica("mail", SHARDS)
+        with mock.patch.object(queue_module, "seconds_now", time):
+            pushes = [("push", 0, 0.0, "a"), ("push", 0, 0.0, "a")]
+            run_stepped([Person(logs, time).live(pushes)], lambda ready: ready[0])
+            people = [Person(logs, time, replica) for _ in range(2)]
+            run_stepped([replica.open(people[0].log)], lambda ready: ready[0])
+            run_stepped([person.live([("take", 5.0)]) for person in people], choose)
+        check(logs, people)
+        return [len(person.took) == 1 for person in people]
+
+    outcomes = list(interleavings(run))
+    assert all(map(all, outcomes))
+    assert len(outcomes) > 10
 
 
 @pytest.mark.heavy

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from indilog.event import Event
 from indilog.testing import MemoryLog
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 
@@ -48,3 +49,28 @@ def test_an_error_of_one_execution_ends_the_run() -> None:
     log = SteppedLog(MemoryLog("x"))
     with pytest.raises(ValueError, match="planted"):
         run_stepped([fail(log), fail(log)], lambda ready: ready[0])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_who_waits_for_an_event_goes_on_when_another_has_set_it(first: int) -> None:
+    event, told = Event(), list[str]()
+
+    async def waits() -> None:
+        told.append("waits")
+        await event.wait()
+        told.append("goes on")
+
+    async def sets() -> None:
+        told.append("sets")
+        event.set()
+
+    run_stepped([waits(), sets()], lambda ready: first if first in ready else ready[0])
+    assert told == (["waits", "sets", "goes on"], ["sets", "waits", "goes on"])[first]
+
+
+def test_executions_that_wait_for_each_other_are_found_out() -> None:
+    async def waits() -> None:
+        await Event().wait()
+
+    with pytest.raises(AssertionError, match="everybody waits"):
+        run_stepped([waits(), waits()], lambda ready: ready[0])
