@@ -101,16 +101,17 @@ class Schedules:
             accepted += [_accepted(watched.scheduled, executor, at) for at in times]
         return accepted
 
-    def status(self, fold: Fold) -> dict[str, dict[str, Any]]:
+    def status(self, fold: Fold) -> list[dict[str, Any]]:
         """Return when each was last due and is next, for people."""
-        return {
-            name: {
+        return [
+            {
+                "schedule": name,
                 "last": _shown(fold.last_at.get(name)),
                 "next": _shown(watched.next(fold)),
                 "catch_up": watched.scheduled.spec.catch_up,
             }
-            for name, watched in self._watched.items()
-        }
+            for name, watched in sorted(self._watched.items())
+        ]
 
     def _times(self, watched: _Watched, fold: Fold, now: float) -> list[float]:
         spec = watched.scheduled.spec

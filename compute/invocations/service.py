@@ -265,8 +265,8 @@ class InvocationService:
         self._schedules.take(schedules)
         self._news.set()
 
-    def schedules(self) -> dict[str, dict[str, Any]]:
-        """Return, by function and expression, when each was last due and is next, ISO 8601."""
+    def schedules(self) -> list[dict[str, Any]]:
+        """Return when each schedule was last due and is next, ISO 8601."""
         return self._schedules.status(self._fold)
 
     def status(self) -> dict[str, Any]:

@@ -166,6 +166,11 @@ class Applications:
         loaded = [d.number for d in self._apps.values() if d.number in worker.deployments]
         worker.link.tell(RunServices(tuple(loaded)))
 
+    def end_services(self) -> None:
+        """The platform stops: have no worker run services any more."""
+        for worker in self._workers():
+            worker.link.tell(RunServices(()))
+
     # --- inside: deploying
 
     def _run_services(self) -> None:

@@ -114,6 +114,7 @@ class FunctionHost:
         """End the workers; calls that still run fail, those that wait were not begun, and recorded
         invocations run again when somebody is up.
         """
+        self._applications.end_services()
         await self._invocations.stop()
         self._router.stop()
         await self._applications.stop()

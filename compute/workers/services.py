@@ -83,9 +83,15 @@ class _Running:
             await self._service.body(context)
         except BaseException as error:  # a person's code may raise anything
             task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise
-            return self._problem(error)
+            if task is None or not task.cancelling():
+                return self._problem(error)
+            if not isinstance(error, asyncio.CancelledError):
+                structlog.get_logger().warning(
+                    "service raised when it was cancelled",
+                    service=self._service.qualified_name,
+                    reason=f"{type(error).__name__}: {error}"[:_PROBLEM_CHARACTERS_MAX],
+                )
+            raise asyncio.CancelledError from error
         finally:
             context.end()
         return None

@@ -69,7 +69,8 @@ async def test_a_schedule_runs_each_due_time_once_over_nodes_and_restarts(
         assert (await one.deploy("demo", APP)).status_code == 200
         await until(lambda: bool(two.host.apps()))
         first = await ticks(one.url, 1)
-        told = one.host.status()["schedules"]["demo.tick * * * * * UTC"]
+        [told] = one.host.status()["schedules"]
+        assert told["schedule"] == "demo.tick * * * * * UTC"
         assert told["last"] is not None
         assert (await one.http.get("/apps/demo")).json()["schedules"][0]["catch_up"] == "all"
     clock.ahead_s += 180.0  # three due times pass while nobody is up

@@ -102,3 +102,13 @@ async def test_a_service_that_fails_is_seen_in_the_status(platform: Platform) ->
     await until(lambda: told()["failures"] != 0)
     assert told()["problem"] == "demo.py, line 20: RuntimeError: planted."
     assert (await asyncio.wait_for(platform.call("demo.version"), 30)).json() == 1
+
+
+async def test_a_platform_that_stops_cancels_its_services_without_complaint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(tmp_path, workers=1) as there:
+        assert (await there.deploy("demo", SOURCE)).status_code == 200
+        async with indilog.connect(there.url) as client:
+            await began(client, 1, 1)
+    assert "service failed" not in capsys.readouterr().out

@@ -77,6 +77,12 @@ def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
     assert asked.asked[0].url.query == b"async=true"
 
 
+def test_an_idempotency_key_goes_with_a_call(platform: type[Platform]) -> None:
+    asked = platform(7)
+    assert run("invoke", "shop.buy", "--key", "order-1").stdout == "7\n"
+    assert asked.asked[0].headers["idempotency-key"] == "order-1"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -141,13 +141,14 @@ def test_nothing_is_accepted_while_too_much_is_open() -> None:
 def test_a_schedule_is_shown_with_its_times() -> None:
     clockwork = Clockwork()
     clockwork.turn(clockwork.first, at(1))
-    assert clockwork.first.status(clockwork.fold) == {
-        "app.f * * * * * UTC": {
+    assert clockwork.first.status(clockwork.fold) == [
+        {
+            "schedule": "app.f * * * * * UTC",
             "last": "1970-01-01T16:41:00+00:00",
             "next": "1970-01-01T16:42:00+00:00",
             "catch_up": "last",
         }
-    }
+    ]
 
 
 def test_the_last_due_time_of_a_schedule_is_known_when_its_records_are_trimmed() -> None:

@@ -152,3 +152,25 @@ def test_a_service_is_an_async_function_with_a_name_of_its_own() -> None:
         app.add_service(drive, name=f"n{n}")
     with pytest.raises(ValueError, match="demo has 16 services"):
         app.add_service(drive, name="more")
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_raises_when_it_is_cancelled_is_over(worker: Worker) -> None:
+    app, begun, runs = App("demo"), asyncio.Event(), 0
+
+    @app.service
+    async def untidy(ctx: Context) -> None:
+        nonlocal runs
+        runs += 1
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise RuntimeError("planted")
+
+    worker.load(1, app)
+    worker.running.run([1])
+    await begun.wait()
+    worker.running.run([])
+    await asyncio.gather(*worker.running._stopping)
+    assert runs == 1
