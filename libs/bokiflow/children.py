@@ -131,13 +131,16 @@ class Child:
         return finished
 
     async def _finished(self) -> Finished | None:
-        """Return how it ended, if it has."""
+        """Return how it ended, if it has; a child that is forgotten is told from a new one."""
+        log = self._execution.log
         try:
-            run = await read_run(self._execution.log, self.id, self._run)
+            if self._run.started is None:
+                await log.read_next(run_tag(self.id))
+            await read_run(log, self.id, self._run)
         except TrimmedError:
             words = f"Run {self.id!r} ended long ago and is forgotten."
             return Finished(1, b"", Failure(UnknownRunError.__name__, words))
-        return run.finished
+        return self._run.finished
 
     async def _cancelled(self, _: str) -> Outcome:
         """Cancel the child if it runs, and wait for its end."""

@@ -281,7 +281,8 @@ class Flow:
         app: whose workflows they are; or a name, for a program that is no application.
         log: name of the log of the runs, which holds nothing else; else `<app>/flow`.
         lease: seconds after which others take over the runs of a process that was not heard of.
-        executions: runs that a process executes at once; a further start is refused.
+        executions: runs that a process executes at once; a further start is refused. Of runs that
+            only wait (for a time, a signal, a child) it may have 16 times as many.
         retention: seconds for which a run is known after it has ended.
 
     Attributes:

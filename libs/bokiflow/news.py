@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Final, TypeVar
 
 from bokiflow import waiting
@@ -18,6 +19,14 @@ from bokiflow.run_log import patiently
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0
 """One read waits this long at most, then a new one begins."""
+
+
+def _nobody_counts(by: int) -> None:
+    """Nobody asks how many runs rest."""
+
+
+RESTS: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_nobody_counts)
+"""Told that one more (1), or one less (-1), operation of the run waits."""
 
 
 class Woken(Exception):  # noqa: N818 - it never leaves an operation
@@ -45,17 +54,22 @@ async def waited_for(
         Woken: the run is to be cancelled.
         Stopped: this execution must not go on.
     """
-    has_looked = False
-    while True:
-        if (value := await found()) is not None:
-            return value
-        if wakes and execution.is_cancel_asked:
-            raise Woken
-        left_s = ends - waiting.seconds_now()
-        if left_s <= 0 and has_looked:
-            return None
-        await _news(execution, max(0.0, min(left_s, WAIT_S_MAX)))
-        has_looked = True
+    rests = RESTS.get()
+    rests(1)
+    try:
+        has_looked = False
+        while True:
+            if (value := await found()) is not None:
+                return value
+            if wakes and execution.is_cancel_asked:
+                raise Woken
+            left_s = ends - waiting.seconds_now()
+            if left_s <= 0 and has_looked:
+                return None
+            await _news(execution, max(0.0, min(left_s, WAIT_S_MAX)))
+            has_looked = True
+    finally:
+        rests(-1)
 
 
 async def _news(execution: Execution, wait_s: float) -> None:

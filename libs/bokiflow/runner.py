@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -21,6 +22,7 @@ from bokiflow.errors import ChangedWorkflowError, RunIdInUseError
 from bokiflow.execution import Execution
 from bokiflow.executors import Executors
 from bokiflow.fold import Run
+from bokiflow.news import RESTS
 from bokiflow.records import (
     EXECUTORS_TAG,
     RUNS_TAG,
@@ -47,6 +49,8 @@ from indilog.log import Entry, Log, Record
 
 EXECUTIONS_MAX: Final = 1024
 """Runs that a process executes at once, unless told otherwise."""
+RUNS_PER_EXECUTION: Final = 16
+"""Runs in a process for each that it may execute at once; the others wait for news or a time."""
 _BEATS: Final = 4
 _SURE: Final = 0.5
 _PAGE: Final = 1000
@@ -86,6 +90,7 @@ class Running:
 
     Attributes:
         ended: its end; None: it goes on elsewhere, or waits for other code.
+        waits: how many of its operations wait for news or a time.
     """
 
     def __init__(self, definition: Definition, execution: Execution) -> None:
@@ -93,6 +98,7 @@ class Running:
         self.execution = execution
         self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
+        self.waits = 0
 
     def end(self, finished: Finished | None) -> None:
         """Tell who waits for it."""
@@ -131,6 +137,7 @@ class Runner:
         self.lease = Lease(lease_s)
         self._beating: asyncio.Task[None] | None = None
         self._starting = 0
+        self._resting = 0
         self._ended_since_trim = 0
         self.on_room: list[Callable[[], None]] = []
 
@@ -216,15 +223,29 @@ class Runner:
         return run_id
 
     def _check_room(self) -> None:
-        if len(self.running) + self._starting >= self.executions_max:
+        if self.room <= 0:
             raise OverloadedError(
                 f"{self.executions_max:,} workflows run in this process already; try again later."
             )
 
     @property
     def room(self) -> int:
-        """How many further runs it may execute."""
-        return self.executions_max - len(self.running) - self._starting
+        """How many further runs it may execute; those that only wait count little."""
+        runs = len(self.running) + self._starting
+        busy = runs - self._resting
+        return min(self.executions_max - busy, self.executions_max * RUNS_PER_EXECUTION - runs)
+
+    def _rests(self, running: Running, by: int) -> None:
+        """An operation of a run begins or ceases to wait."""
+        was_resting = running.waits > 0
+        running.waits += by
+        self._resting += (running.waits > 0) - was_resting
+        if self.room > 0:
+            self._tell_room()
+
+    def _tell_room(self) -> None:
+        for told in self.on_room:
+            told()
 
     def execute(
         self,
@@ -247,6 +268,7 @@ class Runner:
     async def _execute(self, logs: Logs, running: Running) -> None:
         if isinstance(logs, Context):
             logs.begin()
+        RESTS.set(partial(self._rests, running))
         finished: Finished | None = None
         try:
             finished = await self._executed(logs, running)
@@ -260,8 +282,7 @@ class Runner:
             del self.running[running.execution.id]
             running.end(finished)
             self._ended_since_trim += 1
-            for told in self.on_room:
-                told()
+            self._tell_room()
 
     async def _executed(self, logs: Logs, running: Running) -> Finished | None:
         """Execute a run to its end; again if the log was away. None: somebody else does."""

@@ -10,6 +10,7 @@ import pytest
 
 from bokiflow import (
     Flow,
+    Handle,
     RunCancelledError,
     RunEndedError,
     RunFailedError,
@@ -17,7 +18,7 @@ from bokiflow import (
     Workflow,
     waiting,
 )
-from indilog.errors import NotReadyError
+from indilog.errors import NotReadyError, OverloadedError
 from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.flow_executions import FLOW_LOG as LOG
@@ -198,3 +199,28 @@ async def test_a_log_that_is_away_for_a_moment_fails_no_run(
 
     finished = await execute(log, "p", patient)
     assert (finished.result, away) == (b"[7,null]", 0)
+
+
+@pytest.mark.asyncio
+async def test_runs_that_only_wait_leave_room_for_others(logs: MemoryLogs) -> None:
+    flow, room = Flow("shop", executions=2), asyncio.Event()
+    flow.attach(logs)
+    flow.runner.on_room.append(room.set)
+
+    @flow.workflow
+    async def wait(wf: Workflow) -> list[object]:
+        return await wf.gather(wf.signal("go"), wf.signal("go"))
+
+    handles: list[Handle[list[object]]] = []
+    for _ in range(2 * 16):
+        handles.append(await wait.start())
+        if len(handles) < 2 * 16:
+            await asyncio.wait_for(room.wait(), 10)  # it waits
+            room.clear()
+    with pytest.raises(OverloadedError):  # 16 times as many are enough
+        await wait.start()
+    for handle in handles:
+        await handle.signal("go", 1)
+        await handle.signal("go", 2)
+        assert sorted(map(str, await handle.result(10))) == ["1", "2"]  # to whom is chance
+    assert flow.runner.room == 2
