@@ -8,6 +8,7 @@ clients, one HTTP connection each.
 from __future__ import annotations
 
 import argparse
+import itertools
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from indilog.cli.start import HOST, PlatformLog, platform, run_step, wait_ready
 
 _WARM_UP_S = 0.5
 _CLIENTS_AT_A_RATE = 64
+_SEEDS_EACH = 10_000
+"""A client's seed is that of the round and its number, so that no two choose alike."""
 
 
 class Step(NamedTuple):
@@ -100,10 +103,11 @@ async def _measured(
     rounds: dict[str, list[Measured]] = {step.name: [] for step in steps}
     order = list(steps)
     await _round(url, application, steps[0], _WARM_UP_S, seed=0)
-    for number in range(asked.rounds):
+    seeds = itertools.count(1)
+    for _ in range(asked.rounds):
         for step in order:
             rounds[step.name].append(
-                await _round(url, application, step, asked.seconds, seed=1 + number * len(steps))
+                await _round(url, application, step, asked.seconds, seed=next(seeds) * _SEEDS_EACH)
             )
         order.reverse()
     replay, faults = await checked(url, application, lambda *_: None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.applications import bench, in_a_loop
 from bench.harness import arguments
-from functions.social.graph import read_graph, synthetic_graph
+from functions.social.graph import GraphError, read_graph, synthetic_graph
 from functions.social.load import SocialNetwork
 
 CLIENTS = (64, 96, 128, 192)
@@ -33,6 +33,9 @@ if __name__ == "__main__":
         callers={"type": int, "nargs": "+", "default": list(CLIENTS), "help": "clients"},
         graph={"type": Path, "default": None, "help": "friendships, two integers a line"},
     )
-    graph = synthetic_graph() if asked.graph is None else read_graph(asked.graph)
+    try:
+        graph = synthetic_graph() if asked.graph is None else read_graph(asked.graph)
+    except GraphError as error:
+        raise SystemExit(str(error)) from None
     steps = [in_a_loop(clients, PAPER.get(clients, {})) for clients in asked.callers]
     bench(SocialNetwork(graph), steps, asked)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.applications import Step, at_a_rate, bench, in_a_loop
 from bench.harness import arguments
-from functions.travel.hotels import generated_hotels, read_hotels
+from functions.travel.hotels import HotelDataError, generated_hotels, read_hotels
 from functions.travel.load import CAPACITY, MIX, Travel
 
 PAPER = {100: {"load": "  Boki (Beldi)", "all p50": "20 ms (76 ms)", "all p99": "25 ms (171 ms)"}}
@@ -34,6 +34,9 @@ if __name__ == "__main__":
         hotels={"type": Path, "default": None, "help": "directory with hotels.json and so on"},
         reserve={"action": "store_true", "help": "reservations alone"},
     )
-    hotels = generated_hotels() if asked.hotels is None else read_hotels(asked.hotels)
+    try:
+        hotels = generated_hotels() if asked.hotels is None else read_hotels(asked.hotels)
+    except HotelDataError as error:
+        raise SystemExit(str(error)) from None
     mix = {"reserve": 100.0} if asked.reserve else MIX
     bench(Travel(hotels, capacity=_LASTING_CAPACITY, mix=mix), steps_of(asked), asked)

@@ -60,7 +60,7 @@ class Media:
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:
         """See `Application`."""
-        now = int(time.time())
+        now = time.time_ns()
         return [Reviewer(self, f"{seed}.{now}.{number}", seed + number) for number in range(count)]
 
     async def settled(self, url: str) -> None:

@@ -54,7 +54,7 @@ class SocialNetwork:
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:
         """See `Application`."""
-        now = int(time.time())
+        now = time.time_ns()
         return [Browser(self, self._people, f"{seed}.{now}.{n}", seed + n) for n in range(count)]
 
     async def settled(self, url: str) -> None:

@@ -78,7 +78,7 @@ class Travel:
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:
         """See `Application`."""
-        now = int(time.time())
+        now = time.time_ns()
         return [Traveller(self, f"{seed}.{now}.{number}", seed + number) for number in range(count)]
 
     async def settled(self, url: str) -> None:

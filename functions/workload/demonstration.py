@@ -53,7 +53,10 @@ class Application(Protocol):
         """Load what the clients need, unless it is there; say what it was."""
 
     def visitors(self, count: int, seed: int) -> list[Visitor]:
-        """Return clients whose acknowledged and failed requests `faults` knows of."""
+        """Return clients whose acknowledged and failed requests `faults` knows of.
+
+        What they write is told from all that other clients, also of other runs, have written.
+        """
 
     async def settled(self, url: str) -> None:
         """Return when what requests have begun and not waited for is done."""

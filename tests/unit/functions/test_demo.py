@@ -10,9 +10,12 @@ import pytest_asyncio
 from rich.console import Console
 
 from bokistore import ConflictError, Store
+from functions.media.load import Media
 from functions.social import app as social
 from functions.social.graph import synthetic_graph
 from functions.social.load import SocialNetwork
+from functions.travel.hotels import generated_hotels
+from functions.travel.load import Travel
 from functions.workload.demonstration import Outcome, demonstrated, figures, show
 from functions.workload.http_connection import HttpConnection
 from functions.workload.load import LoadError, Tally, run_load
@@ -180,6 +183,21 @@ async def test_lost_changed_and_doubled_posts_are_found() -> None:
         "Post 1.2 has the text 'x' instead of 'b'.",
         "The post 'c' was published 2 times.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("application", "named"),
+    [(network(), "text"), (Media(), "request"), (Travel(generated_hotels()), "request")],
+)
+async def test_what_clients_write_is_told_apart_also_with_the_same_seed(
+    application: SocialNetwork | Media | Travel, named: str
+) -> None:
+    written = []
+    for _ in range(2):
+        for visitor in application.visitors(3, seed=1):
+            requests = [visitor.request() for _ in range(1000)]
+            written += [one.arguments[named] for one in requests if named in one.arguments]
+    assert len(written) == len(set(written)) > 10
 
 
 async def test_percentiles_are_of_the_answered_requests() -> None:
