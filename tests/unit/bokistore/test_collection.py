@@ -4,14 +4,19 @@ nobody needs is given back (A22 for objects).
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+import indilog
 from bokistore import ConflictError, Store, ViewCache, checkpoints, collection, decisions
 from bokistore.checkpoints import CHECKPOINT_EVERY
 from indilog.errors import TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
 from indilog.log import Log, Record
 from indilog.testing import MemoryLog, MemoryLogs, cluster
+from indilog.testing.stepper import SteppedLog
 
 pytestmark = pytest.mark.asyncio
 
@@ -99,6 +104,48 @@ async def test_ten_thousand_operations_cost_as_many_calls_as_ten(
         cost[name] = counted.calls
         assert counted.records <= CHECKPOINT_EVERY + 3
     assert cost["old"] <= 1.2 * cost["young"]
+
+
+async def test_after_a_restart_of_the_platform_a_long_history_costs_three_calls(
+    tmp_path: Path,
+) -> None:
+    async with indilog.open(tmp_path) as client:
+        store = Store(client.log("objects"))
+        for _ in range(10):
+            await store.increment("young", "n")
+        for _ in range(30):
+            await asyncio.gather(*[store.increment("old", "n") for _ in range(10)])
+    async with indilog.open(tmp_path) as client:
+        for name, count in (("young", 10), ("old", 300)):
+            counted = CountedCalls(client.log("objects"))
+            assert (await Store(counted).get(name))["n"] == count
+            assert counted.calls == 3
+
+
+class CountedCalls(SteppedLog):
+    """Counts the reads of any log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log)
+        self.calls = 0
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
+    ) -> Record | None:
+        self.calls += 1
+        return await super().read_prev(tag, bound, fresh=fresh)
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        self.calls += 1
+        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
 
 
 async def test_a_checkpoint_is_one_record_in_64(log: MemoryLog) -> None:
