@@ -42,6 +42,7 @@ CALLERS: Final = (1, 64)
 _WARM_UP_S: Final = 1.0
 _PATIENCE_S: Final = 20.0
 """An answer that comes so long after the end of a round does not count."""
+_SAID_CHARS: Final = 160
 Cell: TypeAlias = tuple[str, int]
 """An operation, and the number of callers."""
 Found: TypeAlias = dict[Cell, Rounds]
@@ -92,8 +93,8 @@ async def compare(asked: argparse.Namespace) -> tuple[Found, dict[str, str]]:
         for name in order:
             try:
                 rounds, told[name] = await one_round(SIDES[name], asked)
-            except MissingError as error:
-                told[name] = f"not measured: {error}"
+            except (MissingError, SystemExit) as error:  # the latter of a server that cannot run
+                told[name] = f"not measured: {error}"[:_SAID_CHARS]
                 continue
             for cell, one in rounds.items():
                 found.setdefault(cell, {}).setdefault(name, []).append(one)
@@ -117,7 +118,7 @@ def row_of(
         figure = _waits if count == 1 else _gets_done
         value = median_of(mine, figure)
         row += [
-            _latency(value) if count == 1 else f"{value:,.0f}",
+            _latency(value) if count == 1 else f"{value:,.0f}" if value >= 1 else "< 1",
             "" if base is None else f"{ratio_of(mine, base, figure):.2f}x",
         ]
     return row

@@ -93,15 +93,26 @@ async def test_a_side_that_is_missing_leaves_the_others_in_the_comparison(
             yield Served(port, {"no-op": post("/noop")}, "7")
             await asyncio.gather(*closed)
 
-    monkeypatch.setattr(
-        flow_peers, "SIDES", {"a": Side("nothing", missing), "b": Side("nothing", there)}
-    )
+    @asynccontextmanager
+    async def failing(_peers: Path) -> AsyncIterator[Served]:
+        if asked.rounds:
+            raise SystemExit("postgresql is missing")
+        yield Served(0, {}, "")
+
+    sides = {
+        name: Side("", how) for name, how in zip("abc", (missing, there, failing), strict=True)
+    }
+    monkeypatch.setattr(flow_peers, "SIDES", sides)
     asked = argparse.Namespace(
-        sides=["a", "b"], operations=["no-op", "counter"], callers=[1, 2], rounds=2, seconds=0.01,
-        peers_dir=tmp_path,
+        sides=["a", "b", "c"], operations=["no-op", "counter"], callers=[1, 2], rounds=2,
+        seconds=0.01, peers_dir=tmp_path,
     )  # fmt: skip
     found, told = await flow_peers.compare(asked)
-    assert told == {"a": "not measured: npm failed: no network", "b": "7"}
+    assert told == {
+        "a": "not measured: npm failed: no network",
+        "b": "7",
+        "c": "not measured: postgresql is missing",
+    }
     assert {
         cell: {side: len(r) for side, r in rounds.items()} for cell, rounds in found.items()
     } == {
