@@ -248,7 +248,7 @@ _CURRENT: Final[ContextVar[Context | None]] = ContextVar("context", default=None
 def current_context() -> Context | None:
     """Return the context of the function that runs, None outside of functions.
 
-    For libraries whose users do not hand it on. In a sync function, within `Context.wait`.
+    For libraries whose users do not hand it on.
     """
     return _CURRENT.get()
 

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -197,7 +198,7 @@ class Runner:
             context.end()
 
     async def _in_thread(self, body: Callable[[], object]) -> object:
-        value = await self._threads.run(body)
+        value = await self._threads.run(partial(copy_context().run, body))
         return await value if inspect.isawaitable(value) else value
 
     def _text(self, function: Function, value: object) -> bytes:

@@ -51,13 +51,17 @@ class Definition:
             )
         return signature
 
+    @cached_property
+    def _parameters(self) -> list[str]:
+        return list(inspect.signature(self.body).parameters)[1:]
+
     def arguments_text(self, given: tuple[object, ...], named: dict[str, object]) -> bytes:
         """Return what it is started with as a JSON object.
 
         Raises:
             InvalidArgumentsError: there are too many, or one has no JSON form.
         """
-        parameters = list(inspect.signature(self.body).parameters)[1:]
+        parameters = self._parameters
         if len(given) > len(parameters):
             raise InvalidArgumentsError(
                 f"{self.name} was not started: it takes {len(parameters)} arguments, "

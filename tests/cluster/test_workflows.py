@@ -1,0 +1,132 @@
+"""Workflows of a deployed application, over HTTP: the example of docs/API.md as it stands there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.cluster.function_platform import Platform, running
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+PAGE = Path(__file__).parents[2] / "docs" / "API.md"
+BEFORE = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import bokiflow
+import indilog
+from bokistore import Store
+
+app = indilog.App("travel")
+
+
+@dataclass
+class Order:
+    hotel: str
+    flight: str
+
+
+@dataclass
+class Room:
+    hotel: str
+
+
+@dataclass
+class Receipt:
+    room: Room
+    seat: str
+
+
+async def book_room(ctx: indilog.Context, hotel: str) -> Room:
+    await Store(ctx.log("travel")).increment(f"hotel:{hotel}", "booked")
+    return Room(hotel)
+
+
+async def book_seat(flight: str) -> str:
+    return f"{flight}/12a"
+
+
+async def release_seat(seat: str) -> None:
+    pass
+
+"""
+AFTER = """
+
+@app.function
+async def reserve_now(ctx: indilog.Context, order: Order, id: str) -> str:
+    return (await reserve.start(order, id=id)).id
+
+
+@app.function
+async def pay(ctx: indilog.Context, id: str) -> None:
+    await reserve.handle(id).signal("paid")
+
+
+@app.function
+def receipt(ctx: indilog.Context, id: str) -> Receipt:
+    return ctx.wait(reserve.handle(id).result(30))
+
+
+@app.function
+async def stop(ctx: indilog.Context, id: str) -> str:
+    handle = reserve.handle(id)
+    await handle.cancel()
+    try:
+        await handle.result(30)
+    except bokiflow.RunCancelledError as error:
+        return error.kind
+    return ""
+
+
+@app.function
+async def states(ctx: indilog.Context) -> list[str]:
+    return [run.state.value for run in await flow.runs()]
+"""
+
+
+def example() -> str:
+    """Return the workflow of the page, without what a function does with it."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks if "bokiflow.Flow(app)" in block]
+    workflow, _, _ = str(block).partition("handle = await")
+    return workflow
+
+
+@pytest_asyncio.fixture
+async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
+    async with running(tmp_path, workers=2) as there:
+        answer = await there.deploy("travel", BEFORE + example() + AFTER)
+        assert answer.status_code == 200, answer.text
+        yield there
+
+
+async def test_the_example_of_the_interface_runs_as_it_stands(platform: Platform) -> None:
+    order = {"hotel": "ritz", "flight": "LH1"}
+    for _ in range(2):
+        started = await platform.call("travel.reserve_now", order=order, id="order-42")
+        assert started.json() == "order-42"
+    receipt = asyncio.ensure_future(platform.call("travel.receipt", id="order-42"))
+    assert (await platform.call("travel.pay", id="order-42")).status_code == 200
+    assert (await receipt).json() == {"room": {"hotel": "ritz"}, "seat": "LH1/12a"}
+    await platform.call("travel.reserve_now", order=order, id="order-43")
+    assert (await platform.call("travel.stop", id="order-43")).json() == "Cancelled"
+    assert (await platform.call("travel.states")).json() == ["done", "cancelled"]
+
+
+async def test_a_new_version_goes_on_with_what_the_old_one_began(platform: Platform) -> None:
+    """The old one's executors leave, so nobody waits for a lease."""
+    order = {"hotel": "ritz", "flight": "LH1"}
+    await platform.call("travel.reserve_now", order=order, id="order-44")
+    source = BEFORE + example() + AFTER
+    assert (await platform.deploy("travel", source)).json()["version"] == 2
+    assert (await platform.call("travel.pay", id="order-44")).status_code == 200
+    receipt = await platform.call("travel.receipt", id="order-44")
+    assert receipt.json()["room"] == {"hotel": "ritz"}
