@@ -266,7 +266,8 @@ async def _connected(url: str) -> _Connection:
             user_agent_header=None,
         )
         connection = _Connection(socket)
-        welcome = await asyncio.wait_for(connection.welcome, _CONNECT_S)
+        async with asyncio.timeout(_CONNECT_S):
+            welcome = await connection.welcome
     except (OSError, TimeoutError, WebSocketException, ValueError, LinkLostError) as error:
         raise NotReadyError(
             f"No platform answers at {url}; start one with `indilog up`, or give its URL."

@@ -93,7 +93,8 @@ class Runs:
         ]
         with suppress(IndilogError, TimeoutError):
             if freed:
-                await asyncio.wait_for(self._log.append_batch(freed), _FREE_S)
+                async with asyncio.timeout(_FREE_S):
+                    await self._log.append_batch(freed)
 
     # --- inside
 

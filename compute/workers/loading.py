@@ -35,7 +35,8 @@ async def load_into(worker: WorkerProcess, load: Load, *, timeout_s: float) -> L
         NotReadyError: the worker is gone already.
     """
     try:
-        answer: Answer = await asyncio.wait_for(worker.link.ask(load), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            answer: Answer = await worker.link.ask(load)
     except TimeoutError:
         worker.abort()
         await worker.stopped()

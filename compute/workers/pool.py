@@ -91,7 +91,8 @@ class WorkerPool:
         self._tasks = [asyncio.ensure_future(self._keep(index)) for index in range(self._size)]
         try:
             if self._size > 0:
-                await asyncio.wait_for(self._all_ready.wait(), _START_S)
+                async with asyncio.timeout(_START_S):
+                    await self._all_ready.wait()
                 await self._all_up.wait()  # `on_up` has limits of its own
         except TimeoutError:
             await self.stop()

@@ -94,7 +94,8 @@ class CallRouter:
         if worker is None:
             raise NotReadyError(f"No function worker is up to take {call}; try again.")
         try:
-            answer = await asyncio.wait_for(worker.link.ask(question), self._node.worker_stop_s)
+            async with asyncio.timeout(self._node.worker_stop_s):
+                answer = await worker.link.ask(question)
         except TimeoutError:
             raise NotReadyError(f"No function worker answers for {call}; try again.") from None
         if isinstance(answer, Failed):

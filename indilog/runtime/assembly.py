@@ -162,7 +162,8 @@ async def joined(logs: LocalLogs) -> None:
     logs.engine.when_ready(waiter)
     logs.wake()
     try:
-        await asyncio.wait_for(waiter, READY_TIMEOUT_S)
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await waiter
     except TimeoutError:
         raise NotReadyError(
             f"The cluster was not ready within {READY_TIMEOUT_S:g} s; are all its nodes up?"

@@ -106,7 +106,8 @@ class SupervisedProcess:
                 pause_s = self._config.restart_s_min
             _log.warning("process died", name=self.name, status=status, again_in_s=pause_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
             pause_s = min(2 * pause_s, self._config.restart_s_max)
             self.restarts += 1
         if self._stopping.is_set():

@@ -46,7 +46,8 @@ async def within(ended: asyncio.Future[_ValueT], seconds: float) -> _ValueT:
     """
     if seconds == math.inf:
         return await asyncio.shield(ended)
-    return await asyncio.wait_for(asyncio.shield(ended), max(0.0, seconds))
+    async with asyncio.timeout(max(0.0, seconds)):
+        return await asyncio.shield(ended)
 
 
 def has_loop() -> bool:
