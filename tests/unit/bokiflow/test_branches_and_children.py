@@ -262,3 +262,29 @@ async def test_a_parent_is_told_that_its_child_is_forgotten(flow: Flow, logs: Me
     await logs.log(LOG).trim(logs.position, tag=run_tag("p/1"))
     await handle.signal("go")
     assert await handle.result(10) == "UnknownRunError"
+
+
+@pytest.mark.asyncio
+async def test_a_fork_starts_no_child_again_that_its_origin_had_started(
+    flow: Flow, logs: MemoryLogs
+) -> None:
+    ran: list[int] = []
+
+    @flow.workflow
+    async def child(wf: Workflow, n: int) -> int:
+        ran.append(n)
+        return n
+
+    async def last(n: int) -> int:
+        return 10 * n
+
+    @flow.workflow
+    async def parent(wf: Workflow) -> int:
+        running = await wf.start_child(child, 1)
+        first = await wf.run(child, 2)
+        return await wf.step(last, first + await running.result())
+
+    assert await (await parent.start(id="p")).result(10) == 30
+    fork = await flow.fork("p", "last")
+    assert await fork.result(10) == 30
+    assert sorted(ran) == [1, 2]
