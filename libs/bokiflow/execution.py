@@ -305,7 +305,7 @@ class Execution:
         except Exception as error:  # noqa: BLE001 - whatever a workflow raises is its outcome
             finished = Finished(self.epoch, b"", failure_of(error))
         if self._changed is not None:
-            await self._park(self._changed)
+            await self.park(str(self._changed))
             raise self._changed
         return await self._finish(finished)
 
@@ -328,10 +328,11 @@ class Execution:
                     self._changed = ChangedWorkflowError(self.id, number, was, None)
                     return
 
-    async def _park(self, error: ChangedWorkflowError) -> None:
+    async def park(self, reason: str) -> None:
+        """Let the run wait for other code."""
         started = self.run.started
         assert started is not None, "only what began is executed"
-        await self._append([Parked(self.epoch, started.version, str(error))])
+        await self._append([Parked(self.epoch, started.version, reason)])
 
     @property
     def is_changed(self) -> bool:

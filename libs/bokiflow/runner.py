@@ -9,9 +9,9 @@ no read; otherwise each append is followed by a look whether it counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -43,7 +43,7 @@ from bokiflow.records import (
 from bokiflow.run_log import Stopped, appended, read_run
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import Context
-from indilog.errors import IndilogError, OverloadedError, TrimmedError
+from indilog.errors import IndilogError, InvalidArgumentsError, OverloadedError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log, Record
 
@@ -261,6 +261,7 @@ class Runner:
         execution = Execution(logs.log(self.log_name), id, run, lease)
         running = self.running[id] = Running(definition, execution)
         running.task = asyncio.create_task(self._execute(logs, running))
+        running.task.add_done_callback(partial(self._ended, running))
         if self._beating is None or self._beating.done():
             self._beating = asyncio.create_task(self._beat(logs))
         return running
@@ -269,20 +270,21 @@ class Runner:
         if isinstance(logs, Context):
             logs.begin()
         RESTS.set(partial(self._rests, running))
-        finished: Finished | None = None
         try:
-            finished = await self._executed(logs, running)
+            running.end(await self._executed(logs, running))
         except ChangedWorkflowError as error:
             structlog.get_logger().warning("run parked", run=error.run, reason=str(error))
-        except IndilogError as error:
+
+    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
+        """A run is not executed here any more; also one whose task was cancelled unbegun."""
+        del self.running[running.execution.id]
+        running.end(None)
+        self._ended_since_trim += 1
+        if not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error(
-                "run left to others", run=running.execution.id, reason=str(error)
+                "run is not executed any more", run=running.execution.id, exc_info=error
             )
-        finally:
-            del self.running[running.execution.id]
-            running.end(finished)
-            self._ended_since_trim += 1
-            self._tell_room()
+        self._tell_room()
 
     async def _executed(self, logs: Logs, running: Running) -> Finished | None:
         """Execute a run to its end; again if the log was away. None: somebody else does."""
@@ -291,11 +293,19 @@ class Runner:
             started = execution.run.started
             assert started is not None, "only what began is executed"
             wf = Workflow(execution, logs)
-            body = definition.result_text(wf, definition.signature.arguments(started.arguments))
             try:
+                arguments = definition.signature.arguments(started.arguments)
+                body = _awaited(definition.result_text(wf, arguments))
                 return await execution.execute(compensated(wf.compensations, body))
-            except Stopped:
-                pass
+            except InvalidArgumentsError as error:
+                await execution.park(str(error))
+                return None
+            except ChangedWorkflowError:
+                raise
+            except (Stopped, IndilogError) as error:
+                structlog.get_logger().warning(
+                    "run is tried again", run=execution.id, reason=str(error)
+                )
             await waiting.pause(_AGAIN_S)
             run = await read_run(execution.log, execution.id, Run())
             if run.finished is not None or run.epoch != execution.epoch:
@@ -413,6 +423,17 @@ class Runner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await appended(log, [Entry(encoded(Left(name, is_idle=was_idle)), (EXECUTORS_TAG,))])
+
+
+async def _awaited(body: Coroutine[Any, Any, bytes]) -> bytes:
+    """Return what a workflow gives; a cancellation or exit that is its own doing is its failure."""
+    try:
+        return await body
+    except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise RuntimeError(f"The workflow raised {type(error).__name__}.") from error
 
 
 def _check_same(id: str, definition: Definition, workflow: str) -> None:  # noqa: A002

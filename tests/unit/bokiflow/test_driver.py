@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from bokiflow import Flow, Startable, State, Workflow
+from bokiflow import Flow, RunFailedError, Startable, State, Workflow
 from bokiflow.records import (
     EXECUTORS_TAG,
     RUNS_TAG,
@@ -28,6 +28,11 @@ from indilog.testing import MemoryLogs
 pytestmark = pytest.mark.asyncio
 
 LEASE_S = 0.3
+
+
+@pytest.fixture
+def logs() -> MemoryLogs:
+    return MemoryLogs()
 
 
 class Process:
@@ -204,6 +209,50 @@ async def test_an_heir_that_stops_before_it_takes_anything_leaves_it_to_others()
     other = Process(logs)
     async with processes(other):
         assert await other.two.handle("r").result(10) == "12"
+
+
+async def test_arguments_that_do_not_fit_new_code_park_the_run() -> None:
+    logs, begun, never = MemoryLogs(), asyncio.Event(), asyncio.Event()
+
+    def stuck(process: Process, step: str) -> asyncio.Event:
+        begun.set()
+        return never
+
+    old, new = Process(logs, stuck), Process(logs)
+    await old.two.start(id="r")
+    await begun.wait()
+    old.kill()
+
+    async def takes_more(wf: Workflow, more: int) -> str:
+        return str(more)
+
+    new.two.definition.body = takes_more
+    async with processes(new):
+        handle = new.two.handle("r")
+        while (status := await handle.status()).state is not State.PARKED:
+            await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=1)
+    assert status.problem is not None
+    assert "'more' is missing" in status.problem
+
+
+async def test_a_run_that_was_cancelled_before_it_began_here_is_not_held(logs: MemoryLogs) -> None:
+    one, other = Process(logs), Process(logs)
+    await one.two.start(id="r")
+    one.kill()  # its task had no turn yet
+    async with processes(other):
+        assert await other.two.handle("r").result(10) == "12"
+    assert not one.flow.runner.running
+
+
+async def test_a_workflow_that_cancels_itself_has_failed(logs: MemoryLogs) -> None:
+    process = Process(logs)
+
+    async def gives_up(wf: Workflow) -> str:
+        raise asyncio.CancelledError
+
+    process.two.definition.body = gives_up
+    with pytest.raises(RunFailedError, match="raised CancelledError"):
+        await (await process.two.start()).result(10)
 
 
 async def test_idle_processes_write_nothing() -> None:
