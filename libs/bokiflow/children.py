@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from bokiflow.compensation import Compensations
-from bokiflow.errors import FlowSettingsError, UnknownRunError
+from bokiflow.errors import FlowSettingsError, RunIdInUseError, UnknownRunError
 from bokiflow.execution import Execution, Outcome, raise_failure
 from bokiflow.fold import Run
 from bokiflow.news import decided_waiting, waited_for
@@ -99,7 +99,13 @@ class Child:
         await patiently(self._start)
 
     async def _start(self) -> None:
-        if await self._finished() is None and self._run.started is None:
+        finished, started = await self._finished(), self._run.started
+        if started is not None and started.parent is None:
+            raise RunIdInUseError(
+                f"Run {self.id!r} was not started by {self._execution.id!r}; ids that end in a "
+                "slash and a number are those of children, choose others."
+            )
+        if started is None and finished is None:
             origin = Origin(self._execution.id, self._number)
             await self._startable.start_child(self._arguments, self.id, origin)
 
@@ -144,7 +150,10 @@ class Child:
 
     async def _cancelled(self, _: str) -> Outcome:
         """Cancel the child if it runs, and wait for its end."""
-        await patiently(self._start)
+        try:
+            await patiently(self._start)
+        except RunIdInUseError:
+            return Outcome(b"false")  # it is nobody's child
         if await patiently(self._finished) is None:
             entry = Entry(encoded(CancelAsked()), (run_tag(self.id), EXECUTORS_TAG))
             await appended(self._execution.log, [entry])

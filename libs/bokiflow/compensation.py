@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 from bokiflow.errors import CompensationFailedError
-from bokiflow.execution import Execution, Outcome
+from bokiflow.execution import Execution, Outcome, failure_of
 from bokiflow.records import Failure
 
 COMPENSATE: Final = "compensate"
@@ -63,7 +63,10 @@ class Compensations:
         undo_number = f"{number}.undo"
 
         async def produce() -> Outcome:
-            return await undo.produce(undo_number)
+            try:
+                return await undo.produce(undo_number)
+            except Exception as error:  # noqa: BLE001 - the others are taken back all the same
+                return Outcome(b"", failure_of(error))
 
         decided = await self._execution.decide(
             undo_number, undo.name, undo.kind, produce, is_cancellable=False

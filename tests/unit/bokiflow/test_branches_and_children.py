@@ -288,3 +288,22 @@ async def test_a_fork_starts_no_child_again_that_its_origin_had_started(
     fork = await flow.fork("p", "last")
     assert await fork.result(10) == 30
     assert sorted(ran) == [1, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_somebody_else_started_is_taken_for_no_child(flow: Flow) -> None:
+    @flow.workflow
+    async def child(wf: Workflow) -> int:
+        return 1
+
+    undone: list[str] = []
+
+    @flow.workflow
+    async def parent(wf: Workflow) -> int:
+        wf.compensate(undone.append, "before")
+        return await wf.run(child)
+
+    await child.start(id="p/2")
+    with pytest.raises(RunFailedError, match=r"RunIdInUseError: .* not started by 'p'"):
+        await (await parent.start(id="p")).result(10)
+    assert undone == ["before"]
