@@ -20,7 +20,19 @@ from hypothesis import strategies as st
 from bokiflow import Held, Lock, LockLostError, LockTimeoutError, lock_replica
 from bokiflow import lock as lock_module
 from bokiflow.lock_fold import LockFold
-from bokiflow.lock_records import Acquire, Extend, Release, Remind, command_decoded
+from bokiflow.lock_records import (
+    SECONDS_MAX,
+    Acquire,
+    Checkpoint,
+    Command,
+    Extend,
+    Place,
+    Release,
+    Remind,
+    checkpoint_decoded,
+    command_decoded,
+    encoded,
+)
 from indilog.ids import SeqNum, UserTag, tag_columns
 from indilog.log import Record, Session
 from indilog.testing import MemoryLogs
@@ -237,6 +249,44 @@ def test_everybody_is_told_what_a_plain_replay_of_the_log_says(
     check(logs, people)
     for person in people:
         lock_replica.replica_of(person.log, NAME).fold.check_invariants()
+
+
+places = st.integers(0, 2**63 - 1)
+durations = st.floats(0, SECONDS_MAX)
+owners = st.text(max_size=20)
+
+
+@given(
+    st.one_of(
+        st.builds(Acquire, owners, durations, st.none() | durations),
+        st.builds(Release, places),
+        st.builds(Extend, places, durations),
+        st.builds(Remind),
+    )
+)
+def test_a_command_comes_back_as_it_was_written(command: Command) -> None:
+    assert command_decoded(encoded(command)) == command
+    assert checkpoint_decoded(encoded(command)) is None
+
+
+@given(
+    st.builds(
+        Checkpoint,
+        places,
+        durations,
+        st.lists(st.builds(Place, places, owners, durations, st.none() | durations)).map(tuple),
+    )
+)
+def test_a_checkpoint_comes_back_as_it_was_written(checkpoint: Checkpoint) -> None:
+    assert checkpoint_decoded(encoded(checkpoint)) == checkpoint
+    assert command_decoded(encoded(checkpoint)) is None
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_command_or_nothing(data: bytes) -> None:
+    for text in (data, b"\xb0L\x01" + data):
+        command = command_decoded(text)
+        assert command is None or command_decoded(encoded(command)) == command
 
 
 def two_holders(choose: Choose) -> tuple[Model, list[list[str]]]:
