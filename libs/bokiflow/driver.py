@@ -125,11 +125,25 @@ class Driver:
             await self._room()
             count = max(1, min(_TAKEN_AT_ONCE, self._runner.room))
             now, left = left[:count], left[count:]
-            await asyncio.gather(*(self._take(log, logs, id_, (name,)) for id_ in now))
+            for id_, is_free in zip(now, await self._freed(now), strict=True):
+                if not is_free:
+                    left.append(id_)
+            free = [id_ for id_ in now if id_ not in left]
+            await asyncio.gather(*(self._take(log, logs, id_, (name,)) for id_ in free))
         over = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
         seqnum = await appended(log, [over])
         await log.trim(seqnum, tag=executor_tag(name))
         await self._runner.look(log, seqnum)
+
+    async def _freed(self, runs: list[str]) -> list[bool]:
+        """Wait for runs that this process executed under an old name and whose tasks still end;
+        tell which have.
+        """
+        running = [self._runner.running.get(run) for run in runs]
+        tasks = {one.task for one in running if one is not None and one.task is not None}
+        if tasks:
+            await asyncio.wait(tasks, timeout=_PROBLEM_S)
+        return [run not in self._runner.running for run in runs]
 
     async def _room(self) -> None:
         """Return when a further run may be executed here."""

@@ -244,6 +244,30 @@ async def test_a_run_that_was_cancelled_before_it_began_here_is_not_held(logs: M
     assert not one.flow.runner.running
 
 
+async def test_a_process_takes_its_own_runs_back_when_it_lost_them(logs: MemoryLogs) -> None:
+    """Its old execution takes its time to end; only then the new one begins."""
+    begun, attempts = asyncio.Event(), [0]
+
+    async def first() -> str:
+        attempts[0] += 1
+        if attempts[0] > 1:
+            return "1"
+        begun.set()
+        try:
+            return str(await asyncio.Event().wait())
+        finally:
+            await asyncio.sleep(LEASE_S)
+
+    process = Process(logs)
+    process.first = first  # type: ignore[method-assign]
+    async with processes(process):
+        handle = await process.two.start(id="r")
+        await begun.wait()
+        process.flow.runner._lose()
+        assert await handle.result(10) == "12"
+    assert attempts == [2]
+
+
 async def test_a_workflow_that_cancels_itself_has_failed(logs: MemoryLogs) -> None:
     process = Process(logs)
 
