@@ -75,7 +75,7 @@ class CheckArguments(LinkStruct, frozen=True):
     """compute node → worker: do these arguments fit the function? Answered by `Done`, or a `Failed`
     that says which do not.
 
-    Lost: the worker died; nothing was run.
+    Lost: the worker died; nothing was run, and another one is asked.
     Repeated: never.
     """
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -54,7 +55,7 @@ class CallRouter:
 
     Attributes:
         calls: outcomes so far, by kind.
-        moved: calls that ran elsewhere than where they were sent first.
+        moved: calls that were given to another worker than the first one.
     """
 
     def __init__(self, node: NodeConfig, *, on_idle: Callable[[Deployed], None]) -> None:
@@ -67,6 +68,7 @@ class CallRouter:
         self.calls: dict[str, int] = {"returned": 0, "failed": 0, "timed_out": 0, "crashed": 0}
         self.moved = 0
         self._stopping = False
+        self._changed = asyncio.Event()
 
     @property
     def running(self) -> int:
@@ -86,20 +88,42 @@ class CallRouter:
     async def check_arguments(self, call: str, question: CheckArguments) -> None:
         """Have a worker check arguments for `call` without running it.
 
+        When it dies before it has answered another one is asked, and when none takes calls the next
+        one that does, within `worker_stop_s`.
+
         Raises:
             InvalidArgumentsError: they do not fit.
             NotReadyError: no worker could tell.
         """
-        worker = self._dispatcher.least_loaded
-        if worker is None:
-            raise NotReadyError(f"No function worker is up to take {call}; try again.")
         try:
             async with asyncio.timeout(self._node.worker_stop_s):
-                answer = await worker.link.ask(question)
+                answer = await self._asked(call, question)
         except TimeoutError:
             raise NotReadyError(f"No function worker answers for {call}; try again.") from None
         if isinstance(answer, Failed):
             raise error_from(answer)
+
+    async def _asked(self, call: str, question: CheckArguments) -> Answer:
+        """Ask one worker after the other until one lives to answer."""
+        while True:
+            worker = await self._least_loaded(call)
+            with suppress(LinkLostError):
+                answer = await worker.link.ask(question)
+                if not _is_lost(answer):
+                    return answer
+            self.remove(worker)
+
+    async def _least_loaded(self, call: str) -> WorkerProcess:
+        while (worker := self._dispatcher.least_loaded) is None:
+            if self._stopping or self._node.workers == 0:
+                raise NotReadyError(f"No function worker is up to take {call}; try again.")
+            await self._changed.wait()
+        return worker
+
+    def _change(self) -> None:
+        """Let those look again who wait for a worker that takes calls."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def is_suspended(self, worker: WorkerProcess) -> bool:
         """Tell whether `worker` gets no calls at the moment."""
@@ -108,11 +132,14 @@ class CallRouter:
     def stop(self) -> None:
         """No call begins any more; those that wait are told so."""
         self._stopping = True
+        self._change()
         for call in self._dispatcher.withdraw_all():
             self._over(call, failed(_stopped(call)))
 
     def add(self, worker: WorkerProcess) -> None:
-        """A worker takes calls from now on."""
+        """A worker takes calls from now on, unless it died in the meantime."""
+        if worker.link.is_lost:
+            return
         pulse = Pulse(
             worker,
             silent_s=self._node.worker_silent_s,
@@ -121,6 +148,7 @@ class CallRouter:
         )
         self._workers[worker] = _Worker(pulse)
         self._run_all(self._dispatcher.add(worker), worker)
+        self._change()
 
     def remove(self, worker: WorkerProcess) -> None:
         """A worker is gone; its link fails the calls that it ran."""
@@ -189,6 +217,10 @@ class CallRouter:
         )
         try:
             call.number = worker.link.post(question, partial(self._answered, call, worker, slot))
+        except LinkLostError:  # it was not sent
+            self.remove(worker)
+            self._again(call)
+            return False
         except IndilogError as error:
             worker.claims.freed(slot)
             self._over(call, failed(error))
@@ -211,7 +243,7 @@ class CallRouter:
             self._forget(before)
 
     def _again(self, call: Call) -> None:
-        """Run a call that was sent to a worker and certainly never begun there."""
+        """Run a call that was given to a worker and certainly never begun there."""
         if call.outcome.done():  # its time was over meanwhile
             self._over(call, call.outcome.result())
             return
@@ -230,7 +262,7 @@ class CallRouter:
     # --- inside: its end
 
     def _answered(self, call: Call, worker: WorkerProcess, slot: int, answer: Answer) -> None:
-        lost = isinstance(answer, Failed) and answer.kind == LinkLostError.__name__
+        lost = _is_lost(answer)
         if lost:
             worker.claims.revoke(slot)
         else:
@@ -370,6 +402,12 @@ class CallRouter:
         kept = self._workers.get(worker)
         if kept is not None and kept.idle is None:
             self._run_all(self._dispatcher.resume(worker), worker)
+            self._change()
+
+
+def _is_lost(answer: Answer) -> bool:
+    """Whether the worker died before it answered."""
+    return isinstance(answer, Failed) and answer.kind == LinkLostError.__name__
 
 
 def _stopped(call: Call) -> NotReadyError:

@@ -144,6 +144,41 @@ async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform)
         assert await client.call("demo.child") == first
 
 
+@pytest.mark.parametrize("killed", [1, 2], ids=["one", "all"])
+async def test_calls_with_a_key_and_asynchronous_ones_are_accepted_although_workers_are_killed(
+    tmp_path: Path, killed: int
+) -> None:
+    """The worker that was asked about their arguments dies before it has answered."""
+    async with running(tmp_path, workers=2, worker_stop_s=60.0, **FAST) as there:
+        assert (await there.deploy("demo", APP)).status_code == 200
+        asked = there.host._router._dispatcher.least_loaded
+        assert asked is not None
+        pids = [worker["pid"] for worker in there.host.status()["workers"]]
+        pids.sort(key=lambda pid: pid != asked.pid)
+        for pid in pids[:killed]:
+            os.kill(pid, signal.SIGSTOP)
+        calls = [
+            asyncio.ensure_future(
+                there.http.post(
+                    f"/functions/demo/work{'?async=1' if n % 2 else ''}",
+                    json={"n": n},
+                    headers={"Idempotency-Key": f"key {n}"} if n % 3 else {},
+                )
+            )
+            for n in (1, 2, 3, 4, 5)
+        ]
+        await until(lambda: there.host._checking == len(calls))
+        for pid in pids[:killed]:
+            os.kill(pid, signal.SIGKILL)
+        answers = await asyncio.gather(*calls)
+        assert [a.status_code for a in answers] == [202, 200, 202, 200, 202]
+        for answer in answers[::2]:
+            assert (await outcome(there.http, answer.json()["invocation"]))["state"] == "done"
+        async with indilog.connect(there.url) as client:
+            for n in (1, 2, 3, 4, 5):
+                assert len(await runs_of(client.log("runs"), n)) == 1
+
+
 async def test_keys_and_outcomes_hold_on_every_node(tmp_path: Path) -> None:
     async with running_two(tmp_path) as (one, two):
         assert (await one.deploy("demo", APP)).status_code == 200

@@ -112,6 +112,52 @@ async def test_every_call_has_one_outcome_and_at_most_one_effect(tmp_path: Path,
     assert "returned" in callers.told.values()
 
 
+async def test_of_a_killed_worker_only_the_calls_that_it_had_begun_fail(tmp_path: Path) -> None:
+    """What was sent there and not begun, before its end or before anybody knew of it, runs once."""
+    patient = {"worker_silent_s": 600.0, "worker_stop_s": 600.0}
+    async with running(tmp_path, workers=3, **patient) as platform:
+        await platform.deploy("demo", SOURCE)
+        host = platform.host
+        async with indilog.connect(platform.url) as client:
+            begun = [host.call("demo.wait_for_release", b"") for _ in range(6)]
+            await records(client.log("gate"), len(begun))
+            victim = host.status()["workers"][1]["pid"]
+            hit = [call for call in begun if call.worker and call.worker.pid == victim]
+            os.kill(victim, signal.SIGSTOP)
+            await until(lambda: "T (stopped)" in Path(f"/proc/{victim}/status").read_text())
+
+            calls = [host.call("demo.once", b'{"n":%d}' % n) for n in range(30)]
+            there = [call for call in calls if call.worker and call.worker.pid == victim]
+            await asyncio.gather(*(call.outcome for call in calls if call not in there))
+            os.kill(victim, signal.SIGKILL)
+            calls += [host.call("demo.once", b'{"n":%d}' % n) for n in range(30, 90)]
+            late = [call for call in calls[30:] if call.worker and call.worker.pid == victim]
+            told = await asyncio.gather(*(call.outcome for call in calls))
+            assert [outcome for outcome in told if isinstance(outcome, Failed)] == []
+            assert (len(hit), len(there)) == (2, 10)
+            assert len(late) > 0
+            assert host.status()["calls_moved"] == len(there) + len(late)
+
+            await client.log("gate").append(b"released", tags=["release"])
+            ended = await asyncio.gather(*(call.outcome for call in begun))
+            failed = [
+                call for call, end in zip(begun, ended, strict=True) if isinstance(end, Failed)
+            ]
+            assert failed == hit
+            assert host.status()["calls"]["crashed"] == len(hit)
+            effects = [int(record.data) for record in await read_all(client.log("once"))]
+    assert sorted(effects) == list(range(90))
+
+
+async def records(log: indilog.Log, count: int) -> None:
+    """Wait until a log has so many."""
+    bound = 0
+    for _ in range(count):
+        record = await log.read_next(bound=bound, wait=30)
+        assert record is not None
+        bound = record.seqnum + 1
+
+
 async def read_all(log: indilog.Log) -> list[indilog.Record]:
     records: list[indilog.Record] = []
     while page := await log.read_range(bound=records[-1].seqnum + 1 if records else 0):

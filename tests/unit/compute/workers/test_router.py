@@ -16,9 +16,9 @@ from compute.workers.router import CallRouter
 from indilog.calls import Cancel, Done, Failed, Greeting, Question, Returned, RevokedError, failed
 from indilog.config import NodeConfig
 from indilog.deployed import FunctionSpec
-from indilog.errors import OverloadedError
+from indilog.errors import InvalidArgumentsError, NotReadyError, OverloadedError
 from indilog.link import Link
-from indilog.worker_messages import Invoke, Ping
+from indilog.worker_messages import CheckArguments, Invoke, Ping
 from tests.link_pair import link_pair
 
 pytestmark = pytest.mark.asyncio
@@ -311,3 +311,76 @@ async def test_a_drained_worker_keeps_its_calls_and_gets_no_more() -> None:
     leaving.link.answer(number, Returned(0, b"1"))
     assert await call.outcome == Returned(0, b"1")
     await draining
+
+
+CHECK = CheckArguments(1, "f", b"{}")
+
+
+async def test_arguments_are_checked_by_another_worker_when_the_one_that_was_asked_dies() -> None:
+    router = router_of()
+    dying, other = Worker(router), Worker(router)
+    checks = [asyncio.ensure_future(router.check_arguments("demo.f", CHECK)) for _ in range(2)]
+    await dying.until_asked(2)
+    dying.die()
+    fits, misfits = [number for number, _ in await other.until_asked(2)]
+    other.link.answer(fits, Done(0))
+    other.link.answer(misfits, failed(InvalidArgumentsError("No.", [])))
+    await checks[0]
+    with pytest.raises(InvalidArgumentsError):
+        await checks[1]
+
+
+async def test_arguments_are_checked_by_the_next_worker_when_none_is_up() -> None:
+    router = router_of()
+    dying = Worker(router)
+    check = asyncio.ensure_future(router.check_arguments("demo.f", CHECK))
+    await dying.until_asked(1)
+    dying.die()
+    await asyncio.sleep(0)
+    assert not check.done()
+    other = Worker(router)
+    [(number, _)] = await other.until_asked(1)
+    other.link.answer(number, Done(0))
+    await check
+
+
+@pytest.mark.parametrize("ends", ["stop", "deadline", "no workers"])
+async def test_a_check_for_which_there_is_no_worker_ends(ends: str) -> None:
+    """Within `worker_stop_s`; at once when none will come."""
+    changed: dict[str, dict[str, Any]] = {
+        "stop": {"worker_stop_s": 1e6},
+        "deadline": {"worker_silent_s": 0.01, "worker_stop_s": 0.01},
+        "no workers": {"workers": 0},
+    }
+    router = router_of(**changed[ends])
+    check = asyncio.ensure_future(router.check_arguments("demo.f", CHECK))
+    await asyncio.sleep(0)
+    if ends == "stop":
+        router.stop()
+    with pytest.raises(NotReadyError, match="No function worker"):
+        await check
+
+
+async def test_a_call_whose_worker_is_found_dead_when_it_is_sent_runs_elsewhere() -> None:
+    """Also when nobody has told the router of its end yet."""
+    router, app = router_of(), deployed()
+    dead, other = Worker(router), Worker(router)
+    dead.process.link.lost()
+    calls = [submitted(router, app) for _ in range(2)]
+    for count, call in enumerate(calls, 1):
+        number, _ = (await other.until_asked(count))[-1]
+        other.link.answer(number, Returned(0, b"1"))
+        assert await call.outcome == Returned(0, b"1")
+    assert dead.asked == []
+    assert (router.running, router.waiting, app.running) == (0, 0, 0)
+    assert router.calls == {"returned": 2, "failed": 0, "timed_out": 0, "crashed": 0}
+
+
+async def test_a_worker_that_died_before_it_took_calls_gets_none() -> None:
+    router, app = router_of(), deployed()
+    worker = Worker(router)
+    router.remove(worker.process)
+    worker.process.link.lost()
+    router.add(worker.process)
+    submitted(router, app)
+    assert (router.running, router.waiting) == (0, 1)
