@@ -1,10 +1,8 @@
 """The records of `$invocations` (docs/FORMATS.md).
 
-A record's data is two bytes that no text begins with, one byte for the version of this format, and
-an event in MessagePack.
 An event about invocations has the tags of their streams: those that live about equally long share
-one, so that a stream can be trimmed up to its oldest invocation that is still needed
-without one that is due in a year holding up the others.
+one, so that a stream can be trimmed up to its oldest invocation that is still needed without one
+that is due in a year holding up the others. The frame is that of `indilog.record_format`.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ import msgspec
 
 from indilog.errors import IndilogError
 from indilog.ids import MetalogPosition, SeqNum
+from indilog.record_format import RecordFormat
 
 INVOCATIONS_LOG: Final = "$invocations"
 VERSION: Final = 1
-_MAGIC: Final = b"\xb0V"
-_PREFIX: Final = _MAGIC + bytes((VERSION,))
 EXECUTORS_TAG: Final = "executors"
 CHECKPOINTS_TAG: Final = "checkpoints"
 _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
@@ -118,17 +115,18 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
 
 Event: TypeAlias = Accepted | Claimed | Freed | Ended | Alive | GivenUp | Checkpointed
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Event).decode
-
 
 class InvocationsVersionError(IndilogError):
     """A later version of the platform wrote to the log of invocations."""
 
 
+_FORMAT: Final = RecordFormat(b"\xb0V", VERSION, of="invocations", error=InvocationsVersionError)
+_decode = msgspec.msgpack.Decoder(Event).decode
+
+
 def encoded(event: Event) -> bytes:
     """Return a record's data."""
-    return _PREFIX + _encode(event)
+    return _FORMAT.encoded(event)
 
 
 def decoded(data: bytes) -> Event | None:
@@ -137,17 +135,7 @@ def decoded(data: bytes) -> Event | None:
     Raises:
         InvocationsVersionError: a later version wrote it, so it must not be passed over.
     """
-    if not data.startswith(_PREFIX):
-        if data.startswith(_MAGIC) and data[2:3] > _PREFIX[2:]:
-            raise InvocationsVersionError(
-                f"An invocation is recorded in format {data[2]}; this platform reads up to "
-                f"{VERSION}. Start the version that wrote it."
-            )
-        return None
-    try:
-        event: Event = _decode(memoryview(data)[len(_PREFIX) :])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    event: Event | None = _FORMAT.decoded(data, _decode)
     return event
 
 

@@ -1,8 +1,7 @@
 """What a lock keeps in the log: a command per record, and checkpoints.
 
-A record's data is two bytes that no text begins with, one byte for the version of this format, and
-a command in MessagePack. All commands of a lock have its tag, so its sub-stream is all that can
-have changed it; checkpoints have a tag of their own.
+All commands of a lock have its tag, so its sub-stream is all that can have changed it; checkpoints
+have a tag of their own. The frame is that of `indilog.record_format`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import msgspec
 
 from bokiflow.errors import FlowVersionError, LockSettingsError
 from indilog.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
+from indilog.record_format import RecordFormat
 
 VERSION: Final = 1
-_MAGIC: Final = b"\xb0L"
-_PREFIX: Final = _MAGIC + bytes((VERSION,))
+_FORMAT: Final = RecordFormat(b"\xb0L", VERSION, of="a lock", error=FlowVersionError)
 SECONDS_MAX: Final = 366.0 * 86_400
 """The longest lease or wait."""
 OWNER_CHARACTERS_MAX: Final = 1024
@@ -87,7 +86,6 @@ class Tags(NamedTuple):
     checkpoints: str
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decode_command = msgspec.msgpack.Decoder(Command).decode
 _decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
 
@@ -108,7 +106,7 @@ def tags_of(name: str) -> Tags:
 
 def encoded(content: Command | Checkpoint) -> bytes:
     """Return a record's data."""
-    return _PREFIX + _encoder.encode(content)
+    return _FORMAT.encoded(content)
 
 
 def command_decoded(data: bytes) -> Command | None:
@@ -117,26 +115,10 @@ def command_decoded(data: bytes) -> Command | None:
     Raises:
         FlowVersionError: a later version wrote it, so it must not be passed over.
     """
-    try:
-        command: Command = _decode_command(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    command: Command | None = _FORMAT.decoded(data, _decode_command)
     return command
 
 
 def checkpoint_decoded(data: bytes) -> Checkpoint | None:
     """Return the checkpoint in a record; None and errors as `command_decoded`."""
-    try:
-        return _decode_checkpoint(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _body(data: bytes) -> memoryview:
-    if not data.startswith(_PREFIX):
-        if data.startswith(_MAGIC) and data[2:3] > _PREFIX[2:]:
-            raise FlowVersionError(
-                f"A record of a lock has format {data[2]}; this program reads up to {VERSION}."
-            )
-        raise msgspec.DecodeError("not of a lock")
-    return memoryview(data)[len(_PREFIX) :]
+    return _FORMAT.decoded(data, _decode_checkpoint)

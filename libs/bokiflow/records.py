@@ -1,11 +1,10 @@
 """What a workflow keeps in the log: a record per thing that happens to a run, and the executors'
 signs of life.
 
-A record's data is two bytes that no text begins with, one byte for the version of this format, and
-a value in MessagePack. All records of a run have the tag `flow:<id>`, so its sub-stream is all that
-can have changed it. Those that begin, move or end a run have the tag of its executor too, so that
-what a dead executor leaves behind is found without reading anything else; starts and ends have
-`flows`, the list of runs.
+All records of a run have the tag `flow:<id>`, so its sub-stream is all that can have changed it.
+Those that begin, move or end a run have the tag of its executor too, so that what a dead executor
+leaves behind is found without reading anything else; starts and ends have `flows`, the list of
+runs. The frame is that of `indilog.record_format`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import msgspec
 
 from bokiflow.errors import FlowSettingsError, FlowVersionError
 from indilog.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
+from indilog.record_format import RecordFormat
 
 VERSION: Final = 1
-_MAGIC: Final = b"\xb0F"
-_PREFIX: Final = _MAGIC + bytes((VERSION,))
+_FORMAT: Final = RecordFormat(b"\xb0F", VERSION, of="BokiFlow", error=FlowVersionError)
 RUNS_TAG: Final = "flows"
 EXECUTORS_TAG: Final = "flow-executors"
 PARKED_TAG: Final = "flow-parked"
@@ -146,7 +145,6 @@ RunRecord: TypeAlias = (
 ExecutorRecord: TypeAlias = Alive | Dead | Left
 FlowRecord: TypeAlias = RunRecord | ExecutorRecord
 
-_encoder = msgspec.msgpack.Encoder()
 _decode_run = msgspec.msgpack.Decoder(RunRecord).decode
 _decode_executor = msgspec.msgpack.Decoder(ExecutorRecord).decode
 
@@ -179,7 +177,7 @@ def run_in(tags: tuple[str | int, ...]) -> str | None:
 
 def encoded(record: FlowRecord) -> bytes:
     """Return a record's data."""
-    return _PREFIX + _encoder.encode(record)
+    return _FORMAT.encoded(record)
 
 
 def run_record(data: bytes) -> RunRecord | None:
@@ -188,27 +186,11 @@ def run_record(data: bytes) -> RunRecord | None:
     Raises:
         FlowVersionError: a later version wrote it, so it must not be passed over.
     """
-    try:
-        record: RunRecord = _decode_run(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    record: RunRecord | None = _FORMAT.decoded(data, _decode_run)
     return record
 
 
 def executor_record(data: bytes) -> ExecutorRecord | None:
     """Return what a record says of an executor; None and errors as `run_record`."""
-    try:
-        record: ExecutorRecord = _decode_executor(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    record: ExecutorRecord | None = _FORMAT.decoded(data, _decode_executor)
     return record
-
-
-def _body(data: bytes) -> memoryview:
-    if not data.startswith(_PREFIX):
-        if data.startswith(_MAGIC) and data[2:3] > _PREFIX[2:]:
-            raise FlowVersionError(
-                f"A record of BokiFlow has format {data[2]}; this program reads up to {VERSION}."
-            )
-        raise msgspec.DecodeError("not of BokiFlow")
-    return memoryview(data)[len(_PREFIX) :]

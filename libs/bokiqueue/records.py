@@ -1,10 +1,8 @@
 """What BokiQueue keeps in the log: a command per record, and checkpoints.
 
-A record's data is two bytes that no text begins with, one byte for the version of this format, and
-a command in MessagePack. The commands
-of a shard have the shard's tag, so its sub-stream is all that can have changed it. Pushes have the
-queue's tag `pushed` too, so that one read can wait for any of them. Settings and checkpoints have
-tags of their own.
+The commands of a shard have the shard's tag, so its sub-stream is all that can have changed it.
+Pushes have the queue's tag `pushed` too, so that one read can wait for any of them. Settings and
+checkpoints have tags of their own. The frame is that of `indilog.record_format`.
 """
 
 from __future__ import annotations
@@ -16,15 +14,15 @@ import msgspec
 
 from bokiqueue.errors import QueueSettingsError, QueueVersionError
 from indilog.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
+from indilog.record_format import RecordFormat
 
 VERSION: Final = 1
-_MAGIC: Final = b"\xb0Q"
+_FORMAT: Final = RecordFormat(b"\xb0Q", VERSION, of="BokiQueue", error=QueueVersionError)
 SHARDS_MAX: Final = 1024
 PRIORITY_MAX: Final = 9
 TRIES_MAX: Final = 1000
 SECONDS_MAX: Final = 366.0 * 86_400
 """The longest delay or lease."""
-_PREFIX: Final = _MAGIC + bytes((VERSION,))
 _TAG_PREFIX: Final = "queue:"
 _NAME_BYTES_MAX: Final = TAG_BYTES_MAX - len(_TAG_PREFIX) - len(":checkpoint:1023")
 
@@ -128,7 +126,6 @@ class Tags(NamedTuple):
     checkpoints: tuple[str, ...]
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decode_command = msgspec.msgpack.Decoder(Command).decode
 _decode_settings = msgspec.msgpack.Decoder(Settings).decode
 _decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
@@ -162,7 +159,7 @@ def _is_name(name: object) -> bool:
 
 def encoded(content: Command | Settings | Checkpoint) -> bytes:
     """Return a record's data."""
-    return _PREFIX + _encoder.encode(content)
+    return _FORMAT.encoded(content)
 
 
 def command_decoded(data: bytes) -> Command | None:
@@ -171,37 +168,18 @@ def command_decoded(data: bytes) -> Command | None:
     Raises:
         QueueVersionError: a later version wrote it, so it must not be passed over.
     """
-    try:
-        command: Command = _decode_command(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    command: Command | None = _FORMAT.decoded(data, _decode_command)
     return command
 
 
 def settings_decoded(data: bytes) -> Settings | None:
     """Return the settings in a record; None and errors as `command_decoded`."""
-    try:
-        return _decode_settings(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return _FORMAT.decoded(data, _decode_settings)
 
 
 def checkpoint_decoded(data: bytes) -> Checkpoint | None:
     """Return the checkpoint in a record; None and errors as `command_decoded`."""
-    try:
-        return _decode_checkpoint(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _body(data: bytes) -> memoryview:
-    if not data.startswith(_PREFIX):
-        if data.startswith(_MAGIC) and data[2:3] > _PREFIX[2:]:
-            raise QueueVersionError(
-                f"A record of BokiQueue has format {data[2]}; this program reads up to {VERSION}."
-            )
-        raise msgspec.DecodeError("not of BokiQueue")
-    return memoryview(data)[len(_PREFIX) :]
+    return _FORMAT.decoded(data, _decode_checkpoint)
 
 
 def shard_in(tags: Sequence[object], of: Tags) -> int | None:

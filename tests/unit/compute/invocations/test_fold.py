@@ -317,7 +317,7 @@ def test_a_record_is_read_back(event: Event) -> None:
 def test_a_later_format_is_not_passed_over() -> None:
     data = bytearray(encoded(Alive(A)))
     data[2] += 1
-    with pytest.raises(InvocationsVersionError, match="recorded in format 2"):
+    with pytest.raises(InvocationsVersionError, match="invocations has format 2"):
         decoded(bytes(data))
     assert decoded(b"something else") is None
     assert decoded(encoded(Alive(A))[:-1]) is None
