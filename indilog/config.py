@@ -219,7 +219,8 @@ class NodeConfig:
     """
     worker_stop_s: float = 5.0
     """A worker that is silent for this long after a call's time is over is ended; one with a thread
-    that runs for this long after that is replaced.
+    that runs for this long after that is replaced. Also how long a worker is looked for that checks
+    the arguments of a call that is to be recorded.
     """
     import_timeout_s: float = 30.0
     """Importing deployed code may take this long; then the process that imports it is ended."""
@@ -277,10 +278,10 @@ class NodeConfig:
             raise ConfigError(f"port is 0 (any) to 65535, not {self.port}.")
         if self.segment_bytes < 64 * KIB:
             raise ConfigError(f"segment_bytes is at least 65,536, not {self.segment_bytes:,}.")
-        if self.tag_cache_seqnums_per_tag_max > self.tag_cache_seqnums_max > 0:
-            raise ConfigError(
-                "tag_cache_seqnums_per_tag_max must not exceed tag_cache_seqnums_max."
-            )
+        for lower, upper in _ORDERED:
+            low, high = getattr(self, lower), getattr(self, upper)
+            if low > high > 0:
+                raise ConfigError(f"{lower} ({low:,}) must not exceed {upper} ({high:,}).")
         if self.hedged_reads_share_max > 1:
             raise ConfigError("hedged_reads_share_max is a share, at most 1.")
         if self.rewrite_dead_share_min > 1:
@@ -289,9 +290,18 @@ class NodeConfig:
             raise ConfigError(
                 f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
             )
-        if self.restart_s_min > self.restart_s_max:
-            raise ConfigError("restart_s_min must not exceed restart_s_max.")
 
+
+_ORDERED: Final = (
+    ("tag_cache_seqnums_per_tag_max", "tag_cache_seqnums_max"),
+    ("resend_s", "append_timeout_s"),  # else nothing is said again before it is given up
+    ("hedge_delay_s_min", "lookup_timeout_s"),  # else a read starts again before it is hedged
+    ("lookup_timeout_s", "read_timeout_s"),  # else it fails before it starts again
+    ("worker_silent_s", "worker_stop_s"),  # else one that was not asked in time is taken for silent
+    ("invocation_retry_s_min", "invocation_retry_s_max"),
+    ("restart_s_min", "restart_s_max"),
+)
+"""Settings of a node of which the first must not exceed the second, unless that is 0: none."""
 
 _ZERO_IS_FINE: Final = frozenset(
     {
@@ -340,6 +350,12 @@ class Config:
             raise ConfigError(
                 f"segment_bytes ({self.node.segment_bytes:,}) must be larger than "
                 f"batch_bytes_max ({self.cluster.batch_bytes_max:,}) by 1 KiB."
+            )
+        message = self.cluster.message_bytes_max
+        if self.node.send_queue_bytes_max < message:
+            raise ConfigError(
+                f"send_queue_bytes_max ({self.node.send_queue_bytes_max:,}) must have room for a "
+                f"message of message_bytes_max ({message:,})."
             )
 
 

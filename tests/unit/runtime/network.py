@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import copy
 import functools
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 
 import uvloop
 
-from indilog.config import ClusterConfig, Config
+from indilog.config import Config
 from indilog.ids import NodeId
 from indilog.runtime.stream_transport import StreamTransport
 from indilog.runtime.zmq_transport import ZmqTransport
@@ -104,8 +104,10 @@ class Network(Generic[TransportT]):
             made.close()
 
 
-def limited(message_bytes_max: int) -> Config:
-    """Give a configuration with a small limit that its cross-checks would not allow."""
-    cluster = ClusterConfig()
-    object.__setattr__(cluster, "message_bytes_max", message_bytes_max)
-    return dataclasses.replace(CONFIG, cluster=cluster)
+def limited(**limits: int) -> Config:
+    """Give a configuration with small limits that its cross-checks would not allow."""
+    config = copy.deepcopy(CONFIG)
+    for name, limit in limits.items():
+        part = config.cluster if hasattr(config.cluster, name) else config.node
+        object.__setattr__(part, name, limit)
+    return config

@@ -131,7 +131,7 @@ def test_every_configuration_survives_being_published(
 ) -> None:
     config = Config(
         cluster=ClusterConfig(storage_nodes=5, replicas=replicas),
-        node=NodeConfig(data_dir=data_dir, lookup_timeout_s=timeout_s),
+        node=NodeConfig(data_dir=data_dir, import_timeout_s=timeout_s),
     )
     settings = msgspec.json.decode(msgspec.json.encode(settings_of(config)))
     assert config_from(overrides=settings) == config

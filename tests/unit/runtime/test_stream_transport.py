@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from indilog.config import Config, NodeConfig
+from indilog.config import Config
 from indilog.errors import ConfigError
 from indilog.ids import NodeId
 from indilog.runtime import stream_transport
 from indilog.runtime.stream_address import StreamAddress
 from indilog.runtime.stream_transport import StreamTransport
 from indilog.runtime.transport import MALFORMED, QUEUE_FULL, TOO_OLD
-from tests.unit.runtime.network import CONFIG, A, B, C, Inbox, Network, on_uvloop, until
+from tests.unit.runtime.network import CONFIG, A, B, C, Inbox, Network, limited, on_uvloop, until
 
 Streams = Network[StreamTransport]
 
@@ -58,7 +58,7 @@ async def test_all_frames_of_a_turn_leave_together(network: Streams) -> None:
 @on_uvloop
 async def test_a_turn_that_says_much_does_not_wait_for_its_end(network: Streams) -> None:
     """More than may wait for a peer is no loss while the peer takes it."""
-    a, inbox = await connected(network, Config(node=NodeConfig(send_queue_bytes_max=1000)))
+    a, inbox = await connected(network, limited(send_queue_bytes_max=1000))
     for i in range(100):
         a.send(B, bytes([i]) * 400)
     a.flush()

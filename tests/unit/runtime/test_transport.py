@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 import pytest
 
-from indilog.config import Config, NodeConfig
 from indilog.errors import ConfigError
 from indilog.ids import NodeId
 from indilog.runtime.stream_transport import StreamTransport
@@ -139,7 +138,7 @@ async def test_what_a_slow_peer_does_not_take_waits_and_arrives_in_order(
 async def test_beyond_the_queue_of_a_peer_frames_are_dropped_and_counted(
     network: AnyNetwork,
 ) -> None:
-    config = Config(node=NodeConfig(send_queue_bytes_max=1000))
+    config = limited(send_queue_bytes_max=1000)
     a = network.transport(A, config)
     send(a, B, *[bytes([i]) * 200 for i in range(7)])
     assert a.counts.dropped[QUEUE_FULL] == 2
@@ -177,8 +176,8 @@ async def test_a_peer_that_comes_back_late_is_not_met_by_a_flood(network: AnyNet
 async def test_a_frame_at_the_limit_arrives_and_a_larger_one_is_dropped(
     network: AnyNetwork,
 ) -> None:
-    a = network.transport(A, limited(5000))
-    _, inbox = network.receiving(B, limited(5000))
+    a = network.transport(A, limited(message_bytes_max=5000))
+    _, inbox = network.receiving(B, limited(message_bytes_max=5000))
     send(a, B, b"x" * 5000, b"y" * 5001, b"z")
     assert await inbox.until(2) == [b"x" * 5000, b"z"]
     assert a.counts.dropped[TOO_LARGE] == 1
@@ -189,7 +188,7 @@ async def test_a_receiver_refuses_a_frame_over_its_own_limit(network: AnyNetwork
     """The sender's limit is larger; the receiver cuts the connection, others do not notice."""
     network.addresses[C] = network.addresses[A] + "-other"
     a, other = network.transport(A), network.transport(C)
-    _, inbox = network.receiving(B, limited(5000))
+    _, inbox = network.receiving(B, limited(message_bytes_max=5000))
     send(a, B, b"y" * 5001)
     send(other, B, b"from the other")
     assert await inbox.until(1) == [b"from the other"]
