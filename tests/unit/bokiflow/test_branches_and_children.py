@@ -22,18 +22,6 @@ from tests.flow_executions import FLOW_LOG as LOG
 from tests.flow_executions import begin, decided, execute, take
 
 
-@pytest.fixture
-def logs() -> MemoryLogs:
-    return MemoryLogs()
-
-
-@pytest.fixture
-def flow(logs: MemoryLogs) -> Flow:
-    made = Flow("shop")
-    made.attach(logs)
-    return made
-
-
 @pytest.mark.asyncio
 async def test_branches_run_at_once_and_keep_their_numbers(flow: Flow, logs: MemoryLogs) -> None:
     both = asyncio.Barrier(2)

@@ -22,18 +22,6 @@ from tests.flow_executions import FLOW_LOG as LOG
 from tests.flow_executions import begin, decided, execute, take
 
 
-@pytest.fixture
-def logs() -> MemoryLogs:
-    return MemoryLogs()
-
-
-@pytest.fixture
-def flow(logs: MemoryLogs) -> Flow:
-    made = Flow("shop")
-    made.attach(logs)
-    return made
-
-
 @pytest.mark.asyncio
 async def test_what_was_done_is_taken_back_in_reverse_order(flow: Flow) -> None:
     undone: list[int] = []

@@ -30,11 +30,6 @@ pytestmark = pytest.mark.asyncio
 LEASE_S = 0.3
 
 
-@pytest.fixture
-def logs() -> MemoryLogs:
-    return MemoryLogs()
-
-
 class Process:
     """A process with the workflow `two`, whose steps ask `on_step` before they return."""
 

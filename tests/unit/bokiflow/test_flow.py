@@ -50,18 +50,6 @@ class Sure:
 
 
 @pytest.fixture
-def logs() -> MemoryLogs:
-    return MemoryLogs()
-
-
-@pytest.fixture
-def flow(logs: MemoryLogs) -> Flow:
-    made = Flow("shop")
-    made.attach(logs)
-    return made
-
-
-@pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the workflow paused; no time passes."""
     paused: list[float] = []

@@ -23,18 +23,6 @@ from tests.flow_executions import FLOW_LOG as LOG
 from tests.flow_executions import begin, execute, take
 
 
-@pytest.fixture
-def logs() -> MemoryLogs:
-    return MemoryLogs()
-
-
-@pytest.fixture
-def flow(logs: MemoryLogs) -> Flow:
-    made = Flow("shop")
-    made.attach(logs)
-    return made
-
-
 @pytest.mark.asyncio
 async def test_a_run_holds_its_lock_over_executors(logs: MemoryLogs) -> None:
     log = logs.log(LOG)

@@ -35,18 +35,6 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def logs() -> MemoryLogs:
-    return MemoryLogs()
-
-
-@pytest.fixture
-def flow(logs: MemoryLogs) -> Flow:
-    made = Flow("shop")
-    made.attach(logs)
-    return made
-
-
 @pytest.mark.asyncio
 async def test_a_sleep_goes_on_where_it_was_when_its_executor_changes(
     logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch

@@ -13,10 +13,9 @@ import indilog
 from bokistore import ConflictError, Store, ViewCache, checkpoints, collection, decisions
 from bokistore.checkpoints import CHECKPOINT_EVERY
 from indilog.errors import TrimmedError
-from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.log import Log, Record
+from indilog.log import Log
 from indilog.testing import MemoryLog, MemoryLogs, cluster
-from indilog.testing.stepper import SteppedLog
+from tests.unit.bokistore.counted_log import CountedLog
 
 pytestmark = pytest.mark.asyncio
 
@@ -50,36 +49,6 @@ def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def newcomer(log: Log) -> Store:
     return Store(log, cache=ViewCache())
-
-
-class CountedLog(MemoryLog):
-    """Counts calls, and the records that they bring."""
-
-    def __init__(self, log: MemoryLog) -> None:
-        super().__init__(log.name, logs=log.logs)
-        self.calls = self.records = 0
-
-    async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
-    ) -> Record | None:
-        self.calls += 1
-        record = await super().read_prev(tag, bound, fresh=fresh)
-        self.records += record is not None
-        return record
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 1000,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        self.calls += 1
-        page = await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
-        self.records += len(page)
-        return page
 
 
 @pytest.mark.parametrize("count", [9_990, 10_000, 10_047])
@@ -117,35 +86,9 @@ async def test_after_a_restart_of_the_platform_a_long_history_costs_three_calls(
             await asyncio.gather(*[store.increment("old", "n") for _ in range(10)])
     async with indilog.open(tmp_path) as client:
         for name, count in (("young", 10), ("old", 300)):
-            counted = CountedCalls(client.log("objects"))
+            counted = CountedLog(client.log("objects"))
             assert (await Store(counted).get(name))["n"] == count
             assert counted.calls == 3
-
-
-class CountedCalls(SteppedLog):
-    """Counts the reads of any log."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__(log)
-        self.calls = 0
-
-    async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
-    ) -> Record | None:
-        self.calls += 1
-        return await super().read_prev(tag, bound, fresh=fresh)
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 1000,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        self.calls += 1
-        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
 
 
 async def test_a_checkpoint_is_one_record_in_64(log: MemoryLog) -> None:
