@@ -62,8 +62,12 @@ class Recovery:
     def _records(
         self, shard: Shard, first: LocalId, end: LocalId, epoch: Epoch, location: Location
     ) -> None:
-        """Take in records that follow on."""
-        if self._lossy:
+        """Take in records that follow on.
+
+        If they leave a gap within one epoch, this replica had learned from the metalog that it
+        lacked something: its newest batch was damaged, and seemed to be a torn tail (0009).
+        """
+        if self._lossy or (first > shard.stored and epoch == shard.opened):
             shard.found(first, epoch)
             shard.fill(first, end, location)
         elif first == shard.stored:

@@ -197,6 +197,26 @@ def test_a_wiped_replica_has_no_say_in_where_the_shard_continues() -> None:
     assert messages(sent) == [ShardClaimed(SHARD, Epoch(3), 7, authoritative=True)]
 
 
+def test_a_replica_whose_newest_batch_seemed_torn_goes_on_and_starts_again() -> None:
+    """A5: it hears from the metalog that it lacks something, and goes on behind it."""
+    pair = replicated(ordering_frame_entries=64)
+    machine = pair.nodes[A]
+    newest = max(n for n, (kind, _, _) in enumerate(machine.frames) if kind is FrameKind.RECORDS)
+    del machine.frames[newest:]
+    pair.restart(A)
+    machine = pair.nodes[A]
+    machine.tell(entries({SHARD: 6}), sender=PRIMARY)
+    assert machine.node.status()["missing_records"] == 2
+    pair.tell_both(AppendBatch(batch(6, [b"6"])))
+    machine.frames[:] = [
+        f for f in machine.frames if f[0] is not FrameKind.ORDERING
+    ]  # written late
+    pair.restart(A)
+    pair.tell_both(entries({SHARD: 6}, {SHARD: 1}), sender=PRIMARY)
+    pair.settle()
+    assert all_of(pair.nodes[A], 7) == expected(7)
+
+
 def test_a_wiped_replica_asks_its_writer_to_open_it_again() -> None:
     pair = replicated()
     pair.wipe(A)

@@ -6,7 +6,15 @@ import pytest
 
 from indilog.errors import DataLossError
 from indilog.roles import FrameKind
-from tests.unit.storage.machine import PRIMARY, append, data_of, entries, machine_of, read
+from tests.unit.storage.machine import (
+    PRIMARY,
+    Machine,
+    append,
+    data_of,
+    entries,
+    machine_of,
+    read,
+)
 
 
 def test_a_restart_finds_records_order_and_writers_again() -> None:
@@ -22,16 +30,37 @@ def test_a_restart_finds_records_order_and_writers_again() -> None:
     assert data_of(read(after, 2, 3)) == [(2, b"c"), (3, b"d")]
 
 
-@pytest.mark.parametrize("kind", [FrameKind.RECORDS, FrameKind.ORDERING])
-def test_a_frame_that_does_not_follow_on_is_data_loss(kind: FrameKind) -> None:
+def two_ordered() -> Machine:
     machine = machine_of()
     append(machine, b"a", first=0)
     append(machine, b"b", first=1)
     machine.tell(entries({0: 1}), sender=PRIMARY)
     machine.tell(entries({0: 1}, start=1), sender=PRIMARY)
-    del machine.frames[[frame[0] for frame in machine.frames].index(kind)]
+    return machine
+
+
+def place_of(machine: Machine, kind: FrameKind) -> int:
+    return [frame[0] for frame in machine.frames].index(kind)
+
+
+def test_a_frame_that_does_not_follow_on_is_data_loss() -> None:
+    machine = two_ordered()
+    del machine.frames[place_of(machine, FrameKind.ORDERING)]
     with pytest.raises(DataLossError, match="continue"):
         machine.restarted()
+    again = two_ordered()
+    again.frames.append(again.frames[place_of(again, FrameKind.RECORDS)])
+    with pytest.raises(DataLossError, match="continue"):
+        again.restarted()
+
+
+def test_a_gap_within_one_epoch_is_known_to_be_one_and_all_else_is_served() -> None:
+    machine = two_ordered()
+    del machine.frames[place_of(machine, FrameKind.RECORDS)]
+    after = machine.restarted()
+    assert after.node.status()["missing_records"] == 1
+    answer = read(after, 0, 1)
+    assert (answer.unknown, data_of(answer)) == ((0,), [(1, b"b")])
 
 
 @pytest.mark.parametrize("kind", [FrameKind.RECORDS, FrameKind.ORDERING, FrameKind.SHARD_STATE])
