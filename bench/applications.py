@@ -1,31 +1,27 @@
 """What the benchmarks of the applications share: a platform with the app, the load step by step in
 rounds, the check of the log at the end, a table with the paper's figures beside ours.
 
-The platform runs as a process of its own, as `indilog up` starts it; this process holds the
-clients, one HTTP connection each.
+The platform runs as a process of its own (`bench.deployment`); this process holds the clients, one
+HTTP connection each.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import socket
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import uvloop
 
+from bench.deployment import deployed
 from bench.harness import ROOT, Report, latency, table_of
 from bench.profile import profiled
 from functions.workload.demonstration import Application, Figures, checked, figures
 from functions.workload.load import Run, run_load
 from functions.workload.replay import Replay, summary_of
-from indilog.cli.start import HOST, PlatformLog, platform, run_step, wait_ready
 
 _WARM_UP_S = 0.5
 _CLIENTS_AT_A_RATE = 64
@@ -54,6 +50,16 @@ def in_a_loop(clients: int, paper: Mapping[str, str] = MappingProxyType({})) -> 
     return Step(f"{clients} client{'s' if clients > 1 else ''}", clients, None, paper)
 
 
+def rates_then_clients(
+    asked: argparse.Namespace, paper: Mapping[int, Mapping[str, str]]
+) -> list[Step]:
+    """Return a step for each of `--rates`, with what a paper measured at it, then for each of
+    `--callers`.
+    """
+    at_rates = [at_a_rate(rate, paper.get(rate, {})) for rate in asked.rates]
+    return at_rates + [in_a_loop(clients) for clients in asked.callers]
+
+
 def at_a_rate(rate: float, paper: Mapping[str, str] = MappingProxyType({})) -> Step:
     """Return the step in which so many requests a second fall due."""
     return Step(f"{rate:g}/s", _CLIENTS_AT_A_RATE, rate, paper)
@@ -73,26 +79,13 @@ def bench(application: Application, steps: Sequence[Step], asked: argparse.Names
     Raises:
         SystemExit: the check found a fault.
     """
-    with _platform_with(application.name) as (url, pid), profiled(wanted=asked.profile, pid=pid):
-        faults = uvloop.run(_measured(url, application, steps, asked))
+    with (
+        deployed(ROOT / "functions" / application.name) as there,
+        profiled(wanted=asked.profile, pid=there.pid),
+    ):
+        faults = uvloop.run(_measured(there.url, application, steps, asked))
     if faults:
         raise SystemExit(f"The check failed:\n{summary_of(faults)}")
-
-
-@contextmanager
-def _platform_with(app: str) -> Iterator[tuple[str, int]]:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-    url = f"http://{HOST}:{port}"
-    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-        data = Path(path) / "data"
-        log = PlatformLog(data)
-        with platform(log, data, port) as process:
-            wait_ready(process, url, log)
-            folder = str(ROOT / "functions" / app)
-            run_step("Deploying", "indilog", "deploy", folder, "--url", url)
-            yield url, process.pid
 
 
 async def _measured(

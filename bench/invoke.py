@@ -1,7 +1,7 @@
 """Functions over HTTP: a no-op, one append and one durable increment, with kept-alive connections.
 
-The platform runs as a process of its own, as `indilog up` starts it; this process holds the
-closed-loop callers, one connection each.
+The platform runs as a process of its own (`bench.deployment`); this process holds the closed-loop
+callers, one connection each.
 
     python -m bench.invoke [--seconds 2] [--rounds 5] [--callers 1 64]
 """
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
-import tempfile
 from pathlib import Path
 
 import uvloop
 
+from bench.deployment import deployed
 from bench.harness import Operation, Report, arguments, figures_of, interleaved, table_of
 from bench.http_caller import HttpCaller, connected
 from bench.profile import profiled
-from indilog.cli.start import PlatformLog, platform, run_step, wait_ready
+from bench.servers import HOST
 
 APP = Path(__file__).with_name("invoke_app.py")
-HOST = "127.0.0.1"
 
 
 def sides_of(callers: list[HttpCaller]) -> dict[str, Operation]:
@@ -65,18 +63,8 @@ async def measure(asked: argparse.Namespace, port: int) -> None:
 
 def main(asked: argparse.Namespace) -> None:
     """Start a platform in a temporary directory, deploy, measure."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-    url = f"http://{HOST}:{port}"
-    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-        data = Path(path) / "data"
-        log = PlatformLog(data)
-        with platform(log, data, port) as process:
-            wait_ready(process, url, log)
-            run_step("Deploying", "indilog", "deploy", str(APP), "--name", "bench", "--url", url)
-            with profiled(wanted=asked.profile, pid=process.pid):
-                uvloop.run(measure(asked, port))
+    with deployed(APP, "bench") as there, profiled(wanted=asked.profile, pid=there.pid):
+        uvloop.run(measure(asked, there.port))
 
 
 if __name__ == "__main__":

@@ -6,19 +6,11 @@ answered, and whether each is there once in all three places.
 
 from __future__ import annotations
 
-import argparse
-
-from bench.applications import Step, at_a_rate, bench, in_a_loop
+from bench.applications import bench, rates_then_clients
 from bench.harness import arguments
 from functions.media.load import Media
 
 PAPER = {100: {"load": "  Boki", "requests/s": "100", "all p50": "26 ms"}}
-
-
-def steps_of(asked: argparse.Namespace) -> list[Step]:
-    """Return the rates, then the numbers of clients."""
-    at_rates = [at_a_rate(rate, PAPER.get(rate, {})) for rate in asked.rates]
-    return at_rates + [in_a_loop(clients) for clients in asked.callers]
 
 
 if __name__ == "__main__":
@@ -27,4 +19,4 @@ if __name__ == "__main__":
         callers={"type": int, "nargs": "+", "default": [1, 64], "help": "clients"},
         rates={"nargs": "+", "type": int, "default": [100], "help": "requests a second"},
     )
-    bench(Media(), steps_of(asked), asked)
+    bench(Media(), rates_then_clients(asked, PAPER), asked)

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
@@ -23,6 +21,7 @@ from unittest import mock
 import uvloop
 from rich.table import Table
 
+from bench.deployment import deployed
 from bench.harness import (
     Operation,
     Report,
@@ -36,13 +35,12 @@ from bench.harness import (
 from bench.http_caller import HttpCaller, connected
 from bench.platforms import configured, running
 from bench.profile import profiled
+from bench.servers import HOST, temporary
 from bench.store_app import aged, transferred
 from bokistore import Store, ViewCache, replay
-from indilog.cli.start import PlatformLog, platform, run_step, wait_ready
 from indilog.log import Log
 
 APP = Path(__file__).with_name("store_app.py")
-HOST = "127.0.0.1"
 PAST = {"10": 10, "10,000": 10_000}
 """Past operations of the objects that are read."""
 NEVER = 1 << 60
@@ -180,20 +178,11 @@ async def over_http(run: Measuring, port: int) -> None:
 
 def main(asked: argparse.Namespace) -> None:
     """Start platforms in temporary directories, measure, print one table."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-    url = f"http://{HOST}:{port}"
     run = Measuring(asked)
-    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as path:
-        with profiled(wanted=asked.profile):
-            uvloop.run(in_process(run, Path(path) / "in-process"))
-        data = Path(path) / "data"
-        log = PlatformLog(data)
-        with platform(log, data, port) as process:
-            wait_ready(process, url, log)
-            run_step("Deploying", "indilog", "deploy", str(APP), "--name", "bench", "--url", url)
-            uvloop.run(over_http(run, port))
+    with temporary("in-process") as directory, profiled(wanted=asked.profile):
+        uvloop.run(in_process(run, directory / "data"))
+    with deployed(APP, "bench") as there:
+        uvloop.run(over_http(run, there.port))
     run.report.show(run.table)
     run.report.write()
 

@@ -7,10 +7,9 @@ is used and the orders that were placed.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from bench.applications import Step, at_a_rate, bench, in_a_loop
+from bench.applications import bench, rates_then_clients
 from bench.harness import arguments
 from functions.travel.hotels import HotelDataError, generated_hotels, read_hotels
 from functions.travel.load import CAPACITY, MIX, Travel
@@ -18,12 +17,6 @@ from functions.travel.load import CAPACITY, MIX, Travel
 PAPER = {100: {"load": "  Boki (Beldi)", "all p50": "20 ms (76 ms)", "all p99": "25 ms (171 ms)"}}
 _LASTING_CAPACITY = 1000 * CAPACITY
 """So that reservations alone do not run into full hotels."""
-
-
-def steps_of(asked: argparse.Namespace) -> list[Step]:
-    """Return the rates, then the numbers of clients."""
-    at_rates = [at_a_rate(rate, PAPER.get(rate, {})) for rate in asked.rates]
-    return at_rates + [in_a_loop(clients) for clients in asked.callers]
 
 
 if __name__ == "__main__":
@@ -39,4 +32,6 @@ if __name__ == "__main__":
     except HotelDataError as error:
         raise SystemExit(str(error)) from None
     mix = {"reserve": 100.0} if asked.reserve else MIX
-    bench(Travel(hotels, capacity=_LASTING_CAPACITY, mix=mix), steps_of(asked), asked)
+    bench(
+        Travel(hotels, capacity=_LASTING_CAPACITY, mix=mix), rates_then_clients(asked, PAPER), asked
+    )
