@@ -29,6 +29,10 @@ class Cleaner:
 
     Args:
         retention_s: how long after its last record an ended run is kept.
+
+    Attributes:
+        open: the runs that began longer than that ago, as of the last round, and go on; and their
+            executors.
     """
 
     def __init__(self, retention_s: float) -> None:
@@ -36,6 +40,7 @@ class Cleaner:
         self._cursor: SeqNum = 0
         self._floor: SeqNum = 0
         self._kept: dict[str, SeqNum] = {}
+        self.open: dict[str, str] = {}
 
     @property
     def interval_s(self) -> float:
@@ -46,6 +51,7 @@ class Cleaner:
         """Forget what ended before `now` less the retention; return how many runs."""
         before = now - self._retention_s
         forgotten = 0
+        self.open = {}
         for run_id in list(self._kept):
             forgotten += await self._look(log, run_id, before)
         while page := await self._page(log):
@@ -80,7 +86,11 @@ class Cleaner:
         """Forget a run if it ended long enough ago; 1: so it is now."""
         run = await read_run(log, run_id, Run(), is_reused=True)
         if run.started is not None:
-            if run.finished is None or run.clock > before:
+            if run.finished is None:
+                if run.parked is None:
+                    self.open[run_id] = run.executor
+                return 0
+            if run.clock > before:
                 return 0
             parent = run.started.parent
             if parent is not None and not await _has_ended(log, parent.run):

@@ -3,7 +3,8 @@
 It waits for signs of life, reads nothing of runs that go well, and costs nothing while nobody
 executes anything. When a lease has ended it looks what that executor has left; if that is anything,
 the order of the log makes one driver the heir, who takes the runs over one by one, as many at once
-as it may execute. When the heir dies, its own heir goes on with both.
+as it may execute. When the heir dies, its own heir goes on with both. Runs that came to an executor
+after all had looked are found by looking again (`bokiflow.departed`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import structlog
 
 from bokiflow import waiting
 from bokiflow.cleaning import Cleaner
+from bokiflow.departed import left_by, stream
 from bokiflow.fold import Run
 from bokiflow.records import (
     EXECUTORS_TAG,
@@ -24,23 +26,18 @@ from bokiflow.records import (
     Dead,
     Left,
     Parked,
-    RunRecord,
-    Started,
     Taken,
     encoded,
     executor_tag,
     run_in,
-    run_record,
     run_tag,
 )
 from bokiflow.run_log import Stopped, appended, read_run
 from bokiflow.runner import Runner
 from bokiflow.workflow import Logs
 from indilog.errors import IndilogError, TrimmedError
-from indilog.ids import SeqNum
-from indilog.log import Entry, Log, Record
+from indilog.log import Entry, Log
 
-_PAGE: Final = 1000
 _AGAIN_S: Final = 0.05
 _PROBLEM_S: Final = 1.0
 _TAKEN_AT_ONCE: Final = 16
@@ -56,7 +53,7 @@ class Driver:
     async def drive(self, logs: Logs) -> None:
         """Watch and take over until cancelled; then leave, so that others go on at once."""
         log = logs.log(self._runner.log_name)
-        cleaning = asyncio.create_task(self._clean(log))
+        cleaning = asyncio.create_task(self._clean(log, logs))
         try:
             await self._until_done(lambda: self._resume_parked(log, logs))
             while True:
@@ -74,12 +71,16 @@ class Driver:
                 structlog.get_logger().warning("driver waits for the log", reason=str(error))
             await waiting.pause(_PROBLEM_S)
 
-    async def _clean(self, log: Log) -> None:
+    async def _clean(self, log: Log, logs: Logs) -> None:
         while True:
             await waiting.pause(self._cleaner.interval_s)
             try:
                 await self._cleaner.clean(log, waiting.seconds_now())
-            except IndilogError as error:
+                await self._runner.look(log)
+                for run, executor in self._cleaner.open.items():
+                    if self._is_nobodys(executor):
+                        await self._take_all(log, logs, executor, [run])
+            except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("old runs are not forgotten", reason=str(error))
 
     async def _turn(self, log: Log, logs: Logs) -> None:
@@ -89,15 +90,16 @@ class Driver:
             await self._on_lapsed(log, name)
         for name in runner.executors.left_to(runner.lease.name):
             await self._take_from(log, logs, name)
+        for name in runner.executors.departed.due(waiting.seconds_now()):
+            await self._look_again(log, logs, name)
         await self._news(log)
 
     async def _news(self, log: Log) -> None:
-        """Wait for a sign of life, or for the time when one is missing."""
+        """Wait for a sign of life, or for the time when one is missing or may have come late."""
         executors = self._runner.executors
-        lapse = executors.next_lapse()
-        wait_s = math.inf
-        if lapse is not None:
-            wait_s = max(_AGAIN_S, lapse - waiting.seconds_now())
+        times = (executors.next_lapse(), executors.departed.next_due())
+        next_time = min((time for time in times if time is not None), default=math.inf)
+        wait_s = max(_AGAIN_S, next_time - waiting.seconds_now())
         try:
             await log.read_next(EXECUTORS_TAG, executors.end, wait=wait_s)
         except TrimmedError:
@@ -110,7 +112,7 @@ class Driver:
         if name == runner.lease.name:
             await runner.retire(log)
             return
-        if not await left_by(log, name) and not runner.executors.left_to(name):
+        if not (await left_by(log, name)).runs and not runner.executors.left_to(name):
             runner.executors.forget(name)
             return
         lease = runner.living()
@@ -120,7 +122,34 @@ class Driver:
     async def _take_from(self, log: Log, logs: Logs, name: str) -> None:
         """Take over all that a dead executor has left; then nobody needs to know of it."""
         left = await left_by(log, name)
-        structlog.get_logger().info("taking over runs", executor=name, runs=len(left))
+        structlog.get_logger().info("taking over runs", executor=name, runs=len(left.runs))
+        await self._take_all(log, logs, name, left.runs)
+        over = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
+        seqnum = await appended(log, [over])
+        await log.trim(left.end, tag=executor_tag(name))
+        await self._runner.look(log, seqnum)
+
+    async def _look_again(self, log: Log, logs: Logs, name: str) -> None:
+        """Take over what came to an executor that was gone already."""
+        departed = self._runner.executors.departed
+        now = waiting.seconds_now()
+        left = await left_by(log, name, departed.end(name))
+        await self._runner.look(log)  # a sign of life stands before what was done under it
+        if self._is_nobodys(name):
+            await self._take_all(log, logs, name, left.runs)
+            departed.looked(name, now, left.end)
+        else:
+            departed.looked(name, now, 0)
+
+    def _is_nobodys(self, name: str) -> bool:
+        """Whether nobody knows of an executor, so that nobody will look what it left.
+
+        Several drivers may see that at once, and one of them gets each run.
+        """
+        return name != self._runner.lease.name and name not in self._runner.executors.known
+
+    async def _take_all(self, log: Log, logs: Logs, name: str, left: list[str]) -> None:
+        """Take over runs of an executor, as many at once as there is room for."""
         while left:
             await self._room()
             count = max(1, min(_TAKEN_AT_ONCE, self._runner.room))
@@ -130,10 +159,6 @@ class Driver:
                     left.append(id_)
             free = [id_ for id_ in now if id_ not in left]
             await asyncio.gather(*(self._take(log, logs, id_, (name,)) for id_ in free))
-        over = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
-        seqnum = await appended(log, [over])
-        await log.trim(seqnum, tag=executor_tag(name))
-        await self._runner.look(log, seqnum)
 
     async def _freed(self, runs: list[str]) -> list[bool]:
         """Wait for runs that this process executed under an old name and whose tasks still end;
@@ -171,7 +196,7 @@ class Driver:
         lease = runner.living()
         taken = Taken(run.epoch + 1, lease.name)
         tags = (run_tag(id_), executor_tag(lease.name), executor_tag(before))
-        seqnum = await runner.append_alive(log, lease, [Entry(encoded(taken), tags)])
+        seqnum = await runner.append_given(logs, lease, id_, [Entry(encoded(taken), tags)])
         await read_run(log, id_, run, seqnum)
         if (run.executor, run.epoch) != (lease.name, taken.epoch) or run.finished is not None:
             return
@@ -187,7 +212,7 @@ class Driver:
 
     async def _resume_parked(self, log: Log, logs: Logs) -> None:
         """Try the parked runs with the code of now; what does not fit is parked again."""
-        parked = await _stream(log, PARKED_TAG)
+        parked = await stream(log, PARKED_TAG)
         latest = {run_in(record.tags): record for record in parked}
         for id_, record in latest.items():
             if id_ is None:
@@ -199,44 +224,3 @@ class Driver:
                 continue
             if run.parked is not None and run.end > record.seqnum:
                 await self._take(log, logs, id_, (run.executor,))
-
-
-async def left_by(log: Log, executor: str) -> list[str]:
-    """Return the runs that an executor began or took and that nothing says it is done with."""
-    left: dict[str, None] = {}
-    for record in await _stream(log, executor_tag(executor)):
-        run = run_in(record.tags)
-        if run is None:
-            continue
-        if _holds(run_record(record.data), executor):
-            left[run] = None
-        else:
-            left.pop(run, None)
-    return list(left)
-
-
-def _holds(record: RunRecord | None, executor: str) -> bool:
-    """Whether a record leaves its run with the executor of whose stream it is."""
-    match record:
-        case Started():
-            return True
-        case Taken():
-            return record.executor == executor
-        case _:
-            return False
-
-
-async def _stream(log: Log, tag: str) -> list[Record]:
-    """Return all records with a tag that are there."""
-    found: list[Record] = []
-    bound: SeqNum = 0
-    while True:
-        try:
-            page = await log.read_range(tag, bound, limit=_PAGE)
-        except TrimmedError as error:
-            bound = max(bound, error.first_seqnum)
-            continue
-        if not page:
-            return found
-        found += page
-        bound = page[-1].seqnum + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+from bokiflow.departed import Departed
 from bokiflow.records import Alive, Dead, ExecutorRecord, Left
 from indilog.ids import SeqNum
 
@@ -36,12 +37,14 @@ class Executors:
         end: records below this seqnum are applied.
         clock: the latest time of an applied record, seconds since 1970.
         known: by name, those that live and those that have an heir who is not done.
+        departed: those that were known and are not any more.
     """
 
     def __init__(self) -> None:
         self.end: SeqNum = 0
         self.clock = 0.0
         self.known: dict[str, Executor] = {}
+        self.departed = Departed()
 
     def apply(self, seqnum: SeqNum, time: float, record: ExecutorRecord | None) -> None:
         """Take in the record at `seqnum`."""
@@ -55,6 +58,7 @@ class Executors:
                 known = self.known.get(name)
                 if known is None or known.heir is None:
                     self.known[name] = Executor(self.clock + lease_s, seqnum)
+                    self.departed.discard(name)
             case Dead(name, heir):
                 known = self.known.get(name)
                 if known is not None and known.heir is None and known.until <= self.clock:
@@ -69,7 +73,7 @@ class Executors:
 
     def _gone(self, name: str) -> None:
         """It has left nothing; what was left to it, if it did not come to that, is open again."""
-        self.known.pop(name, None)
+        self.forget(name)
         for known in self.known.values():
             if known.heir == name:
                 known.heir, known.until = None, min(known.until, self.clock)
@@ -105,6 +109,7 @@ class Executors:
     def forget(self, name: str) -> None:
         """An executor has left nothing; if it lives after all, it says so again."""
         self.known.pop(name, None)
+        self.departed.add(name, self.clock)
 
     @property
     def needed_from(self) -> SeqNum:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -18,10 +19,12 @@ import structlog
 from bokiflow import waiting
 from bokiflow.compensation import compensated
 from bokiflow.definition import Definition
+from bokiflow.departed import left_by
 from bokiflow.errors import ChangedWorkflowError, RunIdInUseError
 from bokiflow.execution import Execution
 from bokiflow.executors import Executors
 from bokiflow.fold import Run
+from bokiflow.lease import Lease
 from bokiflow.news import RESTS
 from bokiflow.records import (
     EXECUTORS_TAG,
@@ -40,10 +43,16 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
-from bokiflow.run_log import Stopped, appended, read_run
+from bokiflow.run_log import Stopped, appended, patiently, read_run
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import Context
-from indilog.errors import IndilogError, InvalidArgumentsError, OverloadedError, TrimmedError
+from indilog.errors import (
+    IndilogError,
+    InvalidArgumentsError,
+    OverloadedError,
+    TooLargeError,
+    TrimmedError,
+)
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log, Record
 
@@ -52,37 +61,11 @@ EXECUTIONS_MAX: Final = 1024
 RUNS_PER_EXECUTION: Final = 16
 """Runs in a process for each that it may execute at once; the others wait for news or a time."""
 _BEATS: Final = 4
-_SURE: Final = 0.5
 _PAGE: Final = 1000
 _AGAIN_S: Final = 1.0
 _TRIM_EVERY: Final = 512
-
-
-class Lease:
-    """This process's hold on its runs, by its own clock.
-
-    Attributes:
-        name: under which it is known; never used again once its lease has ended.
-    """
-
-    def __init__(self, lease_s: float) -> None:
-        self.name = waiting.new_name()
-        self._lease_s = lease_s
-        self._renewed_at: float | None = None
-
-    def renewed(self, asked_at: float) -> None:
-        """The log holds a sign of life that was sent off at `asked_at`."""
-        self._renewed_at = max(self._renewed_at or 0.0, asked_at)
-
-    def is_sure(self) -> bool:
-        """See `bokiflow.execution.Lease`."""
-        at = self._renewed_at
-        return at is not None and waiting.seconds_now() < at + self._lease_s * _SURE
-
-    def has_ended(self) -> bool:
-        """Whether others may have given its runs to somebody else."""
-        at = self._renewed_at
-        return at is not None and waiting.seconds_now() >= at + self._lease_s
+_UNCLEAR_MAX: Final = 1024
+_UNCLEAR_BEATS: Final = 64
 
 
 class Running:
@@ -139,6 +122,8 @@ class Runner:
         self._starting = 0
         self._resting = 0
         self._ended_since_trim = 0
+        self._unclear: dict[str, int] = {}
+        """Runs that this executor may have got, though it was not told; how often to look yet."""
         self.on_room: list[Callable[[], None]] = []
 
     # --- beginning runs
@@ -183,7 +168,7 @@ class Runner:
         lease = self.living()
         started = Started(definition.name, arguments, lease.name, definition.version, parent)
         tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
-        seqnum = await self.append_alive(log, lease, [Entry(encoded(started), tags)])
+        seqnum = await self.append_given(logs, lease, run_id, [Entry(encoded(started), tags)])
         run = Run()
         if id is None:
             run.apply(seqnum, waiting.seconds_now(), started)
@@ -215,7 +200,8 @@ class Runner:
         steps = [Entry(encoded(step), tags[:1]) for step in decided]
         self._starting += 1
         try:
-            last = await self.append_alive(log, lease, [Entry(encoded(started), tags), *steps])
+            entries = [Entry(encoded(started), tags), *steps]
+            last = await self.append_given(logs, lease, run_id, entries)
             run = await read_run(log, run_id, Run(), last)
             self.execute(logs, definition, run_id, run, lease)
         finally:
@@ -262,8 +248,7 @@ class Runner:
         running = self.running[id] = Running(definition, execution)
         running.task = asyncio.create_task(self._execute(logs, running))
         running.task.add_done_callback(partial(self._ended, running))
-        if self._beating is None or self._beating.done():
-            self._beating = asyncio.create_task(self._beat(logs))
+        self._keep_beating(logs)
         return running
 
     async def _execute(self, logs: Logs, running: Running) -> None:
@@ -332,17 +317,61 @@ class Runner:
         lease.renewed(now)
         return last
 
+    async def append_given(
+        self, logs: Logs, lease: Lease, run: str, entries: list[Entry]
+    ) -> SeqNum:
+        """As `append_alive`, for records that give a run to this executor: if it ends before it
+        knows whether they are there, this process looks for the run later.
+        """
+        try:
+            return await self.append_alive(logs.log(self.log_name), lease, entries)
+        except TooLargeError:
+            raise
+        except BaseException:  # also of a caller that is cancelled: the record is on its way
+            if lease is self.lease and len(self._unclear) < _UNCLEAR_MAX:
+                self._unclear[run] = _UNCLEAR_BEATS
+                self._keep_beating(logs)
+            raise
+
+    async def _look_for_unclear(self, logs: Logs) -> None:
+        """Execute the runs that this executor has got without being told."""
+        log = logs.log(self.log_name)
+        for id_, beats in list(self._unclear.items()):
+            try:
+                run = await read_run(log, id_, Run(), is_reused=True)
+            except TrimmedError:
+                run = Run()
+            started = run.started
+            if started is not None and run.finished is None and run.executor == self.lease.name:
+                self._unclear.pop(id_, None)
+                if (definition := self.definitions.get(started.workflow)) is not None:
+                    self.execute(logs, definition, id_, run, self.lease)
+            elif beats > 1 and id_ in self._unclear:
+                self._unclear[id_] = beats - 1
+            else:
+                self._unclear.pop(id_, None)
+
     def _alive(self, lease: Lease) -> Entry:
         alive = Alive(lease.name, self.lease_s)
         return Entry(encoded(alive), (EXECUTORS_TAG,))
 
+    def _keep_beating(self, logs: Logs) -> None:
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.create_task(self._beat(logs))
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether it executes anything, or may have to."""
+        return bool(self.running or self._starting or self._unclear)
+
     async def _beat(self, logs: Logs) -> None:
         """Say that it lives as long as it executes anything."""
         log = logs.log(self.log_name)
-        while self.running or self._starting:
+        while self._is_busy:
             await waiting.pause(self.lease_s / _BEATS)
             try:
                 await self._renew(log)
+                await self._look_for_unclear(logs)
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("executor cannot renew its lease", reason=str(error))
 
@@ -363,6 +392,7 @@ class Runner:
     def _lose(self) -> None:
         """Others may have its runs: stop them, and go on under another name."""
         self.lease = Lease(self.lease_s)
+        self._unclear.clear()  # whoever inherits the old name looks for them
         for running in list(self.running.values()):
             if running.task is not None:
                 running.task.cancel()
@@ -394,7 +424,7 @@ class Runner:
             return
         self._ended_since_trim = 0
         needed = [running.execution.run.started_at for running in self.running.values()]
-        if needed and not self._starting:
+        if needed and not (self._starting or self._unclear):
             await log.trim(min(needed), tag=executor_tag(self.lease.name))
         await log.trim(self.executors.needed_from, tag=EXECUTORS_TAG)
 
@@ -404,25 +434,33 @@ class Runner:
         """Its lease has ended: if it has nothing to execute, say so, that nobody needs to look."""
         name = self.lease.name
         if self.lease.has_ended():
-            idle = not (self.running or self._starting or self.executors.left_to(name))
+            idle = not (self._is_busy or self.executors.left_to(name))
             self._lose()
             if idle:
-                left = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
-                await log.trim(await appended(log, [left]), tag=executor_tag(name))
+                await self._leave(log, name)
+
+    async def _leave(self, log: Log, name: str) -> None:
+        """Say that an executor is gone, and whether it has left anything."""
+        left = await patiently(partial(left_by, log, name))
+        is_idle = not (left.runs or self.executors.left_to(name))
+        await appended(log, [Entry(encoded(Left(name, is_idle=is_idle)), (EXECUTORS_TAG,))])
+        if is_idle:
+            with suppress(IndilogError):  # it saves others reading, no more
+                await log.trim(left.end, tag=executor_tag(name))
 
     async def stop(self, log: Log) -> None:
         """Stop everything and say so; others go on with it at once."""
         tasks = [running.task for running in self.running.values() if running.task is not None]
-        was_idle = not (tasks or self.executors.left_to(self.lease.name))
         if self._beating is not None:
             tasks.append(self._beating)
             self._beating = None
         name = self.lease.name
         self.lease = Lease(self.lease_s)
+        self._unclear.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await appended(log, [Entry(encoded(Left(name, is_idle=was_idle)), (EXECUTORS_TAG,))])
+        await self._leave(log, name)
 
 
 async def _awaited(body: Coroutine[Any, Any, bytes]) -> bytes:

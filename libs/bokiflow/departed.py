@@ -1,0 +1,129 @@
+"""What executors leave behind that are gone, however late it comes.
+
+A record that gives a run to an executor may be ordered after everybody has looked what that
+executor left: it was on its way meanwhile. So whoever looks trims no further than it has read, and
+looks again at the streams of those who are gone, at doubling intervals for a day. That is a read
+for each executor that ever stopped, and none for runs that go well. What comes later still, the
+cleaning finds (`bokiflow.cleaning`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from bokiflow.records import RunRecord, Started, Taken, executor_tag, run_in, run_record
+from indilog.errors import TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Log, Record
+
+AGE_S_MIN: Final = 1.0
+"""How long after an executor went its stream is looked at again first."""
+AGE_S_MAX: Final = 86_400.0
+NAMES_MAX: Final = 4096
+"""More than these are not remembered; those that went first are forgotten first."""
+_PAGE: Final = 1000
+
+
+class Remains(NamedTuple):
+    """The runs that an executor has left, as far as its stream was read.
+
+    Attributes:
+        end: all of the stream below this seqnum was read.
+    """
+
+    runs: list[str]
+    end: SeqNum
+
+
+async def left_by(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
+    """Return the runs that an executor began or took, at `bound` or later, and that nothing says it
+    is done with.
+    """
+    left: dict[str, None] = {}
+    end = bound
+    for record in await stream(log, executor_tag(executor), bound):
+        end = record.seqnum + 1
+        run = run_in(record.tags)
+        if run is None:
+            continue
+        if _holds(run_record(record.data), executor):
+            left[run] = None
+        else:
+            left.pop(run, None)
+    return Remains(list(left), end)
+
+
+def _holds(record: RunRecord | None, executor: str) -> bool:
+    """Whether a record leaves its run with the executor of whose stream it is."""
+    match record:
+        case Started():
+            return True
+        case Taken():
+            return record.executor == executor
+        case _:
+            return False
+
+
+async def stream(log: Log, tag: str, bound: SeqNum = 0) -> list[Record]:
+    """Return all records with a tag that are there, from seqnum `bound` on."""
+    found: list[Record] = []
+    while True:
+        try:
+            page = await log.read_range(tag, bound, limit=_PAGE)
+        except TrimmedError as error:
+            bound = max(bound, error.first_seqnum)
+            continue
+        if not page:
+            return found
+        found += page
+        bound = page[-1].seqnum + 1
+
+
+@dataclass(slots=True)
+class _Departure:
+    since: float
+    again_at: float
+    end: SeqNum = 0
+
+
+class Departed:
+    """When to look again at the streams of executors that are gone; times in seconds since 1970."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, _Departure] = {}
+
+    def add(self, name: str, now: float) -> None:
+        """An executor is gone."""
+        if name not in self._names:
+            self._names[name] = _Departure(now, now + AGE_S_MIN)
+            if len(self._names) > NAMES_MAX:
+                del self._names[next(iter(self._names))]
+
+    def discard(self, name: str) -> None:
+        """It is back."""
+        self._names.pop(name, None)
+
+    def due(self, now: float) -> list[str]:
+        """Return those at whose streams somebody should look again at `now`."""
+        return [name for name, gone in self._names.items() if gone.again_at <= now]
+
+    def next_due(self) -> float | None:
+        """Return when the next one is due."""
+        return min((gone.again_at for gone in self._names.values()), default=None)
+
+    def end(self, name: str) -> SeqNum:
+        """Return below which seqnum nothing of its stream is open any more."""
+        gone = self._names.get(name)
+        return 0 if gone is None else gone.end
+
+    def looked(self, name: str, now: float, end: SeqNum) -> None:
+        """Nothing is open below `end` of its stream, as of `now`."""
+        gone = self._names.get(name)
+        if gone is None:
+            return
+        if now - gone.since >= AGE_S_MAX:
+            del self._names[name]
+            return
+        gone.end = max(gone.end, end)
+        gone.again_at = max(gone.again_at, now) + max(AGE_S_MIN, now - gone.since)

@@ -1,0 +1,36 @@
+"""A process's hold on the runs that it executes, by its own clock (see `bokiflow.runner`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bokiflow import waiting
+
+_SURE: Final = 0.5
+
+
+class Lease:
+    """This process's hold on its runs, by its own clock.
+
+    Attributes:
+        name: under which it is known; never used again once its lease has ended.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.name = waiting.new_name()
+        self._lease_s = lease_s
+        self._renewed_at: float | None = None
+
+    def renewed(self, asked_at: float) -> None:
+        """The log holds a sign of life that was sent off at `asked_at`."""
+        self._renewed_at = max(self._renewed_at or 0.0, asked_at)
+
+    def is_sure(self) -> bool:
+        """See `bokiflow.execution.Lease`."""
+        at = self._renewed_at
+        return at is not None and waiting.seconds_now() < at + self._lease_s * _SURE
+
+    def has_ended(self) -> bool:
+        """Whether others may have given its runs to somebody else."""
+        at = self._renewed_at
+        return at is not None and waiting.seconds_now() >= at + self._lease_s
