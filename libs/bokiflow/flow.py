@@ -48,6 +48,7 @@ from indilog.log import Entry, Log, check_bound
 from indilog.signature import ResultType
 
 _ResultT = TypeVar("_ResultT")
+_ResultT_co = TypeVar("_ResultT_co", covariant=True)
 LEASE_S: Final = 5.0
 RETENTION_S: Final = 7 * 86_400.0
 _LEASE_S_MIN: Final = 0.05
@@ -95,7 +96,7 @@ def unknown(id: str, log_name: str) -> UnknownRunError:  # noqa: A002
     return UnknownRunError(f"There is no run {id!r} in {log_name!r}, or it was forgotten.")
 
 
-class Handle(Generic[_ResultT]):
+class Handle(Generic[_ResultT_co]):
     """A run, wherever it is executed."""
 
     def __init__(self, flow: Flow, definition: Definition, id: str, logs: Logs) -> None:  # noqa: A002
@@ -104,7 +105,7 @@ class Handle(Generic[_ResultT]):
         self._definition = definition
         self._logs = logs
 
-    async def result(self, timeout: float | None = None) -> _ResultT:  # noqa: ASYNC109 - its name in API.md
+    async def result(self, timeout: float | None = None) -> _ResultT_co:  # noqa: ASYNC109 - its name in API.md
         """Return what the workflow returned, once it has; the run goes on if nobody waits for it.
 
         Raises:
@@ -131,13 +132,13 @@ class Handle(Generic[_ResultT]):
             if left <= 0 or await log.read_next(run_tag(self.id), run.end, wait=left) is None:
                 raise TimeoutError(f"Run {self.id!r} has not ended in time; it goes on.")
 
-    def _value(self, finished: Finished) -> _ResultT:
+    def _value(self, finished: Finished) -> _ResultT_co:
         failure = finished.failure
         if failure is not None:
             kind = RunCancelledError if finished.was_cancelled else RunFailedError
             raise kind(self.id, failure.kind, failure.message)
         value: Any = self._definition.signature.result(finished.result)
-        result: _ResultT = value
+        result: _ResultT_co = value
         return result
 
     async def status(self) -> Status:
@@ -199,7 +200,7 @@ class Handle(Generic[_ResultT]):
         return f"Handle({self.id!r}, workflow={self._definition.name!r})"
 
 
-class Startable(Generic[_ResultT]):
+class Startable(Generic[_ResultT_co]):
     """A decorated workflow.
 
     Attributes:
@@ -216,7 +217,7 @@ class Startable(Generic[_ResultT]):
         *arguments: Any,  # noqa: ANN401 - checked by the workflow's type hints
         id: str | None = None,  # noqa: A002 - API.md
         **named: Any,  # noqa: ANN401
-    ) -> Handle[_ResultT]:
+    ) -> Handle[_ResultT_co]:
         """Begin a run with these arguments, and execute it in this process.
 
         When this returns, the run is durable: it goes on to its end whatever dies. With an `id`
@@ -237,7 +238,7 @@ class Startable(Generic[_ResultT]):
         run, _ = await self._flow.runner.start(logs, definition, text, id)
         return Handle(self._flow, definition, run, logs)
 
-    def handle(self, id: str) -> Handle[_ResultT]:  # noqa: A002
+    def handle(self, id: str) -> Handle[_ResultT_co]:  # noqa: A002
         """Return a handle on the run `id`, which may be there or not."""
         run_tag(id)
         return Handle(self._flow, self.definition, id, self._flow.logs())
@@ -264,10 +265,10 @@ class Startable(Generic[_ResultT]):
         flow = self._flow
         await flow.runner.start(flow.logs(), self.definition, arguments, id, parent=parent)
 
-    def result_of(self, text: bytes) -> _ResultT:
+    def result_of(self, text: bytes) -> _ResultT_co:
         """Return the value that a result's JSON text stands for."""
         value: Any = self.definition.signature.result(text)
-        result: _ResultT = value
+        result: _ResultT_co = value
         return result
 
     def __repr__(self) -> str:

@@ -364,3 +364,25 @@ async def test_results_of_every_kind_come_back_as_they_were(flow: Flow, logs: Me
     assert result == (b"\x00\xff", Order("x", 1), [1, {"a": None}])
     repeated = await again(logs, kinds, "k")
     assert kinds.definition.signature.result(repeated.result) == result
+
+
+async def test_a_workflow_stands_where_one_of_a_wider_result_does() -> None:
+    """For type checkers: what it gives only comes out of it."""
+
+    async def shown(value: object) -> str:
+        return str(value)
+
+    flow = Flow("shop")
+    flow.attach(MemoryLogs())
+
+    @flow.workflow
+    async def child(wf: Workflow) -> int:
+        return 7
+
+    @flow.workflow
+    async def parent(wf: Workflow) -> str:
+        return await shown(await wf.run(child))
+
+    wider: Startable[object] = child
+    assert await (await parent.start()).result(10) == "7"
+    assert await (await wider.start()).result(10) == 7
