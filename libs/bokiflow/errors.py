@@ -22,11 +22,12 @@ class UnknownRunError(FlowError):
 
 
 class StepFailedError(FlowError):
-    """A step failed for good: its error was decided, and is raised alike in every re-execution.
+    """A step, child, call or transaction of a run failed for good: so it was decided, and it is
+    raised alike in every execution.
 
     Attributes:
-        step: the step's name.
-        kind: the name of the class of what its body raised.
+        step: its name.
+        kind: the name of the class of what it failed with.
     """
 
     def __init__(self, step: str, kind: str, message: str) -> None:

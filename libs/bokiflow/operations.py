@@ -233,9 +233,8 @@ class Operations:
 
         The platform records the call under the key of this operation, so however many execute this
         and whatever dies, one outcome is decided, and the function is not run again once it has
-        one. A run whose worker is lost is begun again: the body of the function may run more than
-        once. What must happen once in it belongs into a workflow (`run`), or into a transaction
-        with an id.
+        one. When its worker is lost it is begun again, so its body may run more than once. What
+        must happen once in it belongs into a workflow (`run`), or into a transaction with an id.
 
         Args:
             function: a decorated function, or `"app.function"`, which takes named arguments only.
@@ -262,8 +261,8 @@ class Operations:
         """Run `body(txn)` in a transaction of a store that takes effect exactly once; return its
         result, decided once by the log.
 
-        The body may run several times; only the writes of one run take effect, whatever dies and
-        however many execute this. Its result comes back as JSON, as its return type says.
+        The body may run several times; only what it wrote at one of them takes effect, whatever
+        dies and however many execute this. Its result comes back as JSON, as its return type says.
 
         Args:
             store: of any log.

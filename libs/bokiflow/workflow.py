@@ -43,11 +43,12 @@ class Logs(Protocol):
 
 
 class Workflow(Operations):
-    """One execution of a workflow, as its code sees it.
+    """One execution of a run, as the workflow's code sees it.
 
     The code may run several times, each time from its first line; so what it does between its
-    operations must follow from its arguments and from what the operations return. Everything else
-    (calls, logs, clocks, chance) belongs into steps.
+    operations must follow from its arguments and from what the operations return. Clocks, chance
+    and calls are operations here (`now`, `random`, `uuid`, `call`); everything else that may come
+    out differently (logs, networks, files) belongs into steps.
     """
 
     def __init__(self, execution: Execution, logs: Logs) -> None:

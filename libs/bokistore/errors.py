@@ -1,4 +1,6 @@
-"""A person's mistakes with objects; all are final, and none changes anything."""
+"""What a person's use of objects can meet beside the errors of the log and `ConflictError`; all are
+final, and what is refused has changed nothing.
+"""
 
 from __future__ import annotations
 
