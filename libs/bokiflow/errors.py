@@ -136,4 +136,4 @@ class CompensationFailedError(FlowError):
 
 
 class RunEndedError(FlowError):
-    """The run has ended; it takes no signals any more."""
+    """The run has ended; it can be sent no signals and cannot be cancelled any more."""

@@ -266,7 +266,11 @@ class Execution:
     @property
     def is_cancel_asked(self) -> bool:
         """Whether somebody wants the run cancelled and this branch was not told yet."""
-        return self._cancel_asked and not (self._is_undisturbed or self.branch.was_told)
+        return self.is_cancel_asked_in(self.branch)
+
+    def is_cancel_asked_in(self, branch: Branch) -> bool:
+        """As `is_cancel_asked`, of a branch whose code may not run just now."""
+        return self._cancel_asked and not (self._is_undisturbed or branch.was_told)
 
     def _told(self) -> None:
         branch: Branch | None = self.branch

@@ -155,8 +155,17 @@ class Handle(Generic[_ResultT_co]):
     async def cancel(self) -> None:
         """Ask for the run to be cancelled: its next operation raises `Cancelled` in it.
 
-        A step that runs is let end; a run that has ended stays as it is.
+        A step that runs is let end. If the run was cancelled before, nothing more happens.
+
+        Raises:
+            UnknownRunError: there is no such run. RunEndedError: it has ended otherwise.
         """
+        run = Run()
+        await self._read(self._log(), run)
+        if run.finished is not None:
+            if run.finished.was_cancelled:
+                return
+            raise RunEndedError(f"Run {self.id!r} has ended; it cannot be cancelled any more.")
         await self._tell(CancelAsked(), EXECUTORS_TAG)
         if (running := self._flow.runner.running.get(self.id)) is not None:
             running.execution.ask_cancel()

@@ -6,10 +6,10 @@ executor) is a record of its run, so one read waits for all of it, and nobody po
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from bokiflow import waiting
 from bokiflow.execution import Execution, Outcome
@@ -80,6 +80,32 @@ async def _news(execution: Execution, wait_s: float) -> None:
         await execution.catch_up()
 
     await patiently(look)
+
+
+async def unless_cancelled(execution: Execution, asked: Coroutine[Any, Any, _ValueT]) -> _ValueT:
+    """Return what `asked` gives; where there is an event loop, a cancellation ends it at once.
+
+    Raises:
+        Woken: the run is to be cancelled; `asked` has ended, with or without its effect.
+    """
+    if not waiting.has_loop():
+        return await asked
+    asking, branch = waiting.begun(asked), execution.branch
+
+    def wake() -> None:
+        if execution.is_cancel_asked_in(branch):
+            asking.cancel()
+
+    execution.on_cancel.append(wake)
+    wake()
+    try:
+        await waiting.over(asking)
+    finally:  # also when this execution stops
+        execution.on_cancel.remove(wake)
+        asking.cancel()
+    if asking.cancelled() and execution.is_cancel_asked:
+        raise Woken
+    return asking.result()
 
 
 async def decided_waiting(

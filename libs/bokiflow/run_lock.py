@@ -8,7 +8,6 @@ is left, or where the workflow asks (`check`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final
@@ -18,7 +17,7 @@ from bokiflow.errors import Cancelled, LockLostError, LockQueueFullError, LockTi
 from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.lock import Held, Lock
 from bokiflow.lock_replica import replica_of
-from bokiflow.news import Woken, decided_waiting
+from bokiflow.news import Woken, decided_waiting, unless_cancelled
 from bokiflow.records import Failure
 from bokiflow.run_log import patiently
 from indilog.errors import IndilogError
@@ -150,32 +149,11 @@ class RunLock:
             except (LockTimeoutError, LockQueueFullError) as error:
                 return Outcome(b"", failure_of(error))
 
-        return await self._woken_by_cancel(acquire)
-
-    async def _woken_by_cancel(self, acquire: Callable[[], Awaitable[Outcome]]) -> Outcome:
-        """Acquire it, unless the run is to be cancelled before.
-
-        Raises:
-            Woken: it is; whether the lock was got is not known, so its place is given up.
-        """
-        if not waiting.has_loop():
-            return await patiently(acquire)
-        acquiring = asyncio.ensure_future(patiently(acquire))
-
-        def wake() -> None:
-            acquiring.cancel()
-
-        self._execution.on_cancel.append(wake)
         try:
-            return await acquiring
-        except asyncio.CancelledError:
-            if self._execution.is_cancel_asked:
-                await patiently(self._lock.leave)
-                raise Woken from None
-            acquiring.cancel()
+            return await unless_cancelled(self._execution, patiently(acquire))
+        except Woken:  # whether the lock was got is not known, so its place is given up
+            await patiently(self._lock.leave)
             raise
-        finally:
-            self._execution.on_cancel.remove(wake)
 
     async def __aexit__(
         self,

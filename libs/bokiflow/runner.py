@@ -416,7 +416,9 @@ class Runner:
         self.executors.apply(record.seqnum, record.time, executor_record(record.data))
         run = run_in(record.tags)
         if run in self.running and isinstance(run_record(record.data), CancelAsked):
-            self.running[run].execution.ask_cancel()
+            execution = self.running[run].execution
+            if record.seqnum > execution.run.started_at:  # not of an earlier run
+                execution.ask_cancel()
 
     async def _trim(self, log: Log) -> None:
         """Now and then, forget the starts and ends of what is over."""

@@ -9,8 +9,8 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 _ValueT = TypeVar("_ValueT")
 
@@ -31,6 +31,16 @@ def new_name() -> str:
 async def pause(seconds: float) -> None:
     """Return after `seconds`."""
     await asyncio.sleep(seconds)
+
+
+def begun(asked: Coroutine[Any, Any, _ValueT]) -> asyncio.Task[_ValueT]:
+    """Begin something that can be cancelled by itself."""
+    return asyncio.create_task(asked)
+
+
+async def over(task: asyncio.Task[Any]) -> None:
+    """Return when a task is over, however it ended."""
+    await asyncio.wait([task])
 
 
 async def in_thread(body: Callable[[], object]) -> object:

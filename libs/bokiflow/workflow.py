@@ -20,6 +20,7 @@ from bokiflow.body import Body
 from bokiflow.compensation import COMPENSATE, COMPENSATION_RETRIES
 from bokiflow.errors import Cancelled, FlowSettingsError
 from bokiflow.execution import KEY, Execution, Outcome, failure_of, raise_failure
+from bokiflow.news import decided_waiting, unless_cancelled
 from bokiflow.operations import Operations
 from indilog.app import Context
 from indilog.errors import FunctionFailedError
@@ -139,7 +140,8 @@ class Workflow(Operations):
             body: what to do; a function with a return type gets its result back as that type.
             arguments: of the body.
             retries: further attempts after one that raised. They are counted in this execution; a
-                re-execution counts anew. `Cancelled` is not tried again.
+                re-execution counts anew. `Cancelled` is not tried again. A cancellation of the run
+                ends a pause between them at once.
             backoff: seconds before the first of them, doubled for each further one, at most 60.
             name: by which it is known in the log; else that of the body.
             compensate: what takes it back: called with its result, as a step of its own, if the
@@ -147,6 +149,7 @@ class Workflow(Operations):
 
         Raises:
             StepFailedError: the last attempt raised too; so it is decided.
+            Cancelled: the run was cancelled before the step had an outcome.
             ChangedWorkflowError: the code does not do what it did before at this place.
         """
         if not 0 <= retries <= RETRIES_MAX or backoff < 0:
@@ -181,7 +184,7 @@ class Workflow(Operations):
     ) -> object:
         errors: list[BaseException] = []
         attempts = partial(self._attempts, number, body, arguments, retries, backoff, errors)
-        decided = await self.execution.decide(number, body.name, STEP, attempts, may_wait=True)
+        decided = await decided_waiting(self.execution, number, body.name, STEP, attempts)
         if decided.failure is not None:
             raise_failure(decided, errors[-1] if errors else None)
         return body.result(decided.result)
@@ -207,9 +210,8 @@ class Workflow(Operations):
                     return _outcome(body, value)
                 if attempt == retries or isinstance(errors[-1], Cancelled):
                     break
-                await waiting.pause(min(backoff * 2**attempt, BACKOFF_S_MAX))
-                if self.execution.is_cancel_asked:
-                    break
+                pause_s = min(backoff * 2**attempt, BACKOFF_S_MAX)
+                await unless_cancelled(self.execution, waiting.pause(pause_s))
             return Outcome(b"", failure_of(errors[-1]))
         finally:
             KEY.reset(set_before)

@@ -14,6 +14,7 @@ from bokiflow import (
     Flow,
     FlowSettingsError,
     RunCancelledError,
+    RunEndedError,
     RunFailedError,
     RunIdInUseError,
     Startable,
@@ -26,7 +27,15 @@ from bokiflow import (
 from bokiflow.errors import ChangedWorkflowError
 from bokiflow.execution import Execution
 from bokiflow.fold import Run
-from bokiflow.records import Decided, Finished, run_record, run_tag
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    CancelAsked,
+    Decided,
+    Finished,
+    encoded,
+    run_record,
+    run_tag,
+)
 from indilog.errors import InvalidArgumentsError, NotReadyError, OverloadedError
 from indilog.log import Log
 from indilog.testing import MemoryLogs
@@ -278,6 +287,84 @@ async def test_a_cancelled_run_ends_at_its_next_operation(flow: Flow, logs: Memo
     assert (await handle.status()).state is State.CANCELLED
     assert (await again(logs, tidy, "t")).was_cancelled, "at the same place in every execution"
     assert cleaned == ["up"]
+
+
+async def test_a_cancellation_ends_the_pause_before_another_attempt(
+    flow: Flow, logs: MemoryLogs
+) -> None:
+    attempts: list[int] = []
+    failed = asyncio.Event()
+
+    async def boom(n: int) -> None:
+        attempts.append(n)
+        failed.set()
+        raise ValueError(n)
+
+    @flow.workflow
+    async def trying(wf: Workflow) -> None:
+        await wf.step(boom, 1, retries=5, backoff=60)
+
+    handle = await trying.start(id="t")
+    await failed.wait()
+    await asyncio.sleep(0)  # it pauses
+    await handle.cancel()
+    with pytest.raises(RunCancelledError, match="cancelled at step 'boom'"):
+        await handle.result(5)
+    assert attempts == [1]
+    assert (await again(logs, trying, "t")).was_cancelled, "alike in every execution"
+    assert attempts == [1]
+
+
+async def test_a_cancellation_between_attempts_reaches_branches_and_no_compensation(
+    flow: Flow, pauses: list[float]
+) -> None:
+    undone: list[str] = []
+
+    async def fails() -> None:
+        await handle.cancel()
+        raise ValueError("never")
+
+    async def undo(what: str) -> None:
+        undone.append(what)
+        if len(undone) < 3:
+            await handle.cancel()
+            raise ValueError("not yet")
+
+    @flow.workflow
+    async def trying(wf: Workflow) -> None:
+        await wf.step(lambda: "car", name="car", compensate=undo)
+        await wf.gather(wf.step(fails, backoff=0.5), wf.step(fails, backoff=0.5))
+
+    handle = await trying.start()
+    with pytest.raises(RunCancelledError):
+        await handle.result(5)
+    assert undone == ["car"] * 3, "what is taken back is tried again all the same"
+
+
+async def test_a_run_that_is_not_there_or_has_ended_cannot_be_cancelled(
+    flow: Flow, logs: MemoryLogs
+) -> None:
+    @flow.workflow
+    async def wait(wf: Workflow) -> object:
+        return await wf.signal("go")
+
+    handle = wait.handle("w")
+    with pytest.raises(UnknownRunError):
+        await handle.cancel()
+    # one that was asked for an earlier run of the id, and is read late
+    early = encoded(CancelAsked())
+    await logs.log("shop/flow").append(early, tags=[run_tag("w"), EXECUTORS_TAG])
+    await wait.start(id="w")
+    await flow.runner.look(logs.log("shop/flow"))
+    await handle.signal("go", 7)
+    assert await handle.result(5) == 7
+    with pytest.raises(RunEndedError):
+        await handle.cancel()
+    other = await wait.start(id="x")
+    await other.cancel()
+    with pytest.raises(RunCancelledError):
+        await other.result(5)
+    await other.cancel()  # harmless to repeat
 
 
 @pytest.mark.parametrize("change", ["name", "less", "kind"])
