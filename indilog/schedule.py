@@ -7,6 +7,7 @@ is put back, a time that comes twice is due once, and what repeats by the hour o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -16,6 +17,10 @@ from cronsim import CronSim, CronSimError
 from indilog.deployed import ScheduleSpec
 
 _FIELDS: Final = 5
+_RANGES: Final = (
+    "its fields are minute (0-59), hour (0-23), day of month (1-31 or L), month (1-12 or jan-dec), "
+    "day of week (0-7 or sun-sat; 0 and 7 are Sunday)"
+)
 
 
 def check_schedule(spec: ScheduleSpec) -> ScheduleSpec:
@@ -32,14 +37,22 @@ def check_schedule(spec: ScheduleSpec) -> ScheduleSpec:
     try:
         CronSim(spec.expression, datetime.now(UTC))
     except CronSimError as error:
-        raise ValueError(
-            f"{spec.expression!r} is no schedule: {str(error).lower()}; its fields are minute, "
-            "hour, day of month, month, day of week."
-        ) from error
+        raise ValueError(f"{spec.expression!r} is no schedule: {_why(spec, error)}") from error
     _zone(spec.timezone)
     if spec.catch_up not in ("none", "last", "all"):
         raise ValueError(f"catch_up is none, last or all, not {spec.catch_up!r}.")
     return spec
+
+
+def _why(spec: ScheduleSpec, error: CronSimError) -> str:
+    """Return what is wrong with an expression that has five fields, as the end of a sentence."""
+    cause = str(error).lower()
+    minute, hour, day, _, weekday = spec.expression.split()
+    with suppress(CronSimError):
+        CronSim(f"{minute} {hour} {day} * {weekday}", datetime.now(UTC))
+        if cause == "bad day-of-month":
+            return "it is never due, no month that it names has such a day."
+    return f"{cause}; {_RANGES}."
 
 
 def next_due(spec: ScheduleSpec, after: float) -> float | None:

@@ -14,7 +14,7 @@ import typer
 from indilog.cli import show
 from indilog.cli.follow import follow as follow_stream
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
-from indilog.cli.quantities import age_s_of, size_bytes_of
+from indilog.cli.quantities import age_s_of, duration_text, size_bytes_of
 from indilog.cli.since import seconds_of
 from indilog.ids import MAX_SEQNUM
 from indilog.log import check_log_name
@@ -232,7 +232,7 @@ def retention(
     told = gateway.put(path, json=policy) if given or off else gateway.get(path)
     kept = []
     if told["age_s"] is not None:
-        kept.append(f"what was ordered in the last {told['age_s']:,g} s")
+        kept.append(f"what was ordered in the last {duration_text(told['age_s'])}")
     if told["size_bytes"] is not None:
         kept.append(f"its newest {told['size_bytes']:,} bytes")
     show.line(f"{log} keeps {', of that '.join(kept) if kept else 'everything'}.")

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_NAMES: Final = (("day", 86_400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -30,6 +31,17 @@ def age_s_of(text: str) -> float:
     if not (seconds := duration_s_in(text)):
         raise ValueError(f"--age is how long to keep (90m, 7d, 1d12h), not {text!r}.")
     return seconds
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as people say it: `30 days`, `1 hour 30 minutes`, `0.5 seconds`."""
+    parts, left = [], seconds
+    for name, unit_s in _NAMES:
+        count = left // unit_s if unit_s > 1 else left
+        left -= count * unit_s
+        if count:
+            parts.append(f"{count:,.10g} {name}{'' if count == 1 else 's'}")
+    return " ".join(parts) or "0 seconds"
 
 
 def size_bytes_of(text: str) -> int:

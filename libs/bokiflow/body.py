@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from bokiflow import waiting
+from bokiflow.children import Startable
 from bokiflow.errors import FlowSettingsError
 from indilog.app import Context
 from indilog.signature import ResultType, plain_value
@@ -27,6 +28,7 @@ class Body:
     __slots__ = ("_call", "_is_any", "_is_async", "_type", "name", "takes_context")
 
     def __init__(self, call: Callable[..., Any], name: str | None) -> None:
+        check_function(call)
         self._call = call
         self.name = name or getattr(call, "__name__", "") or type(call).__name__
         if len(self.name.encode()) > NAME_BYTES_MAX:
@@ -69,6 +71,26 @@ class Body:
     def result(self, text: bytes) -> object:
         """Return the value that JSON text stands for."""
         return plain_value(text) if self._is_any else self._type.value(text)
+
+
+def check_function(call: object) -> None:
+    """Refuse what cannot be a body.
+
+    Raises:
+        FlowSettingsError: it is the call of a function, a workflow, or no function at all.
+    """
+    if inspect.iscoroutine(call):
+        call.close()  # else Python warns that nobody awaited it
+        name = call.__name__
+        raise FlowSettingsError(
+            f"Give the function, then its arguments: {name}, ... instead of {name}(...)."
+        )
+    if isinstance(call, Startable):
+        raise FlowSettingsError(f"{call.name} is a workflow: use wf.run({call.name}, ...).")
+    if not callable(call):
+        raise FlowSettingsError(
+            f"Give a function, then its arguments, not {type(call).__name__} {call!r:.80}."
+        )
 
 
 def _hints(call: Callable[..., Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bokiflow import waiting
-from bokiflow.body import Body
+from bokiflow.body import Body, check_function
 from bokiflow.errors import FlowSettingsError
 from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.keys import short_key
@@ -42,6 +42,7 @@ class Call:
             self.name, self.arguments = function, named
             self._body: Body | None = None
             return
+        check_function(function)
         known = function_of(function)
         if known is None:
             raise FlowSettingsError(

@@ -7,8 +7,9 @@ later knows of every child there can be, and cancels it if the parent is taken b
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -36,6 +37,7 @@ CANCEL_CHILD: Final = "cancel child"
 _DEPTH_MAX: Final = 16
 
 
+@runtime_checkable
 class Startable(Protocol):
     """A workflow that can be started as a child."""
 
@@ -53,6 +55,25 @@ class Startable(Protocol):
 
     def result_of(self, text: bytes) -> Any:  # noqa: ANN401 - of the workflow's type
         """Return the value that JSON text of a result stands for."""
+
+
+def check_startable(child: object) -> None:
+    """Refuse what is no workflow as a child.
+
+    Raises:
+        FlowSettingsError: it is none; says what to use for it.
+    """
+    if inspect.iscoroutine(child):
+        child.close()  # else Python warns that nobody awaited it
+        raise FlowSettingsError(
+            f"Give the workflow, then its arguments: wf.run({child.__name__}, ...)."
+        )
+    if not isinstance(child, Startable):
+        name = getattr(child, "__name__", repr(child))
+        raise FlowSettingsError(
+            f"{name} is no workflow of this flow: for a function of an application use "
+            f"wf.call({name}, ...), for any other wf.step({name}, ...)."
+        )
 
 
 class Child:

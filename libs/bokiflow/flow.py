@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, Generic, TypeVar
+from typing import Any, Concatenate, Final, Generic, Never, TypeVar
 
 from bokiflow import waiting
 from bokiflow.definition import Definition
@@ -42,7 +42,7 @@ from bokiflow.run_log import appended, read_run
 from bokiflow.runner import EXECUTIONS_MAX, Runner
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import App, current_context
-from indilog.errors import TrimmedError
+from indilog.errors import FunctionFailedError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log, check_bound
 from indilog.signature import ResultType
@@ -116,7 +116,8 @@ class Handle(Generic[_ResultT_co]):
         ends = math.inf if timeout is None else waiting.seconds_now() + timeout
         finished: Finished | None = None
         if (running := self._flow.runner.running.get(self.id)) is not None:
-            finished = await waiting.within(running.ended, ends - waiting.seconds_now())
+            left = ends - waiting.seconds_now()
+            finished = await waiting.within(running.ended, left, self._late())
         if finished is None:
             finished = await self._followed(ends)
         return self._value(finished)
@@ -130,7 +131,10 @@ class Handle(Generic[_ResultT_co]):
                 return run.finished
             left = ends - waiting.seconds_now()
             if left <= 0 or await log.read_next(run_tag(self.id), run.end, wait=left) is None:
-                raise TimeoutError(f"Run {self.id!r} has not ended in time; it goes on.")
+                raise TimeoutError(self._late())
+
+    def _late(self) -> str:
+        return f"Run {self.id!r} has not ended in time; it goes on."
 
     def _value(self, finished: Finished) -> _ResultT_co:
         failure = finished.failure
@@ -182,8 +186,9 @@ class Handle(Generic[_ResultT_co]):
 
         Raises:
             UnknownRunError: there is no such run. RunEndedError: it takes no signals any more.
+            FlowSettingsError: the value has no JSON form; nothing was sent.
         """
-        text = ResultType(f"Signal {name!r}", Any).text(value)
+        text = _signal_text(name, value)
         run = Run()
         await self._read(self._log(), run)
         if run.finished is not None:
@@ -207,6 +212,16 @@ class Handle(Generic[_ResultT_co]):
 
     def __repr__(self) -> str:
         return f"Handle({self.id!r}, workflow={self._definition.name!r})"
+
+
+def _signal_text(name: str, value: object) -> bytes:
+    try:
+        return ResultType(name, Any).text(value)
+    except FunctionFailedError as error:
+        raise FlowSettingsError(
+            f"Signal {name!r} was not sent: its value, of type {type(value).__name__}, "
+            f"has no JSON form."
+        ) from error
 
 
 class Startable(Generic[_ResultT_co]):
@@ -246,6 +261,17 @@ class Startable(Generic[_ResultT_co]):
         text = self.arguments_text(arguments, named)
         run, _ = await self._flow.runner.start(logs, definition, text, id)
         return Handle(self._flow, definition, run, logs)
+
+    def __call__(self, *_: object, **__: object) -> Never:
+        """A workflow is started, not called.
+
+        Raises:
+            FlowSettingsError: always; it says how.
+        """
+        raise FlowSettingsError(
+            f"Workflow {self.name!r} is started, not called: {self.name}.start(...), or in a "
+            f"workflow wf.run({self.name}, ...)."
+        )
 
     def handle(self, id: str) -> Handle[_ResultT_co]:  # noqa: A002
         """Return a handle on the run `id`, which may be there or not."""

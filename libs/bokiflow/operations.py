@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from bokiflow.calls import Call, call
-from bokiflow.children import Child
+from bokiflow.children import Child, check_startable
 from bokiflow.compensation import Compensations
 from bokiflow.execution import Execution
 from bokiflow.gathering import AT_ONCE, gather
@@ -166,6 +166,7 @@ class Operations:
 
         Raises:
             InvalidArgumentsError: they do not fit the child's type hints.
+            FlowSettingsError: `child` is no workflow of this flow.
             Cancelled: this run was cancelled; there is no child.
         """
         return self._started(self._child(child, arguments, named))
@@ -185,7 +186,7 @@ class Operations:
 
         Raises:
             StepFailedError: the child failed.
-            InvalidArgumentsError, Cancelled: as `start_child`.
+            InvalidArgumentsError, FlowSettingsError, Cancelled: as `start_child`.
         """
         return self._ran(self._child(child, arguments, named), self.execution.number())
 
@@ -199,6 +200,7 @@ class Operations:
         arguments: tuple[object, ...],
         named: dict[str, object],
     ) -> Child:
+        check_startable(child)
         text = child.arguments_text(arguments, named)
         return Child(self.execution, child, self.execution.number(), text)
 

@@ -48,16 +48,19 @@ async def in_thread(body: Callable[[], object]) -> object:
     return await asyncio.to_thread(body)
 
 
-async def within(ended: asyncio.Future[_ValueT], seconds: float) -> _ValueT:
+async def within(ended: asyncio.Future[_ValueT], seconds: float, late: str) -> _ValueT:
     """Return what a future gives, which goes on if it gives nothing in time.
 
     Raises:
-        TimeoutError: it does not within `seconds`.
+        TimeoutError: it does not within `seconds`; it says `late`.
     """
     if seconds == math.inf:
         return await asyncio.shield(ended)
-    async with asyncio.timeout(max(0.0, seconds)):
-        return await asyncio.shield(ended)
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            return await asyncio.shield(ended)
+    except TimeoutError as error:
+        raise TimeoutError(late) from error
 
 
 def has_loop() -> bool:

@@ -151,12 +151,14 @@ class Workflow(Operations):
             StepFailedError: the last attempt raised too; so it is decided.
             Cancelled: the run was cancelled before the step had an outcome.
             ChangedWorkflowError: the code does not do what it did before at this place.
+            FlowSettingsError: `body` is no function, or the call of one; or a limit.
         """
         if not 0 <= retries <= RETRIES_MAX or backoff < 0:
             raise FlowSettingsError(f"retries is 0 to {RETRIES_MAX:,}, backoff not negative.")
+        do, undo = body_of(body, name), None if compensate is None else body_of(compensate)
         number = self.execution.number()
-        step = self._step(number, body_of(body, name), arguments, retries, backoff)
-        return step if compensate is None else self._undoable(number, step, body_of(compensate))
+        step = self._step(number, do, arguments, retries, backoff)
+        return step if undo is None else self._undoable(number, step, undo)
 
     async def _undoable(
         self, number: str, step: Coroutine[Any, Any, object], compensate: Body
@@ -211,10 +213,31 @@ class Workflow(Operations):
                 if attempt == retries or isinstance(errors[-1], Cancelled):
                     break
                 pause_s = min(backoff * 2**attempt, BACKOFF_S_MAX)
+                self._tell_attempt(number, body, attempt, retries, pause_s, errors[-1])
                 await unless_cancelled(self.execution, waiting.pause(pause_s))
             return Outcome(b"", failure_of(errors[-1]))
         finally:
             KEY.reset(set_before)
+
+    def _tell_attempt(
+        self,
+        number: str,
+        body: Body,
+        attempt: int,
+        retries: int,
+        pause_s: float,
+        error: BaseException,
+    ) -> None:
+        """Log an attempt that failed and is followed by another; the last one is an outcome."""
+        self.logger.warning(
+            "a step failed and is tried again",
+            step=body.name,
+            number=number,
+            attempt=attempt + 1,
+            attempts_max=retries + 1,
+            again_after_s=pause_s,
+            error=f"{type(error).__name__}: {error}",
+        )
 
     # --- values that stay the same
 

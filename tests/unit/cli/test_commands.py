@@ -305,7 +305,7 @@ def test_a_retention_is_told_in_words(platform: type[Platform]) -> None:
     told = run("log", "retention", "orders").stdout
     assert (
         told
-        == "orders keeps what was ordered in the last 3,600 s, of that its newest 5,000 bytes.\n"
+        == "orders keeps what was ordered in the last 1 hour, of that its newest 5,000 bytes.\n"
     )
     assert asked.asked[0].method == "GET"
     platform({"age_s": None, "size_bytes": None})

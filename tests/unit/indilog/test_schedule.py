@@ -82,10 +82,12 @@ def test_looking_back_finds_what_looking_ahead_did(
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (every("61 * * * *"), "'61 * * * *' is no schedule: bad minute; its fields are"),
+        (every("61 * * * *"), "'61 * * * *' is no schedule: bad minute; its fields are minute (0-"),
         (every("* * * *"), "A schedule has five fields (minute, hour, day of month, month, day of"),
         (every("* * * * * *"), "A schedule has five fields"),
-        (every("0 0 30 2 *"), "'0 0 30 2 *' is no schedule: bad day-of-month"),
+        (every("0 0 30 2 *"), "'0 0 30 2 *' is no schedule: it is never due, no month"),
+        (every("0 0 32 2 *"), "'0 0 32 2 *' is no schedule: bad day-of-month; its fields are"),
+        (every("0 0 31 13 *"), "'0 0 31 13 *' is no schedule: bad month; its fields are"),
         (every("0 0 * * *", "Mars/Base"), "'Mars/Base' is no time zone that this"),
         (every("0 0 * * *", "../etc"), "'../etc' is no time zone"),
         (ScheduleSpec("f", "0 0 * * *", "UTC", "x"), "catch_up is none, last or all, not"),  # type: ignore[arg-type]

@@ -1,0 +1,133 @@
+"""What a person gets wrong with workflows is answered with one sentence that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from bokiflow import Flow, FlowSettingsError, RunFailedError, Workflow, waiting
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+
+async def effect(n: int) -> int:
+    return n
+
+
+async def mistake_of(flow: Flow, act: Any) -> str:  # noqa: ANN401 - any use of a workflow
+    """Return what a run says that ends with `act(wf)`."""
+
+    @flow.workflow
+    async def wrong(wf: Workflow) -> None:
+        await act(wf)
+
+    with pytest.raises(RunFailedError) as raised:
+        await (await wrong.start(id="w")).result(10)
+    assert raised.value.kind == "FlowSettingsError"
+    return str(raised.value)
+
+
+async def test_a_function_that_is_run_as_a_child_is_no_workflow(flow: Flow) -> None:
+    wrong: Any = effect
+    assert await mistake_of(flow, lambda wf: wf.run(wrong, 1)) == (
+        "Run 'w' failed: FlowSettingsError: effect is no workflow of this flow: for a function of "
+        "an application use wf.call(effect, ...), for any other wf.step(effect, ...)."
+    )
+
+
+async def test_the_call_of_a_function_is_no_body(flow: Flow) -> None:
+    """And Python does not warn that nobody awaited it: warnings are errors here."""
+    wrong: Any = effect
+    told = "Give the function, then its arguments: effect, ... instead of effect(...)."
+    for act in (
+        lambda wf: wf.step(wrong(1)),
+        lambda wf: wf.step(effect, 1, compensate=wrong(1)),
+        lambda wf: wf.call(wrong(1)),
+    ):
+        assert told in await mistake_of(flow, act)
+        flow = Flow("next")
+        flow.attach(MemoryLogs())
+    assert "wf.run(effect, ...)" in await mistake_of(flow, lambda wf: wf.run(wrong(1)))
+
+
+async def test_what_is_no_function_is_no_body(flow: Flow) -> None:
+    wrong: Any = 7
+    assert "not int 7." in await mistake_of(flow, lambda wf: wf.step(wrong))
+
+
+async def test_a_workflow_is_started_not_called(flow: Flow) -> None:
+    @flow.workflow
+    async def sub(wf: Workflow, n: int) -> int:
+        return n
+
+    with pytest.raises(FlowSettingsError, match=r"'sub' is started, not called: sub\.start\(.*run"):
+        await sub(1)
+    wrong: Any = sub
+    told = await mistake_of(flow, lambda wf: wf.step(wrong, 1))
+    assert "sub is a workflow: use wf.run(sub, ...)." in told
+
+
+async def test_a_signal_without_a_json_form_was_not_sent(flow: Flow) -> None:
+    @flow.workflow
+    async def waits(wf: Workflow) -> object:
+        return await wf.signal("x")
+
+    handle = await waits.start(id="s")
+    with pytest.raises(FlowSettingsError, match="'x' was not sent: its value, of type object"):
+        await handle.signal("x", object())
+    await handle.signal("x", 0)
+    assert await handle.result(10) == 0
+
+
+async def test_a_result_that_is_late_says_that_the_run_goes_on(flow: Flow) -> None:
+    """The same, whether the run is executed in this process or followed in the log."""
+
+    @flow.workflow
+    async def waits(wf: Workflow) -> object:
+        return await wf.signal("x")
+
+    handle = await waits.start(id="late")
+    other = Flow("shop")
+    other.attach(flow.logs())
+    for of in (handle, other.workflow(waits.definition.body).handle("late")):
+        with pytest.raises(TimeoutError, match=r"^Run 'late' has not ended in time; it goes on\.$"):
+            await of.result(0.01)
+    await handle.signal("x", "end")
+    assert await handle.result(10) == "end"
+
+
+async def test_an_attempt_that_is_followed_by_another_is_logged(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "pause", lambda s: asyncio.sleep(0 if s < 1 else s))
+    left = [ConnectionError("bank is away"), ConnectionError("bank is away")]
+
+    async def charge() -> str:
+        if left:
+            raise left.pop()
+        return "paid"
+
+    @flow.workflow
+    async def pays(wf: Workflow) -> str:
+        return await wf.step(charge, retries=2, backoff=0.25)
+
+    with capture_logs() as lines:
+        assert await (await pays.start(id="p")).result(10) == "paid"
+    assert [line for line in lines if line["log_level"] == "warning"] == [
+        {
+            "event": "a step failed and is tried again",
+            "log_level": "warning",
+            "run": "p",
+            "step": "charge",
+            "number": "1",
+            "attempt": attempt,
+            "attempts_max": 3,
+            "again_after_s": 0.25 * attempt,
+            "error": "ConnectionError: bank is away",
+        }
+        for attempt in (1, 2)
+    ]
