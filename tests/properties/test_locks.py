@@ -33,23 +33,14 @@ from bokiflow.lock_records import (
     command_decoded,
     encoded,
 )
-from indilog.ids import SeqNum, UserTag, tag_columns
+from indilog.ids import SeqNum, tag_columns
 from indilog.log import Record, Session
 from indilog.testing import MemoryLogs
-from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+from indilog.testing.stepper import Choose, interleavings, run_stepped
+from tests.elapsing_log import ElapsingLog, Time
 
 NAME = "hotel:7"
 FLOOR = tag_columns("work", (f"lock:{NAME}",))[1]
-
-
-class Time:
-    """The clock of the log and of its readers."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Kept(MemoryLogs):
@@ -65,29 +56,12 @@ class Kept(MemoryLogs):
         return seqnums
 
 
-class ElapsingLog(SteppedLog):
-    """Lets time pass when a read waits in vain; shares nothing with others in the process."""
-
-    def __init__(self, logs: Kept, time: Time) -> None:
-        super().__init__(logs.log("work", Session()))
-        self.time = time
+class OwnLog(ElapsingLog):
+    """A log that shares nothing with others in the process."""
 
     @property
     def scope(self) -> object:
         return self
-
-    async def read_next(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> Record | None:
-        record = await super().read_next(tag, bound, fresh=fresh)
-        if record is None and wait:
-            self.time.now += wait
-        return record
 
 
 class Model:
@@ -155,7 +129,7 @@ class Person:
 
     def __init__(self, logs: Kept, time: Time, name: str) -> None:
         self.logs = logs
-        self.log = ElapsingLog(logs, time)
+        self.log = OwnLog(logs.log("work", Session()), time)
         self.time = time
         self.name = name
         self.held: list[Held] = []

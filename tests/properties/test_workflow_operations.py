@@ -36,10 +36,10 @@ from bokiflow.run_lock import RunLock
 from bokiflow.run_log import Stopped, read_run
 from bokiflow.signals import Signals
 from bokistore import Store, Transaction
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Log, Record
+from indilog.log import Log
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+from tests.elapsing_log import ElapsingLog, Time
 from tests.flow_executions import FLOW_LOG, NeverSure, OneLog, begin, take
 
 _ValueT = TypeVar("_ValueT")
@@ -54,36 +54,6 @@ def now(coroutine: Coroutine[Any, Any, _ValueT]) -> _ValueT:
 
 async def pause(_: float) -> None:
     """No time passes."""
-
-
-class Elapsing(SteppedLog):
-    """A read that waits in vain lets its time pass."""
-
-    def __init__(self, logs: MemoryLogs) -> None:
-        super().__init__(logs.log(FLOW_LOG))
-        self._logs = logs
-
-    async def read_next(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> Record | None:
-        record = await super().read_next(tag, bound, fresh=fresh)
-        if record is None and wait:
-            TIME.now += wait
-        return record
-
-
-class Time:
-    """The clock of the log and of all who read it."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 TIME = Time()
@@ -149,7 +119,7 @@ def run_twice(
 
 def executing(logs: MemoryLogs, body: Body, name: str) -> Coroutine[Any, Any, Finished | None]:
     """Return an execution of the run as it is now."""
-    log = Elapsing(logs)
+    log = ElapsingLog(logs.log(FLOW_LOG), TIME)
     execution = Execution(log, RUN, now(read_run(logs.log(FLOW_LOG), RUN, Run())), NeverSure())
     wf = Workflow(execution, OneLog(log))
 
