@@ -23,7 +23,7 @@ from datetime import timedelta
 
 import bokiflow
 import indilog
-from bokistore import Store
+from bokistore import Store, Transaction
 
 app = indilog.App("travel")
 
@@ -56,6 +56,15 @@ async def book_seat(flight: str) -> str:
 
 async def release_seat(seat: str) -> None:
     pass
+
+
+@app.function
+async def send_mail(room: Room, seat: str) -> None:
+    pass
+
+
+async def charge(txn: Transaction) -> None:
+    (await txn.get("charged")).increment("n")
 
 """
 AFTER = """
@@ -93,11 +102,14 @@ async def states(ctx: indilog.Context) -> list[str]:
 
 
 def example() -> str:
-    """Return the workflow of the page, without what a function does with it."""
+    """Return the workflow of the page, without what a function does with it, and with a
+    short hour.
+    """
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if "bokiflow.Flow(app)" in block]
     workflow, _, _ = str(block).partition("handle = await")
-    return workflow
+    assert "timedelta(hours=1)" in workflow
+    return workflow.replace("timedelta(hours=1)", "timedelta(milliseconds=1)")
 
 
 @pytest_asyncio.fixture
