@@ -183,17 +183,25 @@ async def test_a_dead_heir_is_inherited_from() -> None:
     assert len(runs) == 5
 
 
-async def test_an_heir_that_stops_before_it_takes_anything_leaves_it_to_others() -> None:
-    logs, begun, never = MemoryLogs(), asyncio.Event(), asyncio.Event()
+async def killed_in_a_step(logs: MemoryLogs, run: str) -> Process:
+    """Return a process that began a run and was killed in the middle of its first step."""
+    begun, never = asyncio.Event(), asyncio.Event()
 
     def stuck(process: Process, step: str) -> asyncio.Event:
         begun.set()
         return never
 
-    first, heir = Process(logs, stuck), Process(logs)
-    await first.two.start(id="r")
+    process = Process(logs, stuck)
+    await process.two.start(id=run)
     await begun.wait()
-    first.kill()
+    process.kill()
+    return process
+
+
+async def test_an_heir_that_stops_before_it_takes_anything_leaves_it_to_others(
+    logs: MemoryLogs,
+) -> None:
+    first, heir = await killed_in_a_step(logs, "r"), Process(logs)
     heir.flow.runner.executions_max = 0  # it waits for room
     async with processes(heir):
         log, bound = logs.log("shop/flow"), 0
@@ -206,17 +214,9 @@ async def test_an_heir_that_stops_before_it_takes_anything_leaves_it_to_others()
         assert await other.two.handle("r").result(10) == "12"
 
 
-async def test_arguments_that_do_not_fit_new_code_park_the_run() -> None:
-    logs, begun, never = MemoryLogs(), asyncio.Event(), asyncio.Event()
-
-    def stuck(process: Process, step: str) -> asyncio.Event:
-        begun.set()
-        return never
-
-    old, new = Process(logs, stuck), Process(logs)
-    await old.two.start(id="r")
-    await begun.wait()
-    old.kill()
+async def test_arguments_that_do_not_fit_new_code_park_the_run(logs: MemoryLogs) -> None:
+    await killed_in_a_step(logs, "r")
+    new = Process(logs)
 
     async def takes_more(wf: Workflow, more: int) -> str:
         return str(more)
