@@ -16,6 +16,7 @@ from compute.workers.call import Call
 from indilog.calls import Failed, Returned, error_from, failed
 from indilog.errors import (
     DataLossError,
+    FunctionFailedError,
     IndilogError,
     NotReadyError,
     TooLargeError,
@@ -119,10 +120,8 @@ class Runs:
         try:
             await self._record(_ended(executor, invocation.id, outcome), invocation)
         except TooLargeError as error:
-            told = TooLargeError(
-                "The bytes of a result that is to be kept", size=error.size, limit=error.limit
-            )
-            await self._record(_ended(executor, invocation.id, failed(told)), invocation)
+            told = failed(_cannot_be_kept(invocation.function, error), outcome.position)
+            await self._record(_ended(executor, invocation.id, told), invocation)
 
     async def _accepted(self, invocation: Invocation) -> Accepted:
         """Return what was recorded of it, as soon as that can be read."""
@@ -191,6 +190,16 @@ class Runs:
 
 def _could_not_begin(outcome: Returned | Failed) -> bool:
     return isinstance(outcome, Failed) and isinstance(error_from(outcome), NotReadyError)
+
+
+def _cannot_be_kept(function: str, error: TooLargeError) -> FunctionFailedError:
+    """Return what came of a function that ran, and whose result no record holds."""
+    return FunctionFailedError(
+        f"{function} ran, and what it did stays, but its result cannot be kept: its record has "
+        f"{error.size:,} bytes, the limit is {error.limit:,}; keep large results in a log and "
+        "return their seqnums.",
+        kind=TooLargeError.__name__,
+    )
 
 
 def _ended(executor: str, id: str, outcome: Returned | Failed) -> Ended:  # noqa: A002

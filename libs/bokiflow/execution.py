@@ -99,6 +99,16 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(kind, " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX])
 
 
+def _too_large(error: TooLargeError) -> Failure:
+    """Return the failure of what ran, and whose result no record holds."""
+    return Failure(
+        TooLargeError.__name__,
+        f"It ran, and what it did stays, but its result cannot be kept: its record has "
+        f"{error.size:,} bytes, the limit is {error.limit:,}; keep large results in a log and "
+        "return their seqnums.",
+    )
+
+
 def raise_failure(decided: Decided, cause: BaseException | None = None) -> None:
     """Raise what an operation failed with, if it did; alike when it is replayed.
 
@@ -251,7 +261,7 @@ class Execution:
             await self._append([record])
         except TooLargeError as error:
             record = Decided(
-                record.epoch, record.number, record.name, record.kind, b"", failure_of(error)
+                record.epoch, record.number, record.name, record.kind, b"", _too_large(error)
             )
             await self._append([record])
         self._keep(record)
@@ -319,7 +329,7 @@ class Execution:
             try:
                 await self._append([*unsettled, finished])
             except TooLargeError as error:
-                finished = Finished(self.epoch, b"", failure_of(error))
+                finished = Finished(self.epoch, b"", _too_large(error))
                 await self._append([*unsettled, finished])
         return finished
 

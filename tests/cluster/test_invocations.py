@@ -60,6 +60,11 @@ async def first_waits(ctx: indilog.Context, n: int) -> int:
     return seqnum
 
 @app.function
+async def large(ctx: indilog.Context, n: int) -> str:
+    await ctx.log("runs").append(b"%d" % os.getpid(), tags=[f"n:{n}"])
+    return "x" * (2 * 1024 * 1024)
+
+@app.function
 async def dies() -> None:
     os._exit(1)
 """
@@ -112,6 +117,22 @@ async def test_one_that_ends_every_worker_is_given_up(there: Platform) -> None:
         told = await outcome(there.http, id_)
     assert told["problem"]["title"] == "WorkerCrashedError"
     assert "demo.dies was begun 5 times" in told["problem"]["detail"]
+
+
+async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done(
+    there: Platform,
+) -> None:
+    path = "/functions/demo/large"
+    keyed = await there.http.post(path, json={"n": 5}, headers={"Idempotency-Key": "k"})
+    invoked = await there.http.post(f"{path}?async=1", json={"n": 5})
+    told = await outcome(there.http, invoked.json()["invocation"])
+    for problem in (keyed.json(), told["problem"]):
+        assert (problem["status"], problem["kind"]) == (500, "TooLargeError")
+        assert "demo.large ran, and what it did stays, but its result" in problem["detail"]
+        assert "the limit is 1,048,576" in problem["detail"]
+        assert "nothing was done" not in problem["detail"]
+    async with indilog.connect(there.url) as client:
+        assert len(await runs_of(client.log("runs"), 5)) == 2
 
 
 async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform) -> None:

@@ -131,3 +131,29 @@ async def test_an_attempt_that_is_followed_by_another_is_logged(
         }
         for attempt in (1, 2)
     ]
+
+
+async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done(
+    flow: Flow,
+) -> None:
+    ran: list[str] = []
+
+    async def large(who: str) -> str:
+        ran.append(who)
+        return "x" * (2 * 1024 * 1024)
+
+    @flow.workflow
+    async def steps(wf: Workflow) -> str:
+        return await wf.step(large, "step")
+
+    @flow.workflow
+    async def returns(wf: Workflow) -> str:
+        return await large("workflow")
+
+    for workflow in (steps, returns):
+        with pytest.raises(RunFailedError, match="ran, and what it did stays") as raised:
+            await (await workflow.start()).result(10)
+        assert raised.value.kind == "TooLargeError"
+        assert "the limit is 1,048,576" in str(raised.value)
+        assert "nothing was done" not in str(raised.value)
+    assert ran == ["step", "workflow"]
