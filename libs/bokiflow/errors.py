@@ -114,6 +114,10 @@ class LockTimeoutError(FlowError):
     retryable = True
 
 
+class NestedLockError(FlowError):
+    """A block of a workflow wants a lock that a block around it holds: it would wait for itself."""
+
+
 class LockQueueFullError(FlowError):
     """Too many wait for the lock already; the caller does not."""
 

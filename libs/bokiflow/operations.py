@@ -146,6 +146,8 @@ class Operations:
 
         Raises:
             LockTimeoutError: on entering: not within `wait` seconds.
+            NestedLockError: on entering: a block around this one, also one around the `gather`
+                that it is in, holds the lock; so it is decided.
         """
         where = self.execution.log if log is None else self.log(log)
         return RunLock(self.execution, where, name, lease, wait)

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Final
 
 from bokiflow import waiting
-from bokiflow.errors import Cancelled, LockLostError, LockQueueFullError, LockTimeoutError
+from bokiflow.errors import (
+    Cancelled,
+    LockLostError,
+    LockQueueFullError,
+    LockTimeoutError,
+    NestedLockError,
+)
 from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.lock import Held, Lock
 from bokiflow.lock_replica import replica_of
@@ -38,13 +45,20 @@ class HeldByRun:
         token: the fencing token, larger than those of all holders before.
     """
 
-    def __init__(self, execution: Execution, held: Held, lease_s: float) -> None:
+    def __init__(self, execution: Execution, log: Log, held: Held, lease_s: float) -> None:
         self.name = held.name
+        self._log_name = log.name
+        self._is_over = False
         self.token = held.token
         self._held = held
         self._execution = execution
         self._lease_s = lease_s
         self._renewing: asyncio.Task[None] | None = None
+
+    def is_held(self, execution: Execution, log: Log, name: str) -> bool:
+        """Whether it is this lock, held by this execution's run as far as that is decided."""
+        is_same = (self._log_name, self.name) == (log.name, name)
+        return is_same and self._execution is execution and not self._is_over
 
     async def check(self) -> None:
         """Make sure that the run holds it, and for a whole lease from now.
@@ -78,7 +92,9 @@ class HeldByRun:
         decided = await execution.decide(
             execution.number(), self.name, kind, asked, may_wait=True, is_cancellable=is_cancellable
         )
-        if decided.failure is not None and decided.failure.kind == LockLostError.__name__:
+        is_lost = decided.failure is not None and decided.failure.kind == LockLostError.__name__
+        self._is_over = self._is_over or is_lost or kind == UNLOCK
+        if is_lost:
             raise LockLostError(self.name, self.token)
         raise_failure(decided)
 
@@ -108,6 +124,10 @@ class HeldByRun:
         return f"HeldByRun(name={self.name!r}, token={self.token})"
 
 
+_AROUND: Final[ContextVar[tuple[HeldByRun, ...]]] = ContextVar("around", default=())
+"""The locks of the blocks around the code that runs; also around the `gather` that it is in."""
+
+
 class RunLock:
     """`async with wf.lock("hotel:7") as lock:` see `Operations.lock`."""
 
@@ -130,6 +150,8 @@ class RunLock:
         decided = await decided_waiting(execution, self._number, self._name, LOCK, self._acquired)
         if decided.failure is not None and decided.failure.kind == LockTimeoutError.__name__:
             raise LockTimeoutError(decided.failure.message)
+        if decided.failure is not None and decided.failure.kind == NestedLockError.__name__:
+            raise NestedLockError(decided.failure.message)
         try:
             raise_failure(decided)
         except Cancelled:
@@ -137,11 +159,19 @@ class RunLock:
                 await self._lock.leave()
             raise
         held = Held(self._log, self._name, replica_of(self._log, self._name), int(decided.result))
-        self._held = HeldByRun(execution, held, self._lease_s)
+        self._held = HeldByRun(execution, self._log, held, self._lease_s)
         self._held.keep(is_new=self._is_new)
+        _AROUND.set((*_AROUND.get(), self._held))
         return self._held
 
     async def _acquired(self) -> Outcome:
+        if any(h.is_held(self._execution, self._log, self._name) for h in _AROUND.get()):
+            words = (
+                f"Lock {self._name!r} is held by a block around this one, which would wait for "
+                "itself; do without the inner block, or give it another name."
+            )
+            return Outcome(b"", Failure(NestedLockError.__name__, words))
+
         async def acquire() -> Outcome:
             try:
                 self._is_new = True
@@ -164,6 +194,7 @@ class RunLock:
         held = self._held
         assert held is not None, "a block is left after it was entered"
         held.let_go()
+        _AROUND.set(tuple(around for around in _AROUND.get() if around is not held))
         if error is None:
             await held.release()
         elif isinstance(error, Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -12,6 +13,7 @@ from bokiflow import (
     Lock,
     LockLostError,
     LockTimeoutError,
+    NestedLockError,
     RunCancelledError,
     RunFailedError,
     Workflow,
@@ -98,6 +100,67 @@ async def test_waiting_for_a_lock_ends_by_time_or_by_cancellation(
         with pytest.raises(RunCancelledError):
             await handle.result(10)
     assert await (await guarded.start(0)).result(10) == "got it"
+
+
+@pytest.mark.asyncio
+async def test_a_lock_inside_of_itself_is_refused_alike_in_every_execution(
+    logs: MemoryLogs,
+) -> None:
+    log = logs.log(LOG)
+    await begin(log, "r")
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    async def inner(wf: Workflow) -> None:
+        try:
+            async with wf.lock("hotel:7"):
+                told.put_nowait("got it")
+        except NestedLockError as error:
+            told.put_nowait(str(error))
+
+    async def nested(wf: Workflow) -> None:
+        async with wf.lock("hotel:7"):
+            await inner(wf)
+            await wf.gather(inner(wf), wf.sleep(0))
+            await wf.signal("go")
+
+    first = asyncio.create_task(execute(log, "r", nested))
+    words = [await asyncio.wait_for(told.get(), 10) for _ in range(2)]
+    first.cancel()
+    await asyncio.wait([first])
+    await take(log, "r", "second")
+    second = asyncio.create_task(execute(log, "r", nested))
+    words += [await asyncio.wait_for(told.get(), 10) for _ in range(2)]
+    second.cancel()
+    await asyncio.wait([second])
+    assert words == words[:1] * 4
+    assert "is held by a block around this one" in words[0]
+
+
+@pytest.mark.asyncio
+async def test_what_does_not_wait_for_itself_may_have_the_same_lock(flow: Flow) -> None:
+    @flow.workflow
+    async def inside(wf: Workflow) -> str:
+        async with wf.lock("hotel:7"):
+            return "inside"
+
+    @flow.workflow
+    async def several(wf: Workflow) -> list[object]:
+        async def one(n: int) -> int:
+            async with wf.lock("hotel:7"):
+                await wf.sleep(0.01)
+            async with wf.lock("hotel:7") as held:  # the block before is over
+                await held.release()
+                with suppress(LockLostError):  # released twice
+                    async with wf.lock("hotel:7"), wf.lock("hotel:7", log="elsewhere"):
+                        return n
+                return -n
+
+        both = await wf.gather(one(1), one(2))  # each waits for the other's block only
+        async with wf.lock("hotel:7"):
+            child = await wf.start_child(inside)  # another run, that waits for this block
+        return [*both, await child.result()]
+
+    assert await asyncio.wait_for((await several.start()).result(), 10) == [1, 2, "inside"]
 
 
 @pytest.mark.asyncio
