@@ -1,20 +1,27 @@
-"""Workflows of a deployed application, over HTTP: the example of docs/API.md as it stands there."""
+"""Workflows of a deployed application: the examples of the documentation as they stand there."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import shlex
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+import indilog
+from bokistore import Store
 from tests.cluster.function_platform import Platform, running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
-PAGE = Path(__file__).parents[2] / "docs" / "API.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "API.md"
+LIBRARY_PAGE = DOCS / "libs" / "bokiflow.md"
 BEFORE = """
 from __future__ import annotations
 
@@ -142,3 +149,28 @@ async def test_a_new_version_goes_on_with_what_the_old_one_began(platform: Platf
     assert (await platform.call("travel.pay", id="order-44")).status_code == 200
     receipt = await platform.call("travel.receipt", id="order-44")
     assert receipt.json()["room"] == {"hotel": "ritz"}
+
+
+async def test_the_application_of_the_library_page_does_what_is_written_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command is typed as it stands; its comment is what it prints."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", LIBRARY_PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    [source] = [text for kind, text in blocks if kind == "python" and "indilog.App(" in text]
+    [commands] = [text for kind, text in blocks if kind == "sh"]
+    (tmp_path / "shop.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    async with running(tmp_path / "data", workers=2) as there:
+        monkeypatch.setenv("INDILOG_URL", there.url)
+        for line in commands.splitlines():
+            command, _, comment = line.partition(" # ")
+            [_, *arguments] = shlex.split(command)
+            typed = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "indilog", *arguments, stdout=PIPE, stderr=STDOUT
+            )
+            printed, _ = await typed.communicate()
+            assert typed.returncode == 0, (line, printed)
+            assert printed.decode().strip() == comment or not comment, line
+        async with indilog.connect(there.url) as client:
+            goods = await Store(client.log("stock")).get("tea")
+            assert goods["taken"] == 2
