@@ -151,6 +151,41 @@ async def test_a_new_version_goes_on_with_what_the_old_one_began(platform: Platf
     assert receipt.json()["room"] == {"hotel": "ritz"}
 
 
+async def test_a_deployment_stops_the_body_of_a_step_and_runs_it_again(tmp_path: Path) -> None:
+    source = """
+import bokiflow, indilog
+
+app = indilog.App("steps")
+flow = bokiflow.Flow(app)
+
+async def first_waits(ctx: indilog.Context) -> int:
+    log = ctx.log("bodies")
+    await log.append(b"", tags=["began"])
+    if len(await log.read_range("began", fresh=True)) == 1:
+        await log.read_next("never", wait=120)
+    return len(await log.read_range("began", fresh=True))
+
+@flow.workflow
+async def one(wf: bokiflow.Workflow) -> int:
+    return await wf.step(first_waits)
+
+@app.function
+async def begin(ctx: indilog.Context) -> str:
+    return (await one.start(id="r")).id
+
+@app.function
+async def outcome(ctx: indilog.Context) -> int:
+    return await flow.handle("one", "r").result(60)
+"""
+    async with running(tmp_path, workers=1) as there:
+        assert (await there.deploy("steps", source)).status_code == 200
+        assert (await there.call("steps.begin")).json() == "r"
+        async with indilog.connect(there.url) as client:
+            assert await client.log("bodies").read_next("began", wait=30) is not None
+        assert (await there.deploy("steps", source + "# new")).json()["version"] == 2
+        assert (await there.call("steps.outcome")).json() == 2
+
+
 async def test_the_application_of_the_library_page_does_what_is_written_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
