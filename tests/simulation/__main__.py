@@ -30,6 +30,8 @@ from tests.simulation.planted import BUGS, ROOT, Bug
 from tests.simulation.run import Report, Run, run_seed
 
 _console = Console(width=None if Console().is_terminal else 160)
+_TELL_EVERY: Final = 500
+"""Where nobody sees a progress bar, so many seeds are a line."""
 _TESTING: Final = ROOT / "docs" / "TESTING.md"
 _TABLE_BEGINS: Final = "| planted bug |"
 
@@ -80,6 +82,9 @@ def _run_many(start: int, seeds: int, jobs: int) -> int:
             if report.violations:
                 failed.append(report)
                 progress.print(report.told(), soft_wrap=True, markup=False)
+            total["seeds"] += 1
+            if not _console.is_terminal and total["seeds"] % _TELL_EVERY == 0:
+                _console.print(f"{total['seeds']:,} seeds, {len(failed)} failed")
     _console.print(_summed_up(seeds, total, faults, time.monotonic() - began))
     failed.sort(key=lambda report: report.seed)
     _console.print(f"{len(failed)} of {seeds:,} seeds failed: {[r.seed for r in failed][:50]}")
