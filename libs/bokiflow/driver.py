@@ -19,13 +19,13 @@ import structlog
 from bokiflow import waiting
 from bokiflow.cleaning import Cleaner
 from bokiflow.departed import left_by, stream
+from bokiflow.execution import Execution
 from bokiflow.fold import Run
 from bokiflow.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
     Dead,
     Left,
-    Parked,
     Taken,
     encoded,
     executor_tag,
@@ -49,17 +49,23 @@ class Driver:
     def __init__(self, runner: Runner, *, retention_s: float) -> None:
         self._runner = runner
         self._cleaner = Cleaner(retention_s)
+        self._cancelled: dict[str, None] = {}
+        """Runs that may be parked and are to be cancelled."""
 
     async def drive(self, logs: Logs) -> None:
         """Watch and take over until cancelled; then leave, so that others go on at once."""
         log = logs.log(self._runner.log_name)
         cleaning = asyncio.create_task(self._clean(log, logs))
+        on_cancel = self._runner.on_cancel
         try:
+            await self._until_done(lambda: self._runner.look(log))
+            on_cancel.append(self._on_cancel)  # all before is known of the runs that are parked
             await self._until_done(lambda: self._resume_parked(log, logs))
             while True:
                 await self._until_done(lambda: self._turn(log, logs))
         finally:
             cleaning.cancel()
+            on_cancel[:] = [told for told in on_cancel if told != self._on_cancel]
             await self._runner.stop(log)
 
     async def _until_done(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -92,6 +98,10 @@ class Driver:
             await self._take_from(log, logs, name)
         for name in runner.executors.departed.due(waiting.seconds_now()):
             await self._look_again(log, logs, name)
+        while self._cancelled:
+            id_ = next(iter(self._cancelled))
+            await self._take_parked(log, logs, id_, is_given_up=True)
+            del self._cancelled[id_]
         await self._news(log)
 
     async def _news(self, log: Log) -> None:
@@ -185,14 +195,17 @@ class Driver:
 
     async def _take(self, log: Log, logs: Logs, id_: str, holders: Iterable[str]) -> None:
         """Take a run over if one of `holders` still has it, and execute it."""
-        runner = self._runner
         try:
             run = await read_run(log, id_, Run())
         except TrimmedError:
             return
-        before = run.executor
-        if run.started is None or run.finished is not None or before not in holders:
-            return
+        if run.started is not None and run.finished is None and run.executor in holders:
+            await self._take_run(log, logs, id_, run)
+
+    async def _take_run(self, log: Log, logs: Logs, id_: str, run: Run) -> None:
+        """Take a run that goes on over, unless another epoch began since it was read."""
+        assert run.started is not None, "only what began is taken over"
+        runner, before = self._runner, run.executor
         lease = runner.living()
         taken = Taken(run.epoch + 1, lease.name)
         tags = (run_tag(id_), executor_tag(lease.name), executor_tag(before))
@@ -205,22 +218,29 @@ class Driver:
             runner.execute(logs, definition, id_, run, lease)
             return
         reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
-        parked = Entry(encoded(Parked(run.epoch, "", reason)), (*tags[:2], PARKED_TAG))
-        await appended(log, [parked])
+        await Execution(log, id_, run, lease).park(reason)
 
     # --- those that wait for other code
 
     async def _resume_parked(self, log: Log, logs: Logs) -> None:
         """Try the parked runs with the code of now; what does not fit is parked again."""
         parked = await stream(log, PARKED_TAG)
-        latest = {run_in(record.tags): record for record in parked}
-        for id_, record in latest.items():
+        for id_ in dict.fromkeys(run_in(record.tags) for record in parked):
             if id_ is None:
                 continue
+            await self._take_parked(log, logs, id_)
+
+    def _on_cancel(self, run: str) -> None:
+        self._cancelled[run] = None
+
+    async def _take_parked(
+        self, log: Log, logs: Logs, id_: str, *, is_given_up: bool = False
+    ) -> None:
+        """Take a run if it is parked; with `is_given_up`, only if it was cancelled since."""
+        try:
+            run = await read_run(log, id_, Run(), is_reused=True)
+        except TrimmedError:
+            return
+        if run.parked is not None and (run.is_given_up or not is_given_up):
             await self._room()
-            try:
-                run = await read_run(log, id_, Run())
-            except TrimmedError:
-                continue
-            if run.parked is not None and run.end > record.seqnum:
-                await self._take(log, logs, id_, (run.executor,))
+            await self._take_run(log, logs, id_, run)

@@ -319,7 +319,8 @@ class Execution:
         except Exception as error:  # noqa: BLE001 - whatever a workflow raises is its outcome
             finished = Finished(self.epoch, b"", failure_of(error))
         if self._changed is not None:
-            await self.park(str(self._changed))
+            if (given_up := await self.park(str(self._changed))) is not None:
+                return given_up
             raise self._changed
         return await self._finish(finished)
 
@@ -342,11 +343,24 @@ class Execution:
                     self._changed = ChangedWorkflowError(self.id, number, was, None)
                     return
 
-    async def park(self, reason: str) -> None:
-        """Let the run wait for other code."""
+    async def park(self, reason: str) -> Finished | None:
+        """Let the run wait for other code; if it was cancelled while it did so before, end it.
+
+        What takes back its steps is in code that fits, so it is not taken back then; its end says
+        so.
+        """
         started = self.run.started
         assert started is not None, "only what began is executed"
+        has_decided = any(record.epoch == self.epoch for record in self._decided.values())
+        if self.run.is_given_up and not has_decided:
+            words = (
+                "The run was cancelled while it waited for other code; what it had done was not "
+                f"taken back. It waited because: {reason}"
+            )
+            failure = Failure(Cancelled.__name__, words[:_MESSAGE_CHARACTERS_MAX])
+            return await self._finish(Finished(self.epoch, b"", failure, was_cancelled=True))
         await self._append([Parked(self.epoch, started.version, reason)])
+        return None
 
     @property
     def is_changed(self) -> bool:

@@ -50,12 +50,14 @@ class Run:
         signals: in the order of the log.
         cancel_asked: whether somebody wants it cancelled.
         parked: why it waits for other code, if it does.
+        is_given_up: whether a cancellation was asked for while it was parked, and nothing was
+            decided since: it ends, also if no code fits.
         finished: how it ended, once it did.
     """
 
     __slots__ = (
         "_signal_keys", "began", "cancel_asked", "clock", "end", "epoch", "executor", "finished",
-        "parked", "places", "signals", "started", "started_at", "steps",
+        "is_given_up", "parked", "places", "signals", "started", "started_at", "steps",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -72,6 +74,7 @@ class Run:
         self._signal_keys: set[str] = set()
         self.cancel_asked = False
         self.parked: Parked | None = None
+        self.is_given_up = False
         self.finished: Finished | None = None
 
     @property
@@ -111,6 +114,7 @@ class Run:
                 pass
             case CancelAsked():
                 self.cancel_asked = True
+                self.is_given_up = self.is_given_up or self.parked is not None
             case Taken(epoch, executor):
                 if epoch != self.epoch + 1:
                     return False
@@ -127,6 +131,7 @@ class Run:
                 if number in self.steps:
                     return False
                 self.steps[number], self.places[number] = record, seqnum
+                self.is_given_up = False
             case Parked():
                 self.parked = record
             case Finished():

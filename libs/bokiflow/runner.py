@@ -125,6 +125,8 @@ class Runner:
         self._unclear: dict[str, int] = {}
         """Runs that this executor may have got, though it was not told; how often to look yet."""
         self.on_room: list[Callable[[], None]] = []
+        self.on_cancel: list[Callable[[str], None]] = []
+        """Told which run that is not executed here somebody wants cancelled."""
 
     # --- beginning runs
 
@@ -283,8 +285,7 @@ class Runner:
                 body = _awaited(definition.result_text(wf, arguments))
                 return await execution.execute(compensated(wf.compensations, body))
             except InvalidArgumentsError as error:
-                await execution.park(str(error))
-                return None
+                return await execution.park(str(error))
             except ChangedWorkflowError:
                 raise
             except (Stopped, IndilogError) as error:
@@ -415,10 +416,12 @@ class Runner:
     def _on_record(self, record: Record) -> None:
         self.executors.apply(record.seqnum, record.time, executor_record(record.data))
         run = run_in(record.tags)
-        if run in self.running and isinstance(run_record(record.data), CancelAsked):
-            execution = self.running[run].execution
-            if record.seqnum > execution.run.started_at:  # not of an earlier run
-                execution.ask_cancel()
+        if run is not None and isinstance(run_record(record.data), CancelAsked):
+            if (running := self.running.get(run)) is None:
+                for told in self.on_cancel:
+                    told(run)
+            elif record.seqnum > running.execution.run.started_at:  # not of an earlier run
+                running.execution.ask_cancel()
 
     async def _trim(self, log: Log) -> None:
         """Now and then, forget the starts and ends of what is over."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from bokiflow import Flow, RunFailedError, Startable, State, Workflow
+from bokiflow import Flow, RunCancelledError, RunFailedError, Startable, State, Workflow
 from bokiflow.records import (
     EXECUTORS_TAG,
     RUNS_TAG,
@@ -322,6 +322,76 @@ async def test_parked_runs_go_on_with_code_that_fits() -> None:
     fixed = Process(logs)
     async with processes(fixed):
         assert await fixed.two.handle("r").result(10) == "12"
+
+
+async def test_cancelling_a_parked_run_ends_it_and_says_what_was_not_taken_back() -> None:
+    logs, begun = MemoryLogs(), asyncio.Event()
+
+    def stuck(process: Process, step: str) -> asyncio.Event | None:
+        if step == "second":
+            begun.set()
+            return asyncio.Event()
+        return None
+
+    old = Process(logs, stuck)
+    for id_ in "rs":
+        begun.clear()
+        await old.two.start(id=id_)
+        await begun.wait()
+    old.kill()
+
+    first, second = Process(logs), Process(logs)
+
+    async def changed(wf: Workflow) -> str:
+        return await wf.step(first.second, "x")
+
+    for process in (first, second):
+        process.two.definition.body = changed
+    handles = [first.two.handle(id_) for id_ in "rs"]
+    async with processes(first, second):
+        for handle in handles:
+            while (await handle.status()).state is not State.PARKED:
+                await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=1)
+        await handles[0].cancel()
+        with pytest.raises(RunCancelledError, match=r"was not taken back.*step 1"):
+            await handles[0].result(10)
+        assert (await handles[1].status()).state is State.PARKED, "nobody cancelled it"
+    assert first.ran == second.ran == []
+
+    del first.flow.runner.definitions["two"]  # code without the workflow fits nothing either
+    async with processes(first):
+        await handles[1].cancel()
+        with pytest.raises(RunCancelledError, match="There is no workflow"):
+            await handles[1].result(10)
+
+
+async def test_a_parked_run_that_is_cancelled_takes_back_what_code_that_fits_can() -> None:
+    logs, begun = MemoryLogs(), asyncio.Event()
+    undone: list[str] = []
+
+    async def one(wf: Workflow) -> None:
+        await wf.step(lambda: "car", name="car", compensate=undone.append)
+        begun.set()
+        await wf.signal("go")
+
+    async def other(wf: Workflow) -> None:
+        await wf.step(lambda: "boat", name="boat", compensate=undone.append)
+
+    old, changed, fixed = Process(logs), Process(logs), Process(logs)
+    for process, body in ((old, one), (changed, other), (fixed, one)):
+        process.two.definition.body = body
+    await old.two.start(id="r")
+    await begun.wait()
+    old.kill()
+    handle = fixed.two.handle("r")
+    async with processes(changed):
+        while (await handle.status()).state is not State.PARKED:
+            await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=1)
+    await handle.cancel()  # while nobody drives
+    async with processes(fixed):
+        with pytest.raises(RunCancelledError, match="cancelled at signal 'go'"):
+            await handle.result(10)
+    assert undone == ["car"]
 
 
 @pytest.mark.parametrize("seed", range(3))
