@@ -365,6 +365,30 @@ async def test_cancelling_a_parked_run_ends_it_and_says_what_was_not_taken_back(
             await handles[1].result(10)
 
 
+async def test_cancelling_a_run_whose_step_ends_its_processes_spares_the_next_one() -> None:
+    logs, died = MemoryLogs(), asyncio.Event()
+
+    def deadly(process: Process, step: str) -> asyncio.Event | None:
+        if step != "second":
+            return None
+        process.kill()
+        died.set()
+        return asyncio.Event()
+
+    first, second, third = (Process(logs, deadly) for _ in range(3))
+    await first.two.start(id="r")
+    await died.wait()
+    died.clear()
+    second.drive()
+    await asyncio.wait_for(died.wait(), 10)
+    handle = third.two.handle("r")
+    await handle.cancel()
+    async with processes(third):
+        with pytest.raises(RunCancelledError, match="cancelled at step 'second'"):
+            await handle.result(10)
+    assert (second.ran, third.ran) == (["second"], [])
+
+
 async def test_a_parked_run_that_is_cancelled_takes_back_what_code_that_fits_can() -> None:
     logs, begun = MemoryLogs(), asyncio.Event()
     undone: list[str] = []
