@@ -209,7 +209,7 @@ class Driver:
         lease = runner.living()
         taken = Taken(run.epoch + 1, lease.name)
         tags = (run_tag(id_), executor_tag(lease.name), executor_tag(before))
-        seqnum = await runner.append_given(logs, lease, id_, [Entry(encoded(taken), tags)])
+        seqnum = await runner.append_given(log, logs, lease, id_, [Entry(encoded(taken), tags)])
         await read_run(log, id_, run, seqnum)
         if (run.executor, run.epoch) != (lease.name, taken.epoch) or run.finished is not None:
             return

@@ -170,7 +170,7 @@ class Runner:
         lease = self.living()
         started = Started(definition.name, arguments, lease.name, definition.version, parent)
         tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
-        seqnum = await self.append_given(logs, lease, run_id, [Entry(encoded(started), tags)])
+        seqnum = await self.append_given(log, logs, lease, run_id, [Entry(encoded(started), tags)])
         run = Run()
         if id is None:
             run.apply(seqnum, waiting.seconds_now(), started)
@@ -203,7 +203,7 @@ class Runner:
         self._starting += 1
         try:
             entries = [Entry(encoded(started), tags), *steps]
-            last = await self.append_given(logs, lease, run_id, entries)
+            last = await self.append_given(log, logs, lease, run_id, entries)
             run = await read_run(log, run_id, Run(), last)
             self.execute(logs, definition, run_id, run, lease)
         finally:
@@ -319,13 +319,14 @@ class Runner:
         return last
 
     async def append_given(
-        self, logs: Logs, lease: Lease, run: str, entries: list[Entry]
+        self, log: Log, logs: Logs, lease: Lease, run: str, entries: list[Entry]
     ) -> SeqNum:
         """As `append_alive`, for records that give a run to this executor: if it ends before it
-        knows whether they are there, this process looks for the run later.
+        knows whether they are there, this process looks for the run later. The caller reads with
+        `log` what it has appended; another one may not show it yet.
         """
         try:
-            return await self.append_alive(logs.log(self.log_name), lease, entries)
+            return await self.append_alive(log, lease, entries)
         except TooLargeError:
             raise
         except BaseException:  # also of a caller that is cancelled: the record is on its way
