@@ -358,7 +358,8 @@ class NodeShell:
         """Let out what promises nothing, sync what the turn wrote, let out the rest."""
         self._journal.give_back()
         self._outbox.send_early()
-        self.rewriting.turn(self.clock.now())
+        if self.rewriting.busy:
+            self.rewriting.turn(self.clock.now())
         if self._sync is not None:
             return
         if not self._journal.dirty:

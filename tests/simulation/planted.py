@@ -315,10 +315,10 @@ BUGS: Final = (
     Bug(
         "callers are answered before the sync",
         "indilog/runtime/node.py",
-        "        self._outbox.send_early()\n        self.rewriting",
+        "        self._outbox.send_early()\n        if self.rewriting",
         "        self._outbox.send_early()\n"
         "        self._release_answers(self._held)\n        self._held = []\n"
-        "        self.rewriting",
+        "        if self.rewriting",
     ),
     Bug(
         "the disk is not told to sync",
