@@ -1,7 +1,7 @@
 """How benchmarks get a log: embedded in this process, or over the tiers as separate processes.
 
-With processes, every role but the engine runs in a process of its own, and this process is the
-compute node: the callers stand where functions stand.
+With processes, every role but the engines runs in a process of its own, and this process is all
+compute nodes: the callers stand where functions stand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ Status: TypeAlias = dict[str, dict[str, int]]
 
 PROCESSES: Mapping[str, Any] = {"sequencers": 3, "storage_nodes": 1, "replicas": 1}
 """What is compared with one process: the metalog on three, the records on one, as embedded."""
-ENGINE = NodeId("engine-0")
 
 
 class Usage(NamedTuple):
@@ -85,28 +84,31 @@ async def _embedded(config: Config) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def _processes(config: Config) -> AsyncIterator[Bench]:
+    names = [NodeId(f"engine-{number}") for number in range(config.cluster.engines)]
     async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(supervised(config, left_out=[ENGINE]))
-        node = await stack.enter_async_context(
-            node_running(ENGINE, cluster.metadata_address, _raise)
-        )
-        logs = logs_of(node.shell, ENGINE, node.start.config)
-        assert logs is not None, "it is an engine"
-        await joined(logs)
+        cluster = await stack.enter_async_context(supervised(config, left_out=names))
+        metadata = cluster.metadata_address
+        engines = [await stack.enter_async_context(_engine(name, metadata)) for name in names]
         pids = {name: process.pid for name, process in cluster.processes.items()}
         yield _bench_of(
-            (logs,), config, {name: pid for name, pid in pids.items() if pid is not None}
+            tuple(engines), config, {name: pid for name, pid in pids.items() if pid is not None}
         )
 
 
 @asynccontextmanager
 async def joined_as(node: NodeId, metadata: str) -> AsyncIterator[Log]:
     """Make this process the compute node `node` of a cluster; give one of its logs."""
+    async with _engine(node, metadata) as logs:
+        yield logs.log("bench", Session())
+
+
+@asynccontextmanager
+async def _engine(node: NodeId, metadata: str) -> AsyncIterator[LocalLogs]:
     async with node_running(node, metadata, _raise) as running:
         logs = logs_of(running.shell, node, running.start.config)
         assert logs is not None, "it is an engine"
         await joined(logs)
-        yield logs.log("bench", Session())
+        yield logs
 
 
 def _bench_of(engines: tuple[LocalLogs, ...], config: Config, pids: Mapping[NodeId, int]) -> Bench:

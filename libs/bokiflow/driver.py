@@ -4,7 +4,8 @@ It waits for signs of life, reads nothing of runs that go well, and costs nothin
 executes anything. When a lease has ended it looks what that executor has left; if that is anything,
 the order of the log makes one driver the heir, who takes the runs over one by one, as many at once
 as it may execute. When the heir dies, its own heir goes on with both. Runs that came to an executor
-after all had looked are found by looking again (`bokiflow.departed`).
+after all had looked are found by looking again (`bokiflow.departed`); runs that seem to end those
+who execute them are taken with care (`bokiflow.suspects`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 import structlog
 
 from bokiflow import waiting
 from bokiflow.cleaning import Cleaner
-from bokiflow.departed import left_by, stream
+from bokiflow.departed import Remains, left_by, stream
 from bokiflow.execution import Execution
 from bokiflow.fold import Run
 from bokiflow.records import (
@@ -33,7 +35,15 @@ from bokiflow.records import (
     run_tag,
 )
 from bokiflow.run_log import Stopped, appended, read_run
-from bokiflow.runner import Runner
+from bokiflow.runner import BEATS, Runner
+from bokiflow.suspects import (
+    CRASHES_PARKED,
+    Suspects,
+    crashes_of,
+    is_suspect,
+    pause_s,
+    sentence,
+)
 from bokiflow.workflow import Logs
 from indilog.errors import IndilogError, TrimmedError
 from indilog.log import Entry, Log
@@ -41,6 +51,8 @@ from indilog.log import Entry, Log
 _AGAIN_S: Final = 0.05
 _PROBLEM_S: Final = 1.0
 _TAKEN_AT_ONCE: Final = 16
+_RETRIED_MAX: Final = 4096
+_WATCH_BEATS: Final = 2
 
 
 class Driver:
@@ -51,6 +63,9 @@ class Driver:
         self._cleaner = Cleaner(retention_s)
         self._cancelled: dict[str, None] = {}
         """Runs that may be parked and are to be cancelled."""
+        self._suspects = Suspects(runner.lease_s * _WATCH_BEATS / BEATS)
+        self._retried: dict[str, float] = {}
+        """When to try runs again that are parked because their executors ended."""
 
     async def drive(self, logs: Logs) -> None:
         """Watch and take over until cancelled; then leave, so that others go on at once."""
@@ -65,6 +80,7 @@ class Driver:
                 await self._until_done(lambda: self._turn(log, logs))
         finally:
             cleaning.cancel()
+            await self._suspects.stop()
             on_cancel[:] = [told for told in on_cancel if told != self._on_cancel]
             await self._runner.stop(log)
 
@@ -84,7 +100,7 @@ class Driver:
                 await self._cleaner.clean(log, waiting.seconds_now())
                 await self._runner.look(log)
                 for run, executor in self._cleaner.open.items():
-                    if self._is_nobodys(executor):
+                    if self._is_nobodys(executor) and executor not in self._suspects:
                         await self._take_all(log, logs, executor, [run])
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("old runs are not forgotten", reason=str(error))
@@ -95,9 +111,12 @@ class Driver:
         for name in runner.executors.lapsed(waiting.seconds_now()):
             await self._on_lapsed(log, name)
         for name in runner.executors.left_to(runner.lease.name):
-            await self._take_from(log, logs, name)
+            if name not in self._suspects:
+                await self._take_from(log, logs, name)
         for name in runner.executors.departed.due(waiting.seconds_now()):
-            await self._look_again(log, logs, name)
+            if name not in self._suspects:
+                await self._look_again(log, logs, name)
+        self._retry_parked(log, logs)
         while self._cancelled:
             id_ = next(iter(self._cancelled))
             await self._take_parked(log, logs, id_, is_given_up=True)
@@ -107,7 +126,8 @@ class Driver:
     async def _news(self, log: Log) -> None:
         """Wait for a sign of life, or for the time when one is missing or may have come late."""
         executors = self._runner.executors
-        times = (executors.next_lapse(), executors.departed.next_due())
+        next_retry = min(self._retried.values(), default=None)
+        times = (executors.next_lapse(), executors.departed.next_due(), next_retry)
         next_time = min((time for time in times if time is not None), default=math.inf)
         wait_s = max(_AGAIN_S, next_time - waiting.seconds_now())
         try:
@@ -134,6 +154,11 @@ class Driver:
         left = await left_by(log, name)
         structlog.get_logger().info("taking over runs", executor=name, runs=len(left.runs))
         await self._take_all(log, logs, name, left.runs)
+        if name not in self._suspects:
+            await self._taken_from(log, name, left)
+
+    async def _taken_from(self, log: Log, name: str, left: Remains) -> None:
+        """Nothing is left of what a dead executor had."""
         over = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
         seqnum = await appended(log, [over])
         await log.trim(left.end, tag=executor_tag(name))
@@ -147,7 +172,7 @@ class Driver:
         await self._runner.look(log)  # a sign of life stands before what was done under it
         if self._is_nobodys(name):
             await self._take_all(log, logs, name, left.runs)
-            departed.looked(name, now, left.end)
+            departed.looked(name, now, 0 if name in self._suspects else left.end)
         else:
             departed.looked(name, now, 0)
 
@@ -159,7 +184,8 @@ class Driver:
         return name != self._runner.lease.name and name not in self._runner.executors.known
 
     async def _take_all(self, log: Log, logs: Logs, name: str, left: list[str]) -> None:
-        """Take over runs of an executor, as many at once as there is room for."""
+        """Take over runs of an executor, as many at once as there is room for; suspects later."""
+        suspects: dict[str, int] = {}
         while left:
             await self._room()
             count = max(1, min(_TAKEN_AT_ONCE, self._runner.room))
@@ -168,14 +194,37 @@ class Driver:
                 if not is_free:
                     left.append(id_)
             free = [id_ for id_ in now if id_ not in left]
-            await asyncio.gather(*(self._take(log, logs, id_, (name,)) for id_ in free))
+            await asyncio.gather(*(self._take(log, logs, id_, (name,), suspects) for id_ in free))
+        if suspects:
+            taking = partial(self._take_suspects, log, logs, name, suspects)
+            self._suspects.begin(name, taking)
+
+    async def _take_suspects(
+        self, log: Log, logs: Logs, name: str, suspects: dict[str, int]
+    ) -> None:
+        """Take over runs of an executor with care; then it has left nothing."""
+
+        async def take(id_: str) -> asyncio.Task[None] | None:
+            await self._until_done(lambda: self._take(log, logs, id_, (name,)))
+            return self._task(id_)
+
+        async def be_done() -> None:
+            left = await left_by(log, name)
+            if not left.runs and name in self._runner.executors.left_to(self._runner.lease.name):
+                await self._taken_from(log, name, left)
+
+        await self._suspects.take(suspects, take)
+        await self._until_done(be_done)
+
+    def _task(self, id_: str) -> asyncio.Task[None] | None:
+        running = self._runner.running.get(id_)
+        return None if running is None else running.task
 
     async def _freed(self, runs: list[str]) -> list[bool]:
         """Wait for runs that this process executed under an old name and whose tasks still end;
         tell which have.
         """
-        running = [self._runner.running.get(run) for run in runs]
-        tasks = {one.task for one in running if one is not None and one.task is not None}
+        tasks = {task for task in map(self._task, runs) if task is not None}
         if tasks:
             await asyncio.wait(tasks, timeout=_PROBLEM_S)
         return [run not in self._runner.running for run in runs]
@@ -193,32 +242,51 @@ class Driver:
         finally:
             self._runner.on_room.remove(room.set)
 
-    async def _take(self, log: Log, logs: Logs, id_: str, holders: Iterable[str]) -> None:
-        """Take a run over if one of `holders` still has it, and execute it."""
+    async def _take(
+        self,
+        log: Log,
+        logs: Logs,
+        id_: str,
+        holders: Iterable[str],
+        suspects: dict[str, int] | None = None,
+    ) -> None:
+        """Take a run over if one of `holders` still has it, and execute it; but only note it in
+        `suspects`, with its crashes, if that is given and it is one.
+        """
         try:
             run = await read_run(log, id_, Run())
         except TrimmedError:
             return
-        if run.started is not None and run.finished is None and run.executor in holders:
+        if run.started is None or run.finished is not None or run.executor not in holders:
+            return
+        crashes = crashes_of(run, self._runner.executors)
+        if suspects is not None and is_suspect(crashes) and crashes < CRASHES_PARKED:
+            suspects[id_] = crashes
+        else:
             await self._take_run(log, logs, id_, run)
 
     async def _take_run(self, log: Log, logs: Logs, id_: str, run: Run) -> None:
         """Take a run that goes on over, unless another epoch began since it was read."""
         assert run.started is not None, "only what began is taken over"
-        runner, before = self._runner, run.executor
+        runner, before, was_parked = self._runner, run.executor, run.parked is not None
+        crashes = crashes_of(run, runner.executors)
         lease = runner.living()
-        taken = Taken(run.epoch + 1, lease.name)
+        taken = Taken(run.epoch + 1, lease.name, crashes)
         tags = (run_tag(id_), executor_tag(lease.name), executor_tag(before))
         seqnum = await runner.append_given(log, logs, lease, id_, [Entry(encoded(taken), tags)])
         await read_run(log, id_, run, seqnum)
         if (run.executor, run.epoch) != (lease.name, taken.epoch) or run.finished is not None:
             return
         definition = runner.definitions.get(run.started.workflow)
-        if definition is not None:
+        if definition is None:
+            reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
+            await Execution(log, id_, run, lease).park(reason)
+        elif crashes >= CRASHES_PARKED and not was_parked:
+            structlog.get_logger().warning("run parked", run=id_, crashes=crashes)
+            await Execution(log, id_, run, lease).park(sentence(crashes))
+            self._retry_at(id_, waiting.seconds_now() + pause_s(crashes))
+        else:
             runner.execute(logs, definition, id_, run, lease)
-            return
-        reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
-        await Execution(log, id_, run, lease).park(reason)
 
     # --- those that wait for other code
 
@@ -226,21 +294,43 @@ class Driver:
         """Try the parked runs with the code of now; what does not fit is parked again."""
         parked = await stream(log, PARKED_TAG)
         for id_ in dict.fromkeys(run_in(record.tags) for record in parked):
-            if id_ is None:
-                continue
-            await self._take_parked(log, logs, id_)
+            if id_ is not None:
+                await self._take_parked(log, logs, id_)
 
     def _on_cancel(self, run: str) -> None:
         self._cancelled[run] = None
 
+    def _retry_at(self, id_: str, time: float) -> None:
+        if len(self._retried) < _RETRIED_MAX:  # more of them wait for the next process that begins
+            self._retried[id_] = time
+
+    def _retry_parked(self, log: Log, logs: Logs) -> None:
+        """Try runs again that are parked because their executors ended; each is watched, alone."""
+
+        async def take(id_: str) -> asyncio.Task[None] | None:
+            await self._until_done(lambda: self._take_parked(log, logs, id_))
+            return self._task(id_)
+
+        now = waiting.seconds_now()
+        for id_ in [id_ for id_, time in self._retried.items() if time <= now]:
+            del self._retried[id_]
+            self._suspects.begin(id_, partial(self._suspects.take_group, [id_], take))
+
     async def _take_parked(
         self, log: Log, logs: Logs, id_: str, *, is_given_up: bool = False
     ) -> None:
-        """Take a run if it is parked; with `is_given_up`, only if it was cancelled since."""
+        """Take a run if it is parked; with `is_given_up`, only if it was cancelled since. One that
+        is parked because its executors ended, and was not cancelled, waits until it is its time.
+        """
         try:
             run = await read_run(log, id_, Run(), is_reused=True)
         except TrimmedError:
             return
-        if run.parked is not None and (run.is_given_up or not is_given_up):
-            await self._room()
-            await self._take_run(log, logs, id_, run)
+        if run.parked is None or not (run.is_given_up or not is_given_up):
+            return
+        again_at = run.clock + pause_s(run.crashes)
+        if run.crashes >= CRASHES_PARKED and not run.is_given_up and again_at > waiting.seconds_now():
+            self._retry_at(id_, again_at)
+            return
+        await self._room()
+        await self._take_run(log, logs, id_, run)

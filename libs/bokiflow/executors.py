@@ -21,13 +21,15 @@ class Executor:
 
     Attributes:
         until: when its lease ends, seconds since 1970.
-        seqnum: the record that says so.
+        seqnum: its last sign of life.
         heir: who takes over its runs; None: it counts as living.
+        has_said_so: it said that it stops.
     """
 
     until: float
     seqnum: SeqNum
     heir: str | None = None
+    has_said_so: bool = False
 
 
 class Executors:
@@ -62,12 +64,12 @@ class Executors:
             case Dead(name, heir):
                 known = self.known.get(name)
                 if known is not None and known.heir is None and known.until <= self.clock:
-                    self._inherit(name, heir, seqnum)
+                    self._inherit(name, heir)
             case Left(name, is_idle):
                 if is_idle:
                     self._gone(name)
                 elif (known := self.known.get(name)) is not None:
-                    known.until = min(known.until, self.clock)
+                    known.until, known.has_said_so = min(known.until, self.clock), True
             case unreachable:
                 assert_never(unreachable)
 
@@ -78,10 +80,10 @@ class Executors:
             if known.heir == name:
                 known.heir, known.until = None, min(known.until, self.clock)
 
-    def _inherit(self, name: str, heir: str, seqnum: SeqNum) -> None:
+    def _inherit(self, name: str, heir: str) -> None:
         for other, known in self.known.items():
             if name in {other, known.heir}:
-                known.heir, known.seqnum = heir, seqnum
+                known.heir = heir
 
     def has_heir(self, name: str) -> bool:
         """Whether an executor was dead: what it decides from then on counts nowhere."""

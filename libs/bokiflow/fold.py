@@ -45,6 +45,8 @@ class Run:
         began: its time, seconds since 1970.
         epoch: the newest that counts; 0 before the start.
         executor: who executes it.
+        taken_at: the place of the record that gave it the run.
+        crashes: how many executors before ended right after they got the run and decided nothing.
         steps: the outcomes that are decided, by step number, in the order of the log.
         places: where they were decided.
         signals: in the order of the log.
@@ -56,8 +58,9 @@ class Run:
     """
 
     __slots__ = (
-        "_signal_keys", "began", "cancel_asked", "clock", "end", "epoch", "executor", "finished",
-        "is_given_up", "parked", "places", "signals", "started", "started_at", "steps",
+        "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "epoch", "executor",
+        "finished", "is_given_up", "parked", "places", "signals", "started", "started_at", "steps",
+        "taken_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -68,6 +71,8 @@ class Run:
         self.began = 0.0
         self.epoch = 0
         self.executor = ""
+        self.taken_at: SeqNum = 0
+        self.crashes = 0
         self.steps: dict[str, Decided] = {}
         self.places: dict[str, SeqNum] = {}
         self.signals: list[tuple[SeqNum, Signalled]] = []
@@ -99,7 +104,7 @@ class Run:
 
     def _start(self, seqnum: SeqNum, record: Started) -> bool:
         self.started, self.started_at, self.began = record, seqnum, self.clock
-        self.epoch, self.executor = 1, record.executor
+        self.epoch, self.executor, self.taken_at = 1, record.executor, seqnum
         return True
 
     def _effect(self, seqnum: SeqNum, record: RunRecord) -> bool:
@@ -115,10 +120,11 @@ class Run:
             case CancelAsked():
                 self.cancel_asked = True
                 self.is_given_up = self.is_given_up or self.parked is not None
-            case Taken(epoch, executor):
+            case Taken(epoch, executor, crashes):
                 if epoch != self.epoch + 1:
                     return False
                 self.epoch, self.executor, self.parked = epoch, executor, None
+                self.taken_at, self.crashes = seqnum, crashes
             case Decided() | Parked() | Finished():
                 return record.epoch == self.epoch and self._of_executor(seqnum, record)
             case unreachable:
@@ -131,7 +137,7 @@ class Run:
                 if number in self.steps:
                     return False
                 self.steps[number], self.places[number] = record, seqnum
-                self.is_given_up = False
+                self.is_given_up, self.crashes = False, 0
             case Parked():
                 self.parked = record
             case Finished():

@@ -61,10 +61,15 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """`executor` executes the run in `epoch`; counts if the epoch before is the newest so far."""
+    """`executor` executes the run in `epoch`; counts if the epoch before is the newest so far.
+
+    `crashes` is how many executors before it ended, one after the other, right after they got the
+    run (see `bokiflow.suspects`).
+    """
 
     epoch: _Epoch
     executor: str
+    crashes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):

@@ -60,7 +60,7 @@ EXECUTIONS_MAX: Final = 1024
 """Runs that a process executes at once, unless told otherwise."""
 RUNS_PER_EXECUTION: Final = 16
 """Runs in a process for each that it may execute at once; the others wait for news or a time."""
-_BEATS: Final = 4
+BEATS: Final = 4
 _PAGE: Final = 1000
 _AGAIN_S: Final = 1.0
 _TRIM_EVERY: Final = 512
@@ -370,7 +370,7 @@ class Runner:
         """Say that it lives as long as it executes anything."""
         log = logs.log(self.log_name)
         while self._is_busy:
-            await waiting.pause(self.lease_s / _BEATS)
+            await waiting.pause(self.lease_s / BEATS)
             try:
                 await self._renew(log)
                 await self._look_for_unclear(logs)

@@ -186,6 +186,55 @@ async def outcome(ctx: indilog.Context) -> int:
         assert (await there.call("steps.outcome")).json() == 2
 
 
+async def test_a_step_that_ends_its_worker_is_parked_and_others_go_on(tmp_path: Path) -> None:
+    source = """
+import os
+import bokiflow, indilog
+
+app = indilog.App("steps")
+flow = bokiflow.Flow(app, lease=0.5)
+
+async def ends() -> None:
+    os._exit(3)
+
+@flow.workflow
+async def poison(wf: bokiflow.Workflow) -> None:
+    await wf.step(ends)
+
+@flow.workflow
+async def waits(wf: bokiflow.Workflow) -> str:
+    return await wf.signal("go")
+
+@app.function
+async def begin(ctx: indilog.Context) -> None:
+    await waits.start(id="beside")
+    await poison.start(id="poison")
+
+@app.function
+async def state(ctx: indilog.Context, id: str) -> str:
+    return (await flow.handle("poison" if id == "poison" else "waits", id).status()).state.value
+
+@app.function
+async def go(ctx: indilog.Context) -> str:
+    handle = flow.handle("waits", "beside")
+    await handle.signal("go", "on")
+    return await handle.result(60)
+"""
+
+    async def state(there: Platform, id: str) -> str | None:  # noqa: A002 - it is called so
+        answer = await there.call("steps.state", id=id)
+        return answer.json() if answer.status_code == 200 else None
+
+    async with running(tmp_path, workers=2) as there:
+        assert (await there.deploy("steps", source)).status_code == 200
+        await there.call("steps.begin")  # whose worker may end before it answers
+        async with asyncio.timeout(120):
+            while await state(there, "poison") != "parked":
+                await asyncio.sleep(0.1)
+        assert await state(there, "beside") == "running"
+        assert (await there.call("steps.go")).json() == "on"
+
+
 async def test_the_application_of_the_library_page_does_what_is_written_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
