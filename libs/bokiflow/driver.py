@@ -127,7 +127,8 @@ class Driver:
         """Wait for a sign of life, or for the time when one is missing or may have come late."""
         executors = self._runner.executors
         next_retry = min(self._retried.values(), default=None)
-        times = (executors.next_lapse(), executors.departed.next_due(), next_retry)
+        look_at = waiting.seconds_now() + self._runner.lease_s if self._suspects else None
+        times = (executors.next_lapse(), executors.departed.next_due(), next_retry, look_at)
         next_time = min((time for time in times if time is not None), default=math.inf)
         wait_s = max(_AGAIN_S, next_time - waiting.seconds_now())
         try:
@@ -282,11 +283,22 @@ class Driver:
             reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
             await Execution(log, id_, run, lease).park(reason)
         elif crashes >= CRASHES_PARKED and not was_parked:
-            structlog.get_logger().warning("run parked", run=id_, crashes=crashes)
-            await Execution(log, id_, run, lease).park(sentence(crashes))
-            self._retry_at(id_, waiting.seconds_now() + pause_s(crashes))
+            await self._park_suspect(Execution(log, id_, run, lease), crashes)
         else:
             runner.execute(logs, definition, id_, run, lease)
+
+    async def _park_suspect(self, execution: Execution, crashes: int) -> None:
+        """Let a run wait that ended its executors; end it if it did so although it was cancelled.
+
+        A cancelled one had its chance to take back what it did once it was cancelled, alone.
+        """
+        run = execution.run
+        structlog.get_logger().warning("run parked", run=execution.id, crashes=crashes)
+        is_given_up = run.cancel_asked and crashes > CRASHES_PARKED
+        await execution.park(sentence(crashes), is_given_up=is_given_up)
+        if not is_given_up:
+            wait_s = 0.0 if run.cancel_asked else pause_s(crashes)
+            self._retry_at(execution.id, waiting.seconds_now() + wait_s)
 
     # --- those that wait for other code
 
@@ -308,7 +320,7 @@ class Driver:
         """Try runs again that are parked because their executors ended; each is watched, alone."""
 
         async def take(id_: str) -> asyncio.Task[None] | None:
-            await self._until_done(lambda: self._take_parked(log, logs, id_))
+            await self._until_done(lambda: self._take_parked(log, logs, id_, is_its_time=True))
             return self._task(id_)
 
         now = waiting.seconds_now()
@@ -317,10 +329,17 @@ class Driver:
             self._suspects.begin(id_, partial(self._suspects.take_group, [id_], take))
 
     async def _take_parked(
-        self, log: Log, logs: Logs, id_: str, *, is_given_up: bool = False
+        self,
+        log: Log,
+        logs: Logs,
+        id_: str,
+        *,
+        is_given_up: bool = False,
+        is_its_time: bool = False,
     ) -> None:
         """Take a run if it is parked; with `is_given_up`, only if it was cancelled since. One that
-        is parked because its executors ended, and was not cancelled, waits until it is its time.
+        is parked because its executors ended is taken when it is its time, at once if it was
+        cancelled, and in either case alone.
         """
         try:
             run = await read_run(log, id_, Run(), is_reused=True)
@@ -328,9 +347,9 @@ class Driver:
             return
         if run.parked is None or not (run.is_given_up or not is_given_up):
             return
-        again_at = run.clock + pause_s(run.crashes)
-        if run.crashes >= CRASHES_PARKED and not run.is_given_up and again_at > waiting.seconds_now():
-            self._retry_at(id_, again_at)
+        if run.crashes >= CRASHES_PARKED and not is_its_time:
+            wait_s = 0.0 if run.cancel_asked else pause_s(run.crashes)
+            self._retry_at(id_, run.parked_at + wait_s)
             return
         await self._room()
         await self._take_run(log, logs, id_, run)

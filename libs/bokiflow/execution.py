@@ -343,8 +343,9 @@ class Execution:
                     self._changed = ChangedWorkflowError(self.id, number, was, None)
                     return
 
-    async def park(self, reason: str) -> Finished | None:
-        """Let the run wait for other code; if it was cancelled while it did so before, end it.
+    async def park(self, reason: str, *, is_given_up: bool = False) -> Finished | None:
+        """Let the run wait for other code; if it was cancelled while it did so before, or
+        `is_given_up`, end it.
 
         What takes back its steps is in code that fits, so it is not taken back then; its end says
         so.
@@ -352,7 +353,7 @@ class Execution:
         started = self.run.started
         assert started is not None, "only what began is executed"
         has_decided = any(record.epoch == self.epoch for record in self._decided.values())
-        if self.run.is_given_up and not has_decided:
+        if is_given_up or (self.run.is_given_up and not has_decided):
             words = (
                 "The run was cancelled while it waited for other code; what it had done was not "
                 f"taken back. It waited because: {reason}"

@@ -52,6 +52,7 @@ class Run:
         signals: in the order of the log.
         cancel_asked: whether somebody wants it cancelled.
         parked: why it waits for other code, if it does.
+        parked_at: when that was said last, seconds since 1970.
         is_given_up: whether a cancellation was asked for while it was parked, and nothing was
             decided since: it ends, also if no code fits.
         finished: how it ended, once it did.
@@ -59,8 +60,8 @@ class Run:
 
     __slots__ = (
         "_signal_keys", "began", "cancel_asked", "clock", "crashes", "end", "epoch", "executor",
-        "finished", "is_given_up", "parked", "places", "signals", "started", "started_at", "steps",
-        "taken_at",
+        "finished", "is_given_up", "parked", "parked_at", "places", "signals", "started",
+        "started_at", "steps", "taken_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -79,6 +80,7 @@ class Run:
         self._signal_keys: set[str] = set()
         self.cancel_asked = False
         self.parked: Parked | None = None
+        self.parked_at = 0.0
         self.is_given_up = False
         self.finished: Finished | None = None
 
@@ -139,7 +141,7 @@ class Run:
                 self.steps[number], self.places[number] = record, seqnum
                 self.is_given_up, self.crashes = False, 0
             case Parked():
-                self.parked = record
+                self.parked, self.parked_at = record, self.clock
             case Finished():
                 self.finished, self.parked = record, None
             case unreachable:

@@ -3,10 +3,11 @@
 A step that calls `os._exit`, or takes all memory, ends its worker, and would end the next one that
 takes its run over, with whatever else runs there. So a takeover counts how many executors in a row
 ended without a sign of life since they got the run and without deciding anything of it. From the
-second one on it is a suspect, like whatever was taken together with it: suspects are taken in small
-groups after growing pauses, at last alone, and each group is watched for a moment before the next
-one. So runs that only stood beside such a one are soon told apart from it. After the fifth the run is
-parked, which `status()` shows, and tried again from time to time: memory or code may be better then.
+second one on it is a suspect, like whatever was taken together with it: suspects are taken in
+small groups after growing pauses, at last alone, and each group is watched for a moment before the
+next one. So runs that only stood beside such a one are soon told apart from it. After the fifth the
+run is parked, which `status()` shows, and tried again from time to time: memory or code may be
+better then.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def at_once(crashes: int) -> int:
 def sentence(crashes: int) -> str:
     """Return why such a run is parked."""
     return (
-        f"{crashes} processes in a row ended right after they had begun to execute it; something in "
-        f"it may end them (os._exit, too much memory). It is tried again {pause_s(crashes):,.0f} s "
-        "later; cancel it to end it."
+        f"{crashes} processes in a row ended right after they had begun to execute it; something "
+        f"in it may end them (os._exit, too much memory). It is tried {pause_s(crashes):,.0f} "
+        "s later again; cancel it to end it."
     )
 
 
@@ -81,8 +82,14 @@ class Suspects:
         """Whether suspects of that name are being taken."""
         return name in self._tasks
 
+    def __len__(self) -> int:
+        """How many tasks take suspects."""
+        return len(self._tasks)
+
     def begin(self, name: str, taking: Callable[[], Awaitable[None]]) -> None:
-        """Begin to take suspects in a task; `name` says whose they are."""
+        """Begin to take suspects in a task, unless one is at work; `name` says whose they are."""
+        if name in self._tasks:
+            return
         task = self._tasks[name] = asyncio.ensure_future(taking())
         task.add_done_callback(lambda ended: self._ended(name, ended))
 

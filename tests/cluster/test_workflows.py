@@ -228,9 +228,11 @@ async def go(ctx: indilog.Context) -> str:
     async with running(tmp_path, workers=2) as there:
         assert (await there.deploy("steps", source)).status_code == 200
         await there.call("steps.begin")  # whose worker may end before it answers
-        async with asyncio.timeout(120):
-            while await state(there, "poison") != "parked":
-                await asyncio.sleep(0.1)
+        for _ in range(600):
+            if await state(there, "poison") == "parked":
+                break
+            await asyncio.sleep(0.1)
+        assert await state(there, "poison") == "parked"
         assert await state(there, "beside") == "running"
         assert (await there.call("steps.go")).json() == "on"
 

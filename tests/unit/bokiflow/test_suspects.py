@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from bokiflow import Flow, RunCancelledError, State, Workflow, suspects
 from bokiflow.executors import Executors
 from bokiflow.fold import Run
-from bokiflow.records import EXECUTORS_TAG, Alive, Dead, Started, Taken, encoded
+from bokiflow.records import EXECUTORS_TAG, Alive, Dead, Started, Taken, encoded, run_tag
 from indilog.testing import MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -20,9 +19,8 @@ LEASE_S = 0.2
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspects, "_PAUSE_S_MAX", 0.01)
-    yield
 
 
 class Process:
@@ -40,6 +38,9 @@ class Process:
     async def _work(self, wf: Workflow, kind: str) -> str:
         if kind == "waits":
             return str(await wf.signal("go"))
+        if kind == "dies" and self._ends:
+            self.die()
+            await asyncio.Event().wait()
         return await wf.step(self.last)
 
     _work.__name__ = "work"
@@ -139,6 +140,24 @@ async def test_a_cancelled_run_that_ends_its_processes_does_not_end_another(
     await last.stop()
 
 
+async def test_a_cancelled_run_that_ends_its_processes_all_the_same_is_ended() -> None:
+    """It does so in its own code, where no operation notices the cancellation."""
+    logs = MemoryLogs()
+    first = Process(logs)
+    await first.work.start("dies", id="poison")
+    await first.is_dead.wait()
+    _, parked = await die_in_turn(logs, "poison")
+    handle = parked.work.handle("poison")
+    await handle.cancel()
+    await parked.is_dead.wait()
+    last = Process(logs)
+    last.drive()
+    with pytest.raises(RunCancelledError, match="was not taken back"):
+        await last.work.handle("poison").result(10)
+    assert not last.is_dead.is_set()
+    await last.stop()
+
+
 async def test_processes_that_stop_well_are_not_counted() -> None:
     logs = MemoryLogs()
     before = Process(logs)
@@ -153,7 +172,7 @@ async def test_processes_that_stop_well_are_not_counted() -> None:
         await before.stop()
         handle = after.work.handle("r")
         while (await handle.status()).epoch == epoch:
-            await asyncio.sleep(LEASE_S / 20)
+            await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=LEASE_S)
         before = after
     assert (await handle.status()).state is State.RUNNING
     run = before.flow.runner.running["r"].execution.run
