@@ -266,8 +266,10 @@ class NodeShell:
             self._fail(error)
             return
         if self._inbox or self._later:
-            # Behind the callers that were answered: what they do next comes into the same turn.
-            self._schedule()
+            # Behind the callers that were answered: what they do next comes into the same turn, and
+            # answers that they send on are written before.
+            self._scheduled = True
+            self._loop.call_soon(self._loop.call_soon, self._turn)
         self._set_timer()
 
     def _drain(self) -> None:

@@ -60,6 +60,27 @@ async def test_a_caller_is_answered_before_what_is_not_urgent_is_handled() -> No
 
 
 @pytest.mark.asyncio
+async def test_what_an_answer_leads_to_is_written_before_what_is_not_urgent_is_handled() -> None:
+    """A link writes in the turn of the loop after the one in which it was given the answer."""
+    story = Story()
+    first, second, told = appends_one_after_the_other(story, 1)
+    house = House({A: first, B: second})
+    house.story.events = story.events
+    first._script = _persisting_when_started(first._script)
+    loop = asyncio.get_running_loop()
+
+    async def sends_on() -> None:
+        await told[0]
+        loop.call_soon(story.events.append, "written")
+
+    sending = asyncio.create_task(sends_on())
+    await turns()
+    await sending
+    assert story.events.index("written") < story.events.index("index")
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
 async def test_what_is_not_urgent_is_handled_while_callers_keep_coming() -> None:
     story = Story()
     first, second, told = appends_one_after_the_other(story, 40)
