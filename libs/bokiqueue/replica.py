@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 
+from bokiqueue.checkpoints import furthest
 from bokiqueue.errors import QueueError, QueueSettingsError
 from bokiqueue.fold import Fold
 from bokiqueue.records import (
@@ -27,7 +28,6 @@ from bokiqueue.records import (
     Push,
     Settings,
     Tags,
-    checkpoint_decoded,
     command_decoded,
     encoded,
     settings_decoded,
@@ -37,7 +37,7 @@ from bokiqueue.records import (
 from bokiqueue.waiting import News
 from indilog.errors import TooLargeError, TrimmedError
 from indilog.event import Event
-from indilog.ids import MAX_SEQNUM, SeqNum
+from indilog.ids import SeqNum
 from indilog.log import Log, Record
 
 CHECKPOINT_EVERY: Final = 1024
@@ -164,21 +164,10 @@ class Replica:
             bound = record.seqnum + 1
 
     async def _load(self, log: Log, shard: Shard) -> None:
-        """Begin at the newest checkpoint that is further than the fold."""
-        bound = MAX_SEQNUM
-        while True:
-            try:
-                record = await log.read_prev(self.tags.checkpoints[shard.number], bound)
-            except TrimmedError:
-                return
-            if record is None:
-                return
-            checkpoint = checkpoint_decoded(record.data)
-            if checkpoint is not None:
-                if checkpoint.end > shard.fold.end:
-                    shard.restart(Fold(checkpoint))
-                return
-            bound = record.seqnum - 1
+        """Begin at the checkpoint that is furthest on, if it is further than the fold."""
+        kept = await furthest(log, self.tags.checkpoints[shard.number])
+        if kept is not None and kept.checkpoint.end > shard.fold.end:
+            shard.restart(Fold(kept.checkpoint))
 
     # --- what is new
 
@@ -224,10 +213,11 @@ class Replica:
                 page = await log.read_range(
                     self.tags.shards[shard.number], shard.fold.end, limit=_PAGE
                 )
-            except TrimmedError:
-                before = shard.fold.end
+            except TrimmedError as error:
+                # A floor can be seen ahead of the checkpoint that was appended before it rose.
+                await log.tail()
                 await self._load(log, shard)
-                if shard.fold.end == before:
+                if shard.fold.end < error.first_seqnum:
                     raise
                 continue
             for record in page:
@@ -311,21 +301,22 @@ class Replica:
     async def save(self, log: Log, shard: Shard) -> None:
         """After many records, write a checkpoint and trim what nobody needs any more.
 
-        Processes that do it at the same time do no harm: each checkpoint is true.
+        Processes that do it at the same time do no harm: each checkpoint is true, and what is
+        trimmed is decided by the one that is furthest on, which stays.
         """
         if shard.unsaved < CHECKPOINT_EVERY:
             return
         shard.unsaved = 0
-        checkpoint = shard.fold.checkpoint()
-        needed = shard.fold.needed_from
+        tag = self.tags.checkpoints[shard.number]
         try:
-            seqnum = await log.append(
-                encoded(checkpoint), tags=[self.tags.checkpoints[shard.number]]
-            )
+            await log.append(encoded(shard.fold.checkpoint()), tags=[tag])
         except TooLargeError:
             return  # too many are outstanding; once there are fewer, it fits
-        await log.trim(seqnum, tag=self.tags.checkpoints[shard.number])
-        await log.trim(needed, tag=self.tags.shards[shard.number])
+        kept = await furthest(log, tag)
+        if kept is None:
+            return  # another process has trimmed it already, below one that is further on
+        await log.trim(kept.seqnum, tag=tag)
+        await log.trim(kept.needed_from, tag=self.tags.shards[shard.number])
         await log.trim(min(s.fold.needed_from for s in self.shards), tag=self.tags.pushed)
 
 

@@ -253,6 +253,11 @@ def test_everybody_gets_what_a_plain_replay_of_the_log_says(
         for number, shard in enumerate(person.queue.replica.shards):
             shard.fold.check_invariants()
             assert shard.fold.end <= max((0, *models[number].items, logs.position))
+    with mock.patch.object(queue_module, "seconds_now", time):
+        (stats,) = run_stepped([Person(logs, time).queue.stats()], lambda ready: ready[0])
+    states = [item.state for model in models for item in model.items.values()]
+    assert stats.dead == states.count("dead")
+    assert stats.depth == len(states) - states.count("dead") - states.count("done")
 
 
 def test_of_two_consumers_one_gets_the_message_in_every_interleaving() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+
 import pytest
 
-from bokiqueue import Queue
+from bokiqueue import Queue, Replica
+from bokiqueue import replica as replica_module
 from bokiqueue.replica import CHECKPOINT_EVERY
 from indilog.errors import TrimmedError
-from indilog.testing import MemoryLog
+from indilog.ids import UserTag
+from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio
 
@@ -54,3 +59,44 @@ async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int |
         assert not part.fold.checkpoint().messages
         assert not part._outcomes
     assert queue.replica._data.currsize == 0
+
+
+class SlowCheckpoints(MemoryLog):
+    """A log to which checkpoints are appended when the test says so."""
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        super().__init__("work", logs=logs)
+        self.go_on = asyncio.Event()
+        self.reached = asyncio.Event()
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
+        tags = list(tags)
+        if "checkpoint" in str(tags):
+            self.reached.set()
+            await self.go_on.wait()
+        return await super().append(data, tags=tags)
+
+
+async def test_the_checkpoint_of_a_process_that_lags_replaces_no_better_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 5)
+    logs = MemoryLogs()
+    slow = SlowCheckpoints(logs)
+    ahead, behind, newcomer = (
+        Queue(log, "mail", shards=1, replica=Replica("mail", 1))
+        for log in (MemoryLog("work", logs=logs), slow, MemoryLog("work", logs=logs))
+    )
+    for data in (b"0", b"1"):
+        await ahead.push(data)
+    first, second = await ahead.take(), await behind.take()
+    assert first is not None
+    assert second is not None
+    lagging = asyncio.create_task(second.acknowledge())
+    await slow.reached.wait()
+    await first.acknowledge()
+    slow.go_on.set()
+    await lagging
+    assert await newcomer.take() is None
+    await newcomer.push(b"2")
+    assert (await newcomer.stats()).depth == 1
