@@ -26,7 +26,10 @@ from indilog.ids import SeqNum
 from indilog.log import Log
 
 CHECKPOINT_EVERY: Final = 64
-"""Records of an object between two checkpoints."""
+"""Records of an object between two checkpoints, at most."""
+CHECKPOINT_EVERY_SMALL: Final = 16
+"""The same, of an object of at most `SMALL_BYTES` of JSON: its checkpoints cost little."""
+SMALL_BYTES: Final = 512
 _PAGE: Final = 256
 
 
@@ -92,7 +95,10 @@ class Checkpoints:
 def is_due(view: View) -> bool:
     """Tell whether whoever brought an object to this view appends a checkpoint.
 
-    One writer meets each multiple of `CHECKPOINT_EVERY`, so one checkpoint is appended; where that
-    writer died, the next multiple makes up for it.
+    One writer meets each multiple of the distance, so one checkpoint is appended; where that writer
+    died, the next multiple makes up for it.
     """
-    return view.document is not None and view.age > 0 and view.age % CHECKPOINT_EVERY == 0
+    if view.document is None or view.age == 0:
+        return False
+    is_small = len(view.document) <= SMALL_BYTES
+    return view.age % (CHECKPOINT_EVERY_SMALL if is_small else CHECKPOINT_EVERY) == 0

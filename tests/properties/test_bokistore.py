@@ -339,7 +339,7 @@ def test_everybody_sees_what_a_plain_replay_of_the_log_says(
     people = [Person(log, cache()) for _ in programs]
     with (
         mock.patch.object(replay, "AUX_EVERY", aux_every),
-        mock.patch.object(checkpoints, "CHECKPOINT_EVERY", checkpoint_every),
+        mock.patch.object(checkpoints, "CHECKPOINT_EVERY_SMALL", checkpoint_every),
         mock.patch.object(decisions, "CELL", cell),
         mock.patch.object(collection, "CELL", cell),
     ):

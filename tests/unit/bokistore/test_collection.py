@@ -11,7 +11,7 @@ import pytest
 
 import indilog
 from bokistore import ConflictError, Store, ViewCache, checkpoints, collection, decisions
-from bokistore.checkpoints import CHECKPOINT_EVERY
+from bokistore.checkpoints import CHECKPOINT_EVERY, CHECKPOINT_EVERY_SMALL, SMALL_BYTES
 from indilog.errors import TrimmedError
 from indilog.log import Log
 from indilog.testing import MemoryLog, MemoryLogs, cluster
@@ -71,7 +71,7 @@ async def test_ten_thousand_operations_cost_as_many_calls_as_ten(
         counted = CountedLog(log)
         assert (await newcomer(counted).get(name))["n"] == (10 if name == "young" else count)
         cost[name] = counted.calls
-        assert counted.records <= CHECKPOINT_EVERY + 3
+        assert counted.records <= CHECKPOINT_EVERY_SMALL + 3
     assert cost["old"] <= 1.2 * cost["young"]
 
 
@@ -91,12 +91,18 @@ async def test_after_a_restart_of_the_platform_a_long_history_costs_three_calls(
             assert counted.calls == 3
 
 
-async def test_a_checkpoint_is_one_record_in_64(log: MemoryLog) -> None:
+@pytest.mark.parametrize(
+    ("size", "every"), [(0, CHECKPOINT_EVERY_SMALL), (SMALL_BYTES + 1, CHECKPOINT_EVERY)]
+)
+async def test_a_checkpoint_is_one_record_in_16_of_a_small_object_and_in_64_of_a_large_one(
+    log: MemoryLog, size: int, every: int
+) -> None:
     store = Store(log)
-    for _ in range(640):
+    await store.set("a", "text", "x" * size)
+    for _ in range(639):
         await store.increment("a", "n")
-    assert len(await log.read_range("ckpt:a")) == 10
-    assert await log.tail() == 650
+    assert len(await log.read_range("ckpt:a")) == 640 // every
+    assert await log.tail() == 640 + 640 // every
 
 
 async def test_a_checkpoint_that_cannot_be_appended_costs_nothing(log: MemoryLog) -> None:
@@ -113,7 +119,7 @@ async def test_a_get_that_replayed_much_leaves_a_checkpoint(
 ) -> None:
     """Whoever should have left one died, or wrote blindly."""
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "CHECKPOINT_EVERY", 1 << 30)
+        patch.setattr(checkpoints, "CHECKPOINT_EVERY_SMALL", 1 << 30)
         for _ in range(300):
             await Store(log).increment("a", "n")
     log.logs.drop_aux()
