@@ -224,6 +224,11 @@ class NodeConfig:
     """
     import_timeout_s: float = 30.0
     """Importing deployed code may take this long; then the process that imports it is ended."""
+    import_retry_s_min: float = 1.0
+    """An application that does not load any more is tried again after this, doubled each time,
+    ..."""
+    import_retry_s_max: float = 60.0
+    """... up to this."""
     result_bytes_max: int = 4 * MIB
     invocations_open_max: int = 10_000
     """Asynchronous invocations that wait or run on the platform before a further one is refused."""
@@ -298,6 +303,7 @@ _ORDERED: Final = (
     ("hedge_delay_s_min", "lookup_timeout_s"),  # else a read starts again before it is hedged
     ("lookup_timeout_s", "read_timeout_s"),  # else it fails before it starts again
     ("worker_silent_s", "worker_stop_s"),  # else one that was not asked in time is taken for silent
+    ("import_retry_s_min", "import_retry_s_max"),
     ("invocation_retry_s_min", "invocation_retry_s_max"),
     ("restart_s_min", "restart_s_max"),
 )

@@ -3,7 +3,8 @@ workers.
 
 The log of deployments decides: its newest record of a name is what runs, on every compute node. A
 deployment made here is tried, loaded everywhere and recorded before calls go to it; one that
-appears in the log is tried and loaded as soon as it is seen.
+appears in the log is tried and loaded as soon as it is seen. What does not load any more is tried
+again at growing distances, in a process that runs nobody's calls, and then loaded.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from compute.deployments import Deployment, DeploymentLog, Placed
 from compute.workers.call import Deployed
 from compute.workers.loading import Trials, load_into
 from compute.workers.process import WorkerProcess
+from compute.workers.retries import Retries
 from indilog.app import check_app_name
-from indilog.calls import Limits
+from indilog.calls import Limits, LinkLostError
 from indilog.config import NodeConfig
 from indilog.deployed import AppInfo, FunctionSpec
 from indilog.errors import (
@@ -37,7 +39,7 @@ from indilog.log import LogSource
 from indilog.worker_messages import Load, Loaded, RunServices, Unload
 
 _WORKERS_LOST_MAX: Final = 2
-"""An application whose import has ended this many workers is not imported any more."""
+"""An application that lost this many workers while they imported it is tried elsewhere first."""
 _FOLLOW_WAIT_S: Final = 30.0
 _FOLLOW_AGAIN_S: Final = 1.0
 """After an error the log is looked at again after this."""
@@ -76,6 +78,11 @@ class Applications:
         self._loading = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
         self._behind = asyncio.Event()
+        self._retries = Retries(
+            pause_s_min=node.import_retry_s_min, pause_s_max=node.import_retry_s_max
+        )
+        self._retrying: asyncio.Task[None] | None = None
+        self._failed = asyncio.Event()
 
     async def read(self) -> None:
         """Take what the log says is deployed, to be loaded into workers as they come up.
@@ -92,15 +99,17 @@ class Applications:
         self._on_change()
 
     def follow(self) -> None:
-        """Take what other compute nodes deploy, from now on."""
+        """Take what other compute nodes deploy, and try again what does not load, from now on."""
         self._following = asyncio.ensure_future(self._follow())
+        self._retrying = asyncio.ensure_future(self._retry())
 
     async def stop(self) -> None:
         """Follow no more, and try no more code."""
-        if self._following is not None:
-            self._following.cancel()
+        tasks = [task for task in (self._following, self._retrying) if task is not None]
+        for task in tasks:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._following
+                await task
         await self._trials.stop()
 
     # --- questions
@@ -216,10 +225,13 @@ class Applications:
         """Send new calls to `deployed`; unload the version before when its last call is over."""
         before = self._apps.get(deployed.record.name)
         self._apps[deployed.record.name] = deployed
+        if deployed.problem is not None:
+            self._try_later(deployed)
         self.generation += 1
         self._run_services()
         self._on_change()
         if before is not None:
+            self._retries.loaded(before)
             before.successor = deployed
             if before.running == 0:
                 self.unload(before)
@@ -310,13 +322,75 @@ class Applications:
         record = deployed.record
         try:
             await self._load(worker, Load(deployed.number, record.name, record.sources))
-            deployed.problem, deployed.workers_lost = None, 0
+        except LinkLostError:
+            return  # it was gone before
         except IndilogError as error:
             deployed.workers_lost += worker.link.is_lost
-            deployed.problem = _problem(record, error)
-            structlog.get_logger().error(
-                "app not loaded", app=record.name, version=record.version, reason=str(error)
-            )
+            if not worker.was_ended_by_others:
+                self._does_not_load(deployed, error)
+            elif deployed.workers_lost >= _WORKERS_LOST_MAX:
+                self._try_later(deployed)
+        else:
+            deployed.problem, deployed.workers_lost = None, 0
+            self._retries.loaded(deployed)
+
+    def _does_not_load(self, deployed: Deployed, error: IndilogError) -> None:
+        record = deployed.record
+        deployed.problem = _problem(record, error)
+        structlog.get_logger().error(
+            "app not loaded", app=record.name, version=record.version, reason=str(error)
+        )
+        self._try_later(deployed)
+
+    # --- inside: trying again
+
+    def _try_later(self, deployed: Deployed) -> None:
+        self._retries.failed(deployed, asyncio.get_running_loop().time())
+        self._failed.set()
+
+    async def _retry(self) -> None:
+        """Try again what does not load, one application after the other."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._failed.clear()
+            if (deployed := self._retries.taken(loop.time())) is not None:
+                await self._tried_again(deployed)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._retries.next_at):
+                    await self._failed.wait()
+
+    async def _tried_again(self, deployed: Deployed) -> None:
+        """Import an application where it can harm nobody, then in the workers that lack it."""
+        record = deployed.record
+        try:
+            await self._trials.imported(Load(deployed.number, record.name, record.sources))
+        except DeployError as error:
+            if self._is_newest(deployed):
+                self._does_not_load(deployed, error)
+            return
+        except IndilogError:  # no process could be started
+            self._try_later(deployed)
+            return
+        async with self._loading:
+            if self._is_newest(deployed):
+                await self._load_where_it_lacks(deployed)
+
+    async def _load_where_it_lacks(self, deployed: Deployed) -> None:
+        """Load into one worker after the other, up to the first that does not survive it."""
+        deployed.workers_lost = _WORKERS_LOST_MAX - 1  # a worker that comes up imports it, too
+        for worker in self._workers():
+            if deployed.number not in worker.deployments:
+                await self._load_again(worker, deployed)
+                if deployed.number not in worker.deployments:
+                    self._try_later(deployed)
+                    return
+                self.run_services(worker)
+        record = deployed.record
+        structlog.get_logger().info("app imports again", app=record.name, version=record.version)
+
+    def _is_newest(self, deployed: Deployed) -> bool:
+        return self._apps.get(deployed.record.name) is deployed
 
     def _unload_number(self, number: int) -> None:
         for worker in self._workers():
@@ -336,7 +410,10 @@ class Applications:
 
 def _problem(record: Deployment, error: IndilogError) -> str:
     """Return what callers of an application that does not load are told."""
-    return f"App {record.name} does not load: {error} When the cause is gone, deploy it again."
+    return (
+        f"App {record.name} does not load: {error} It is tried again from time to time; if its "
+        "code is the cause, deploy it again."
+    )
 
 
 def _name_taken(name: str, owner: str) -> AppNameTakenError:

@@ -28,7 +28,7 @@ class Deployed:
         running: its calls that wait or run.
         successor: the newer version that took its place; then it is unloaded when `running` is 0.
         problem: why it could not be loaded, if it could not.
-        workers_lost: workers that importing it has ended, since it was last imported.
+        workers_lost: workers that ended while they imported it, since it was last imported.
     """
 
     __slots__ = (

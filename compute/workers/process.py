@@ -36,6 +36,10 @@ _OUTPUT_S: Final = 1.0
 _LINE_CHARACTERS_MAX: Final = 64 * 1024
 _LEVELS: Final = {name.lower(): level for name, level in logging.getLevelNamesMapping().items()}
 _READ_BYTES: Final = 64 * 1024
+_SIGNALS_OF_OTHERS: Final = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+)
+"""Sent by people, supervisors and a system without memory; a crash of the code has others."""
 
 
 class WorkerProcess:
@@ -49,6 +53,8 @@ class WorkerProcess:
         threads_left: sync functions that run there although their calls are over.
         services: how they are there.
         last_place: valid when it has ended: where in deployed code it was, if that is known.
+        was_ended_by_others: valid when it has ended: whether a signal ended it that no fault of its
+            code raises, and that did not come from here.
     """
 
     def __init__(
@@ -67,6 +73,8 @@ class WorkerProcess:
         self.services: tuple[ServiceState, ...] = ()
         self.deployments: set[int] = set()
         self.last_place: str | None = None
+        self.was_ended_by_others = False
+        self._is_ended_here = False
         self._directory = directory
         self._process = process
         self._ready = ready
@@ -103,11 +111,13 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it at once."""
+        self._is_ended_here = True
         if self._process.returncode is None:
             self._process.kill()
 
     def abort(self) -> None:
         """End it, having it say where it is stuck; it is killed if it does not obey."""
+        self._is_ended_here = True
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGABRT)
             asyncio.get_running_loop().call_later(STOP_S, self.kill)
@@ -127,6 +137,8 @@ class WorkerProcess:
         self.link.close()
         ended = {self._ending}
         await asyncio.wait(ended, timeout=within_s)
+        if self._process.returncode is not None and not self._is_ended_here:
+            self.was_ended_by_others = -self._process.returncode in _SIGNALS_OF_OTHERS
         self.kill()
         await asyncio.wait(ended)
         await asyncio.wait({self._output}, timeout=_OUTPUT_S)

@@ -202,7 +202,9 @@ class CallRouter:
     def _started(self, call: Call, worker: WorkerProcess) -> bool:
         self._take_newest(call)
         if call.deployed.number not in worker.deployments:
-            problem = call.deployed.problem or f"{call.name} is not loaded in this worker."
+            problem = call.deployed.problem or (
+                f"{call.name} is not loaded in this worker yet; try again."
+            )
             self._over(call, failed(NotReadyError(problem)))
             return False
         slot = worker.claims.taken()

@@ -96,12 +96,88 @@ async def test_an_app_that_no_longer_imports_stops_neither_start_nor_the_others(
         assert answer.status_code == 503
         assert answer.json()["detail"] == (
             "App deadly does not load: deadly.py, line 2: importing the code ends the Python "
-            "process (exit status 5). When the cause is gone, deploy it again."
+            "process (exit status 5). It is tried again from time to time; if its code is the "
+            "cause, deploy it again."
         )
         mark.unlink()
         assert (await second.deploy("deadly", deadly + DEMO)).status_code == 200
         assert (await second.call("deadly.count", name="b")).json() == 1
         assert second.host.status()["worker_restarts"] <= 2
+
+
+async def answers_everywhere(platform: Platform, app: str) -> bool:
+    """Tell whether calls that take all workers are answered."""
+    calls = [platform.call(f"{app}.count", name="a") for _ in range(20)]
+    return all(answer.status_code == 200 for answer in await asyncio.gather(*calls))
+
+
+QUICK_RETRIES = {"import_retry_s_min": 0.05, "import_retry_s_max": 0.2}
+
+
+async def until_it_answers(platform: Platform, app: str) -> list[str]:
+    """Call an application until it answers; return what was told before."""
+    told: list[str] = []
+    while (answer := await platform.call(f"{app}.count", name="a")).status_code != 200:
+        assert answer.json()["retryable"] is True
+        told.append(answer.json()["detail"])
+        await asyncio.sleep(0.05)
+    return told
+
+
+@pytest.mark.parametrize(
+    "fault", ["import os; os._exit(5)", "raise ValueError('no', 'way')"], ids=["exits", "raises"]
+)
+async def test_an_app_that_did_not_import_is_loaded_when_the_cause_is_gone(
+    tmp_path: Path, fault: str
+) -> None:
+    """Into each worker, without a new deployment; meanwhile at most two workers end."""
+    mark = tmp_path / "mark"
+    frail = f"import os\nif os.path.exists({str(mark)!r}):\n    {fault}\n" + DEMO
+    async with running(tmp_path, workers=2) as first:
+        assert (await first.deploy("frail", frail)).status_code == 200
+    mark.touch()
+    async with running(tmp_path, workers=2, **QUICK_RETRIES) as second:
+        told = (await second.call("frail.count", name="a")).json()["detail"]
+        assert told.startswith("App frail does not load: frail.py, line 3: ")
+        mark.unlink()
+        await until_it_answers(second, "frail")
+        while not await answers_everywhere(second, "frail"):
+            pass
+        assert second.host.status()["problems"] == {}
+        assert second.host.status()["worker_restarts"] <= 2
+
+
+async def test_a_worker_killed_while_it_imports_does_not_count_against_the_app(
+    tmp_path: Path,
+) -> None:
+    """However often: nobody is told that the app does not load, and it is there in the end."""
+    mark, pids = tmp_path / "mark", tmp_path / "pids"
+    slow = (
+        "import os, time\n"
+        f"if os.path.exists({str(mark)!r}):\n"
+        f"    with open({str(pids)!r}, 'a') as file: print(os.getpid(), file=file)\n"
+        f"while os.path.exists({str(mark)!r}): time.sleep(0.01)\n"
+    )
+
+    def importing() -> list[int]:
+        return [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
+
+    async def kill_two() -> None:
+        await until(lambda: len(importing()) == 1)
+        os.kill(importing()[0], signal.SIGKILL)
+        await until(lambda: len(importing()) == 2)
+        os.kill(importing()[1], signal.SIGKILL)
+        mark.unlink()
+
+    async with running(tmp_path, workers=1) as first:
+        assert (await first.deploy("slow", slow + DEMO)).status_code == 200
+    mark.touch()
+    killing = asyncio.ensure_future(kill_two())
+    async with running(tmp_path, workers=1, **QUICK_RETRIES) as second:
+        await killing
+        told = await until_it_answers(second, "slow")
+        assert [words for words in told if "does not load" in words] == []
+        assert second.host.status()["problems"] == {}
 
 
 async def test_what_a_crashed_function_started_keeps_nothing_alive(tmp_path: Path) -> None:

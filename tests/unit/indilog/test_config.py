@@ -65,6 +65,7 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
             {"node": {"invocation_retry_s_min": 61}},
             "invocation_retry_s_min .* exceed invocation_retry_s_max",
         ),
+        ({"node": {"import_retry_s_min": 61}}, "import_retry_s_min .* exceed import_retry_s_max"),
         ({"node": {"restart_s_min": 6}}, "restart_s_min .* exceed restart_s_max"),
         ({"node": {"send_queue_bytes_max": 1 << 20}}, "must have room for a message"),
         ({"node": {"refill_seqnums_max": 1}}, "refill_seqnums_max is between 2 and"),

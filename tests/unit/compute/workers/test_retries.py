@@ -1,0 +1,55 @@
+"""When applications that did not load are imported again: turns at growing distances."""
+
+from __future__ import annotations
+
+from compute.deployments import Deployment
+from compute.workers.call import Deployed
+from compute.workers.retries import Retries
+
+
+def deployed(number: int) -> Deployed:
+    record = Deployment(name=f"app{number}", version=1, owner="me", sources={}, functions=())
+    return Deployed(number, record, 0)
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    retries, app, now = Retries(pause_s_min=1.0, pause_s_max=5.0), deployed(1), 100.0
+    pauses = []
+    for _ in range(5):
+        retries.failed(app, now)
+        at = retries.next_at
+        assert at is not None
+        assert retries.taken(at - 0.1) is None
+        assert retries.taken(at) is app
+        pauses.append(at - now)
+        now = at
+    assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_a_failure_before_its_turn_changes_nothing() -> None:
+    """Two workers that fail at once are one failure."""
+    retries, app = Retries(pause_s_min=1.0, pause_s_max=5.0), deployed(1)
+    retries.failed(app, 0.0)
+    retries.failed(app, 0.9)
+    assert retries.next_at == 1.0
+    assert retries.taken(1.0) is app
+    assert retries.next_at is None
+
+
+def test_the_first_whose_turn_it_is_goes_first() -> None:
+    retries, apps = Retries(pause_s_min=1.0, pause_s_max=5.0), [deployed(n) for n in range(2)]
+    retries.failed(apps[1], 0.0)
+    retries.failed(apps[0], 0.5)
+    assert [retries.taken(9.0) for _ in range(3)] == [apps[1], apps[0], None]
+
+
+def test_one_that_loads_has_no_turn_and_begins_anew() -> None:
+    retries, app = Retries(pause_s_min=1.0, pause_s_max=5.0), deployed(1)
+    for now in (0.0, 10.0):
+        retries.failed(app, now)
+        retries.taken(now + 5.0)
+    retries.failed(app, 20.0)
+    retries.loaded(app)
+    assert (retries.next_at, retries.taken(99.0)) == (None, None)
+    retries.failed(app, 100.0)
+    assert retries.next_at == 101.0
