@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -34,15 +35,20 @@ from indilog.errors import (
 )
 from indilog.worker_messages import CheckArguments, Invoke
 
+_ValueT = TypeVar("_ValueT")
+
 
 class _Worker:
-    """What the router keeps of a worker that takes calls: its pulse, and the calls it has."""
+    """What the router keeps of a worker that takes calls: its pulse, the calls it has, and those
+    who wait for it to check arguments.
+    """
 
-    __slots__ = ("calls", "idle", "pulse")
+    __slots__ = ("calls", "checks", "idle", "pulse")
 
     def __init__(self, pulse: Pulse) -> None:
         self.pulse = pulse
         self.calls: set[Call] = set()
+        self.checks: set[asyncio.Future[Answer | None]] = set()
         self.idle: asyncio.Future[None] | None = None
 
 
@@ -88,8 +94,8 @@ class CallRouter:
     async def check_arguments(self, call: str, question: CheckArguments) -> None:
         """Have a worker check arguments for `call` without running it.
 
-        When it dies before it has answered another one is asked, and when none takes calls the next
-        one that does, within `worker_stop_s`.
+        When it dies or falls silent before it has answered another one is asked, and when none
+        takes calls the next one that does, within `worker_stop_s`.
 
         Raises:
             InvalidArgumentsError: they do not fit.
@@ -108,10 +114,25 @@ class CallRouter:
         while True:
             worker = await self._least_loaded(call)
             with suppress(LinkLostError):
-                answer = await worker.link.ask(question)
+                answer = await self._answer_of(worker, question)
+                if answer is None:
+                    continue  # it is suspended until it is heard again
                 if not _is_lost(answer):
                     return answer
             self.remove(worker)
+
+    async def _answer_of(self, worker: WorkerProcess, question: CheckArguments) -> Answer | None:
+        """Ask a worker that takes calls; None: its loop does not turn."""
+        kept = self._workers[worker]
+        answered: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        number = worker.link.post(question, partial(_resolve, answered))
+        kept.checks.add(answered)
+        kept.pulse.call_sent()
+        try:
+            return await answered
+        finally:
+            kept.checks.discard(answered)
+            worker.link.abandon(number)
 
     async def _least_loaded(self, call: str) -> WorkerProcess:
         while (worker := self._dispatcher.least_loaded) is None:
@@ -155,7 +176,7 @@ class CallRouter:
         self._dispatcher.remove(worker)
         if (kept := self._workers.pop(worker, None)) is not None:
             kept.pulse.stop()
-            _resolve(kept.idle)
+            _resolve(kept.idle, None)
 
     async def drained(self, worker: WorkerProcess) -> None:
         """Give `worker` no further calls, and wait until it has none any more."""
@@ -290,7 +311,7 @@ class CallRouter:
         if (kept := self._workers.get(worker)) is not None:
             kept.calls.discard(call)
             if not kept.calls:
-                _resolve(kept.idle)
+                _resolve(kept.idle, None)
         return self._dispatcher.finished(worker)
 
     def _lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
@@ -385,6 +406,8 @@ class CallRouter:
             pid=worker.pid,
         )
         self._dispatcher.suspend(worker)
+        for check in kept.checks:
+            _resolve(check, None)
         unbegun = [call for call in kept.calls if not worker.claims.is_begun(call.slot)]
         for call in unbegun:
             worker.claims.revoke(call.slot)
@@ -422,6 +445,6 @@ def _sent(revoked: tuple[Call, int]) -> int:
     return revoked[0].number
 
 
-def _resolve(waiting: asyncio.Future[None] | None) -> None:
+def _resolve(waiting: asyncio.Future[_ValueT] | None, value: _ValueT) -> None:
     if waiting is not None and not waiting.done():
-        waiting.set_result(None)
+        waiting.set_result(value)

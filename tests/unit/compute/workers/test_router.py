@@ -344,6 +344,38 @@ async def test_arguments_are_checked_by_the_next_worker_when_none_is_up() -> Non
     await check
 
 
+async def test_arguments_are_checked_by_another_worker_when_the_one_that_was_asked_is_blocked() -> (
+    None
+):
+    router = router_of(worker_silent_s=0.01, worker_stop_s=1e6)
+    blocked = Worker(router, is_blocked=True)
+    check = asyncio.ensure_future(router.check_arguments("demo.f", CHECK))
+    await blocked.until_asked(1)
+    other = Worker(router)
+    [(number, _)] = await other.until_asked(1)
+    other.link.answer(number, Done(0))
+    await check
+
+
+async def test_a_check_waits_for_the_only_worker_to_turn_again_and_asks_it_anew() -> None:
+    router = router_of(worker_silent_s=0.01, worker_stop_s=1e6)
+    blocked = Worker(router, is_blocked=True)
+    check = asyncio.ensure_future(router.check_arguments("demo.f", CHECK))
+    [(first, _)] = await blocked.until_asked(1)
+    while not router.is_suspended(blocked.process):  # noqa: ASYNC110 - until it was found out
+        await asyncio.sleep(0.001)
+    blocked.wake()
+
+    def asked_anew() -> list[int]:
+        return [n for n, asked in blocked.asked if asked == CHECK and n != first]
+
+    while not asked_anew():
+        await blocked.came.wait()
+        blocked.came.clear()
+    blocked.link.answer(asked_anew()[0], Done(0))
+    await check
+
+
 @pytest.mark.parametrize("ends", ["stop", "deadline", "no workers"])
 async def test_a_check_for_which_there_is_no_worker_ends(ends: str) -> None:
     """Within `worker_stop_s`; at once when none will come."""
