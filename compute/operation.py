@@ -23,6 +23,9 @@ class Pending:
 PENDING: Final = Pending()
 """The answer to a direct read comes later, to its waiter."""
 
+_RECORD_OVERHEAD_BYTES: Final = 32
+"""What a record in an answer has beside its own bytes."""
+
 
 class Answered(NamedTuple):
     """The value of a read, and the metalog position that it reflects."""
@@ -199,7 +202,8 @@ class Operation:
             record = self.records.get(seqnum)
             if record is None:
                 break
-            size_bytes += len(record.data) + len(record.aux or b"")
+            size_bytes += len(record.data) + len(record.names) + len(record.aux or b"")
+            size_bytes += _RECORD_OVERHEAD_BYTES
             if page and size_bytes > bytes_max:
                 break
             page.append(record)

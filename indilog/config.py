@@ -18,9 +18,12 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from indilog.errors import ConfigError
+from indilog.records import tags_bytes_max
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
+_BESIDE_PAYLOAD_BYTES: Final = 128 * KIB
+"""What a message has beside its payload, at most: envelope, seqnums, lengths."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,9 @@ class ClusterConfig:
     batch_bytes_max: int = 4 * MIB
     aux_bytes_max: int = 1 * MIB
     message_bytes_max: int = 16 * MIB
-    """A frame between nodes; a larger one is refused by its sender."""
+    """A frame between nodes; a larger one is refused by its sender. What has a limit of its own and
+    travels in one piece (a page, a record with aux data, a result) must fit into it.
+    """
 
     def __post_init__(self) -> None:
         """Check each field, then the fields against each other."""
@@ -190,7 +195,7 @@ class NodeConfig:
     retention_logs_max: int = 10_000
     """Logs whose retention policies are enforced; those of further ones are not, with a warning."""
     page_bytes_max: int = 4 * MIB
-    """Bytes of records in one answer to `read_range`."""
+    """Bytes of records, tags and aux data in one answer to `read_range`."""
 
     disk_reserve_bytes: int = 16 * MIB
     """When the disk has no room for a further segment and so much is left in the last one (or a
@@ -363,6 +368,29 @@ class Config:
                 f"send_queue_bytes_max ({self.node.send_queue_bytes_max:,}) must have room for a "
                 f"message of message_bytes_max ({message:,})."
             )
+        for payload_bytes, what in _payloads(self.cluster, self.node):
+            if message < payload_bytes + _BESIDE_PAYLOAD_BYTES:
+                raise ConfigError(
+                    f"message_bytes_max ({message:,}) must be at least "
+                    f"{payload_bytes + _BESIDE_PAYLOAD_BYTES:,}, to carry {what}."
+                )
+
+
+def _payloads(cluster: ClusterConfig, node: NodeConfig) -> tuple[tuple[int, str], ...]:
+    """Return what travels in one message: how large it may be, and what it is."""
+    record = cluster.record_bytes_max + tags_bytes_max(cluster.record_tags_max)
+    record += cluster.aux_bytes_max
+    page, result = node.page_bytes_max, node.result_bytes_max
+    record_told = (
+        f"a record of record_bytes_max ({cluster.record_bytes_max:,}) with aux data of "
+        f"aux_bytes_max ({cluster.aux_bytes_max:,})"
+    )
+    page_told = f"a page of page_bytes_max ({page:,}) and the record or batch that exceeds it"
+    return (
+        (record, record_told),
+        (page + max(record, cluster.batch_bytes_max), page_told),
+        (result, f"a result of result_bytes_max ({result:,})"),
+    )
 
 
 def config_from(

@@ -38,7 +38,7 @@ _LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "metalog_entries_in_flight_max": (1, 2, 8, 512),
     "ordering_frame_entries": (1, 3, 64),
     "index_positions_ahead_max": (1, 2, 8, 65_536),
-    "page_bytes_max": (64, 2000, 4096 * KIB),
+    "page_bytes_max": (64, 2000, 56 * KIB),
     "append_pending_max": (4, 65_536, 65_536),
     "append_pending_bytes_max": (4000, 256 * KIB * KIB),
     "index_snapshot_entries_min": (5, 40, 1_000_000),
@@ -87,6 +87,7 @@ def drawn(chance: random.Random) -> Arrangement:
         engines=chance.choice((1, 2, 2)),
         record_bytes_max=2 * KIB,
         batch_bytes_max=67 * KIB,
+        aux_bytes_max=4 * KIB,
         message_bytes_max=256 * KIB,
     )
     config = Config(cluster=cluster, node=_node(chance))
@@ -102,6 +103,7 @@ def _node(chance: random.Random) -> NodeConfig:
         settings[name] = chance.choice(values) if chance.random() < hostile else values[-1]
     return NodeConfig(
         segment_bytes=68 * KIB,
+        result_bytes_max=56 * KIB,
         sync_inline_s_max=chance.choice((1e9, 1e9, 0.0)),
         resend_s=0.05,
         lookup_timeout_s=0.1,

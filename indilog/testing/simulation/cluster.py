@@ -33,9 +33,17 @@ READY_WITHIN_S: Final = 60.0
 
 SMALL: Final = Config(
     cluster=ClusterConfig(
-        record_bytes_max=2 * KIB, batch_bytes_max=67 * KIB, message_bytes_max=256 * KIB
+        record_bytes_max=2 * KIB,
+        batch_bytes_max=67 * KIB,
+        aux_bytes_max=4 * KIB,
+        message_bytes_max=256 * KIB,
     ),
-    node=NodeConfig(segment_bytes=68 * KIB, sync_inline_s_max=1e9),
+    node=NodeConfig(
+        segment_bytes=68 * KIB,
+        sync_inline_s_max=1e9,
+        page_bytes_max=56 * KIB,
+        result_bytes_max=56 * KIB,
+    ),
 )
 """What is simulated unless said otherwise: small files, so that a start costs little."""
 

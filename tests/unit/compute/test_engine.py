@@ -215,6 +215,20 @@ def test_a_page_that_storage_cuts_short_ends_at_the_gap() -> None:
     assert [r.seqnum for r in answer.value] == [0, 1]
 
 
+def test_a_page_is_bounded_in_bytes_of_tags_too() -> None:
+    driver = joined(record_cache_bytes_max=0, page_bytes_max=200)
+    driver.order(9)
+    driver.engine.read_page(TAG, 0, 0, 10, "pager")
+    ((replica, request),) = sends(driver.turn(), ReadRecords)
+    assert isinstance(request, ReadRecords)
+    names = NAMES + b"\x1fs" + b"y" * 50
+    tagged = tuple(StoredRecord(n, 5_000_000, names, b"d", None) for n in range(9))
+    (answer,) = answers(driver.hear(replica, RecordsRead(request.request, SHARD, tagged, ())))
+    assert isinstance(answer, Answered)
+    assert isinstance(answer.value, list)
+    assert [r.seqnum for r in answer.value] == [0, 1]
+
+
 def test_a_watch_fires_when_index_data_with_its_tag_arrives_and_only_then() -> None:
     driver = joined()
     driver.engine.watches.add(TAG, 0, "watcher")

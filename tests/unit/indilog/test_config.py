@@ -74,6 +74,16 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
         ({"cluster": {"record_tags_max": 255}}, "record_tags_max is at most 254"),
         ({"cluster": {"record_bytes_max": 8 << 20}}, "must leave 64 KiB"),
         ({"cluster": {"message_bytes_max": 5 << 20}}, "at least twice"),
+        (
+            {"node": {"page_bytes_max": 16 << 20}},
+            r"^message_bytes_max \(16,777,216\) must be at least 21,\d*,\d*, to carry a page of .*",
+        ),
+        (
+            {"node": {"page_bytes_max": 16 << 20}},
+            r"page_bytes_max \(16,777,216\) and the rec.*it.$",
+        ),
+        ({"node": {"result_bytes_max": 16 << 20}}, "at least .* a result of result_bytes_max"),
+        ({"cluster": {"aux_bytes_max": 15 << 20}}, "at least .* with aux data of aux_bytes_max"),
         ({"cluster": {"durability": "maybe"}}, "durability"),
         ({"node": {"segment_bytes": 1 << 20}}, "must be larger than batch_bytes_max"),
     ],
@@ -83,6 +93,13 @@ def test_a_contradiction_is_one_sentence_that_names_the_field(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         config_from(overrides=overrides)
+
+
+def test_a_page_may_be_as_large_as_leaves_room_for_the_batch_that_exceeds_it() -> None:
+    room = (16 << 20) - (4 << 20) - 128 * 1024
+    assert config_from(overrides={"node": {"page_bytes_max": room}}).node.page_bytes_max == room
+    with pytest.raises(ConfigError, match="page_bytes_max"):
+        config_from(overrides={"node": {"page_bytes_max": room + 1}})
 
 
 @pytest.mark.parametrize(
