@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Coroutine
 from functools import cached_property
 from types import CodeType
@@ -26,6 +27,11 @@ class Definition:
         name: unique in its flow.
         body: the function that was decorated.
         version: names the code, so that a run can tell whether it began with another.
+
+    Raises:
+        FlowSettingsError: it has no name that it can be known by, is not async, or does not take
+            the workflow first. If its type hints name what is defined later only, `signature`
+            raises the last of these.
     """
 
     def __init__(self, name: str, body: Callable[..., Coroutine[Any, Any, Any]]) -> None:
@@ -33,6 +39,8 @@ class Definition:
             raise FlowSettingsError(f"A workflow's name is 1 to {_NAME_BYTES_MAX} bytes of text.")
         if not inspect.iscoroutinefunction(body):
             raise FlowSettingsError(f"Workflow {name!r} must be an async function.")
+        if not _may_take_workflow(body):
+            raise _takes_no_workflow(name)
         self.name = name
         self.body = body
         self.version = version_of(body.__code__)
@@ -46,9 +54,7 @@ class Definition:
         """
         signature = Signature(self.name, self.body, Workflow)
         if not signature.takes_context:
-            raise FlowSettingsError(
-                f"Workflow {self.name!r} must take `wf: bokiflow.Workflow` first."
-            )
+            raise _takes_no_workflow(self.name)
         return signature
 
     @cached_property
@@ -72,6 +78,24 @@ class Definition:
     async def result_text(self, wf: Workflow, arguments: dict[str, Any]) -> bytes:
         """Run it, and return its result as JSON text."""
         return self.signature.result_text(await self.body(wf, **arguments))
+
+
+def _may_take_workflow(body: Callable[..., object]) -> bool:
+    """Whether the first parameter is the workflow, or has a type hint that is not known yet."""
+    first = next(iter(inspect.signature(body).parameters.values()), None)
+    if first is None or first.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return False
+    if first.name == "ctx":
+        return True
+    try:
+        hint = typing.get_type_hints(body).get(first.name)
+    except (NameError, TypeError, AttributeError):
+        return first.annotation is not inspect.Parameter.empty
+    return hint is Workflow
+
+
+def _takes_no_workflow(name: str) -> FlowSettingsError:
+    return FlowSettingsError(f"Workflow {name!r} must take `wf: bokiflow.Workflow` first.")
 
 
 def version_of(code: CodeType) -> str:

@@ -376,7 +376,8 @@ class Flow:
         """Make an async function a workflow of this flow.
 
         Raises:
-            FlowSettingsError: it is not async, or there is one of its name.
+            FlowSettingsError: it is not async, does not take the workflow first, or there is one of
+                its name.
         """
         definition = Definition(body.__name__, body)
         if definition.name in self._definitions:

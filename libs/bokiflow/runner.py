@@ -20,7 +20,7 @@ from bokiflow import waiting
 from bokiflow.compensation import compensated
 from bokiflow.definition import Definition
 from bokiflow.departed import left_by
-from bokiflow.errors import ChangedWorkflowError, RunIdInUseError
+from bokiflow.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
 from bokiflow.execution import Execution
 from bokiflow.executors import Executors
 from bokiflow.fold import Run
@@ -281,11 +281,12 @@ class Runner:
             assert started is not None, "only what began is executed"
             wf = Workflow(execution, logs)
             try:
-                arguments = definition.signature.arguments(started.arguments)
+                try:
+                    arguments = definition.signature.arguments(started.arguments)
+                except (InvalidArgumentsError, FlowSettingsError, TypeError) as error:
+                    return await execution.park(str(error))
                 body = _awaited(definition.result_text(wf, arguments))
                 return await execution.execute(compensated(wf.compensations, body))
-            except InvalidArgumentsError as error:
-                return await execution.park(str(error))
             except ChangedWorkflowError:
                 raise
             except (Stopped, IndilogError) as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -214,20 +215,39 @@ async def test_an_heir_that_stops_before_it_takes_anything_leaves_it_to_others(
         assert await other.two.handle("r").result(10) == "12"
 
 
-async def test_arguments_that_do_not_fit_new_code_park_the_run(logs: MemoryLogs) -> None:
+async def takes_more(wf: Workflow, more: int) -> str:
+    return str(more)
+
+
+async def takes_nothing() -> str:
+    return ""
+
+
+async def takes_the_unknown(wf: Workflow, more: Unknown) -> str:  # type: ignore[name-defined]  # noqa: F821
+    return str(more)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (takes_more, "'more' is missing"),
+        (takes_nothing, "Workflow 'two' must take `wf: bokiflow.Workflow` first."),
+        (takes_the_unknown, "two has a type hint that cannot be resolved: name 'Unknown'"),
+    ],
+)
+async def test_new_code_that_a_run_cannot_be_given_to_parks_it(
+    logs: MemoryLogs, body: Callable[..., Coroutine[Any, Any, str]], told: str
+) -> None:
+    """It is not tried again before there is other code, and its status says why."""
     await killed_in_a_step(logs, "r")
     new = Process(logs)
-
-    async def takes_more(wf: Workflow, more: int) -> str:
-        return str(more)
-
-    new.two.definition.body = takes_more
+    new.two.definition.body = body
     async with processes(new):
         handle = new.two.handle("r")
         while (status := await handle.status()).state is not State.PARKED:
             await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=1)
     assert status.problem is not None
-    assert "'more' is missing" in status.problem
+    assert told in status.problem
 
 
 async def test_a_run_that_was_cancelled_before_it_began_here_is_not_held(logs: MemoryLogs) -> None:
