@@ -376,7 +376,8 @@ class Execution:
     # --- the log
 
     async def catch_up(self, until: SeqNum = -1) -> None:
-        """Read what is new of the run, at least up to and with the record at `until`.
+        """Read what is new of the run, at least what it has up to and with `until`: what `log` has
+        appended (`read_run`).
 
         Raises:
             Stopped: another executor has taken the run.

@@ -39,14 +39,18 @@ async def read_run(
     *,
     is_reused: bool = False,
 ) -> Run:
-    """Apply what is new of a run, at least up to and with the record at `until` if that is given,
-    else everything; return it.
+    """Apply what is new of a run; return it.
+
+    With `until`, that is at least what the run has up to and with that place; else, and if the run
+    has nothing there, everything that `log` shows.
 
     Args:
         log: where the run is.
         id: the run's.
         run: as far as it was read.
-        until: a seqnum to be reached.
+        until: a place that the session of `log` knows, since it appended or read what is there; one
+            that did not may show less. The record there may be another run's: the last one of a
+            child that ends is its parent's.
         is_reused: pass over a run of this id that was forgotten, to a new one; without a new one,
             it has not begun.
 

@@ -1,0 +1,60 @@
+"""How far a run is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bokiflow import run_log
+from bokiflow.fold import Run
+from bokiflow.records import ChildEnded, Decided, Finished, RunRecord, Started, encoded, run_tag
+from bokiflow.run_log import read_run
+from indilog.log import Record
+from indilog.testing import MemoryLog, MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+
+class CountedLog(MemoryLog):
+    """A log that counts the pages that it was asked for."""
+
+    pages = 0
+
+    async def read_range(self, *given: Any, **named: Any) -> list[Record]:  # noqa: ANN401 - as the log's
+        self.pages += 1
+        return await super().read_range(*given, **named)
+
+
+async def log_with(records: Sequence[tuple[str, RunRecord]]) -> CountedLog:
+    log = CountedLog("shop/flow", logs=MemoryLogs())
+    for run, record in records:
+        await log.append(encoded(record), tags=[run_tag(run)])
+    return log
+
+
+STARTED: RunRecord = Started("two", b"{}", "me", "v")
+STEPS: list[RunRecord] = [Decided(1, f"{n}", "step", "step", b"1") for n in (1, 2, 3)]
+
+
+async def test_a_run_is_read_up_to_the_place_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pages, and not asked once more when the place is reached."""
+    monkeypatch.setattr(run_log, "_PAGE", 2)
+    log = await log_with([("r", record) for record in [STARTED, *STEPS]])
+    run = await read_run(log, "r", Run(), 3)
+    assert (sorted(run.steps), log.pages) == (["1", "2", "3"], 2)
+
+
+async def test_a_place_that_is_another_runs_does_not_keep_the_reader_waiting() -> None:
+    """The end of a child and the word of it to its parent are one batch: the parent's is last."""
+    log = await log_with([("child", STARTED), ("child", Finished(1, b"1")), ("p", ChildEnded("c"))])
+    run = await read_run(log, "child", Run(), 2)
+    assert run.finished is not None
+    assert run.end == 2
+
+
+async def test_without_a_place_everything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_log, "_PAGE", 2)
+    log = await log_with([("r", record) for record in [STARTED, *STEPS]])
+    assert sorted((await read_run(log, "r", Run())).steps) == ["1", "2", "3"]
