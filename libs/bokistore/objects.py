@@ -27,6 +27,7 @@ from bokistore.document import (
     before,
     check_value,
     check_whole,
+    copied,
     encoded,
     found,
     steps_of,
@@ -97,6 +98,10 @@ class Obj(Mapping[str, Json]):
     @property
     def value(self) -> Document:
         """The whole object as plain JSON types; empty if it does not exist."""
+        return self._shown
+
+    @property
+    def _shown(self) -> Document:
         return {} if self._document is None else without_tags(self._document)
 
     def at(self, path: Path) -> Json:
@@ -116,7 +121,7 @@ class Obj(Mapping[str, Json]):
         return default if value is Absent.ABSENT else value
 
     def _found(self, path: Path) -> Json | Absent:
-        return found(self.value if self.exists else None, steps_of(path))
+        return found(self._shown if self.exists else None, steps_of(path))
 
     def __getitem__(self, path: Path) -> Json:
         return self.at(path)
@@ -127,30 +132,51 @@ class Obj(Mapping[str, Json]):
         return self._found(path) is not Absent.ABSENT
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.value)
+        return iter(self._shown)
 
     def __len__(self) -> int:
-        return len(self.value)
+        return len(self._shown)
 
     def __bool__(self) -> bool:
         return self.exists
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self.value if self.exists else None!r})"
+        return f"{type(self).__name__}({self.name!r}, {self._shown if self.exists else None!r})"
 
 
 class TxnObject(Obj):
     """An object inside a transaction: its writes are seen by its own reads at once, and by
     everybody else when the transaction commits.
 
-    Each write returns what was at the path before, None if nothing was.
+    Each write returns what was at the path before, None if nothing was. What reading returns is a
+    copy: changing it changes nothing here either. After the transaction it can still be read.
     """
 
     def __init__(self, name: str, view: View, writes: list[msgspec.Raw]) -> None:
         super().__init__(name, view)
         self._writes = writes
+        self._is_over = False
         for raw in writes:
             self._apply(raw)
+
+    @property
+    def value(self) -> Document:
+        """A copy of the whole object as plain JSON types; empty if it does not exist."""
+        shown: Document = copied(self._shown)
+        return shown
+
+    def at(self, path: Path) -> Json:
+        """Return a copy of what is at a path.
+
+        Raises:
+            KeyError: there is nothing.
+        """
+        return copied(super().at(path))
+
+    def get(self, path: Path, default: Json = None) -> Json:
+        """Return a copy of what is at a path, or `default`."""
+        value = self._found(path)
+        return default if value is Absent.ABSENT else copied(value)
 
     def set(self, path: Path, value: Json) -> Json:
         """Put `value` at `path`; objects on the way are made."""
@@ -180,12 +206,18 @@ class TxnObject(Obj):
         """Take away what is at `path`; without a path, the object itself."""
         return self.write(delete_at(path))
 
-    def encoded(self) -> bytes | None:
-        """Return its JSON as it is now, None if it does not exist."""
-        return None if self._document is None else encoded(self._document)
+    def close(self) -> None:
+        """Refuse writes from now on: the transaction's record is made."""
+        self._is_over = True
 
     def write(self, write: Write) -> Json:
-        """Apply one write here, and buffer it for the transaction's record."""
+        """Apply one write here, and buffer it for the transaction's record.
+
+        Raises:
+            RuntimeError: the transaction is over.
+        """
+        if self._is_over:
+            raise over()
         old = before(self._document, write)
         raw = msgspec.Raw(encoded(write))
         self._apply(raw)
@@ -195,6 +227,11 @@ class TxnObject(Obj):
     def _apply(self, raw: msgspec.Raw) -> None:
         # Decoded anew, so that the document shares nothing with the caller's value.
         self._document = applied(self._document, _decode_write(raw), name=self.name)
+
+
+def over() -> RuntimeError:
+    """Return what is told to who uses a transaction after its end."""
+    return RuntimeError("The transaction is over; start another with store.transaction().")
 
 
 def set_at(path: Path, value: Json) -> Set:

@@ -128,6 +128,13 @@ class Replay:
         """Return the object as of the last of `records`, which follow `view` in its sub-stream."""
         return await self._folded(name, view, records) if records else view
 
+    def written(self, view: View, command: Command, name: str, seqnum: SeqNum) -> View:
+        """Return the object after a command at `seqnum` that took effect, given it before."""
+        document: Document | None = _decode(view.document) if view.document else None
+        document = self._written(document, command, name)
+        after = None if document is None else encoded(document)
+        return View(seqnum, seqnum, after, view.depth + 1, view.age + 1)
+
     async def keep(
         self,
         views: Mapping[str, View],

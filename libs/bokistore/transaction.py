@@ -37,10 +37,12 @@ from bokistore.objects import (
     delete_at,
     increment_at,
     merge_at,
+    over,
     push_at,
     set_at,
 )
 from bokistore.records import (
+    Command,
     View,
     command_decoded,
     command_encoded,
@@ -118,6 +120,7 @@ class Transaction:
             raise ConflictError(
                 f"What {name!r} was when the transaction began is not kept any more; run it again."
             ) from error
+        self._check_open()  # it may have ended meanwhile
         self._reads[name] = None
         if name not in self._objects:
             self._objects[name] = TxnObject(name, view, self._writes.setdefault(name, []))
@@ -197,7 +200,7 @@ class Transaction:
 
     def _check_open(self) -> None:
         if self._is_over:
-            raise RuntimeError("The transaction is over; start another with store.transaction().")
+            raise over()
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -212,6 +215,8 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over = True
+        for obj in self._objects.values():
+            obj.close()
         if kind is None:
             await self._commit()
 
@@ -228,7 +233,7 @@ class Transaction:
         command = command_decoded(data)
         assert command is not None, "what we encode we can decode"
         committed = await self._replay.committed(Record(seqnum, b"", data, 0.0), command)
-        views = self._views_after(seqnum) if committed else {}
+        views = self._views_after(seqnum, command) if committed else {}
         costly = command.is_conditional and seqnum > command.horizon
         await self._replay.keep(views, seqnum, committed=committed, costly=costly)
         if not committed:
@@ -261,16 +266,13 @@ class Transaction:
             self.refusal = DoneBeforeError(txn_id, *done)
             raise self.refusal
 
-    def _views_after(self, seqnum: SeqNum) -> dict[str, View]:
-        """Return what is known of the objects read and written, now that nothing came between."""
+    def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, View]:
+        """Return what is known of the objects read and written, now that nothing came between.
+
+        Made from the record, as everybody does who replays it.
+        """
         return {
-            name: View(
-                seqnum,
-                seqnum,
-                self._objects[name].encoded(),
-                held.view.depth + 1,
-                held.view.age + 1,
-            )
+            name: self._replay.written(held.view, command, name, seqnum)
             for name, held in self._objects.items()
-            if self._writes[name]
+            if name in command.writes
         }

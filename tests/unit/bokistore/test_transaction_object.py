@@ -1,0 +1,100 @@
+"""Objects inside a transaction cannot be changed behind its back: what everybody sees is what its
+record says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from bokistore import Store, TxnObject, ViewCache
+from bokistore.checkpoints import CHECKPOINT_EVERY
+from bokistore.records import aux_decoded, checkpoint_in, command_decoded, view_in
+from indilog.ids import SeqNum, UserTag
+from indilog.testing import MemoryLog
+
+pytestmark = pytest.mark.asyncio
+
+
+class Slow(MemoryLog):
+    """A log whose appends begin, and end when they may."""
+
+    def __init__(self) -> None:
+        super().__init__("objects")
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        self.has_begun.set()
+        await self.may_end.wait()
+        return await super().append(data, tags=tags)
+
+
+async def sorted_and_counted(store: Store) -> None:
+    """Change a list in place that a transaction returned, and write something else."""
+    async with store.transaction() as txn:
+        cart = await txn.get("cart")
+        items = cart["items"]
+        items.sort()
+        cart.set("n", len(items))
+
+
+async def test_changing_what_was_read_changes_nothing_for_anybody() -> None:
+    log = MemoryLog("objects")
+    store = Store(log)
+    await store.put("cart", {"items": [3, 1, 2]})
+    for _ in range(2 * CHECKPOINT_EVERY):
+        await sorted_and_counted(store)
+        assert (await store.get("cart"))["items"] == [3, 1, 2]
+    assert (await Store(log, cache=ViewCache()).get("cart"))["items"] == [3, 1, 2]
+    kept = [
+        view.document
+        for record in await log.read_range()
+        for view in (
+            view_in(aux_decoded(record.aux), "cart", record.seqnum),
+            checkpoint_in(command_decoded(record.data), "cart"),
+        )
+        if view
+    ]
+    assert len(kept) > 10
+    assert set(kept) <= {b'{"items":[3,1,2],"n":3}', b'{"items":[3,1,2]}'}
+
+
+async def test_all_ways_to_read_give_copies() -> None:
+    store = Store(MemoryLog("objects"))
+    await store.put("a", {"l": [1], "o": {"l": [2]}})
+    async with store.transaction() as txn:
+        a = await txn.get("a")
+        a["l"].append(0)
+        a.at("o")["l"].append(0)
+        a.get("o.l", []).append(0)
+        a.get([], {})["x"] = 0
+        a.value["o"]["l"].append(0)
+        dict(a.items())["l"].append(0)
+        for value in a.values():
+            value.clear()
+        assert a.value == {"l": [1], "o": {"l": [2]}}
+        assert (list(a), len(a), "o.l" in a) == (["l", "o"], 2, True)
+
+
+async def test_a_write_while_the_record_is_appended_is_refused() -> None:
+    log = Slow()
+    store = Store(log, cache=ViewCache())
+    held: list[TxnObject] = []
+
+    async def transaction() -> None:
+        async with store.transaction() as txn:
+            held.append(await txn.get("a"))
+            held[0].set("n", 1)
+
+    running = asyncio.create_task(transaction())
+    await log.has_begun.wait()
+    with pytest.raises(RuntimeError, match="over"):
+        held[0].set("n", 2)
+    log.may_end.set()
+    await running
+    for reader in (store, Store(log, cache=ViewCache())):
+        assert (await reader.get("a")).value == {"n": 1}
+    assert held[0].value == {"n": 1}
