@@ -213,6 +213,8 @@ class _Line:
         """
         try:
             token = await self._join(owner, ends)
+            if token is None:
+                return None
             while not self._replica.fold.holds(token):
                 if self._replica.fold.place(token) is None:
                     return None  # it stood still; its turn, or its time to wait, is over
@@ -227,11 +229,12 @@ class _Line:
             raise
         return token
 
-    async def _join(self, owner: str, ends: float) -> SeqNum:
+    async def _join(self, owner: str, ends: float) -> SeqNum | None:
+        """Return the place in the line; None: it has had it, and lost it again, unseen."""
         wait_s = None if ends == math.inf else min(max(0.0, ends - seconds_now()), SECONDS_MAX)
         outcome = await self._replica.tell(self._log, Acquire(owner, self._lease_s, wait_s))
         token = self._replica.fold.token_of(owner) if outcome is None else outcome.token
-        if token is None:
+        if outcome is not None and token is None:
             raise LockQueueFullError(
                 f"{LINE_MAX:,} wait for lock {self._name!r} already; try again later."
             )

@@ -26,11 +26,12 @@ from indilog.log import Log, Record
 
 CHECKPOINT_EVERY: Final = 256
 """Records of a lock between two checkpoints."""
-_OUTCOMES_MAX: Final = 1024
-"""Outcomes of commands that a lock remembers for whoever appended them."""
+_OUTCOMES_MAX: Final = 65_536
+"""Outcomes that a lock remembers while appends are under way; some ten seconds of a busy lock."""
 _LOCKS_MAX: Final = 4096
 """Locks of one platform that a process keeps in memory; the one used longest ago goes first."""
 _PAGE: Final = 1000
+_CHECKPOINTS_PAGE: Final = 16
 
 
 class Outcome(NamedTuple):
@@ -47,16 +48,32 @@ class LockReplica:
         self.tags: Tags = tags_of(name)
         self.fold = LockFold()
         self._unsaved = 0
+        self._telling: dict[object, SeqNum] = {}
+        """Of each append that is under way a seqnum below which its record is not; these grow."""
         self._outcomes: OrderedDict[SeqNum, Outcome] = OrderedDict()
+        """Of records that may be those of the appends under way."""
 
     async def tell(self, log: Log, command: Command) -> Outcome | None:
         """Append a command, catch up with it, and return what came of it.
 
-        None: that is not known any more, since hundreds of records came in between.
+        None: that is not known any more, since hundreds of records came in between and were
+        trimmed.
         """
-        seqnum = await log.append(encoded(command), tags=[self.tags.commands])
-        await self.catch_up(log, seqnum)
-        return self._outcomes.pop(seqnum, None)
+        telling = object()
+        self._telling[telling] = self.fold.end
+        try:
+            seqnum = await log.append(encoded(command), tags=[self.tags.commands])
+            await self.catch_up(log, seqnum)
+            return self._outcomes.get(seqnum)
+        finally:
+            del self._telling[telling]
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the outcomes that no append under way can ask for."""
+        needed_from = next(iter(self._telling.values()), MAX_SEQNUM)
+        while self._outcomes and next(iter(self._outcomes)) < needed_from:
+            self._outcomes.popitem(last=False)
 
     async def catch_up(self, log: Log, until: SeqNum = -1) -> None:
         """Apply what is new, at least up to and with the record at `until`."""
@@ -80,41 +97,55 @@ class LockReplica:
         command = command_decoded(record.data)
         token = self.fold.apply(record.seqnum, record.time, command)
         self._unsaved += 1
-        self._outcomes[record.seqnum] = Outcome(token, record.time)
+        if self._telling:
+            self._outcomes[record.seqnum] = Outcome(token, record.time)
         if len(self._outcomes) > _OUTCOMES_MAX:
             self._outcomes.popitem(last=False)
 
     async def _load(self, log: Log) -> None:
-        """Begin at the newest checkpoint, if it is further."""
-        checkpoint = await self._newest(log)
+        """Begin at the furthest checkpoint, if it is further."""
+        _, checkpoint = await self._furthest(log)
         if checkpoint is not None and checkpoint.end > self.fold.end:
             self.fold, self._unsaved = LockFold(checkpoint), 0
 
-    async def _newest(self, log: Log) -> Checkpoint | None:
-        bound = MAX_SEQNUM
-        while (record := await log.read_prev(self.tags.checkpoints, bound)) is not None:
-            checkpoint = checkpoint_decoded(record.data)
-            if checkpoint is not None:
-                return checkpoint
-            bound = record.seqnum - 1
-        return None
+    async def _furthest(self, log: Log) -> tuple[SeqNum, Checkpoint | None]:
+        """Return the checkpoint that goes furthest of those that are left, and its place.
+
+        It need not be the newest: a process may have stood still between making one and its append.
+        """
+        start, place, furthest = 0, 0, None
+        while True:
+            try:
+                page = await log.read_range(self.tags.checkpoints, start, limit=_CHECKPOINTS_PAGE)
+            except TrimmedError as error:
+                start = error.first_seqnum
+                continue
+            for record in page:
+                checkpoint = checkpoint_decoded(record.data)
+                if checkpoint and (furthest is None or checkpoint.end >= furthest.end):
+                    place, furthest = record.seqnum, checkpoint
+            if not page:
+                return place, furthest
+            start = page[-1].seqnum + 1
 
     async def save(self, log: Log) -> None:
         """After many records, write a checkpoint and trim what the one before stands for.
 
         So whoever has just appended can still read what came of it. Processes that do it at the
-        same time do no harm: each checkpoint is true.
+        same time do no harm: each checkpoint is true, and the one that goes furthest stays, so
+        there is always one that goes on where the commands were trimmed.
         """
         if self._unsaved < CHECKPOINT_EVERY:
             return
         self._unsaved = 0
         checkpoint = self.fold.checkpoint()
-        before = await self._newest(log)
+        _, before = await self._furthest(log)
         try:
-            seqnum = await log.append(encoded(checkpoint), tags=[self.tags.checkpoints])
+            await log.append(encoded(checkpoint), tags=[self.tags.checkpoints])
         except TooLargeError:
             return  # too many wait; once there are fewer, it fits
-        await log.trim(seqnum, tag=self.tags.checkpoints)
+        place, _ = await self._furthest(log)
+        await log.trim(place, tag=self.tags.checkpoints)
         if before is not None:
             await log.trim(before.end, tag=self.tags.commands)
 

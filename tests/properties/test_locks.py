@@ -7,6 +7,7 @@ a slow and plain model reads out of the log afterwards.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
@@ -33,8 +34,10 @@ from bokiflow.lock_records import (
     command_decoded,
     encoded,
 )
+from bokiflow.lock_replica import LockReplica
+from indilog.errors import TrimmedError
 from indilog.ids import SeqNum, tag_columns
-from indilog.log import Record, Session
+from indilog.log import Log, Record, Session
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, interleavings, run_stepped
 from tests.elapsing_log import ElapsingLog, Time
@@ -150,8 +153,15 @@ class Person:
                 case ("extend", seconds):
                     if self.held:
                         await self.tell(self.held[0].extend(seconds))
+                case ("restart",):
+                    self.restart()
                 case _:
                     raise AssertionError(f"nobody does {action}")
+
+    def restart(self) -> None:
+        """Forget everything: from now on it is a process that has just begun."""
+        self.log = OwnLog(self.logs.log("work", Session()), self.time)
+        self.held = []
 
     async def acquire(self, owner: str | None, lease: float, wait: float) -> None:
         with contextlib.suppress(LockTimeoutError):
@@ -184,6 +194,10 @@ def check(logs: Kept, people: Sequence[Person]) -> Model:
         for seqnum, held in person.told.items():
             trimmed = logs.floor(FLOOR) > seqnum
             assert model.done[seqnum] == held or (trimmed and not held)
+    newcomer = LockReplica(NAME)
+    asyncio.run(newcomer.catch_up(logs.log("work", Session())))
+    line = [place.token for place in newcomer.fold.checkpoint().line]
+    assert line == [one["token"] for one in model.line], "who begins now finds the lock as it is"
     return model
 
 
@@ -197,17 +211,34 @@ actions = st.one_of(
     st.tuples(st.just("release")),
     st.tuples(st.just("extend"), seconds),
     st.tuples(st.just("pass"), seconds),
+    st.tuples(st.just("restart")),
 )  # fmt: skip
+
+
+def in_turns(seed: int, calls_max: int) -> Choose:
+    """Return by chance who goes on, and for how many calls, while all the others stand still."""
+    chance = random.Random(seed)
+    who, calls = -1, 0
+
+    def choose(ready: Sequence[int]) -> int:
+        nonlocal who, calls
+        if calls <= 0 or who not in ready:
+            who, calls = chance.choice(ready), chance.randint(1, calls_max)
+        calls -= 1
+        return who
+
+    return choose
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     programs=st.lists(st.lists(actions, min_size=1, max_size=10), min_size=1, max_size=3),
     order_seed=st.integers(0, 2**32),
+    calls_max=st.sampled_from([1, 12, 40]),
     checkpoint_every=st.sampled_from([1, 3, 1024]),
 )
 def test_everybody_is_told_what_a_plain_replay_of_the_log_says(
-    programs: list[list[tuple[Any, ...]]], order_seed: int, checkpoint_every: int
+    programs: list[list[tuple[Any, ...]]], order_seed: int, calls_max: int, checkpoint_every: int
 ) -> None:
     time = Time()
     logs = Kept(time)
@@ -218,11 +249,44 @@ def test_everybody_is_told_what_a_plain_replay_of_the_log_says(
     ):
         run_stepped(
             [person.live(program) for person, program in zip(people, programs, strict=True)],
-            random.Random(order_seed).choice,
+            in_turns(order_seed, calls_max),
         )
     check(logs, people)
     for person in people:
         lock_replica.replica_of(person.log, NAME).fold.check_invariants()
+
+
+def one_who_stands_still(seed: int) -> None:
+    """Three who use the lock again and again, with a checkpoint whenever they can."""
+    time = Time()
+    logs = Kept(time)
+    people = [Person(logs, time, f"person {n}") for n in range(3)]
+    program = [("acquire", None, 5.0, 100.0), ("release",)] * 5
+    with (
+        mock.patch.object(lock_module, "seconds_now", time),
+        mock.patch.object(lock_replica, "CHECKPOINT_EVERY", 1),
+    ):
+        run_stepped([person.live(program) for person in people], in_turns(seed, 30))
+    check(logs, people)
+
+
+def test_who_begins_finds_the_lock_as_it_is_whoever_stood_still_over_a_checkpoint() -> None:
+    for seed in range(150):
+        one_who_stands_still(seed)
+
+
+async def newest_stays(self: LockReplica, log: Log) -> tuple[SeqNum, Checkpoint | None]:
+    """A planted bug: the newest checkpoint is taken for the one that goes furthest."""
+    record = await log.read_prev(self.tags.checkpoints)
+    return (0, None) if record is None else (record.seqnum, checkpoint_decoded(record.data))
+
+
+def test_a_checkpoint_that_removes_a_further_one_is_caught() -> None:
+    with (
+        mock.patch.object(LockReplica, "_furthest", newest_stays),
+        pytest.raises((TrimmedError, AssertionError)),
+    ):
+        test_who_begins_finds_the_lock_as_it_is_whoever_stood_still_over_a_checkpoint()
 
 
 places = st.integers(0, 2**63 - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
@@ -21,6 +21,7 @@ from bokiflow import (
 from bokiflow.lock_records import Release
 from bokiflow.lock_replica import LockReplica, replica_of
 from indilog.errors import NotReadyError, TrimmedError
+from indilog.ids import UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 
 Log = Callable[[], MemoryLog]
@@ -250,6 +251,72 @@ async def test_a_used_lock_keeps_few_records_and_new_processes_agree(
     with pytest.raises(LockTimeoutError):
         await Lock(log(), "hotel:7", wait=0).acquire()
     await held.release()
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_comes_late_removes_none_that_goes_further(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_replica, "CHECKPOINT_EVERY", 4)
+    stalled, other, gate = log(), log(), asyncio.Event()
+    first = await Lock(stalled, "hotel:7").acquire()
+    for _ in range(4):
+        await first.extend()
+    append = stalled.append
+
+    async def late(data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
+        tags = list(tags)
+        if tags == ["lock:hotel:7:checkpoint"]:
+            await gate.wait()
+        return await append(data, tags=tags)
+
+    monkeypatch.setattr(stalled, "append", late)
+    release = asyncio.create_task(first.release())
+    tokens = []
+    for _ in range(13):
+        async with Lock(other, "hotel:7", renew=False) as held:
+            tokens.append(held.token)
+    gate.set()
+    await release
+    async with Lock(log(), "hotel:7", wait=0) as found:  # all who were up to date are gone
+        assert found.token > tokens[-1]
+
+
+@pytest.mark.asyncio
+async def test_a_release_is_known_however_much_happened_while_it_was_on_its_way(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own process has read behind it before it is told where its record is."""
+    mine, gate = log(), asyncio.Event()
+    held = await Lock(mine, "hotel:7").acquire()
+    append = mine.append
+
+    async def late(data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
+        seqnum = await append(data, tags=tags)
+        await gate.wait()
+        return seqnum
+
+    monkeypatch.setattr(mine, "append", late)
+    release = asyncio.create_task(held.release())
+    other = log()
+    for _ in range(700):
+        async with Lock(other, "hotel:7", renew=False):
+            pass
+        await replica_of(mine, "hotel:7").catch_up(mine)
+    gate.set()
+    await release
+    assert not replica_of(mine, "hotel:7")._outcomes, "nobody asks for them any more"
+
+
+@pytest.mark.asyncio
+async def test_whoever_only_watches_a_lock_keeps_nothing_of_its_records(log: Log) -> None:
+    mine, other = log(), log()
+    async with Lock(other, "hotel:7", renew=False) as held:
+        for _ in range(100):
+            await held.extend()
+        replica = replica_of(mine, "hotel:7")
+        await replica.catch_up(mine)
+        assert not replica._outcomes
 
 
 @pytest.mark.asyncio
