@@ -4,8 +4,8 @@ older ones are trimmed, and come to the same result as one that has read them al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -67,28 +67,44 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 _decode = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
-def checkpoint_parts(checkpoint: Checkpoint, id: str) -> list[Checkpointed]:  # noqa: A002 - it is called so
-    """Return the records that say it."""
+class Found(NamedTuple):
+    """The newest checkpoint of a log, and the seqnum behind its last part."""
+
+    checkpoint: Checkpoint
+    place: SeqNum
+
+
+def checkpoint_parts(
+    checkpoint: Checkpoint,
+    id: str,  # noqa: A002 - it is called so
+    follows: SeqNum = 0,
+    part_bytes: int = PART_BYTES,
+) -> list[Checkpointed]:
+    """Return the records that say it; `follows` as in `Checkpointed`."""
     data = msgspec.msgpack.encode(checkpoint)
-    pieces = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
+    pieces = [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
     return [
-        Checkpointed(id, part, len(pieces), checkpoint.count, checkpoint.end, piece)
+        Checkpointed(id, part, len(pieces), checkpoint.count, checkpoint.end, piece, follows)
         for part, piece in enumerate(pieces)
     ]
 
 
-def newest_checkpoint(records: Iterable[Checkpointed]) -> Checkpoint | None:
-    """Return the one that covers most, of those that are whole."""
-    found: dict[str, dict[int, Checkpointed]] = {}
-    for record in records:
-        found.setdefault(record.id, {})[record.part] = record
-    whole = [list(parts.values()) for parts in found.values() if _is_whole(parts.values())]
-    if not whole:
-        return None
-    newest = max(whole, key=lambda parts: (parts[0].end, parts[0].id))
-    return _decode(b"".join(p.data for p in sorted(newest, key=lambda p: p.part)))
+def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> Found | None:
+    """Return the one that counts, of those that are whole.
 
-
-def _is_whole(parts: Iterable[Checkpointed]) -> bool:
-    there: Sequence[Checkpointed] = list(parts)
-    return len(there) == there[0].parts
+    `records` are all that are left, ascending by seqnum. Trims leave nothing before the first part
+    of one that counts, so the first that is left follows the newest of its time.
+    """
+    newest: SeqNum | None = None
+    found: Found | None = None
+    pieces: dict[str, dict[int, bytes]] = {}
+    for seqnum, record in records:
+        parts = pieces.setdefault(record.id, {})
+        parts[record.part] = record.data
+        if newest is None:
+            newest = record.follows
+        if record.part == record.parts - 1 and record.follows == newest:
+            newest = seqnum + 1
+            if len(parts) == record.parts:  # otherwise one of them is lost
+                found = Found(_decode(b"".join(parts[n] for n in range(record.parts))), newest)
+    return found

@@ -74,7 +74,7 @@ class Executor:
         running_max: what it claims at most, together with what it runs.
 
     Attributes:
-        begun: ids of what it runs.
+        begun: ids of what it runs; whoever begins and abandons that keeps it so.
     """
 
     def __init__(self, name: str, fold: Fold, schedules: Schedules, config: NodeConfig) -> None:
@@ -132,7 +132,6 @@ class Executor:
         own = running.ids if running is not None else set()
         actions: list[Action] = [Abandon(id_) for id_ in sorted(self.begun - own)]
         actions += [Begin(self._fold.open[id_]) for id_ in sorted(own - self.begun)]
-        self.begun = set(own)
         return actions
 
     def _give_up(self, now: float) -> Iterable[Action]:
@@ -149,7 +148,8 @@ class Executor:
                 yield Append(GivenUp(executor, running.last, self.name), (EXECUTORS_TAG,))
 
     def _room(self) -> int:
-        return max(0, self._running_max - len(self.begun))
+        own = self._fold.executors.get(self.name)
+        return max(0, self._running_max - (len(own.ids) if own is not None else 0))
 
     def _claim(self, now: float) -> Iterable[Action]:
         ids: list[str] = []

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, assert_never
 
 from sortedcontainers import SortedList
 
-from compute.invocations.checkpoint import Checkpoint, Invocation
+from compute.invocations.checkpoint import Checkpoint, Found, Invocation
 from compute.invocations.records import (
     EXECUTORS_TAG,
     Accepted,
@@ -71,7 +72,8 @@ class Fold:
     Attributes:
         end: records below this seqnum are applied.
         count: how many that are, over all time.
-        checkpointed: how many of them a checkpoint covers.
+        checkpointed: how many of them the newest checkpoint covers.
+        checkpoint_place: the seqnum behind the last part of that, 0: there is none.
         clock: the latest time of a record.
         open: those that are not over, by id.
         executors: who runs something, by name.
@@ -82,6 +84,7 @@ class Fold:
         self.end: SeqNum = 0
         self.count = 0
         self.checkpointed = 0
+        self.checkpoint_place: SeqNum = 0
         self.clock = 0.0
         self.open: dict[str, Invocation] = {}
         self.executors: dict[str, Running] = {}
@@ -128,7 +131,7 @@ class Fold:
                 self._grown.add(EXECUTORS_TAG)
                 self._give_up(executor, seen, node_of(by))
             case Checkpointed():
-                self._cover(event)
+                self._cover(seqnum, event)
             case unreachable:
                 assert_never(unreachable)
 
@@ -187,9 +190,10 @@ class Fold:
         if freed is not None and freed.executor == event.executor:
             self._release(freed, node_of(event.executor), is_lost=event.is_lost)
 
-    def _cover(self, event: Checkpointed) -> None:
-        if event.part == event.parts - 1:
-            self.checkpointed = max(self.checkpointed, event.count)
+    def _cover(self, seqnum: SeqNum, event: Checkpointed) -> None:
+        if event.part == event.parts - 1 and event.follows >= self.checkpoint_place:
+            self.checkpointed = event.count
+            self.checkpoint_place = seqnum + 1
 
     def _give_up(self, executor: str, seen: SeqNum, node: str) -> None:
         running = self.executors.get(executor)
@@ -306,15 +310,21 @@ class Fold:
         streams, self._grown = sorted(self._grown), set()
         return [(stream, min(self._needed_from(stream), end)) for stream in streams]
 
+    def not_trimmed(self, streams: Iterable[str]) -> None:
+        """Return these with the next `trimmable` too."""
+        self._grown.update(streams)
+
     def _needed_from(self, stream: str) -> SeqNum:
         needed = self._needed.get(stream)
         return needed[0] if needed else self.end
 
     def agrees(self, checkpoint: Checkpointed) -> bool:
         """Tell whether the records that a checkpoint covers are those that were applied here; True
-        also for one that covers less than what is known of that.
+        also for one that does not count, or covers less than what is known of that.
         """
-        if checkpoint.end < self._recent_from:
+        if checkpoint.follows > self.checkpoint_place:
+            return False  # one was missed
+        if checkpoint.follows < self.checkpoint_place or checkpoint.end < self._recent_from:
             return True
         later = len(self._recent) - bisect_left(self._recent, checkpoint.end)
         return self.count - later == checkpoint.count
@@ -335,11 +345,13 @@ class Fold:
         )
 
     @classmethod
-    def restored(cls, limits: FoldLimits, checkpoint: Checkpoint) -> Fold:
-        """Return what the checkpoint says."""
+    def restored(cls, limits: FoldLimits, found: Found) -> Fold:
+        """Return what a checkpoint says."""
+        checkpoint, place = found
         fold = cls(limits)
         fold.end, fold.count, fold.clock = checkpoint.end, checkpoint.count, checkpoint.clock
         fold.checkpointed, fold._recent_from = checkpoint.count, checkpoint.end
+        fold.checkpoint_place = place
         fold._restore(checkpoint)
         return fold
 

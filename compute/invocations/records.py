@@ -103,6 +103,10 @@ class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="given up"):
 class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpointed"):
     """One of `parts` records that together say what the first `count` records amount to: those
     below the seqnum `end`. `id` tells which belong together.
+
+    `follows`: what comes behind the last part of the checkpoint that its author went by, 0: there
+    was none. It counts only if that is still the newest when its own last part is read: otherwise
+    its author had missed what others covered, and trimmed, meanwhile.
     """
 
     id: str
@@ -111,6 +115,7 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint
     count: Annotated[int, msgspec.Meta(ge=0)]
     end: _SeqNum
     data: bytes
+    follows: _SeqNum = 0
 
 
 Event: TypeAlias = Accepted | Claimed | Freed | Ended | Alive | GivenUp | Checkpointed

@@ -17,7 +17,14 @@ import structlog
 from compute.invocations.arrivals import Arrivals
 from compute.invocations.checkpoint import Invocation
 from compute.invocations.checkpoints import Checkpoints
-from compute.invocations.executor import Abandon, Append, Begin, Executor, WriteCheckpoint
+from compute.invocations.executor import (
+    Abandon,
+    Action,
+    Append,
+    Begin,
+    Executor,
+    WriteCheckpoint,
+)
 from compute.invocations.fold import Fold, FoldLimits
 from compute.invocations.records import (
     INVOCATIONS_LOG,
@@ -44,7 +51,7 @@ from indilog.errors import (
     OverloadedError,
     TrimmedError,
 )
-from indilog.ids import MetalogPosition, SeqNum
+from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum
 from indilog.log import Entry, LogSource, Record, Session
 from indilog.subscription import pages
 
@@ -77,6 +84,7 @@ class InvocationService:
         node: names the compute node; an earlier process of that name is surely dead. None: no
             earlier process is known to be.
         rank: which of the compute nodes it is, from 0.
+        record_bytes_max: data of a record, for checkpoints.
         start: starts a call of a function here.
         stop: stops one.
     """
@@ -88,6 +96,7 @@ class InvocationService:
         *,
         node: str | None,
         rank: int = 0,
+        record_bytes_max: int,
         start: StartCall,
         stop: StopCall,
     ) -> None:
@@ -99,10 +108,16 @@ class InvocationService:
         self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
         self._arrivals = Arrivals()
-        self._checkpoints = Checkpoints(self._log)
+        self._checkpoints = Checkpoints(
+            self._log,
+            self._arrivals,
+            current=lambda: self._fold,
+            record_bytes_max=record_bytes_max,
+        )
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: SeqNum | None = None
+        self._disagreed = self._passed_over = ""
         self._broken: IndilogError | None = None
         self._appending = 0
         self._lost_to: SeqNum = 0
@@ -115,8 +130,6 @@ class InvocationService:
             NotReadyError: the log cannot be read.
         """
         await self._restore()
-        last = await self._log.read_prev()
-        self._read_to = last.seqnum if last is not None else None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._follow()), loop.create_task(self._act())]
 
@@ -256,9 +269,22 @@ class InvocationService:
 
     async def _read_up_to_now(self) -> None:
         """Wait until what anybody was told is recorded has been read here."""
-        last = await self._log.read_prev(fresh=True)
+        last = await self._last(fresh=True)
         if last is not None:
-            await self._arrivals.seqnum(last.seqnum, self._fold.end)
+            await self._arrivals.seqnum(last, self._fold.end)
+
+    async def _last(self, *, fresh: bool) -> SeqNum | None:
+        """Return the seqnum of the last record that can be read."""
+        bound = MAX_SEQNUM
+        while True:
+            try:
+                last = await self._log.read_prev(bound=bound, fresh=fresh)
+            except DataLossError as error:
+                if not error.seqnum or error.seqnum > bound:
+                    raise
+                bound = error.seqnum - 1
+            else:
+                return last.seqnum if last is not None else None
 
     def schedule(self, schedules: Iterable[Scheduled]) -> None:
         """Keep these schedules from now on, and no others."""
@@ -289,16 +315,8 @@ class InvocationService:
     async def _follow(self) -> None:
         while True:
             try:
-                async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
-                    is_whole = self._took(page)
-                    self._arrivals.read(self._fold.end)
-                    self._news.set()
-                    if not is_whole:  # others have trimmed what was not read here yet
-                        await self._restore()
-                        break
-            except DataLossError as error:
-                structlog.get_logger().error("invocation records lost", reason=str(error))
-                self._lost_to = error.next_seqnum or self._fold.end + 1
+                if not await self._read_on():
+                    await self._restore()
             except IndilogError as error:
                 structlog.get_logger().warning("invocations not followed", reason=str(error))
                 self._broken = None if error.retryable else error
@@ -308,14 +326,35 @@ class InvocationService:
                 self._broken = IndilogError(f"{type(error).__name__}; the log says why.")
                 await asyncio.sleep(_AGAIN_S)
 
+    async def _read_on(self) -> bool:
+        """Apply records until some are lost, which are passed over; False: until it is known that
+        others have trimmed some that were not read here.
+        """
+        try:
+            async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
+                is_whole = self._took(page)
+                self._arrivals.read(self._fold.end)
+                self._news.set()
+                if not is_whole:
+                    return False
+        except DataLossError as error:
+            structlog.get_logger().error("invocation records lost", reason=str(error))
+            self._lost_to = error.next_seqnum or self._fold.end + 1
+        return True
+
     async def _restore(self) -> None:
-        """Begin with the newest checkpoint, if there is one."""
-        checkpoint = await self._checkpoints.newest()
-        if checkpoint is not None:
-            structlog.get_logger().info("invocations read from a checkpoint", end=checkpoint.end)
-            self._fold = Fold.restored(_limits(self._config), checkpoint)
+        """Begin with the newest checkpoint, if there is one; nothing is done before what follows it
+        is read.
+        """
+        found = await self._checkpoints.newest()
+        self._read_to = await self._last(fresh=False)
+        if found is not None:
+            end = found.checkpoint.end
+            structlog.get_logger().info("invocations read from a checkpoint", end=end)
+            self._fold = Fold.restored(_limits(self._config), found)
             self._executor.follows(self._fold)
             self._arrivals.all_ended()
+        self._passed_over = self._disagreed
 
     def _took(self, page: Sequence[Record]) -> bool:
         """Apply records; False: a checkpoint tells that some before it were not read here."""
@@ -325,7 +364,7 @@ class InvocationService:
                 structlog.get_logger().error(
                     "invocation record not understood", seqnum=record.seqnum
                 )
-            if isinstance(event, Checkpointed) and not self._fold.agrees(event):
+            if isinstance(event, Checkpointed) and not self._agrees(event):
                 return False
             self._fold.apply(record.seqnum, record.time, event)
             self._broken = None
@@ -333,10 +372,18 @@ class InvocationService:
                 self._arrivals.ended(event)
         return True
 
+    def _agrees(self, event: Checkpointed) -> bool:
+        """Tell whether a checkpoint says what is known here, or cannot be read whole."""
+        if self._fold.agrees(event):
+            return True
+        if event.id != self._passed_over:  # otherwise `_restore` has looked for it already
+            self._disagreed = event.id
+            return False
+        structlog.get_logger().error("a checkpoint is lost; going on without it", end=event.end)
+        return True
+
     async def _act(self) -> None:
         """Do what the executor decides, one round after the other."""
-        if self._read_to is not None:
-            await self._arrivals.seqnum(self._read_to, self._fold.end)
         while True:
             self._news.clear()
             try:
@@ -354,26 +401,36 @@ class InvocationService:
 
     async def _round(self) -> bool:
         """Do what is to be done now; return whether something was recorded for it."""
+        if self._read_to is not None:
+            await self._arrivals.seqnum(self._read_to, self._fold.end)
         if self._fold.is_given_up(self._executor.name):
             structlog.get_logger().warning("given up as dead; going on under another name")
             self._given_up += 1
             for abandon in self._executor.renamed(self._new_name()):
                 self._runs.abandon(abandon.id)
-        entries: list[Entry] = []
-        for action in self._executor.actions(time.time()):
-            match action:
-                case Begin(invocation):
-                    self._runs.begin(invocation)
-                case Abandon(id_):
-                    self._runs.abandon(id_)
-                case Append(event, tags):
-                    entries.append(Entry(encoded(event), tags))
-                case WriteCheckpoint():
-                    await self._checkpoints.write(self._fold, self._arrivals)
+        actions = self._executor.actions(time.time())
+        entries = [entry for action in actions if (entry := self._done(action)) is not None]
         if entries:
             last = (await self._log.append_batch(entries))[-1]
             await self._arrivals.seqnum(last, self._fold.end)
+        if WriteCheckpoint() in actions:  # last: one that fails holds up nothing
+            await self._checkpoints.write()
         return bool(entries)
+
+    def _done(self, action: Action) -> Entry | None:
+        """Do an action, or return what is to be appended for it."""
+        match action:
+            case Begin(invocation):
+                self._runs.begin(invocation)
+                self._executor.begun.add(invocation.id)
+            case Abandon(id_):
+                self._runs.abandon(id_)
+                self._executor.begun.discard(id_)
+            case Append(event, tags):
+                return Entry(encoded(event), tags)
+            case WriteCheckpoint():
+                pass
+        return None
 
     async def _rest(self) -> None:
         """Wait for a record, or until it is time to do something."""

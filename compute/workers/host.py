@@ -94,7 +94,13 @@ class FunctionHost:
             drained=self._drained,
         )
         self._invocations = InvocationService(
-            logs, node, node=node_name, rank=rank, start=self.call, stop=self.cancel
+            logs,
+            node,
+            node=node_name,
+            rank=rank,
+            record_bytes_max=config.cluster.record_bytes_max,
+            start=self.call,
+            stop=self.cancel,
         )
 
     async def start(self) -> None:

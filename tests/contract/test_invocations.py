@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from compute.invocations.checkpoint import checkpoint_parts
+from compute.invocations.records import Ended, encoded
 from compute.invocations.service import InvocationService, State
 from compute.workers.call import Call
 from indilog.calls import Failed, Returned, failed
-from indilog.config import NodeConfig
+from indilog.config import KIB, ClusterConfig, NodeConfig
 from indilog.errors import (
     DataLossError,
     InvalidArgumentsError,
@@ -24,8 +27,10 @@ from indilog.errors import (
     UnknownFunctionError,
     WorkerCrashedError,
 )
-from indilog.log import Record
+from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.log import Record, Session
 from indilog.testing import MemoryLogs
+from indilog.testing.memory_log import MemoryLog
 
 pytestmark = pytest.mark.asyncio
 FAST: dict[str, Any] = {
@@ -59,12 +64,26 @@ class Node:
         self.stopped.append(call.invocation)
 
 
+def service_of(
+    logs: MemoryLogs, config: NodeConfig, node: Node, name: str, rank: int = 0
+) -> InvocationService:
+    return InvocationService(
+        logs,
+        config,
+        node=name,
+        rank=rank,
+        record_bytes_max=logs.config.record_bytes_max,
+        start=node.start,
+        stop=node.stop,
+    )
+
+
 @asynccontextmanager
 async def running(
-    logs: MemoryLogs, node: Node, name: str = "a", **settings: int
+    logs: MemoryLogs, node: Node, name: str = "a", rank: int = 0, **settings: int
 ) -> AsyncIterator[InvocationService]:
     config = NodeConfig(**{**FAST, **settings})
-    service = InvocationService(logs, config, node=name, start=node.start, stop=node.stop)
+    service = service_of(logs, config, node, name, rank)
     await service.start()
     try:
         yield service
@@ -117,7 +136,7 @@ async def test_what_a_node_that_vanished_ran_runs_elsewhere() -> None:
     """A node whose process is gone says nothing; another one takes over a lease later."""
     logs, gone, other = MemoryLogs(), Node(), Node(Returned(0, b'"other"'))
     config = NodeConfig(**FAST)
-    vanished = InvocationService(logs, config, node="a", start=gone.start, stop=gone.stop)
+    vanished = service_of(logs, config, gone, "a")
     await vanished.start()
     id_ = await vanished.accept("app.f", b"{}")
     await gone.begins.wait()
@@ -220,10 +239,10 @@ async def test_what_runs_when_the_platform_stops_is_stopped_and_runs_again() -> 
         assert await later.outcome(id_) == Returned(0, b"1")
 
 
-async def run_many(service: InvocationService) -> str:
+async def run_many(service: InvocationService, times: int = 15) -> str:
     """Run so many invocations that a checkpoint is written; return the last one's id."""
     ids: list[str] = []
-    for _ in range(15):
+    for _ in range(times):
         ids = await asyncio.gather(*(service.accept("app.f", b"{}") for _ in range(60)))
         await asyncio.gather(*(service.outcome(id_) for id_ in ids))
     return ids[-1]
@@ -256,6 +275,152 @@ async def test_a_node_that_was_paused_while_others_trimmed_reads_their_checkpoin
             assert told is not None
             assert told.state == State.DONE
             assert paused._fold.checkpoint().count == service._fold.checkpoint().count
+
+
+async def test_a_node_that_was_cut_off_covers_nothing_over_a_gap() -> None:
+    """It reads what trims have left page by page, and would have enough for a checkpoint before it
+    comes to the one of the others, which is trimmed if it believes itself.
+    """
+    logs, other = MemoryLogs(), Node(*[Returned(0, b"1")] * 4000)
+    async with (
+        running(logs, Node(), "paused", results_kept_max=700) as paused,
+        running(logs, other, "b", 1, results_kept_max=700) as service,
+    ):
+        last = await run_many(service, 5)
+        paused._tasks[0].cancel()  # it reads nothing any more
+        while not service._fold.checkpointed:
+            last = await run_many(service, 5)
+        assert service._fold.checkpointed > 2000, "the second node's"
+        paused._tasks[0] = asyncio.ensure_future(paused._follow())
+        told = await paused.told(last)
+        assert told is not None
+        assert told.state == State.DONE
+        async with running(logs, Node(), "late", 2, results_kept_max=700) as late:
+            for node in (late, paused, service):
+                await node.told("nothing")  # reads up to now
+                assert node._fold.count == node._fold.end, "there is no other log"
+
+
+class DamagedLog(MemoryLog):
+    """Reads as the platform does where no replica has an intact copy."""
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        page = await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
+        whole = list(itertools.takewhile(lambda record: not self._is_lost(record), page))
+        if page and not whole:
+            raise DataLossError("Lost.", seqnum=page[0].seqnum, next_seqnum=page[0].seqnum + 1)
+        return whole
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
+    ) -> Record | None:
+        record = await super().read_prev(tag, bound, fresh=fresh)
+        if record is not None and self._is_lost(record):
+            raise DataLossError("Lost.", seqnum=record.seqnum, next_seqnum=record.seqnum + 1)
+        return record
+
+    def _is_lost(self, record: Record) -> bool:
+        assert isinstance(self.logs, DamagedLogs)
+        return record.seqnum in self.logs.lost
+
+
+class DamagedLogs(MemoryLogs):
+    """Some of its records can be read no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[int] = set()
+
+    def log(self, name: str, session: Session | None = None) -> MemoryLog:
+        return DamagedLog(name, logs=self, session=session)
+
+
+async def test_a_lost_checkpoint_or_last_record_keeps_no_node_from_starting() -> None:
+    logs, node = DamagedLogs(), Node(*[Returned(0, b"1")] * 1500)
+    async with running(logs, node, results_kept_max=100) as service:
+        last = await run_many(service)
+        [(checkpoint, _)] = await service._checkpoints._parts()
+    tail = await MemoryLog("$invocations", logs=logs).read_prev()
+    assert tail is not None
+    logs.lost |= {checkpoint, tail.seqnum}
+    async with running(logs, Node(Returned(0, b"2")), "b", results_kept_max=100) as late:
+        assert await late.outcome(await late.accept("app.f", b"{}")) == Returned(0, b"2")
+        told = await late.told("nothing")
+        assert told is None
+    logs.lost.clear()
+    logs.lost.add(checkpoint)
+    async with running(logs, Node(), results_kept_max=100) as late:
+        told = await late.told(last)
+        assert told is not None
+        assert told.state == State.DONE
+
+
+async def test_a_checkpoint_of_which_a_part_is_lost_does_not_hold_up_a_node_that_was_cut_off() -> (
+    None
+):
+    logs, other = DamagedLogs(), Node(*[Returned(0, b"1")] * 4000)
+    logs.config = ClusterConfig(record_bytes_max=8 * KIB)
+    async with (
+        running(logs, Node(), "paused", results_kept_max=300) as paused,
+        running(logs, other, "b", 1, results_kept_max=300) as service,
+    ):
+        paused._tasks[0].cancel()
+        last = await run_many(service, 5)
+        while not service._fold.checkpointed:
+            last = await run_many(service, 5)
+        (lost, _), *others = await service._checkpoints._parts()
+        assert others
+        logs.lost.add(lost)
+        paused._tasks[0] = asyncio.ensure_future(paused._follow())
+        told = await paused.told(last)
+        assert told is not None
+        assert told.state == State.DONE
+
+
+async def test_a_checkpoint_is_cut_into_records_that_may_be_that_large() -> None:
+    logs = MemoryLogs(ClusterConfig(record_bytes_max=8 * KIB))
+    node = Node(*[Returned(0, b"1")] * 1500)
+    async with running(logs, node, results_kept_max=200) as service:
+        await run_many(service)
+        assert service._fold.checkpointed
+        assert len(await service._checkpoints._parts()) > 1
+    async with running(logs, Node(), results_kept_max=200) as late:
+        await late.told("nothing")
+        assert late._fold.count == late._fold.end
+
+
+async def test_nothing_is_done_before_what_follows_a_checkpoint_is_read() -> None:
+    """A node that goes back to one would otherwise begin again what is over."""
+    logs, node = MemoryLogs(), Node()
+    async with running(logs, node) as service:
+        id_ = await service.accept("app.f", b"{}")
+        await node.begins.wait()
+        parts = checkpoint_parts(service._fold.checkpoint(), "earlier")
+        [runs] = service._fold.open.values()
+        ended = encoded(Ended(service._executor.name, id_, 0, b"1"))
+        await service._log.append(ended, tags=[runs.stream])
+        assert await service.outcome(id_) == Returned(0, b"1")
+        for part in parts:
+            await service._log.append(encoded(part), tags=["checkpoints"])
+        await service.told("nothing")
+        service._tasks[0].cancel()
+        await service._restore()  # as a node that has missed something
+        assert id_ in service._fold.open
+        service._news.set()
+        await asyncio.sleep(0.01)
+        service._tasks[0] = asyncio.ensure_future(service._follow())
+        await service.told("nothing")
+        await asyncio.sleep(0.01)
+        assert not service._fold.open
+    assert node.begun == {id_: 1}
 
 
 async def test_a_function_that_is_not_deployed_here_yet_is_waited_for() -> None:

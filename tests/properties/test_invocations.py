@@ -143,11 +143,11 @@ def test_a_reader_that_begins_with_a_checkpoint_comes_to_the_same_result(
     full, time, late = Fold(LIMITS), 1000.0, None
     for place, (event, after_s) in enumerate(history):
         if place == cut:
-            found = newest_checkpoint(checkpoint_parts(full.checkpoint(), "c"))
+            found = newest_checkpoint(enumerate(checkpoint_parts(full.checkpoint(), "c"), place))
             assert found is not None
             late = Fold.restored(LIMITS, found)
-            for _, until in full.trimmable(found.end):
-                assert until <= found.end
+            for _, until in full.trimmable(found.checkpoint.end):
+                assert until <= found.checkpoint.end
         time += after_s
         full.apply(place, time, event)
         if late is not None:

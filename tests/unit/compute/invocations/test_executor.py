@@ -66,6 +66,8 @@ class Nodes:
     def turn(self, executor: Executor, now: float) -> list[Action]:
         """Do what `executor` decides, as far as it is recorded."""
         actions = executor.actions(now)
+        executor.begun.update(begun(actions))
+        executor.begun.difference_update(a.id for a in actions if isinstance(a, Abandon))
         self.record(now, *events(actions))
         return actions
 

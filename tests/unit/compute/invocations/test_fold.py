@@ -238,9 +238,9 @@ def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everythi
     story(GivenUp(A, story(Alive(A)), B))
     story(Claimed(B, ("runs",)), after_s=5.0)
     data = checkpoint_parts(story.fold.checkpoint(), "c")
-    checkpoint = newest_checkpoint(data)
-    assert checkpoint is not None
-    late = Fold.restored(LIMITS, checkpoint)
+    found = newest_checkpoint(enumerate(data, story.fold.end))
+    assert found is not None
+    late = Fold.restored(LIMITS, found)
     late.check_invariants()
     assert states(late) == states(story.fold)
     assert late.agrees(data[0])
@@ -256,7 +256,7 @@ def test_a_fold_that_begins_with_a_checkpoint_agrees_with_one_that_read_everythi
         late.check_invariants()
     assert states(late) == states(story.fold)
     assert late.get("dup") is None
-    assert late.checkpointed == checkpoint.count
+    assert late.checkpointed == found.checkpoint.count
 
 
 def test_a_fold_that_missed_a_record_does_not_agree_with_a_checkpoint() -> None:
@@ -279,10 +279,71 @@ def test_a_checkpoint_that_was_not_finished_is_not_used() -> None:
     story.accept("j")
     [last] = checkpoint_parts(story.fold.checkpoint(), "half")
     half = msgspec.structs.replace(last, parts=2)
-    found = newest_checkpoint([half, whole])
+    found = newest_checkpoint([(7, half), (8, whole)])
     assert found is not None
-    assert found.count == 1
+    assert (found.checkpoint.count, found.place) == (1, 9)
     assert newest_checkpoint([]) is None
+
+
+def test_a_checkpoint_counts_only_if_it_follows_the_newest_one() -> None:
+    """Whoever was cut off while others covered and trimmed more records something wrong."""
+    story = Story()
+    story.accept("i")
+
+    def covered(id_: str, follows: int) -> Checkpointed:
+        [part] = checkpoint_parts(story.fold.checkpoint(), id_, follows)
+        return part
+
+    def record(part: Checkpointed) -> int:
+        records.append((story(part), part))
+        return story.fold.checkpoint_place
+
+    records: list[tuple[int, Checkpointed]] = []
+    first = record(covered("first", 0))
+    story.accept("j")
+    second = record(covered("second", first))
+    assert second > first
+    gapped = msgspec.structs.replace(covered("gapped", first), count=1)
+    assert story.fold.agrees(gapped), "it does not count"
+    assert record(gapped) == second
+    assert not story.fold.agrees(covered("later", second + 3)), "one was missed"
+    for left in (records, records[1:]):
+        found = newest_checkpoint(left)
+        assert found is not None
+        assert (found.place, found.checkpoint.count) == (second, story.fold.checkpointed)
+
+
+def test_a_stale_checkpoint_inside_of_the_one_that_counts_is_passed_over() -> None:
+    """Also when that is all that trims have left."""
+    story = Story()
+    story.accept("i")
+    whole = checkpoint_parts(story.fold.checkpoint(), "counts", 50, 8)
+    [stale] = checkpoint_parts(story.fold.checkpoint(), "stale", 20)
+    mixed = list(enumerate([whole[0], stale, *whole[1:]], 60))
+    found = newest_checkpoint(mixed)
+    assert found is not None
+    assert found.place == mixed[-1][0] + 1
+
+
+def test_a_checkpoint_that_lost_a_part_is_passed_over() -> None:
+    story = Story()
+    story.accept("i")
+    first = checkpoint_parts(story.fold.checkpoint(), "first", 0)
+    second = checkpoint_parts(story.fold.checkpoint(), "second", 61, 8)
+    for lost in (0, 3, len(second) - 1):
+        kept = list(enumerate(second, 70))
+        del kept[lost]
+        found = newest_checkpoint([(60, first[0]), *kept])
+        assert found is not None
+        assert found.place == 61
+
+
+def test_what_was_not_trimmed_is_trimmed_with_the_next_checkpoint() -> None:
+    story = Story()
+    story.accept("i")
+    assert story.fold.trimmable(9) == [(STREAMS[0], 0)]
+    story.fold.not_trimmed([STREAMS[0]])
+    assert story.fold.trimmable(9) == [(STREAMS[0], 0)]
 
 
 def test_a_large_checkpoint_is_cut_and_put_together() -> None:
@@ -291,7 +352,7 @@ def test_a_large_checkpoint_is_cut_and_put_together() -> None:
         story.accept(f"i{n}", key="k" * 30_000 + str(n))
     parts = checkpoint_parts(story.fold.checkpoint(), "c")
     assert len(parts) > 1
-    found = newest_checkpoint(reversed(parts))
+    found = newest_checkpoint(enumerate(parts))
     assert found is not None
     assert states(Fold.restored(LIMITS, found)) == states(story.fold)
 

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from compute.invocations.checkpoint import Found
 from compute.invocations.fold import Fold, FoldLimits
 from compute.invocations.records import Accepted, Ended
 from compute.invocations.scheduling import Scheduled, Schedules
@@ -157,6 +158,6 @@ def test_the_last_due_time_of_a_schedule_is_known_when_its_records_are_trimmed()
         clockwork.turn(clockwork.first, at(minute))
         clockwork.end_all(at(minute))
     checkpoint = clockwork.fold.checkpoint()
-    clockwork.fold = Fold.restored(FoldLimits(1e9, 0, 0, 10**6, 1.0, 4.0), checkpoint)
+    clockwork.fold = Fold.restored(FoldLimits(1e9, 0, 0, 10**6, 1.0, 4.0), Found(checkpoint, 0))
     assert clockwork.turn(clockwork.node(0), at(4.5)) == []
     assert clockwork.turn(clockwork.node(0), at(5)) == [5]
