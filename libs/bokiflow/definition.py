@@ -9,13 +9,15 @@ from functools import cached_property
 from types import CodeType
 from typing import Any, Final
 
+import structlog
 from xxhash import xxh3_64
 
-from bokiflow.errors import FlowSettingsError
+from bokiflow.errors import FlowSettingsError, RunIdInUseError
+from bokiflow.records import Started
 from bokiflow.workflow import Workflow
 from indilog.errors import InvalidArgumentsError
 from indilog.ids import can_be_in_tag
-from indilog.signature import Signature, arguments_text
+from indilog.signature import Signature, arguments_text, plain_value
 
 _NAME_BYTES_MAX: Final = 128
 
@@ -78,6 +80,27 @@ class Definition:
     async def result_text(self, wf: Workflow, arguments: dict[str, Any]) -> bytes:
         """Run it, and return its result as JSON text."""
         return self.signature.result_text(await self.body(wf, **arguments))
+
+
+def check_same_run(id: str, definition: Definition, arguments: bytes, begun: Started) -> None:  # noqa: A002
+    """Look whether a start with an id means the run that began under it.
+
+    One with other arguments does, since a start may be repeated: it is logged, no more.
+
+    Raises:
+        RunIdInUseError: it is a run of another workflow.
+    """
+    if begun.workflow != definition.name:
+        raise RunIdInUseError(
+            f"Run {id!r} is one of workflow {begun.workflow!r}, not of {definition.name!r}; "
+            "choose another id."
+        )
+    if arguments != begun.arguments and plain_value(arguments) != plain_value(begun.arguments):
+        structlog.get_logger().warning(
+            "start with the id of a run that has other arguments, which hold",
+            run=id,
+            workflow=definition.name,
+        )
 
 
 def _may_take_workflow(body: Callable[..., object]) -> bool:

@@ -246,7 +246,8 @@ class Startable(Generic[_ResultT_co]):
 
         When this returns, the run is durable: it goes on to its end whatever dies. With an `id`
         that there is a run of already, nothing begins, and the handle is that run's: so a start is
-        harmless to repeat. Without, each start begins a run of its own.
+        harmless to repeat; that a repetition has other arguments is logged as a warning, and those
+        of the run hold. Without, each start begins a run of its own.
 
         Raises:
             InvalidArgumentsError: they do not fit the workflow's type hints; nothing was started.

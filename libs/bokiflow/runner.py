@@ -18,9 +18,9 @@ import structlog
 
 from bokiflow import waiting
 from bokiflow.compensation import compensated
-from bokiflow.definition import Definition
+from bokiflow.definition import Definition, check_same_run
 from bokiflow.departed import left_by
-from bokiflow.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
+from bokiflow.errors import ChangedWorkflowError, FlowSettingsError
 from bokiflow.execution import Execution
 from bokiflow.executors import Executors
 from bokiflow.fold import Run
@@ -147,7 +147,9 @@ class Runner:
             OverloadedError: too many runs are executed here; nothing was done.
         """
         if id is not None and (running := self.running.get(id)) is not None:
-            _check_same(id, definition, running.definition.name)
+            begun = running.execution.run.started
+            assert begun is not None, "only what began is executed"
+            check_same_run(id, definition, arguments, begun)
             return id, running
         if parent is None:  # one that runs must not wait for room for what it starts
             self._check_room()
@@ -177,7 +179,7 @@ class Runner:
         else:
             await read_run(log, run_id, run, seqnum, is_reused=True)
             assert run.started is not None, "our own append is visible to us"
-            _check_same(run_id, definition, run.started.workflow)
+            check_same_run(run_id, definition, arguments, run.started)
             if run.started_at != seqnum:
                 return run_id, self.running.get(run_id)
         return run_id, self.execute(logs, definition, run_id, run, lease)
@@ -479,11 +481,3 @@ async def _awaited(body: Coroutine[Any, Any, bytes]) -> bytes:
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         raise RuntimeError(f"The workflow raised {type(error).__name__}.") from error
-
-
-def _check_same(id: str, definition: Definition, workflow: str) -> None:  # noqa: A002
-    if workflow != definition.name:
-        raise RunIdInUseError(
-            f"Run {id!r} is one of workflow {workflow!r}, not of {definition.name!r}; "
-            "choose another id."
-        )

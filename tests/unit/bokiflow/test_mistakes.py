@@ -133,6 +133,33 @@ async def test_an_attempt_that_is_followed_by_another_is_logged(
     ]
 
 
+async def test_a_start_of_the_same_run_with_other_arguments_is_logged_and_changes_nothing(
+    flow: Flow, logs: MemoryLogs
+) -> None:
+    """In the process that executes the run and in another one; not if only their order differs."""
+
+    @flow.workflow
+    async def buy(wf: Workflow, item: str, count: int = 1) -> str:
+        await wf.signal("go")
+        return f"{count} {item}"
+
+    other_flow = Flow("shop")
+    other_flow.attach(logs)
+    other = other_flow.workflow(buy.definition.body)
+    with capture_logs() as lines:
+        handle = await buy.start("tea", 2, id="b")
+        for startable in (buy, other):
+            await startable.start(count=2, item="tea", id="b")
+        assert lines == []
+        for startable in (buy, other):
+            assert (await startable.start("milk", id="b")).id == "b"
+    event = "start with the id of a run that has other arguments, which hold"
+    warning = {"event": event, "log_level": "warning", "run": "b", "workflow": "buy"}
+    assert lines == [warning] * 2
+    await handle.signal("go")
+    assert await handle.result(10) == "2 tea"
+
+
 async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done(
     flow: Flow,
 ) -> None:
