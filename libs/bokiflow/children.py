@@ -86,7 +86,7 @@ class Child:
     def __init__(
         self, execution: Execution, startable: Startable, number: str, arguments: bytes
     ) -> None:
-        self.id = f"{execution.id}/{number}"
+        self.id = execution.child_id(number)
         run_tag(self.id)
         if self.id.count("/") > _DEPTH_MAX:
             raise FlowSettingsError(f"Workflows start each other {_DEPTH_MAX} deep at most.")

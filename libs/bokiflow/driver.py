@@ -255,7 +255,7 @@ class Driver:
         `suspects`, with its crashes, if that is given and it is one.
         """
         try:
-            run = await read_run(log, id_, Run())
+            run = await read_run(log, id_, Run(), is_reused=True)
         except TrimmedError:
             return
         if run.started is None or run.finished is not None or run.executor not in holders:

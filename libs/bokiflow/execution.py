@@ -170,8 +170,18 @@ class Execution:
         return self.branch.number()
 
     def key(self, number: str) -> str:
-        """Return the idempotency key of an operation: the same in every execution, of no other."""
-        return f"{self.log.name}/{self.id}/{number}"
+        """Return the idempotency key of an operation: the same in every execution, of no other;
+        also not of another run that had this id before and was forgotten.
+        """
+        return f"{self.log.name}/{self.id}@{self.run.started_at}/{number}"
+
+    def child_id(self, number: str) -> str:
+        """Return the id of the run that operation `number` starts, which no other run ever has.
+
+        A child's own id says already which run of a reused id began it all.
+        """
+        began = "" if self._parent is not None else f"@{self.run.started_at}"
+        return f"{self.id}{began}/{number}"
 
     # --- deciding
 

@@ -73,8 +73,11 @@ async def read_run(
             return run
 
 
-async def appended(log: Log, entries: Sequence[Entry]) -> SeqNum:
-    """Append entries of which a second copy is harmless; return the last one's place.
+async def appended(
+    log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
+) -> SeqNum:
+    """Append entries of which a second copy is harmless; return the last one's place, of the last
+    copy if there are several.
 
     Raises:
         Stopped: the log was away for too long.
@@ -86,20 +89,28 @@ async def appended(log: Log, entries: Sequence[Entry]) -> SeqNum:
             return await log.append(entries[0].data, tags=entries[0].tags)
         return (await log.append_batch(entries))[-1]
 
-    return await patiently(append)
+    return await patiently(append, on_again)
 
 
-async def patiently(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
+async def patiently(
+    ask: Callable[[], Awaitable[_ValueT]], on_again: Callable[[], None] | None = None
+) -> _ValueT:
     """Return what `ask` gives, however often it takes while the platform is away.
 
     For what is harmless to repeat.
+
+    Args:
+        ask: what is done.
+        on_again: told before each try but the first.
 
     Raises:
         Stopped: it was away for too long.
         IndilogError: what repeating does not help.
     """
     pause_s = _PAUSE_S_MIN
-    for _ in range(PATIENCE_TRIES):
+    for tries in range(PATIENCE_TRIES):
+        if tries and on_again is not None:
+            on_again()
         try:
             return await ask()
         except IndilogError as error:

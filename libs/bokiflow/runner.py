@@ -9,10 +9,10 @@ no read; otherwise each append is followed by a look whether it counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -44,6 +44,7 @@ from bokiflow.records import (
     run_tag,
 )
 from bokiflow.run_log import Stopped, appended, patiently, read_run
+from bokiflow.running import Running, awaited
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import Context
 from indilog.errors import (
@@ -66,27 +67,6 @@ _AGAIN_S: Final = 1.0
 _TRIM_EVERY: Final = 512
 _UNCLEAR_MAX: Final = 1024
 _UNCLEAR_BEATS: Final = 64
-
-
-class Running:
-    """A run that this process executes.
-
-    Attributes:
-        ended: its end; None: it goes on elsewhere, or waits for other code.
-        waits: how many of its operations wait for news or a time.
-    """
-
-    def __init__(self, definition: Definition, execution: Execution) -> None:
-        self.definition = definition
-        self.execution = execution
-        self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
-        self.task: asyncio.Task[None] | None = None
-        self.waits = 0
-
-    def end(self, finished: Finished | None) -> None:
-        """Tell who waits for it."""
-        if not self.ended.done():
-            self.ended.set_result(finished)
 
 
 class Runner:
@@ -172,15 +152,18 @@ class Runner:
         lease = self.living()
         started = Started(definition.name, arguments, lease.name, definition.version, parent)
         tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
-        seqnum = await self.append_given(log, logs, lease, run_id, [Entry(encoded(started), tags)])
+        again: list[str] = []
+        seqnum = await self.append_given(
+            log, logs, lease, run_id, [Entry(encoded(started), tags)], lambda: again.append(run_id)
+        )
         run = Run()
-        if id is None:
+        if id is None and not again:  # else an earlier copy is the run's place
             run.apply(seqnum, waiting.seconds_now(), started)
         else:
             await read_run(log, run_id, run, seqnum, is_reused=True)
             assert run.started is not None, "our own append is visible to us"
             check_same_run(run_id, definition, arguments, run.started)
-            if run.started_at != seqnum:
+            if run.executor != lease.name or run.finished is not None or run.parked is not None:
                 return run_id, self.running.get(run_id)
         return run_id, self.execute(logs, definition, run_id, run, lease)
 
@@ -287,7 +270,7 @@ class Runner:
                     arguments = definition.signature.arguments(started.arguments)
                 except (InvalidArgumentsError, FlowSettingsError, TypeError) as error:
                     return await execution.park(str(error))
-                body = _awaited(definition.result_text(wf, arguments))
+                body = awaited(definition.result_text(wf, arguments))
                 return await execution.execute(compensated(wf.compensations, body))
             except ChangedWorkflowError:
                 raise
@@ -296,7 +279,9 @@ class Runner:
                     "run is tried again", run=execution.id, reason=str(error)
                 )
             await waiting.pause(_AGAIN_S)
-            run = await read_run(execution.log, execution.id, Run())
+            run = await read_run(execution.log, execution.id, Run(), is_reused=True)
+            if run.started_at != execution.run.started_at:
+                return None  # it ended and was forgotten
             if run.finished is not None or run.epoch != execution.epoch:
                 return run.finished
             lease = self.lease
@@ -312,24 +297,36 @@ class Runner:
             self._lose()
         return self.lease
 
-    async def append_alive(self, log: Log, lease: Lease, entries: list[Entry]) -> SeqNum:
+    async def append_alive(
+        self,
+        log: Log,
+        lease: Lease,
+        entries: list[Entry],
+        on_again: Callable[[], None] | None = None,
+    ) -> SeqNum:
         """Append records of this executor, and before them that it lives, if need be."""
         if lease.is_sure():
-            return await appended(log, entries)
+            return await appended(log, entries, on_again)
         now = waiting.seconds_now()
-        last = await appended(log, [self._alive(lease), *entries])
+        last = await appended(log, [self._alive(lease), *entries], on_again)
         lease.renewed(now)
         return last
 
     async def append_given(
-        self, log: Log, logs: Logs, lease: Lease, run: str, entries: list[Entry]
+        self,
+        log: Log,
+        logs: Logs,
+        lease: Lease,
+        run: str,
+        entries: list[Entry],
+        on_again: Callable[[], None] | None = None,
     ) -> SeqNum:
         """As `append_alive`, for records that give a run to this executor: if it ends before it
         knows whether they are there, this process looks for the run later. The caller reads with
         `log` what it has appended; another one may not show it yet.
         """
         try:
-            return await self.append_alive(log, lease, entries)
+            return await self.append_alive(log, lease, entries, on_again)
         except TooLargeError:
             raise
         except BaseException:  # also of a caller that is cancelled: the record is on its way
@@ -470,14 +467,3 @@ class Runner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._leave(log, name)
-
-
-async def _awaited(body: Coroutine[Any, Any, bytes]) -> bytes:
-    """Return what a workflow gives; a cancellation or exit that is its own doing is its failure."""
-    try:
-        return await body
-    except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise
-        raise RuntimeError(f"The workflow raised {type(error).__name__}.") from error

@@ -28,7 +28,7 @@ SCHEDULES = 300
 PATIENCE = 0.05
 STEPS = 4
 CANCEL = 3
-PARENT, CHILD = "p", "p/1"
+PARENT, CHILD = "p", "p@0/1"
 _ValueT = TypeVar("_ValueT")
 
 

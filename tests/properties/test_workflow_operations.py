@@ -230,7 +230,7 @@ def check_locks() -> None:
         releases = [at for at, c in commands if c == Release(outcome.result)]
         assert releases, "what the run acquired it released"
         owners = {command.owner for _, command in commands if isinstance(command, Acquire)}
-        assert owners == {f"{FLOW_LOG}/{RUN}/1"}, "both executors are the one owner"
+        assert owners == {f"{FLOW_LOG}/{RUN}@0/1"}, "both executors are the one owner"
     assert count > 50
 
 
@@ -312,7 +312,7 @@ def check_calls() -> None:
     platform = property(lambda wf: Platform(wf.execution.log))
     with mock.patch.object(Workflow, "ctx", platform):
         for count, outcome in enumerate(interleavings(run)):  # noqa: B007 - counted
-            tag = f"call:{FLOW_LOG}/{RUN}/1"
+            tag = f"call:{FLOW_LOG}/{RUN}@0/1"
             first = now(outcome.logs.log(FLOW_LOG).read_next(tag))
             assert first is not None, "it is called under the key of the operation"
             assert outcome.result == first.data.decode()

@@ -130,7 +130,7 @@ async def test_a_child_runs_once_and_gives_its_result_in_its_type(flow: Flow) ->
     handle = await both.start(id="both")
     assert await handle.result(10) == [8, 10, 10]
     assert sorted(ran) == [4, 5]
-    assert await double.handle("both/1").result(10) == 10
+    assert await double.handle(f"both@{(await handle.status()).place}/1").result(10) == 10
 
 
 @pytest.mark.asyncio
@@ -203,14 +203,15 @@ async def test_a_cancellation_goes_down_the_tree(flow: Flow, logs: MemoryLogs) -
         await wf.run(middle)
 
     handle = await root.start(id="r")
-    await decided(logs, "r/3/2", 2)
-    await decided(logs, "r/2", 2)
+    began = f"r@{(await handle.status()).place}"
+    await decided(logs, f"{began}/3/2", 2)
+    await decided(logs, f"{began}/2", 2)
     await handle.cancel()
     with pytest.raises(RunCancelledError):
         await handle.result(10)
     assert undone == ["leaf", "middle", "leaf", "root"]
-    for run in ("r/2", "r/3", "r/3/2"):
-        assert (await leaf.handle(run).status()).state is State.CANCELLED
+    for run in ("2", "3", "3/2"):
+        assert (await leaf.handle(f"{began}/{run}").status()).state is State.CANCELLED
 
 
 @pytest.mark.asyncio
@@ -246,8 +247,9 @@ async def test_a_parent_is_told_that_its_child_is_forgotten(flow: Flow, logs: Me
 
     handle = await parent.start(id="p")
     await decided(logs, "p", 1)
-    await child.handle("p/1").result(10)
-    await logs.log(LOG).trim(logs.position, tag=run_tag("p/1"))
+    child_id = f"p@{(await handle.status()).place}/1"
+    await child.handle(child_id).result(10)
+    await logs.log(LOG).trim(logs.position, tag=run_tag(child_id))
     await handle.signal("go")
     assert await handle.result(10) == "UnknownRunError"
 
@@ -289,9 +291,12 @@ async def test_a_run_that_somebody_else_started_is_taken_for_no_child(flow: Flow
     @flow.workflow
     async def parent(wf: Workflow) -> int:
         wf.compensate(undone.append, "before")
+        await wf.signal("go")
         return await wf.run(child)
 
-    await child.start(id="p/2")
+    handle = await parent.start(id="p")
+    await child.start(id=f"p@{(await handle.status()).place}/3")
+    await handle.signal("go")
     with pytest.raises(RunFailedError, match=r"RunIdInUseError: .* not started by 'p'"):
-        await (await parent.start(id="p")).result(10)
+        await handle.result(10)
     assert undone == ["before"]

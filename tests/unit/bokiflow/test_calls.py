@@ -88,7 +88,7 @@ async def test_a_call_is_made_under_the_key_of_its_operation(platform: Platform)
     await begin(logs.log(FLOW_LOG), "r")
     finished = await executed(platform, logs)
     assert finished.result == b'{"to":"ann","size":1}'
-    assert platform.ran == [(f"{FLOW_LOG}/r/1", "shop.send_mail", b'{"to":"ann","text":"hello"}')]
+    assert platform.ran == [(f"{FLOW_LOG}/r@0/1", "shop.send_mail", b'{"to":"ann","text":"hello"}')]
 
 
 @pytest.mark.asyncio

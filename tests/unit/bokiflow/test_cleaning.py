@@ -90,8 +90,9 @@ async def test_a_child_is_kept_as_long_as_its_parent_goes_on(shop: Shop) -> None
         return result
 
     handle = await parent.start(id="p")
-    assert await shop.log.read_next(run_tag("p/1"), wait=5) is not None
-    assert await shop.quick.handle("p/1").result(5) == 7
+    child = f"p@{(await handle.status()).place}/1"
+    assert await shop.log.read_next(run_tag(child), wait=5) is not None
+    assert await shop.quick.handle(child).result(5) == 7
     shop.now += RETENTION_S + 1
     assert await shop.clean() == 0
     shop.gate.set()

@@ -207,10 +207,10 @@ async def test_a_transaction_that_raises_changes_nothing_whoever_comes_later(
         await wf.transact(store, pay)
 
     with pytest.raises(RunFailedError, match="ValueError: too poor"):
-        await (await paying.start(id="r")).result(10)
+        await (handle := await paying.start(id="r")).result(10)
 
     async def late(txn: Transaction) -> None:
         txn.increment("ann", "balance", 5)
 
-    await store.transact(late, id=f"{LOG}/r/1")
+    await store.transact(late, id=f"{LOG}/r@{(await handle.status()).place}/1")
     assert await store.get("ann", type=dict) is None
