@@ -224,7 +224,7 @@ class Queue:
         number = place % len(tags.shards)
         push = Push(data, priority, delay, self.tries)
         seqnum = await self.log.append(encoded(push), tags=[tags.shards[number], tags.pushed])
-        self.replica.shards[number].news += 1
+        self.replica.shards[number].hear(seqnum + 1)
         return seqnum
 
     # --- consumers
@@ -249,15 +249,21 @@ class Queue:
         ends = None if wait is None else seconds_now() + wait
         since: SeqNum | None = None
         while True:
-            if (delivery := await self._claimed(lease)) is not None:
-                return delivery
-            if since is None:
-                # Everything below it is seen from here on, by whomever it was pushed.
-                since = await log.tail()
-                continue
-            left = 0.0 if ends is None else ends - seconds_now()
-            if left <= 0:
-                return None
+            try:
+                if (delivery := await self._claimed(lease)) is not None:
+                    return delivery
+                if since is None:
+                    # Everything below it is seen from here on, by whomever it was pushed.
+                    since = await log.tail()
+                    continue
+                left = 0.0 if ends is None else ends - seconds_now()
+                if left <= 0:
+                    if await replica.has_failed_claims():
+                        continue
+                    return None
+            except BaseException:
+                replica.news.pass_on()  # this one was woken, or others left a message to it
+                raise
             since = await replica.news.wait(log, since, left)
 
     async def _claimed(self, lease: float) -> Delivery | None:
@@ -311,10 +317,9 @@ class Queue:
 
     async def _refresh(self) -> None:
         await self.replica.open(self.log)
-        await self.log.tail()
+        tail = await self.log.tail()
         for shard in self.replica.shards:
-            shard.news += 1
-            await self.replica.catch_up(self.log, shard)
+            await self.replica.catch_up(self.log, shard, tail, is_in_session=True)
 
 
 def _stats_of(shard: Shard, now: float) -> ShardStats:

@@ -54,20 +54,20 @@ class Shard:
     """The fold of one shard, and what this process knows beside it.
 
     Attributes:
-        news: how often somebody found that there may be something new.
-        seen: what `news` was when the last read that is applied began.
+        news: below this seqnum there may be something that the fold has not seen.
+        seen: below this seqnum there is proven to be no record beyond the end of the fold.
         reading: while one reads what is new for all; set when it is done, and all go on together.
-        claiming: claims of this process that are under way.
+        claims: of this process that are under way; each is set when it is decided.
         unsaved: records applied since the last checkpoint known.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.fold = Fold()
-        self.news = 0
-        self.seen = 0
+        self.news: SeqNum = 0
+        self.seen: SeqNum = 0
         self.reading: Event | None = None
-        self.claiming = 0
+        self.claims: list[Event] = []
         self.unsaved = 0
         self._outcomes: OrderedDict[SeqNum, tuple[SeqNum, ...]] = OrderedDict()
 
@@ -100,14 +100,27 @@ class Shard:
             raise QueueError("The outcome is not known any more; the message may come again.")
         return outcome
 
+    def hear(self, news: SeqNum) -> None:
+        """Know that there may be something new below `news`."""
+        self.news = max(self.news, news)
+
+    @property
+    def known(self) -> SeqNum:
+        """All records below it are applied."""
+        return max(self.seen, self.fold.end)
+
     @property
     def stale(self) -> bool:
         """Whether there may be something that the fold has not seen."""
-        return self.seen < self.news
+        return self.known < self.news
+
+    def has_unclaimed(self, now: float) -> bool:
+        """Whether more may be ready than the claims under way can take."""
+        return self.fold.ready(now) > len(self.claims)
 
     def available(self, now: float) -> bool:
         """Whether a further claim may find something."""
-        return self.stale or self.fold.ready(now) > self.claiming
+        return self.stale or self.has_unclaimed(now)
 
 
 class Replica:
@@ -124,6 +137,7 @@ class Replica:
         self._cursor: SeqNum = 0
         self._turn = 0
         self._claims_since_look = _CLAIMS_PER_LOOK
+        self._claims_failed = 0
         self._data: LRUCache[SeqNum, bytes] = LRUCache(_DATA_BYTES_MAX, getsizeof=len)
 
     # --- opening
@@ -145,7 +159,7 @@ class Replica:
         tail = await log.tail()
         for shard in self.shards:
             await self._load(log, shard)
-            shard.news += 1
+            shard.hear(tail)
         if not self._opened:
             self._cursor = tail
             self._opened = True
@@ -171,48 +185,53 @@ class Replica:
 
     # --- what is new
 
-    async def look(self, log: Log) -> None:
-        """Find out which shards have news."""
-        while True:
-            try:
-                page = await log.read_range(self.tags.pushed, self._cursor, limit=_PAGE)
-            except TrimmedError as error:
-                self._cursor = max(self._cursor, error.first_seqnum)
-                for shard in self.shards:
-                    shard.news += 1
-                continue
-            for record in page:
-                if record.seqnum >= self._cursor:
-                    self._cursor = record.seqnum + 1
-                    if (number := shard_in(record.tags, self.tags)) is not None:
-                        self.shards[number].news += 1
-            if len(page) < _PAGE:
-                return
-
-    async def catch_up(self, log: Log, shard: Shard, until: SeqNum | None = None) -> None:
-        """Apply what is new in a shard: up to and with the record at `until`, or all that is news
-        by now.
-        """
-        news = shard.news
-        while shard.reading is not None:
-            await shard.reading.wait()
-            if shard.seen >= news if until is None else shard.fold.end > until:
-                return  # somebody has read it meanwhile
-        shard.reading = reading = Event()
-        news = shard.news
+    async def _look(self, log: Log) -> bool:
+        """Find out which shards have news, from one page; False: there are no others."""
         try:
-            await self._read_new(log, shard, -1 if until is None else until)
-            shard.seen = news
-        finally:
-            shard.reading = None
-            reading.set()
+            page = await log.read_range(self.tags.pushed, self._cursor, limit=_PAGE)
+        except TrimmedError as error:
+            self._cursor = max(self._cursor, error.first_seqnum)
+            for shard in self.shards:
+                shard.hear(error.first_seqnum)
+            return True
+        for record in page:
+            if record.seqnum >= self._cursor:
+                self._cursor = record.seqnum + 1
+                if (number := shard_in(record.tags, self.tags)) is not None:
+                    self.shards[number].hear(record.seqnum + 1)
+        return bool(page)
 
-    async def _read_new(self, log: Log, shard: Shard, until: SeqNum) -> None:
-        while True:
+    async def catch_up(
+        self, log: Log, shard: Shard, until: SeqNum, *, is_in_session: bool = False
+    ) -> None:
+        """Apply the records of a shard below `until`, as far as nobody else does.
+
+        Args:
+            log: read from it.
+            shard: which one.
+            until: where to stop; what the same page brings beyond it is applied, too.
+            is_in_session: this `log` has had an answer from `until` or beyond. Otherwise `until`
+                may come from another session, and nothing found is asked again of all.
+        """
+        while shard.known < until:
+            if shard.reading is not None:
+                await shard.reading.wait()
+                continue
+            shard.reading = reading = Event()
             try:
-                page = await log.read_range(
-                    self.tags.shards[shard.number], shard.fold.end, limit=_PAGE
-                )
+                await self._read_new(log, shard, until, is_in_session=is_in_session)
+            finally:
+                shard.reading = None
+                reading.set()
+
+    async def _read_new(
+        self, log: Log, shard: Shard, until: SeqNum, *, is_in_session: bool
+    ) -> None:
+        """Read page after page; a short one proves nothing, as pages are cut by bytes, too."""
+        tag, ask_all = self.tags.shards[shard.number], False
+        while shard.known < until:
+            try:
+                page = await log.read_range(tag, shard.fold.end, limit=_PAGE, fresh=ask_all)
             except TrimmedError as error:
                 # A floor can be seen ahead of the checkpoint that was appended before it rose.
                 await log.tail()
@@ -222,8 +241,9 @@ class Replica:
                 continue
             for record in page:
                 shard.apply(record, self._keep)
-            if shard.fold.end > until and len(page) < _PAGE:
-                return
+            if not page and (is_in_session or ask_all):
+                shard.seen = until
+            ask_all = not page
 
     def _keep(self, seqnum: SeqNum, data: bytes) -> None:
         if len(data) <= _DATA_BYTES_MAX:
@@ -253,14 +273,16 @@ class Replica:
         While there is work anyway, news of other shards are looked for now and then only.
         """
         self._claims_since_look += 1
-        shard = None
         if self._claims_since_look <= _CLAIMS_PER_LOOK:
             shard = self._in_turn(lambda one: one.available(now))
-        if shard is None:
-            self._claims_since_look = 0
-            await self.look(log)
+            if shard is not None:
+                return shard
+        self._claims_since_look = 0
+        while True:
+            has_news = await self._look(log)
             shard = self._in_turn(lambda one: one.available(now))
-        return shard
+            if shard is not None or not has_news:
+                return shard
 
     def _in_turn(self, wanted: Callable[[Shard], bool]) -> Shard | None:
         shards = self.shards
@@ -275,17 +297,31 @@ class Replica:
         self, log: Log, shard: Shard, lease_s: float, now: float
     ) -> tuple[SeqNum, SeqNum] | None:
         """Claim a message; return the seqnums of the claim and of the message, None: none."""
-        if shard.fold.ready(now) <= shard.claiming:
-            await self.catch_up(log, shard)
-            if shard.fold.ready(now) <= shard.claiming:
+        if not shard.has_unclaimed(now):
+            await self.catch_up(log, shard, shard.news)
+            if not shard.has_unclaimed(now):
                 return None
-        shard.claiming += 1
+        decided = Event()
+        shard.claims.append(decided)
         try:
             claim = await self.tell(log, shard, encoded(Claim(1, lease_s)))
+        except BaseException:
+            self._claims_failed += 1
+            raise
         finally:
-            shard.claiming -= 1
+            shard.claims.remove(decided)
+            decided.set()
         got = shard.outcome(claim)
         return (claim, got[0]) if got else None
+
+    async def has_failed_claims(self) -> bool:
+        """Return when the claims of this process that are under way are decided: whether any of
+        them failed, so that what it was meant for may be there still.
+        """
+        before = self._claims_failed
+        for decided in [event for shard in self.shards for event in shard.claims]:
+            await decided.wait()
+        return self._claims_failed > before
 
     async def tell(self, log: Log, shard: Shard, command: bytes, *, wakes: bool = False) -> SeqNum:
         """Append a command and catch up with it; `wakes`: it can make messages ready."""
@@ -293,7 +329,7 @@ class Replica:
         if wakes:
             tags.append(self.tags.pushed)
         seqnum = await log.append(command, tags=tags)
-        await self.catch_up(log, shard, seqnum)
+        await self.catch_up(log, shard, seqnum + 1, is_in_session=True)
         return seqnum
 
     # --- checkpoints

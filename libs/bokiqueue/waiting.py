@@ -41,6 +41,8 @@ class News:
         self._end: SeqNum = 0
         """News below this seqnum have been told."""
         self._watcher: asyncio.Task[None] | None = None
+        self._passed_on = False
+        """A wake-up was passed on and nobody waited; whoever comes next has it."""
 
     async def wait(self, log: Log, since: SeqNum, timeout_s: float) -> SeqNum:
         """Return when something at or after `since` may be ready, or when time is over; the value
@@ -48,6 +50,9 @@ class News:
         """
         if self._end > since:
             return self._end
+        if self._passed_on:
+            self._passed_on = False
+            return since
         future: asyncio.Future[SeqNum] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         if self._watcher is None or self._watcher.done():
@@ -58,17 +63,23 @@ class News:
                 return max(since, await future)
         except TimeoutError:
             return since
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.pass_on()
+            raise
         finally:
             self._gone(future)
 
+    def pass_on(self) -> None:
+        """Wake another consumer: one that was woken will not look for what is ready, or what it
+        had claimed is left to others. To be woken for nothing does no harm.
+        """
+        self._passed_on = not self._wake_one()
+
     def _gone(self, future: asyncio.Future[SeqNum]) -> None:
-        """A consumer waits no longer; if it was woken and did not notice, another one is."""
+        """A consumer waits no longer."""
         if future in self._waiting:
             self._waiting.remove(future)
-        elif future.done() and not future.cancelled() and asyncio.current_task() is not None:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                self._wake_one()
         if not self._waiting and self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
@@ -102,9 +113,10 @@ class News:
         elif due is not None and due <= seconds_now():
             self._wake_one()
 
-    def _wake_one(self) -> None:
+    def _wake_one(self) -> bool:
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_result(self._end)
-                return
+                return True
+        return False

@@ -12,7 +12,7 @@ from bokiqueue import queue as queue_module
 from bokiqueue import replica as replica_module
 from indilog.errors import TrimmedError
 from indilog.ids import UserTag
-from indilog.log import Record
+from indilog.log import Log, Record
 from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -39,8 +39,9 @@ def log(clock: Clock) -> MemoryLog:
     return MemoryLog("work", logs=MemoryLogs(clock=clock))
 
 
-def elsewhere(log: MemoryLog, name: str = "mail", *, shards: int = 2, tries: int = 5) -> Queue:
+def elsewhere(log: Log, name: str = "mail", *, shards: int = 2, tries: int = 5) -> Queue:
     """The same queue in a process that has read nothing of it."""
+    assert isinstance(log, MemoryLog)
     mine = MemoryLog(log.name, logs=log.logs)
     return Queue(mine, name, shards=shards, tries=tries, replica=Replica(name, shards))
 
@@ -282,6 +283,50 @@ async def test_nobody_watches_the_log_when_nobody_waits() -> None:
     await asyncio.sleep(0)
     assert queue.replica.news._watcher is None
     assert not any(log.logs._waiting.values())
+
+
+async def test_a_page_that_is_cut_by_its_bytes_is_not_taken_for_the_end(clock: Clock) -> None:
+    logs = MemoryLogs(page_bytes_max=1, clock=clock)
+    queue = Queue(MemoryLog("work", logs=logs), "mail", shards=1)
+    for number in range(5):
+        await queue.push(b"later", delay=10 + number)
+    await queue.push(b"now")
+    assert await taken(elsewhere(queue.log, shards=1)) == b"now"
+
+
+async def test_a_page_of_news_that_is_cut_is_not_taken_for_the_end(clock: Clock) -> None:
+    logs = MemoryLogs(page_bytes_max=1, clock=clock)
+    queue = Queue(MemoryLog("work", logs=logs), "mail", shards=2)
+    newcomer = elsewhere(queue.log)
+    assert await newcomer.take() is None
+    for _ in range(5):
+        await queue.push(b"later", delay=10, shard_key="a")
+    await queue.push(b"now", shard_key="d")
+    pushed_to = [part.depth for part in (await queue.stats()).shards]
+    assert sorted(pushed_to) == [1, 5]
+    assert await taken(newcomer) == b"now"
+
+
+async def test_news_of_another_session_are_not_taken_for_absent(log: MemoryLog) -> None:
+    """A page that is empty because the reader's session is behind proves nothing."""
+    queue = Queue(log, "mail", shards=1)
+    assert await queue.take() is None
+    await queue.push(b"x")
+
+    class Behind(MemoryLog):
+        async def read_range(
+            self,
+            tag: UserTag | None = None,
+            bound: int = 0,
+            **options: Any,  # noqa: ANN401 - as the log's
+        ) -> list[Record]:
+            page = await super().read_range(tag, bound, **options)
+            return page if options.get("fresh") or "shard" not in str(tag) else []
+
+    behind = Queue(Behind("work", logs=log.logs), "mail", shards=1, replica=queue.replica)
+    shard = queue.replica.shards[0]
+    await queue.replica.catch_up(behind.log, shard, shard.news)
+    assert len(shard.fold) == 1
 
 
 class SlowReads(MemoryLog):

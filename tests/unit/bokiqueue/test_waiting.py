@@ -1,0 +1,141 @@
+"""Consumers of one process that wait: whoever fails leaves to the others what was meant for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from bokiqueue import Delivery, Queue
+from bokiqueue.records import Claim, command_decoded
+from indilog.errors import NotReadyError
+from indilog.ids import UserTag
+from indilog.testing import MemoryLog
+
+pytestmark = pytest.mark.asyncio
+
+SOON_S = 5.0
+"""Far less than the 30 s after which a consumer looks again anyway."""
+
+
+class HeldClaims(MemoryLog):
+    """A log in which the first claim waits until the test says so, and then may fail.
+
+    Attributes:
+        lands: whether it is in the log before it waits.
+    """
+
+    def __init__(self, *, lands: bool = False) -> None:
+        super().__init__("work")
+        self.lands = lands
+        self.fails = False
+        self.claims = 0
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
+        if not isinstance(command_decoded(data), Claim):
+            return await super().append(data, tags=tags)
+        self.claims += 1
+        if self.claims > 1:
+            return await super().append(data, tags=tags)
+        seqnum = await super().append(data, tags=tags) if self.lands else None
+        self.reached.set()
+        await self.go_on.wait()
+        if self.fails:
+            raise NotReadyError("not now")
+        return await super().append(data, tags=tags) if seqnum is None else seqnum
+
+
+async def some_turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def delivered(taking: asyncio.Task[Delivery | None]) -> bytes:
+    delivery = await asyncio.wait_for(taking, SOON_S)
+    assert delivery is not None
+    return delivery.data
+
+
+async def test_a_consumer_that_fails_after_it_was_woken_wakes_another() -> None:
+    log = HeldClaims()
+    log.fails = True
+    queue = Queue(log, "mail")
+    first = asyncio.create_task(queue.take(wait=20))
+    await some_turns()
+    second = asyncio.create_task(queue.take(wait=20))
+    await some_turns()
+    await queue.push(b"x")
+    await log.reached.wait()
+    log.go_on.set()
+    assert await delivered(second) == b"x"
+    with pytest.raises(NotReadyError):
+        await first
+
+
+async def test_a_consumer_that_is_cancelled_after_it_was_woken_wakes_another() -> None:
+    log = HeldClaims()
+    queue = Queue(log, "mail")
+    first = asyncio.create_task(queue.take(wait=20))
+    await some_turns()
+    second = asyncio.create_task(queue.take(wait=20))
+    await some_turns()
+    await queue.push(b"x")
+    await log.reached.wait()
+    first.cancel()
+    assert await delivered(second) == b"x"
+
+
+@pytest.mark.parametrize("wait", [None, 20.0])
+async def test_what_a_failed_claim_was_meant_for_goes_to_who_found_nothing(
+    wait: float | None,
+) -> None:
+    log = HeldClaims()
+    log.fails = True
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    first = asyncio.create_task(queue.take())
+    await log.reached.wait()
+    second = asyncio.create_task(queue.take(wait=wait))
+    await some_turns()
+    log.go_on.set()
+    assert await delivered(second) == b"x"
+    with pytest.raises(NotReadyError):
+        await first
+
+
+async def test_a_failure_before_another_waits_is_not_missed() -> None:
+    """The claim fails between the other's look and its waiting."""
+    log = HeldClaims()
+    log.fails = True
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    first = asyncio.create_task(queue.take())
+    await log.reached.wait()
+    since = await log.tail()
+    assert await queue._claimed(30.0) is None
+    log.go_on.set()
+    with pytest.raises(NotReadyError):
+        await first
+    await asyncio.wait_for(queue.replica.news.wait(log, since, 20.0), SOON_S)
+    assert await taken(queue) == b"x"
+
+
+async def test_the_lease_of_a_consumer_that_vanished_with_its_claim_is_noticed() -> None:
+    log = HeldClaims(lands=True)
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    first = asyncio.create_task(queue.take(lease=0.2))
+    await log.reached.wait()
+    second = asyncio.create_task(queue.take(wait=20))
+    await some_turns()
+    first.cancel()
+    assert await delivered(second) == b"x"
+    assert log.claims == 3
+
+
+async def taken(queue: Queue) -> bytes | None:
+    delivery = await queue.take()
+    return None if delivery is None else delivery.data
