@@ -19,6 +19,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import structlog
 import uvloop
@@ -37,6 +38,7 @@ from indilog.runtime.assembly import (
 from indilog.runtime.cluster_state import NodeStart, node_start
 from indilog.runtime.data_directory import directory_usable, journal_lost
 from indilog.runtime.figures_files import figures_published
+from indilog.runtime.gateway_port import keep_port, port_chosen
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
@@ -186,6 +188,8 @@ async def _serve(
             detail = await stack.enter_async_context(
                 gateway_running(node.shell, logs, config, node.start.directory)
             )
+            if (port := urlsplit(detail).port) is not None:
+                keep_port(node.start.directory, name, port)
         line.ready(detail)
         await stop.wait()
 
@@ -201,9 +205,13 @@ def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
 
 def _config_of_engine(name: NodeId, start: NodeStart) -> Config:
     """Give each engine of this machine a directory and a port of its own: the port that is
-    configured is the first engine's, the next ones follow.
+    configured is the first engine's, the next ones follow; if any will do, it is the one that was
+    chosen first.
     """
     node = start.config.node
-    port = node.port and node.port + start.view.engines.index(name)
+    if node.port == 0:
+        port = port_chosen(start.directory, name)
+    else:
+        port = node.port + start.view.engines.index(name)
     own = dataclasses.replace(node, data_dir=node.data_dir / name, port=port)
     return dataclasses.replace(start.config, node=own)

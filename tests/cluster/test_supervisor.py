@@ -143,7 +143,8 @@ def test_a_killed_process_comes_back_and_nothing_is_lost(tmp_path: Path, node: s
 def test_over_http_the_cluster_answers_again_after_a_kill(tmp_path: Path, killed: str) -> None:
     async def story() -> None:
         async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
-            async with httpx.AsyncClient(base_url=supervisor.url) as client:
+            url = supervisor.url
+            async with httpx.AsyncClient(base_url=url) as client:
                 for i in range(5):
                     record = {"data": f"record {i}", "tags": ["t"]}
                     answer = await client.post("/logs/orders/records", json=record)
@@ -155,7 +156,8 @@ def test_over_http_the_cluster_answers_again_after_a_kill(tmp_path: Path, killed
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGKILL)
             await asyncio.gather(*(process.ready(restarts=1) for process in processes))
-            async with httpx.AsyncClient(base_url=supervisor.url, timeout=30.0) as client:
+            assert supervisor.url == url, "the port that was chosen first"
+            async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
                 answer = await client.get("/logs/orders/records", params={"tag": "t"})
                 data = [record["data"] for record in answer.json()["records"]]
                 assert data == [f"record {i}" for i in range(5)]
