@@ -14,7 +14,12 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from bokiflow.compensation import Compensations
-from bokiflow.errors import FlowSettingsError, RunIdInUseError, UnknownRunError
+from bokiflow.errors import (
+    FlowSettingsError,
+    FlowVersionError,
+    RunIdInUseError,
+    UnknownRunError,
+)
 from bokiflow.execution import Execution, Outcome, raise_failure
 from bokiflow.fold import Run
 from bokiflow.news import decided_waiting, waited_for
@@ -27,8 +32,8 @@ from bokiflow.records import (
     encoded,
     run_tag,
 )
-from bokiflow.run_log import appended, patiently, read_run
-from indilog.errors import TrimmedError
+from bokiflow.run_log import Stopped, appended, patiently, read_run
+from indilog.errors import DataLossError, TrimmedError
 from indilog.log import Entry
 
 START_CHILD: Final = "start child"
@@ -158,7 +163,11 @@ class Child:
         return finished
 
     async def _finished(self) -> Finished | None:
-        """Return how it ended, if it has; a child that is forgotten is told from a new one."""
+        """Return how it ended, if it has; a child that is forgotten is told from a new one.
+
+        Raises:
+            Stopped: it cannot be read, which is no failure of its parent.
+        """
         log = self._execution.log
         try:
             if self._run.started is None:
@@ -167,6 +176,8 @@ class Child:
         except TrimmedError:
             words = f"Run {self.id!r} ended long ago and is forgotten."
             return Finished(1, b"", Failure(UnknownRunError.__name__, words))
+        except (DataLossError, FlowVersionError) as error:
+            raise Stopped(f"Run {self.id!r} cannot be read: {error}") from error
         return self._run.finished
 
     async def _cancelled(self, _: str) -> Outcome:

@@ -32,7 +32,7 @@ from bokiflow.records import (
     executor_tag,
     run_tag,
 )
-from bokiflow.run_log import Stopped, appended, patiently, read_run
+from bokiflow.run_log import Stopped, appended, read_run, readable
 from indilog.errors import TooLargeError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
@@ -390,10 +390,10 @@ class Execution:
         appended (`read_run`).
 
         Raises:
-            Stopped: another executor has taken the run.
+            Stopped: another executor has taken the run, or it cannot be read.
         """
         run = self.run
-        await patiently(partial(read_run, self.log, self.id, run, until))
+        await readable(partial(read_run, self.log, self.id, run, until))
         if run.cancel_asked and not self._cancel_asked:
             self.ask_cancel()
         if run.epoch != self.epoch or (run.finished and run.finished.epoch != self.epoch):

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from bokiflow import waiting
 from bokiflow.execution import Execution, Outcome
 from bokiflow.records import Decided, run_tag
-from bokiflow.run_log import patiently
+from bokiflow.run_log import readable
 
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0
@@ -79,7 +79,7 @@ async def _news(execution: Execution, wait_s: float) -> None:
         await execution.log.read_next(run_tag(execution.id), execution.run.end, wait=wait_s)
         await execution.catch_up()
 
-    await patiently(look)
+    await readable(look)
 
 
 async def unless_cancelled(execution: Execution, asked: Coroutine[Any, Any, _ValueT]) -> _ValueT:

@@ -25,7 +25,7 @@ _PAUSE_S_MAX: Final = 5.0
 
 
 class Stopped(BaseException):
-    """This execution must not go on: the run has another executor, or the log is away.
+    """This execution must not go on: the run has another executor, or the log is away or damaged.
 
     No `Exception`, so that no workflow takes it for a failure of a step.
     """
@@ -119,6 +119,20 @@ async def patiently(
         await waiting.pause(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_S_MAX)
     raise Stopped("The platform is away.")
+
+
+async def readable(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
+    """As `patiently`, for reading the run that is executed: what keeps it from being read (damage,
+    records of a later version, an end elsewhere that is forgotten by now) says nothing of the
+    workflow, so it must not look like a failure of it, after which its steps are taken back.
+
+    Raises:
+        Stopped: the run cannot be read now.
+    """
+    try:
+        return await patiently(ask)
+    except IndilogError as error:
+        raise Stopped(f"The run cannot be read: {error}") from error
 
 
 def is_passing(error: IndilogError) -> bool:

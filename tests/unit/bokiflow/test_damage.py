@@ -1,0 +1,147 @@
+"""A run that cannot be read has not failed: its execution stops, and nothing is taken back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bokiflow import Flow, Workflow
+from bokiflow.records import Finished, encoded, run_tag
+from bokiflow.run_log import Stopped
+from indilog.errors import DataLossError
+from indilog.ids import SeqNum, UserTag
+from indilog.log import Record
+from indilog.testing import MemoryLog, MemoryLogs
+from tests.flow_executions import FLOW_LOG as LOG
+from tests.flow_executions import begin, decided, execute, take
+
+pytestmark = pytest.mark.asyncio
+
+
+class Damaged(MemoryLog):
+    """A log of which a run, `r` unless told otherwise, cannot be read while it is damaged."""
+
+    def __init__(self, logs: MemoryLogs, run: Callable[[], str] = lambda: "r") -> None:
+        super().__init__(LOG, logs=logs)
+        self.is_damaged = self.was_damaged = False
+        self._run = run
+
+    async def read_next(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> Record | None:
+        self._check(tag)
+        record = await super().read_next(tag, bound, wait=wait, fresh=fresh)
+        self._check(tag)
+        return record
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        self._check(tag)
+        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
+
+    def _check(self, tag: UserTag | None) -> None:
+        if self.is_damaged and tag == run_tag(self._run()):
+            raise DataLossError("A record of the run is lost.")
+
+
+Breaks = Callable[[Damaged], Awaitable[None]]
+
+
+async def forget(log: Damaged) -> None:
+    """Somebody else takes the run, ends it, and it is forgotten."""
+    await take(log, "r", "second")
+    end = await log.append(encoded(Finished(2, b"1")), tags=[run_tag("r")])
+    await log.trim(end + 1, tag=run_tag("r"))
+
+
+async def upgrade(log: Damaged) -> None:
+    """A later version writes into the run."""
+    await log.append(b"\xb0F\x7f", tags=[run_tag("r")])
+
+
+async def damage(log: Damaged) -> None:
+    """A record of the run is lost."""
+    log.is_damaged = True
+
+
+BREAKS = pytest.mark.parametrize("breaks", [forget, upgrade, damage])
+
+
+@BREAKS
+async def test_a_run_that_cannot_be_read_has_not_failed_and_nothing_is_taken_back(
+    logs: MemoryLogs, breaks: Breaks
+) -> None:
+    log = Damaged(logs)
+    await begin(log, "r")
+    undone: list[str] = []
+
+    async def trip(wf: Workflow) -> None:
+        await wf.step(lambda: "car", name="book", compensate=undone.append)
+        await wf.step(lambda: breaks(log), name="break")
+        await wf.step(lambda: "room", name="book", compensate=undone.append)
+
+    with pytest.raises(Stopped):
+        await execute(log, "r", trip)
+    assert undone == []
+
+
+@BREAKS
+async def test_a_run_that_waits_for_what_cannot_be_read_has_not_failed(
+    logs: MemoryLogs, breaks: Breaks
+) -> None:
+    log = Damaged(logs)
+    await begin(log, "r")
+    undone: list[str] = []
+
+    async def trip(wf: Workflow) -> None:
+        await wf.step(lambda: "car", name="book", compensate=undone.append)
+        await wf.sleep(0.2)
+        await wf.signal("paid")
+
+    execution = asyncio.create_task(execute(log, "r", trip))
+    await decided(logs, "r", 2)
+    await breaks(log)
+    with pytest.raises(Stopped):
+        await execution
+    assert undone == []
+
+
+async def test_a_child_that_cannot_be_read_has_not_failed(logs: MemoryLogs, flow: Flow) -> None:
+    @flow.workflow
+    async def child(wf: Workflow) -> int:
+        return 1
+
+    plain = logs.log(LOG)
+    await begin(plain, "p")
+    child_id = ""
+
+    async def parent(wf: Workflow) -> int:
+        nonlocal child_id
+        running = await wf.start_child(child)
+        child_id = running.id
+        await child.handle(child_id).result(5)
+        log.is_damaged = not log.was_damaged
+        log.was_damaged = True
+        return await running.result()
+
+    log = Damaged(logs, lambda: child_id)
+    with pytest.raises(Stopped):
+        await execute(log, "p", parent)
+    log.is_damaged = False
+    await take(plain, "p", "second")
+    finished = await execute(log, "p", parent)
+    assert finished.result == b"1"
