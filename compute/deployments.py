@@ -8,6 +8,7 @@ The sources are in the record, so a node needs nothing but the log.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -41,12 +42,15 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placed(NamedTuple):
-    """A deployment, and its place in the log."""
+    """A deployment, and its place in the log.
+
+    `since`: of each of its schedules, whatever its `catch_up`, the time of the first deployment of
+    those up to this one that all have it; seconds since 1970.
+    """
 
     seqnum: SeqNum
     deployment: Deployment
-    time: float
-    """Of its record, seconds since 1970."""
+    since: Mapping[ScheduleSpec, float]
 
 
 class DeploymentLog:
@@ -105,4 +109,11 @@ class DeploymentLog:
                 return
             version = max(deployment.version, before.deployment.version + 1)
             deployment = msgspec.structs.replace(deployment, version=version)
-        self.newest[deployment.name] = Placed(seqnum, deployment, time)
+        earlier = {_times(s): t for s, t in before.since.items()} if before is not None else {}
+        since = {spec: earlier.get(_times(spec), time) for spec in deployment.schedules}
+        self.newest[deployment.name] = Placed(seqnum, deployment, since)
+
+
+def _times(spec: ScheduleSpec) -> ScheduleSpec:
+    """Return what two schedules have in common that are the same but for what is caught up."""
+    return msgspec.structs.replace(spec, catch_up="last")

@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import structlog
+from cronsim import CronSimError
 
 from compute.invocations.fold import Fold
 from compute.invocations.records import Accepted, schedule_tag
@@ -18,9 +21,16 @@ from indilog.config import NodeConfig
 from indilog.deployed import ScheduleSpec
 from indilog.schedule import due_between, next_due
 
+_NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
+"""Its time zone is not known on this machine, or it was recorded by another version."""
+
 
 class Scheduled(NamedTuple):
-    """A schedule of a deployed application; `since` is when it was deployed."""
+    """A schedule of a deployed application.
+
+    `since`: when the first of the deployments was made that have had it up to now, one after the
+    other.
+    """
 
     function: str
     spec: ScheduleSpec
@@ -46,17 +56,28 @@ class _Watched:
 
     def after(self, fold: Fold) -> float:
         """Return the time after which it is due next: a deployment skips nothing that the one
-        before had yet to run.
+        before had yet to run, and runs nothing from when none had it.
         """
-        last_at = fold.last_at.get(self.scheduled.name, self.scheduled.since)
-        return max(last_at, self.skipped_to)
+        last_at = fold.last_at.get(self.scheduled.name, 0.0)
+        return max(last_at, self.scheduled.since, self.skipped_to)
 
     def next(self, fold: Fold) -> float | None:
-        """Return when it is due next, or was without having been accepted."""
+        """Return when it is due next, or was without having been accepted; never, if this machine
+        does not understand it.
+        """
         after = self.after(fold)
         if after != self._next_after[0]:
-            self._next_after = after, next_due(self.scheduled.spec, after)
+            self._next_after = after, self._due_after(after)
         return self._next_after[1]
+
+    def _due_after(self, after: float) -> float | None:
+        try:
+            return next_due(self.scheduled.spec, after)
+        except _NOT_UNDERSTOOD as error:
+            structlog.get_logger().error(
+                "schedule not run", schedule=self.scheduled.name, reason=str(error)
+            )
+            return None
 
 
 class Schedules:
@@ -76,7 +97,7 @@ class Schedules:
         self._watched = {}
         for scheduled in schedules:
             there = before.get(scheduled.name)
-            same = there is not None and there.scheduled.spec == scheduled.spec
+            same = there is not None and there.scheduled == scheduled
             self._watched[scheduled.name] = there if there and same else _Watched(scheduled)
 
     def next_due(self, fold: Fold) -> float | None:
@@ -116,7 +137,10 @@ class Schedules:
     def _times(self, watched: _Watched, fold: Fold, now: float) -> list[float]:
         spec = watched.scheduled.spec
         most = self._catch_up_max if spec.catch_up == "all" else 1
-        times = due_between(spec, watched.after(fold), now, most=most)
+        try:
+            times = due_between(spec, watched.after(fold), now, most=most)
+        except _NOT_UNDERSTOOD:
+            return []
         if spec.catch_up == "none":
             missed = [at for at in times if at + self._late_s_max < now]
             watched.skipped_to = max([watched.skipped_to, *missed])

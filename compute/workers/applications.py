@@ -51,7 +51,7 @@ class Applications:
     Args:
         directory: for processes that try new code.
         workers: gives those that take calls.
-        on_change: called when `all` has changed.
+        on_change: called when `all` has changed, or which of it cannot be loaded.
 
     Attributes:
         generation: grows with every change of what is deployed.
@@ -93,7 +93,7 @@ class Applications:
         await self._log.catch_up()
         for placed in self._log.newest.values():
             number = next(self._numbers)
-            deployed = Deployed(number, placed.deployment, placed.seqnum, placed.time)
+            deployed = Deployed(number, placed.deployment, placed.seqnum, placed.since)
             self._apps[deployed.record.name] = deployed
         self.generation += 1
         self._on_change()
@@ -209,7 +209,7 @@ class Applications:
         if placed.deployment.owner != owner:
             raise _name_taken(record.name, placed.deployment.owner)
         if placed.seqnum == seqnum:
-            self._replace(Deployed(number, placed.deployment, seqnum, placed.time))
+            self._replace(Deployed(number, placed.deployment, seqnum, placed.since))
         else:
             self._unload_number(number)
         if any(map(self._is_behind, self._log.newest.values())):
@@ -275,7 +275,7 @@ class Applications:
         """
         record = placed.deployment
         number = next(self._numbers)
-        deployed = Deployed(number, record, placed.seqnum, placed.time)
+        deployed = Deployed(number, record, placed.seqnum, placed.since)
         load = Load(number, record.name, record.sources)
         try:
             if self._node.workers > 0:
@@ -331,8 +331,10 @@ class Applications:
             elif deployed.workers_lost >= _WORKERS_LOST_MAX:
                 self._try_later(deployed)
         else:
-            deployed.problem, deployed.workers_lost = None, 0
+            healed, deployed.problem, deployed.workers_lost = deployed.problem, None, 0
             self._retries.loaded(deployed)
+            if healed is not None:
+                self._on_change()
 
     def _does_not_load(self, deployed: Deployed, error: IndilogError) -> None:
         record = deployed.record
@@ -340,6 +342,7 @@ class Applications:
         structlog.get_logger().error(
             "app not loaded", app=record.name, version=record.version, reason=str(error)
         )
+        self._on_change()
         self._try_later(deployed)
 
     # --- inside: trying again

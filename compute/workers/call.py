@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from compute.deployments import Deployment
@@ -11,7 +12,7 @@ from indilog.calls import (
     Failed,
     Returned,
 )
-from indilog.deployed import AppInfo, FunctionSpec
+from indilog.deployed import AppInfo, FunctionSpec, ScheduleSpec
 from indilog.ids import MetalogPosition, SeqNum
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Deployed:
 
     Attributes:
         number: of this deployment in this host; workers know it by that.
-        seqnum: of its record in the log of deployments; `time`: when, seconds since 1970.
+        seqnum: of its record in the log of deployments; `since`: as in `Placed`.
         functions: by name.
         running: its calls that wait or run.
         successor: the newer version that took its place; then it is unloaded when `running` is 0.
@@ -32,13 +33,19 @@ class Deployed:
     """
 
     __slots__ = (
-        "functions", "number", "problem", "record", "running", "seqnum", "successor", "time",
-        "workers_lost",
+        "functions", "number", "problem", "record", "running", "seqnum", "since",
+        "successor", "workers_lost",
     )  # fmt: skip
 
-    def __init__(self, number: int, record: Deployment, seqnum: SeqNum, time: float = 0.0) -> None:
+    def __init__(
+        self,
+        number: int,
+        record: Deployment,
+        seqnum: SeqNum,
+        since: Mapping[ScheduleSpec, float] | None = None,
+    ) -> None:
         self.number = number
-        self.time = time
+        self.since = since or {}
         self.record = record
         self.seqnum = seqnum
         self.functions: dict[str, FunctionSpec] = {f.name: f for f in record.functions}

@@ -314,8 +314,9 @@ class FunctionHost:
 
     def _schedule(self) -> None:
         self._invocations.schedule(
-            Scheduled(f"{app.record.name}.{spec.function}", spec, app.time)
+            Scheduled(f"{app.record.name}.{spec.function}", spec, app.since[spec])
             for app in self._applications.all()
+            if app.problem is None
             for spec in app.record.schedules
         )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from compute.deployments import APPS_LOG, Deployment, DeploymentLog
 from indilog.config import ClusterConfig
-from indilog.deployed import FunctionSpec
+from indilog.deployed import FunctionSpec, ScheduleSpec
 from indilog.errors import DeployError
 from indilog.testing import MemoryLogs
 
@@ -83,3 +84,25 @@ async def test_a_log_of_deployments_says_when_there_are_more() -> None:
     await more
     await read.catch_up()
     assert read.newest["a"].seqnum == 0
+
+
+async def test_a_schedule_is_there_since_the_first_of_the_deployments_that_all_have_it() -> None:
+    """Also with another `catch_up`; one that comes back begins anew."""
+    now = 0.0
+    logs = MemoryLogs(clock=lambda: now)
+    hourly, daily = ScheduleSpec("f", "0 * * * *"), ScheduleSpec("f", "0 0 * * *")
+    every = ScheduleSpec("f", "0 * * * *", catch_up="all")
+    told = []
+    for schedules in [(hourly,), (every, daily), (daily,), (hourly, daily)]:
+        now += 100.0
+        with_them = msgspec.structs.replace(deployment("a", int(now)), schedules=schedules)
+        await DeploymentLog(logs).append(with_them)
+        read = DeploymentLog(logs)
+        await read.catch_up()
+        told.append(dict(read.newest["a"].since))
+    assert told == [
+        {hourly: 100.0},
+        {every: 100.0, daily: 200.0},
+        {daily: 200.0},
+        {hourly: 400.0, daily: 200.0},
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from compute.invocations.checkpoint import Found
@@ -126,8 +127,31 @@ def test_what_was_due_before_the_deployment_is_not_missed() -> None:
 def test_a_deployment_skips_nothing_that_was_due_before_it() -> None:
     clockwork = Clockwork()
     clockwork.turn(clockwork.first, at(1))
-    clockwork.first.take([clockwork.scheduled._replace(since=at(2.1))])
+    clockwork.first.take([clockwork.scheduled])
     assert clockwork.turn(clockwork.first, at(2.2)) == [2]
+
+
+def test_what_was_due_while_no_deployment_had_it_is_not_run() -> None:
+    clockwork = Clockwork("all")
+    clockwork.turn(clockwork.first, at(1))
+    clockwork.first.take([clockwork.scheduled._replace(since=at(4.5))])
+    assert clockwork.turn(clockwork.first, at(5.2)) == [5]
+
+
+def test_a_schedule_that_this_machine_does_not_understand_stops_no_other() -> None:
+    clockwork = Clockwork()
+    spec = clockwork.scheduled.spec
+    clockwork.first.take(
+        [
+            Scheduled("app.g", msgspec.structs.replace(spec, timezone="Nowhere/At_All"), START),
+            Scheduled("app.h", msgspec.structs.replace(spec, expression="never"), START),
+            clockwork.scheduled,
+        ]
+    )
+    assert clockwork.first.next_due(clockwork.fold) == at(1)
+    assert clockwork.turn(clockwork.first, at(1)) == [1]
+    shown = {told["schedule"]: told["next"] for told in clockwork.first.status(clockwork.fold)}
+    assert shown["app.g * * * * * Nowhere/At_All"] is None
 
 
 def test_nothing_is_accepted_while_too_much_is_open() -> None:

@@ -1,0 +1,33 @@
+"""What the function host tells the parts of it of each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compute.deployments import Deployment
+from compute.workers.call import Deployed
+from compute.workers.host import FunctionHost
+from indilog.config import Config, NodeConfig
+from indilog.deployed import ScheduleSpec
+from indilog.errors import DeployError
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_schedules_of_an_application_that_does_not_load_wait_until_it_does(
+    tmp_path: Path,
+) -> None:
+    """Otherwise each due time would be one more call that stays open."""
+    host = FunctionHost(Config(node=NodeConfig(workers=0, data_dir=tmp_path)), MemoryLogs())
+    spec = ScheduleSpec("f", "* * * * *")
+    record = Deployment(
+        name="app", version=1, owner="me", sources={}, functions=(), schedules=(spec,)
+    )
+    deployed = Deployed(1, record, 0, {spec: 0.0})
+    host._applications._replace(deployed)
+    assert [told["schedule"] for told in host.status()["schedules"]] == ["app.f * * * * * UTC"]
+    host._applications._does_not_load(deployed, DeployError("No."))
+    assert host.status()["schedules"] == []
