@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import uvloop
 
 from bench.deployment import deployed
-from bench.harness import ROOT, Report, latency, table_of
+from bench.harness import ROOT, Report, ended_in_order, latency, table_of
 from bench.profile import profiled
 from functions.workload.demonstration import Application, Figures, checked, figures
 from functions.workload.load import Run, run_load
@@ -80,6 +80,7 @@ def bench(application: Application, steps: Sequence[Step], asked: argparse.Names
         SystemExit: the check found a fault.
     """
     with (
+        ended_in_order(),
         deployed(ROOT / "functions" / application.name) as there,
         profiled(wanted=asked.profile, pid=there.pid),
     ):

@@ -16,13 +16,14 @@ import json
 import math
 import os
 import platform
+import signal
 import subprocess
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Never, TypeAlias
 
 import uvloop
 from rich.console import Console
@@ -274,5 +275,22 @@ def packages() -> dict[str, str]:
 
 def run(main: Callable[[argparse.Namespace], Main], asked: argparse.Namespace) -> None:
     """Run a benchmark on uvloop: every side that lives in this process uses it."""
-    with profiled(wanted=asked.profile):
+    with ended_in_order(), profiled(wanted=asked.profile):
         uvloop.run(main(asked))
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Have SIGTERM leave the block by SystemExit: what was started in it is ended, and its
+    temporary directories are removed. A second one does not disturb that.
+    """
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, _frame: object) -> Never:
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)

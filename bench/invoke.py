@@ -15,7 +15,15 @@ from pathlib import Path
 import uvloop
 
 from bench.deployment import deployed
-from bench.harness import Operation, Report, arguments, figures_of, interleaved, table_of
+from bench.harness import (
+    Operation,
+    Report,
+    arguments,
+    ended_in_order,
+    figures_of,
+    interleaved,
+    table_of,
+)
 from bench.http_caller import HttpCaller, connected
 from bench.profile import profiled
 from bench.servers import HOST
@@ -63,7 +71,11 @@ async def measure(asked: argparse.Namespace, port: int) -> None:
 
 def main(asked: argparse.Namespace) -> None:
     """Start a platform in a temporary directory, deploy, measure."""
-    with deployed(APP, "bench") as there, profiled(wanted=asked.profile, pid=there.pid):
+    with (
+        ended_in_order(),
+        deployed(APP, "bench") as there,
+        profiled(wanted=asked.profile, pid=there.pid),
+    ):
         uvloop.run(measure(asked, there.port))
 
 

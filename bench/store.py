@@ -27,6 +27,7 @@ from bench.harness import (
     Report,
     Round,
     arguments,
+    ended_in_order,
     figures_of,
     interleaved,
     ratio_of,
@@ -179,9 +180,13 @@ async def over_http(run: Measuring, port: int) -> None:
 def main(asked: argparse.Namespace) -> None:
     """Start platforms in temporary directories, measure, print one table."""
     run = Measuring(asked)
-    with temporary("in-process") as directory, profiled(wanted=asked.profile):
+    with (
+        ended_in_order(),
+        temporary("in-process") as directory,
+        profiled(wanted=asked.profile),
+    ):
         uvloop.run(in_process(run, directory / "data"))
-    with deployed(APP, "bench") as there:
+    with ended_in_order(), deployed(APP, "bench") as there:
         uvloop.run(over_http(run, there.port))
     run.report.show(run.table)
     run.report.write()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from array import array
 from pathlib import Path
 
@@ -98,6 +101,34 @@ def test_raw_samples_are_written_and_bounded(tmp_path: Path) -> None:
     assert len(one["latencies_us"]) == LATENCIES_KEPT_MAX
     assert one["latency_every"] == 3
     assert {"machine", "commit", "configuration", "asked"} <= found.keys()
+
+
+BENCHMARK = """
+import argparse, asyncio, time
+from bench.harness import run
+from bench.servers import temporary
+
+async def main(asked):
+    with temporary("ended") as directory:
+        (directory / "file").touch()
+        print(directory, flush=True)
+        {waits}
+
+run(main, argparse.Namespace(profile=False))
+"""
+
+
+@pytest.mark.parametrize("waits", ["await asyncio.Event().wait()", "time.sleep(600)"])
+def test_a_benchmark_that_is_told_to_end_leaves_no_directory(waits: str) -> None:
+    """By SIGTERM, whether its loop turns or not."""
+    command = [sys.executable, "-c", BENCHMARK.format(waits=waits)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        directory = Path(process.stdout.readline().strip())
+        assert (directory / "file").exists()
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not directory.exists()
 
 
 def test_latencies_have_the_unit_that_fits() -> None:
