@@ -241,6 +241,7 @@ class Replica:
                 continue
             for record in page:
                 shard.apply(record, self._keep)
+            self.news.due(shard.fold.next_due())
             if not page and (is_in_session or ask_all):
                 shard.seen = until
             ask_all = not page

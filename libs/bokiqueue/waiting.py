@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from indilog.errors import IndilogError, TrimmedError
+from indilog.errors import TrimmedError
 from indilog.ids import SeqNum
-from indilog.log import Log
+from indilog.log import READ_RANGE_LIMIT_MAX, Log, Record
 
 _WAIT_S_MAX: Final = 30.0
 """One read waits this long at most, then a new one begins."""
@@ -41,6 +41,10 @@ class News:
         self._end: SeqNum = 0
         """News below this seqnum have been told."""
         self._watcher: asyncio.Task[None] | None = None
+        self._reading: asyncio.Timeout | None = None
+        """Ends the watcher's read before its time; while it reads."""
+        self._until = 0.0
+        """When the watcher's read ends by itself, seconds since 1970."""
         self._passed_on = False
         """A wake-up was passed on and nobody waited; whoever comes next has it."""
 
@@ -76,6 +80,12 @@ class News:
         """
         self._passed_on = not self._wake_one()
 
+    def due(self, at: float | None) -> None:
+        """Know when a lease or delay ends; a watcher that would wait for longer begins anew."""
+        if self._reading is not None and at is not None and at < self._until:
+            self._reading.reschedule(asyncio.get_running_loop().time())
+            self._reading = None
+
     def _gone(self, future: asyncio.Future[SeqNum]) -> None:
         """A consumer waits no longer."""
         if future in self._waiting:
@@ -85,23 +95,22 @@ class News:
             self._watcher = None
 
     async def _watch(self, log: Log) -> None:
-        """Wait for news as long as anybody does; an error of the log goes to all who wait."""
+        """Wait for news as long as anybody does; what goes wrong goes to all who wait."""
         try:
             while self._waiting:
                 await self._look(log)
-        except IndilogError as error:
+        except Exception as error:  # noqa: BLE001 - else they would wait for ever
             while self._waiting:
                 future = self._waiting.popleft()
                 if not future.done():
                     future.set_exception(error)
 
     async def _look(self, log: Log) -> None:
-        due = self._next_due()
-        wait_s = _WAIT_S_MAX if due is None else max(_TIMER_S_MIN, due - seconds_now())
+        due, now = self._next_due(), seconds_now()
+        wait_s = _WAIT_S_MAX if due is None else min(max(_TIMER_S_MIN, due - now), _WAIT_S_MAX)
+        self._until = now + wait_s
         try:
-            records = await log.read_range(
-                self._tag, self._end, limit=len(self._waiting), wait=min(wait_s, _WAIT_S_MAX)
-            )
+            records = await self._read(log, wait_s)
         except TrimmedError as error:
             self._end = max(self._end, error.first_seqnum)
             self._wake_one()
@@ -112,6 +121,21 @@ class News:
                 self._wake_one()
         elif due is not None and due <= seconds_now():
             self._wake_one()
+
+    async def _read(self, log: Log, wait_s: float) -> list[Record]:
+        """Return what is new; nothing after `wait_s`, or when something is due before."""
+        limit = min(len(self._waiting), READ_RANGE_LIMIT_MAX)
+        ended = asyncio.timeout(None)
+        try:
+            async with ended:
+                self._reading = ended
+                return await log.read_range(self._tag, self._end, limit=limit, wait=wait_s)
+        except TimeoutError:
+            if not ended.expired():
+                raise
+            return []
+        finally:
+            self._reading = None
 
     def _wake_one(self) -> bool:
         while self._waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from bokiqueue import Delivery, Queue
 from bokiqueue.records import Claim, command_decoded
 from indilog.errors import NotReadyError
 from indilog.ids import UserTag
+from indilog.log import READ_RANGE_LIMIT_MAX, Record
 from indilog.testing import MemoryLog
 
 pytestmark = pytest.mark.asyncio
@@ -139,3 +141,50 @@ async def test_the_lease_of_a_consumer_that_vanished_with_its_claim_is_noticed()
 async def taken(queue: Queue) -> bytes | None:
     delivery = await queue.take()
     return None if delivery is None else delivery.data
+
+
+async def test_a_lease_that_a_watcher_does_not_know_of_yet_ends_in_time() -> None:
+    """The watcher begins to wait before the claim that ends soon is in the fold."""
+    log = HeldClaims()
+    queue = Queue(log, "mail")
+    first = asyncio.create_task(queue.take(wait=20, lease=0.1))
+    await some_turns()
+    second = asyncio.create_task(queue.take(wait=20))
+    await some_turns()
+    await queue.push(b"x")
+    await log.reached.wait()
+    await some_turns()
+    log.go_on.set()
+    assert await delivered(first) == b"x"
+    assert await delivered(second) == b"x"
+
+
+async def test_more_consumers_can_wait_than_one_read_can_ask_for() -> None:
+    log = MemoryLog("work")
+    news = Queue(log, "mail").replica.news
+    waits = [asyncio.create_task(news.wait(log, 0, 20)) for _ in range(READ_RANGE_LIMIT_MAX + 1)]
+    await some_turns()
+    seqnum = await log.append(b"", tags=["queue:mail:pushed"])
+    assert await asyncio.wait_for(waits[0], SOON_S) == seqnum + 1
+    for wait in waits[1:]:
+        wait.cancel()
+    await asyncio.gather(*waits[1:], return_exceptions=True)
+
+
+async def test_whatever_goes_wrong_with_the_watcher_reaches_all_who_wait() -> None:
+    class Broken(MemoryLog):
+        async def read_range(
+            self,
+            tag: UserTag | None = None,
+            bound: int = 0,
+            **options: Any,  # noqa: ANN401 - as the log's
+        ) -> list[Record]:
+            if options.get("wait"):
+                raise ValueError("a limit")
+            return await super().read_range(tag, bound, **options)
+
+    queue = Queue(Broken("work"), "mail")
+    takings = [asyncio.create_task(queue.take(wait=20)) for _ in range(3)]
+    for taking in takings:
+        with pytest.raises(ValueError, match="a limit"):
+            await asyncio.wait_for(taking, SOON_S)
