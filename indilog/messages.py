@@ -1,5 +1,6 @@
 """Every message between nodes, in one place: what it says, who says it to whom, what if it is lost
-or repeated; those about tags are in `indilog.tag_messages`, about times in `indilog.time_messages`.
+or repeated; those among sequencers are in `indilog.sequencer_messages`, about tags in
+`indilog.tag_messages`, about times in `indilog.time_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning.`, the line `Lost:` what happens
 then, the line `Repeated:` why that is harmless; `docs/PROTOCOL.md` is this table, and a test keeps
@@ -14,7 +15,7 @@ harmless by itself.
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -28,6 +29,12 @@ from indilog.ids import (
     TagHash,
 )
 from indilog.metalog import Entry
+from indilog.sequencer_messages import (
+    MetalogAppend,
+    MetalogCopy,
+    MetalogCopyWanted,
+    MetalogStored,
+)
 from indilog.tag_messages import (
     TagFirsts,
     TagFirstsWanted,
@@ -87,39 +94,6 @@ class ShardProgress(WireMessage, frozen=True):
     """
 
     stored: dict[ShardId, tuple[Epoch, LocalId]]
-
-
-class MetalogAppend(WireMessage, frozen=True):
-    """primary → backup: metalog entries from position `start` on, and how many are committed.
-
-    It leaves before the primary has synced the entries, so a crash may take them from the primary
-    and not from the backup; the entries of a newer incarnation then replace them. `epoch` is the
-    primary's incarnation, `previous` the one that proposed the entry before `start` (0: there is
-    none). `committed` may be ahead of the primary's disk as well; nothing is decided by it.
-    Lost: the backup's `MetalogStored` stays behind, and the primary sends again from there.
-    Repeated: entries that the backup has are skipped; what an older incarnation said is ignored.
-    """
-
-    promises: ClassVar[bool] = False
-
-    epoch: Epoch
-    start: MetalogPosition
-    previous: Epoch
-    entries: tuple[Entry, ...]
-    committed: MetalogPosition
-
-
-class MetalogStored(WireMessage, frozen=True):
-    """backup → primary: how many metalog entries are durable here, and which incarnation of the
-    primary proposed the last of them.
-
-    From `epoch` (0: there is none) the primary knows how many of them are its own.
-    Lost: the primary sends again after a while, and the backup repeats it.
-    Repeated: absolute.
-    """
-
-    epoch: Epoch
-    length: MetalogPosition
 
 
 class MetalogEntries(WireMessage, frozen=True):
@@ -462,6 +436,8 @@ Message: TypeAlias = (
     | ShardProgress
     | MetalogAppend
     | MetalogStored
+    | MetalogCopyWanted
+    | MetalogCopy
     | MetalogEntries
     | MetalogWanted
     | TailWanted

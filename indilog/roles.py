@@ -42,6 +42,14 @@ class FrameKind(enum.IntEnum):
     """Which records were in batches that were discarded (`indilog.gone_records`): what is left of
     them when their segment is rewritten (storage). No role writes it.
     """
+    METALOG_FETCHED = 7
+    """As `METALOG`, but of a sequencer that lacks entries it had once, and is sent them again."""
+    METALOG_FILLED = 8
+    """As `METALOG`, but in a hole before others: it does not say where the metalog ended."""
+    METALOG_STATE = 9
+    """What a sequencer knows of its copy: whether it lacks something, and whom it follows no more
+    (`ordering.stored_metalog`).
+    """
     GONE = 0xAA
     """A record batch that was discarded (storage): of its payload the batch's header is left. Never
     written as such: the byte of a `RECORDS` frame is changed.

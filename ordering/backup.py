@@ -28,35 +28,59 @@ of a later incarnation, which had recovered all that survived of log(l); where i
 one, that of l was lost. What was published was on the primary's disk before.
 
 *A damaged copy is no copy.* A metalog that may have a hole is forgotten whole (`StoredMetalog`),
-and so is counted for nothing until the primary has sent it again.
+and so is counted for nothing until the primary has sent it again. Until it has *all* that the
+primary had when it heard of that (`MetalogAppend.completes`), it says that it is not whole.
 
-A primary whose disk was wiped breaks this. It is noticed where that can be seen: an incarnation can
-lose only what it proposed itself, so all entries that give way at once are of one incarnation.
+*A primary that lost entries* asks for what is here (`ordering.rebuild`, decision 0020). Before it
+is answered it is promised, durably, that no older incarnation is followed any more: so nothing is
+published with the help of this copy that the answer does not show.
+
+An incarnation can lose only what it proposed itself, so all entries that give way at once are of
+one incarnation. Where that is not so, the primary's disk was exchanged behind our backs.
 """
 
 from __future__ import annotations
 
+from indilog.config import Config
 from indilog.ids import Epoch, MetalogPosition, NodeId
-from indilog.messages import MetalogAppend, MetalogStored
 from indilog.roles import Effect, Ignore, Received, Send
+from indilog.sequencer_messages import (
+    NOBODY,
+    MetalogAppend,
+    MetalogCopy,
+    MetalogCopyWanted,
+    MetalogStored,
+)
 from ordering.stored_metalog import StoredMetalog
 
 
 class Backup:
     """Stores what the primary sends.
 
-    Guarantees: an entry it answered for is on its disk, and goes only if the primary has lost it; a
-    gap and a repetition are answered too, so the primary learns where to go on.
+    Guarantees: an entry it answered for is on its disk, and goes only if the primary has lost it,
+    or by damage, and then it says so; a gap and a repetition are answered too, so the primary
+    learns where to go on.
     """
 
-    def __init__(self, primary: NodeId, metalog: StoredMetalog) -> None:
+    def __init__(
+        self, primary: NodeId, config: Config, metalog: StoredMetalog, life: Epoch
+    ) -> None:
         self._primary = primary
+        self._page_entries = config.node.metalog_entries_in_flight_max
         self._metalog = metalog
+        self._life = life
+        """The incarnation of this backup."""
         self._epoch = metalog.epoch_seen
         """The newest incarnation of the primary that is known here."""
-        self._answered: tuple[Epoch, MetalogPosition] | None = None
+        self._promising = metalog.promised
+        """The newest one to which a promise was written, durable or not."""
+        self._completing = False
+        """Whether it was written that nothing is missing any more."""
+        self._answered: MetalogStored | None = None
         """None: an answer is owed. At first because a restart may have lost what was on its way.
         """
+        self._copy_wanted: MetalogCopyWanted | None = None
+        """What is to be answered when the promise is durable."""
         self._committed: MetalogPosition = 0
 
     @property
@@ -67,7 +91,7 @@ class Backup:
     def on_received(self, event: Received) -> list[Effect]:
         """Take in one message; the answer to all of them is given in `advance`."""
         message = event.message
-        if not isinstance(message, MetalogAppend):
+        if not isinstance(message, MetalogAppend | MetalogCopyWanted):
             return [Ignore(event, f"a backup has no use for {type(message).__name__}")]
         if event.sender != self._primary:
             return [Ignore(event, "metalog entries of a node that is not the primary of this view")]
@@ -76,16 +100,23 @@ class Backup:
         if message.epoch < self._epoch:
             return [Ignore(event, "metalog entries from an older incarnation of the primary")]
         self._epoch = message.epoch
+        if isinstance(message, MetalogCopyWanted):
+            return self._on_copy_wanted(message)
         return self._on_metalog_append(event, message)
 
     def advance(self) -> list[Effect]:
         """Answer once for all that came, with what is durable."""
-        stored = self._metalog.stored
-        answer = (self._metalog.epoch_before(stored), stored)
-        if answer == self._answered:
-            return []
-        self._answered = answer
-        return [Send(self._primary, MetalogStored(*answer))]
+        metalog, effects = self._metalog, list[Effect]()
+        last, length = metalog.stored_extent
+        answer = MetalogStored(last, length, self._life if metalog.incomplete else NOBODY)
+        if answer != self._answered:
+            self._answered = answer
+            effects.append(Send(self._primary, answer))
+        wanted = self._copy_wanted
+        if wanted is not None and metalog.promised >= wanted.epoch:
+            self._copy_wanted = None
+            effects.append(Send(self._primary, self._copy(wanted)))
+        return effects
 
     def check_invariants(self) -> None:
         """Assert that no more is stored or committed than there is."""
@@ -107,12 +138,48 @@ class Backup:
                 break
             known += 1
         fresh = message.entries[known:]
-        if not fresh:
-            self._answered = None
         effects: list[Effect] = [metalog.append(entry) for entry in fresh]
         agreed = start + len(message.entries)
         self._committed = max(self._committed, min(message.committed, agreed))
+        if message.completes == self._life and metalog.incomplete:
+            effects += self._complete()
+        elif not fresh:
+            self._answered = None
         return effects
+
+    def _complete(self) -> list[Effect]:
+        """Hold on to it that nothing is missing any more; it is answered when it is durable."""
+        if self._completing:
+            return []
+        self._completing = True
+        return [self._metalog.complete()]
+
+    def _on_copy_wanted(self, message: MetalogCopyWanted) -> list[Effect]:
+        self._copy_wanted = message
+        if message.epoch <= self._promising:
+            return []
+        self._promising = message.epoch
+        return [self._metalog.promise(message.epoch)]
+
+    def _copy(self, wanted: MetalogCopyWanted) -> MetalogCopy:
+        """Return what is durable here, and a page of what is wanted of it."""
+        metalog, start, anchor = self._metalog, wanted.start, wanted.anchor
+        last, length = metalog.stored_extent
+        end, anchor_epoch = start, NOBODY
+        if anchor is not None and anchor < length:
+            end = min(start + self._page_entries, anchor + 1)
+            anchor_epoch = metalog[anchor].epoch
+        return MetalogCopy(
+            wanted.epoch,
+            not metalog.incomplete,
+            last,
+            length,
+            start,
+            metalog.epoch_before(start) if start <= length else NOBODY,
+            anchor,
+            anchor_epoch,
+            metalog.page(start, end) if start < end else (),
+        )
 
     def _contradiction(self, ours: Epoch, theirs: Epoch) -> str | None:
         """Return why an entry must not be replaced by another one, or None.
@@ -130,10 +197,13 @@ class Backup:
         self._committed = min(self._committed, end)
 
 
-def _misfit(message: MetalogAppend) -> str | None:
+def _misfit(message: MetalogAppend | MetalogCopyWanted) -> str | None:
     """Return what is wrong with a message that no primary sends, or None."""
     if message.start < 0:
         return "a position is never negative"
+    if isinstance(message, MetalogCopyWanted):
+        negative = message.anchor is not None and message.anchor < 0
+        return "a position is never negative" if negative else None
     epoch = message.previous
     for position, entry in enumerate(message.entries, message.start):
         if entry.position != position:

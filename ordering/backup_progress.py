@@ -8,7 +8,8 @@ does it again, so that the many answers to one gap do not each repeat everything
 
 from __future__ import annotations
 
-from indilog.ids import Instant, MetalogPosition
+from indilog.ids import Epoch, Instant, MetalogPosition
+from indilog.sequencer_messages import NOBODY
 
 
 class BackupProgress:
@@ -18,20 +19,23 @@ class BackupProgress:
         stored: how many entries it said are durable there; 0 while probed.
         sent: how many have been sent; `stored <= sent`.
         probed: it has not said yet what it has.
+        incomplete: its incarnation, if it said that it may lack entries it had once; else 0.
         resend_at: when to say again what it has not answered; None: nothing is awaited.
     """
 
-    __slots__ = ("_went_back", "probed", "resend_at", "sent", "stored")
+    __slots__ = ("_went_back", "incomplete", "probed", "resend_at", "sent", "stored")
 
     def __init__(self) -> None:
         self.stored: MetalogPosition = 0
         self.sent: MetalogPosition = 0
         self.probed = True
+        self.incomplete = NOBODY
         self.resend_at: Instant | None = None
         self._went_back = False
 
-    def on_stored(self, length: MetalogPosition) -> None:
+    def on_stored(self, length: MetalogPosition, incomplete: Epoch = NOBODY) -> None:
         """Note how much the backup has; it is believed even if it is less than before."""
+        self.incomplete = incomplete
         advanced = length > self.stored
         if self.probed:
             self.probed = False

@@ -11,6 +11,9 @@ what is published was stored here before. After a restart the primary simply goe
 it asks the backups what they have, counts what of it equals its own (`StoredMetalog.agreement`),
 brings them up to date from there, and so commits what it recovered. Its new entries replace those
 that it lost (`ordering.backup`).
+
+A primary whose disk lost entries has got them back before it comes here (`ordering.rebuild`). It
+tells a backup that had lost some when that one has all again (`MetalogAppend.completes`).
 """
 
 from __future__ import annotations
@@ -22,9 +25,7 @@ from indilog.errors import DataDirectoryError
 from indilog.full_notice import FullNotice
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId, majority
 from indilog.messages import (
-    MetalogAppend,
     MetalogEntries,
-    MetalogStored,
     MetalogWanted,
     ShardProgress,
     TailIs,
@@ -32,6 +33,7 @@ from indilog.messages import (
 )
 from indilog.metalog import MetalogReplay, NewRecords, Trim
 from indilog.roles import Effect, Ignore, Received, Send
+from indilog.sequencer_messages import NOBODY, MetalogAppend, MetalogStored
 from indilog.tag_messages import TrimWanted
 from indilog.view import View
 from ordering.backup_progress import BackupProgress
@@ -153,7 +155,7 @@ class Primary:
             return [Ignore(event, "the backup has entries that were never sent to it")]
         if epoch > self._epoch:
             return [Ignore(event, "the backup has entries of an incarnation still to come")]
-        backup.on_stored(self._metalog.agreement(epoch, length))
+        backup.on_stored(self._metalog.agreement(epoch, length), message.incomplete)
         return []
 
     def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
@@ -232,11 +234,17 @@ class Primary:
         start = end = length
         if not backup.probed:
             start, end = backup.sent, min(length, backup.stored + self._page_entries)
-        if start < end or (backup.probed and backup.resend_at is None):
+        completes = backup.incomplete if end == length else NOBODY
+        says = backup.probed or (completes and backup.stored == length)
+        if start < end or (says and backup.resend_at is None):
             previous, entries = metalog.epoch_before(start), metalog.page(start, end)
-            yield Send(node, MetalogAppend(self._epoch, start, previous, entries, self.committed))
+            yield Send(
+                node,
+                MetalogAppend(self._epoch, start, previous, entries, self.committed, completes),
+            )
             backup.sent = end
-        if backup.resend_at is None and (backup.probed or backup.stored < length):
+        awaited = backup.probed or backup.stored < length or backup.incomplete
+        if backup.resend_at is None and awaited:
             backup.resend_at = Instant(now + self._resend_s)
 
     def _propose(self, now: Instant) -> list[Effect]:

@@ -7,11 +7,11 @@ as METALOG frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from indilog.config import Config
 from indilog.errors import DataLossError
-from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum
+from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
 from indilog.metalog import entries_decoded
 from indilog.roles import (
     Effect,
@@ -29,7 +29,18 @@ from indilog.roles import (
 from indilog.view import Views
 from ordering.backup import Backup
 from ordering.primary import Primary
+from ordering.rebuild import Rebuild
 from ordering.stored_metalog import StoredMetalog
+
+_KINDS: Final = frozenset(
+    {
+        FrameKind.METALOG,
+        FrameKind.METALOG_FETCHED,
+        FrameKind.METALOG_FILLED,
+        FrameKind.METALOG_STATE,
+    }
+)
+"""What a sequencer writes."""
 
 
 class Sequencer:
@@ -44,8 +55,9 @@ class Sequencer:
         self._node = node
         self._config = config
         self._metalog = StoredMetalog(grows=node == self._view.primary)
-        self._part: Primary | Backup | None = None
-        """Set by `Started`, when the whole metalog has been recovered."""
+        self._epoch = Epoch(0)
+        self._part: Primary | Rebuild | Backup | None = None
+        """Set by `Started`, when recovery is over; a `Rebuild` gives way to a `Primary`."""
 
     @property
     def length(self) -> MetalogPosition:
@@ -55,28 +67,38 @@ class Sequencer:
     @property
     def committed(self) -> MetalogPosition:
         """How many of them are committed, as far as it knows."""
-        return self._part.committed if self._part is not None else 0
+        return self._part.committed if isinstance(self._part, Primary | Backup) else 0
 
     @property
     def tail(self) -> SeqNum | None:
         """The tail of what is committed; None: it is no primary, or not started."""
         return self._part.tail if isinstance(self._part, Primary) else None
 
+    @property
+    def whole(self) -> bool:
+        """Whether it lacks nothing that it had once."""
+        return self._metalog.whole
+
+    @property
+    def ready(self) -> bool:
+        """Whether it does its work: a primary does not while it lacks something."""
+        return self._metalog.whole or self._node != self._view.primary
+
     def status(self) -> dict[str, int]:
         """Return figures for people; the tail is known to the primary only."""
-        figures = {"length": self.length, "committed": self.committed}
+        figures = {"length": self.length, "committed": self.committed, "whole": int(self.whole)}
         return figures if self.tail is None else figures | {"tail": self.tail}
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Take in the next metalog entry from disk."""
         assert self._part is None, f"recovery is over before {location} is"
-        assert kind is FrameKind.METALOG, f"a sequencer never persisted a {kind.name} frame"
-        self._metalog.recover(payload)
+        assert kind in _KINDS, f"a sequencer never persisted a {kind.name} frame"
+        self._metalog.recover(payload, kind)
 
     def lost(self, frame: Lost, /) -> None:
         """Take note that a frame cannot be read."""
-        if frame.kind in (FrameKind.METALOG, None):
-            self._metalog.doubt()
+        if frame.kind is None or frame.kind in _KINDS:
+            self._metalog.doubt(frame.kind)
 
     def copied(self, payload: bytes, /) -> None:
         """Take entries that are missing here from an ordering journal."""
@@ -84,16 +106,16 @@ class Sequencer:
             self._metalog.copied(entries_decoded(payload))
 
     def recovered(self) -> None:
-        """Judge what was lost: a backup is sent its entries again.
+        """Judge what was lost: it is taken from the other sequencers.
 
         Raises:
-            DataLossError: this is the primary, and entries are lost.
+            DataLossError: there are no others.
         """
         self._metalog.recovered()
-        if self._metalog.incomplete and self._node == self._view.primary:
+        if not self._metalog.whole and len(self._view.sequencers) == 1:
             raise DataLossError(
-                f"The order of the log is damaged on the disk of {self._node}, which alone may "
-                "have all of it; restore its directory from a copy."
+                f"The order of the log is damaged on the disk of {self._node}, which alone "
+                "had all of it; restore its directory from a copy."
             )
 
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
@@ -104,6 +126,8 @@ class Sequencer:
         match self._part:
             case Primary() as primary:
                 effects += primary.advance(now)
+            case Rebuild() as rebuild:
+                effects += self._rebuilt(rebuild, now)
             case Backup() as backup:
                 effects += backup.advance()
             case None:
@@ -114,7 +138,7 @@ class Sequencer:
 
     def deadline(self) -> Instant | None:
         """When the primary has something to say again."""
-        return self._part.deadline() if isinstance(self._part, Primary) else None
+        return self._part.deadline() if isinstance(self._part, Primary | Rebuild) else None
 
     def check_invariants(self) -> None:
         """Assert what the part asserts."""
@@ -143,8 +167,18 @@ class Sequencer:
 
     def _start(self, event: Started) -> None:
         assert self._part is None, "a role starts once"
-        view = self._view
-        if self._node == view.primary:
-            self._part = Primary(view, self._config, self._metalog, event.epoch)
+        view, metalog = self._view, self._metalog
+        self._epoch = event.epoch
+        if self._node != view.primary:
+            self._part = Backup(view.primary, self._config, metalog, event.epoch)
+        elif metalog.whole:
+            self._part = Primary(view, self._config, metalog, event.epoch)
         else:
-            self._part = Backup(view.primary, self._metalog)
+            self._part = Rebuild(view, self._config, metalog, event.epoch)
+
+    def _rebuilt(self, rebuild: Rebuild, now: Instant) -> list[Effect]:
+        """Go on rebuilding, or with the work of a primary if that is over."""
+        if not self._metalog.whole:
+            return rebuild.advance(now)
+        self._part = Primary(self._view, self._config, self._metalog, self._epoch)
+        return self._part.advance(now)

@@ -1,25 +1,49 @@
 """The metalog as one sequencer holds it: all entries, and how many of them are durable here.
 
-Damage may have taken a frame. Entries whose positions follow on over the damage are whole, if what
-replaces entries cannot have been in it: the primary never replaces one, and what replaces entries
-is of a newer incarnation. Otherwise a backup's copy is not to be trusted: it forgets all its
-entries and is sent them again, so no copy with a hole is ever counted. The primary's entries are
-all in their places, so it lacks those between them only, and takes them from the ordering journal
-of a storage node that lives in the same process (`copied`).
+Damage may have taken frames, or a disk all of them. What is left then is judged so (decision 0020):
 
-The primary's only grows. A backup's may be cut off (decision 0006): on disk that is done by the
-next frame, whose position lies below the end and which replaces everything from there on.
+- *Entries whose positions follow on over the damage are whole*, if what replaces entries cannot
+  have been in it: the primary never replaces one while it lacks none, and what replaces entries is
+  of a newer incarnation.
+- *A backup's copy with a hole is not to be trusted*: it forgets all its entries and is sent them
+  again, so no copy with a hole is ever counted.
+- *The primary's entries are all in their places.* With some behind the damage, it lacks just those
+  between: it takes them from the ordering journal of a storage node in the same process (`copied`),
+  or from a backup that has the entry behind the hole (`hole`). With none behind it, nobody knows
+  where its copy ended: it is incomplete.
+
+A copy that is `incomplete` may lack entries that its sequencer once answered for. That is on disk
+until it is over: what comes in meanwhile is written as `METALOG_FETCHED`, which says so, and a
+`METALOG_STATE` with the extent of the copy says that it is whole again. Such a state counts only
+where the frames before it give just that extent; then damage before it does not matter any more.
+What fills a hole is `METALOG_FILLED`: the frame behind a lost one tells what was lost only if it
+was written in its turn.
+
+The primary's only grows. A backup's may be cut off (decision 0006), and that of a primary that is
+incomplete: on disk that is done by the next frame, whose position lies below the end and which
+replaces everything from there on.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from indilog.ids import Epoch, MetalogPosition
 from indilog.metalog import Entry, entry_decoded, entry_encoded
 from indilog.roles import FrameKind, Persist
+from ordering.metalog_state import Extent, MetalogState, state_decoded, state_encoded
+
+
+class Anchor(NamedTuple):
+    """An entry by its position and by which incarnation proposed it: that tells one metalog up to
+    there from all others (`ordering.backup`).
+    """
+
+    position: MetalogPosition
+    epoch: Epoch
 
 
 class StoredMetalog:
@@ -29,26 +53,35 @@ class StoredMetalog:
     """
 
     __slots__ = (
-        "_doubtful", "_entries", "_frames", "_grows", "_later", "_unstored", "epoch_seen",
-        "incomplete", "stored",
+        "_doubtful", "_entries", "_fetches", "_frames", "_grows", "_later", "_unstored",
+        "epoch_seen", "incomplete", "promised", "stored",
     )  # fmt: skip
 
     def __init__(self, *, grows: bool = False) -> None:
         self._grows = grows
-        """Whether no entry is ever replaced: this is the primary's."""
+        """Whether no entry is ever replaced while none is missing: this is the primary's."""
         self._doubtful = False
         """Whether a frame was lost after the last one that was recovered."""
         self._later: dict[MetalogPosition, Entry] = {}
-        """Entries of a growing metalog behind one that was lost."""
+        """Entries of a growing metalog behind one that was lost; durable, ascending after recovery.
+        """
         self.incomplete = False
-        """Whether entries were lost for certain, or possibly, so that all were forgotten."""
+        """Whether entries beyond those here may have been stored here once."""
+        self._fetches = False
+        """Whether what is written now is `METALOG_FETCHED`; not while the frame that ends it is on
+        its way.
+        """
+        self.promised = Epoch(0)
+        """The oldest incarnation of the primary that may be followed, durably."""
         self.epoch_seen = Epoch(0)
-        """The newest incarnation that proposed an entry found on disk."""
+        """The newest incarnation that is known from the disk."""
         self._entries: list[Entry] = []
         self._frames = 0
         """Frames recovered and written; the next one's token."""
-        self._unstored: deque[MetalogPosition | None] = deque()
-        """The entries of the frames that are not durable yet, oldest first; None: cut off."""
+        self._unstored: deque[MetalogPosition | MetalogState | None] = deque()
+        """What is in the frames that are not durable yet, oldest first; None: an entry that was cut
+        off.
+        """
         self.stored: MetalogPosition = 0
 
     def __len__(self) -> int:
@@ -65,6 +98,16 @@ class StoredMetalog:
         """Return which incarnation of the primary proposed the last entry below `end`; 0: none."""
         return self._entries[end - 1].epoch if end else Epoch(0)
 
+    @property
+    def extent(self) -> Extent:
+        """How far the entries go, stored or not."""
+        return Extent(self.epoch_before(len(self._entries)), len(self._entries))
+
+    @property
+    def stored_extent(self) -> Extent:
+        """How far the stored ones go."""
+        return Extent(self.epoch_before(self.stored), self.stored)
+
     def agreement(self, epoch: Epoch, length: MetalogPosition) -> MetalogPosition:
         """Return how far a copy of `length` entries, the last by incarnation `epoch`, equals this.
 
@@ -76,19 +119,28 @@ class StoredMetalog:
             return min(length, survived)
         return min(length, len(self._entries))
 
-    def recover(self, payload: bytes) -> None:
-        """Take in the next entry that was persisted before a restart.
+    # --- recovery
+
+    def recover(self, payload: bytes, kind: FrameKind = FrameKind.METALOG) -> None:
+        """Take in the next frame that was persisted before a restart.
 
         Raises:
             MalformedFrameError: it is none that this version knows.
         """
-        entry = entry_decoded(payload)
         self._frames += 1
+        if kind is FrameKind.METALOG_STATE:
+            self._recover_state(state_decoded(payload))
+            return
+        entry = entry_decoded(payload)
         self.epoch_seen = max(self.epoch_seen, entry.epoch)
+        if kind is FrameKind.METALOG_FETCHED:
+            self._later.clear()
+            self.incomplete = True
         length = len(self._entries)
-        if self._grows and entry.position >= length and (self._doubtful or self._later):
+        in_place = self._grows and not self.incomplete and entry.position >= length
+        if in_place and (self._doubtful or self._later):
             self._later[entry.position] = entry
-            self._doubtful = False
+            self._doubtful = self._doubtful and kind is FrameKind.METALOG_FILLED
             self._close_gaps()
             return
         follows = entry.position == length
@@ -103,6 +155,16 @@ class StoredMetalog:
         del self._entries[entry.position :]
         self._entries.append(entry)
         self.stored = len(self._entries)
+
+    def _recover_state(self, state: MetalogState) -> None:
+        self.promised = max(self.promised, state.promised)
+        self.epoch_seen = max(self.epoch_seen, state.promised)
+        if state.extent is not None:
+            same = state.extent == self.extent
+            self.incomplete = not (same and state.whole)
+            if same:  # equal extents are those of equal copies: this is what was here then
+                self._doubtful = False
+                self._later.clear()
 
     @property
     def wants_copies(self) -> bool:
@@ -121,16 +183,34 @@ class StoredMetalog:
             self._entries.append(entry)
         self.stored = len(self._entries)
 
-    def doubt(self) -> None:
-        """Take note that a frame was lost, which may have held an entry."""
+    def doubt(self, kind: FrameKind | None = None) -> None:
+        """Take note that a frame was lost, which may have held an entry; None: of whatever kind."""
         self._doubtful = True
+        if kind is FrameKind.METALOG_STATE:
+            self.incomplete = True  # it may have said so, or have been a promise
 
     def recovered(self) -> None:
         """Recovery is over: a frame lost at the end may have held the last entry."""
-        if self._doubtful or self._later:
+        if self._grows and (self._doubtful or self.incomplete):
+            self.forget_behind_hole()
+        elif self._doubtful:
             self.give_up()
-            self._doubtful = False
-            self._later.clear()
+        self._doubtful = False
+        self._fetches = self.incomplete
+        self._later = dict(sorted(self._later.items()))
+
+    # --- what is missing
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing that was stored here once, and that is durable."""
+        return not (self.incomplete or self._later)
+
+    @property
+    def hole(self) -> Anchor | None:
+        """The first entry of a growing metalog behind those that it lacks; None: there is none."""
+        first = next(iter(self._later.values()), None)
+        return Anchor(first.position, first.epoch) if first is not None else None
 
     def give_up(self) -> None:
         """Forget all entries: some may be missing, or be such as were replaced."""
@@ -138,13 +218,51 @@ class StoredMetalog:
         self.stored = 0
         self.incomplete = True
 
+    def forget_behind_hole(self) -> None:
+        """Go on with what lies before the first hole, as a copy that may lack what follows."""
+        self._later.clear()
+        self.incomplete = self._fetches = True
+
+    def cut_off_last_epoch(self) -> None:
+        """Forget the entries of the incarnation that proposed the last one."""
+        last = self.epoch_before(len(self._entries))
+        self.cut_off(bisect_left(self._entries, last, key=lambda entry: entry.epoch))
+
+    def promise(self, epoch: Epoch) -> Persist:
+        """Return what makes it durable that no older incarnation is followed; see `promised`."""
+        extent = self.extent if self._fetches else None  # a wiped disk is no longer empty now
+        return self._record(MetalogState(max(epoch, self.promised), extent, whole=False))
+
+    def begin_to_fetch(self) -> Persist:
+        """Return what makes it durable that entries may be missing behind those that are here."""
+        assert self._fetches, "something may be missing"
+        return self._record(MetalogState(self.promised, self.extent, whole=False))
+
+    def complete(self) -> Persist:
+        """Return what makes it durable that nothing is missing any more; see `incomplete`."""
+        self._fetches = False
+        return self._record(MetalogState(self.promised, self.extent, whole=True))
+
+    def _record(self, state: MetalogState) -> Persist:
+        return self._persist(FrameKind.METALOG_STATE, state_encoded(state), state)
+
+    # --- going on
+
     def append(self, entry: Entry) -> Persist:
         """Add the next entry; return what makes it durable."""
         assert entry.position == len(self._entries), "entries are appended in order, without gaps"
         self._entries.append(entry)
-        self._unstored.append(entry.position)
+        kind = FrameKind.METALOG_FILLED if self._later else FrameKind.METALOG
+        if self._fetches:
+            kind = FrameKind.METALOG_FETCHED
+        return self._persist(kind, entry_encoded(entry), entry.position)
+
+    def _persist(
+        self, kind: FrameKind, payload: bytes, content: MetalogPosition | MetalogState
+    ) -> Persist:
+        self._unstored.append(content)
         self._frames += 1
-        return Persist(FrameKind.METALOG, entry_encoded(entry), self._frames - 1)
+        return Persist(kind, payload, self._frames - 1)
 
     def cut_off(self, end: MetalogPosition) -> None:
         """Forget the entries from `end` on.
@@ -155,16 +273,21 @@ class StoredMetalog:
         del self._entries[end:]
         self.stored = min(self.stored, end)
         self._unstored = deque(
-            position if position is not None and position < end else None
-            for position in self._unstored
+            None if isinstance(content, int) and content >= end else content
+            for content in self._unstored
         )
 
     def on_persisted(self, token: int) -> None:
         """Note that the frame with this token is durable."""
-        assert self._unstored, "only an entry that was appended is made durable"
+        assert self._unstored, "only what was written is made durable"
         first = self._frames - len(self._unstored)
         assert token == first, "frames are made durable in the order they were written"
-        position = self._unstored.popleft()
-        if position is not None:
-            assert position == self.stored, "what is stored is a prefix"
-            self.stored = position + 1
+        content = self._unstored.popleft()
+        if isinstance(content, MetalogState):
+            self.promised = max(self.promised, content.promised)
+            self.incomplete = self.incomplete and not content.whole
+        elif content is not None:
+            assert content == self.stored, "what is stored is a prefix"
+            self.stored = content + 1
+            if self._later and self.stored == len(self._entries):
+                self._close_gaps()

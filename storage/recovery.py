@@ -49,7 +49,12 @@ class Recovery:
                     self._gone(payload, location)
                 case FrameKind.GONE_RECORDS:
                     self._gone_records(payload, location)
-                case FrameKind.METALOG:
+                case (
+                    FrameKind.METALOG
+                    | FrameKind.METALOG_FETCHED
+                    | FrameKind.METALOG_FILLED
+                    | FrameKind.METALOG_STATE
+                ):
                     raise AssertionError("a storage node writes no metalog")
         except MalformedFrameError as error:
             raise DataLossError(f"The frame at {location} cannot be read: {error}.") from error
@@ -131,7 +136,15 @@ class Recovery:
                 self._lost_batch(frame)
             case FrameKind.ORDERING:
                 self._gaps = True
-            case FrameKind.SHARD_STATE | FrameKind.GONE_RECORDS | FrameKind.METALOG | None:
+            case (
+                FrameKind.SHARD_STATE
+                | FrameKind.GONE_RECORDS
+                | FrameKind.METALOG
+                | FrameKind.METALOG_FETCHED
+                | FrameKind.METALOG_FILLED
+                | FrameKind.METALOG_STATE
+                | None
+            ):
                 self._gaps = self._gaps or frame.kind is None
                 self._doubt()
 

@@ -21,6 +21,7 @@ import msgspec
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "PROTOCOL.md"
 MODULES = (
     "indilog.messages",
+    "indilog.sequencer_messages",
     "indilog.tag_messages",
     "indilog.time_messages",
     "indilog.calls",

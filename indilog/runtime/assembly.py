@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 import uvloop
 
 from compute.engine import Engine
@@ -39,6 +40,10 @@ from ordering.sequencer import Sequencer
 from storage.node import StorageNode
 
 READY_TIMEOUT_S: Final = 60.0
+_LOOK_S: Final = 0.02
+"""How often to look whether a primary has got back what it lacked."""
+
+_log = structlog.get_logger(__name__)
 
 
 def role_of(node: NodeId, views: Views, config: Config) -> Role:
@@ -168,6 +173,24 @@ async def joined(logs: LocalLogs) -> None:
         raise NotReadyError(
             f"The cluster was not ready within {READY_TIMEOUT_S:g} s; are all its nodes up?"
         ) from None
+
+
+async def metalog_whole(shell: NodeShell) -> None:
+    """Wait until no primary of this process lacks metalog entries that it had once.
+
+    Raises:
+        DataLossError: nobody can tell whether it would have all of them.
+    """
+    roles = [role for role in shell.roles.values() if isinstance(role, Sequencer)]
+    if all(role.ready for role in roles):
+        return
+    _log.warning("the primary lacks metalog entries; it takes them from all other sequencers")
+    # A role is a value: it tells nobody that it has changed.
+    while shell.failed is None and not all(role.ready for role in roles):  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
+    if shell.failed is not None:
+        raise shell.failed
+    _log.info("the primary has its metalog again", entries=max(role.length for role in roles))
 
 
 def retention_of(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import structlog
@@ -24,6 +25,10 @@ from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import MetadataStore, Written
 from indilog.runtime.segment_scan import Damage
 from indilog.view import View, view_of, with_index_tier_of
+
+_ENTRIES: Final = frozenset(
+    {FrameKind.METALOG, FrameKind.METALOG_FETCHED, FrameKind.METALOG_FILLED}
+)
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +120,7 @@ def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogP
         )
         try:
             for found in journal.recover():
-                if not isinstance(found, Damage) and found[1] is FrameKind.METALOG:
+                if not isinstance(found, Damage) and found[1] in _ENTRIES:
                     position = max(position, entry_decoded(found[2]).position + 1)
         finally:
             journal.close()

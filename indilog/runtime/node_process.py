@@ -32,6 +32,7 @@ from indilog.runtime.assembly import (
     gateway_running,
     joined,
     logs_of,
+    metalog_whole,
     retention_enforced,
     role_of,
 )
@@ -178,6 +179,7 @@ async def _serve(
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(node_running(name, metadata, fail))
         detail = ""
+        await metalog_whole(node.shell)
         await stack.enter_async_context(
             figures_published(node.start.directory, name, lambda: _figures_of(node.shell))
         )

@@ -14,7 +14,6 @@ from indilog.messages import (
     IndexBlock,
     IndexData,
     Message,
-    MetalogAppend,
     MetalogEntries,
     RecordsRead,
     ShardProgress,
@@ -23,6 +22,7 @@ from indilog.messages import (
     TailWanted,
 )
 from indilog.metalog import NewRecords
+from indilog.sequencer_messages import MetalogAppend
 
 TAGS = ShardTags(ShardId(0), first_seqnum=0, count=1, tag_counts=b"\1", tags=b"12345678")
 KINDS = typing.get_args(Message)

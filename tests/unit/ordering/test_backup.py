@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.config import Config
+from indilog.config import Config, NodeConfig
 from indilog.errors import DataLossError
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.messages import MetalogAppend, MetalogStored, MetalogWanted
+from indilog.messages import MetalogWanted
 from indilog.metalog import NewRecords, entries_encoded, entry_encoded
 from indilog.roles import (
     Effect,
@@ -20,6 +20,12 @@ from indilog.roles import (
     Received,
     Send,
     Started,
+)
+from indilog.sequencer_messages import (
+    MetalogAppend,
+    MetalogCopy,
+    MetalogCopyWanted,
+    MetalogStored,
 )
 from indilog.view import view_of
 from ordering.sequencer import Sequencer
@@ -255,7 +261,7 @@ def test_a_backup_with_a_hole_counts_for_nothing_until_it_has_all_again(
     persisted = [effect for effect in effects if isinstance(effect, Persist)]
     assert len(persisted) == 5
     told = node.handle([Persisted(effect.token, NOWHERE) for effect in persisted], T0)
-    assert told == [Send(PRIMARY, MetalogStored(Epoch(1), 5))]
+    assert told == [Send(PRIMARY, MetalogStored(Epoch(1), 5, incomplete=Epoch(9)))]
 
 
 def test_a_backup_that_fetched_a_damaged_metalog_again_finds_it_at_the_next_start() -> None:
@@ -332,3 +338,107 @@ def test_a_primary_that_lost_entries_says_so_in_one_sentence() -> None:
     node.recover(FrameKind.METALOG, frame(3).payload, NOWHERE)
     with pytest.raises(DataLossError, match=r"is damaged on the disk of sequencer-0"):
         node.recovered()
+
+
+# --- it lacks entries, and the primary has them
+
+
+def completing(start: int, *entries: NewRecords, life: int = 9) -> Received:
+    before = Epoch(1 if start else 0)
+    return Received(PRIMARY, MetalogAppend(Epoch(1), start, before, entries, 0, Epoch(life)))
+
+
+def test_a_backup_lacks_nothing_any_more_when_the_primary_says_so_to_this_life_of_it() -> None:
+    node = damaged(None, 1, 1, lost=1)
+    effects = node.handle([completing(0, entry(0), life=8)], T0)
+    assert [e.kind for e in effects if isinstance(e, Persist)] == [FrameKind.METALOG_FETCHED]
+    told = node.handle([Persisted(1, NOWHERE)], T0)
+    assert told == [Send(PRIMARY, MetalogStored(Epoch(1), 1, incomplete=Epoch(9)))]
+    (persist,) = node.handle([completing(1, life=9)], T0)
+    assert isinstance(persist, Persist)
+    assert persist.kind is FrameKind.METALOG_STATE
+    assert node.handle([completing(1, life=9)], T0) == [], "it is answered when it is durable"
+    assert node.handle([Persisted(persist.token, NOWHERE)], T0) == answer(1)
+    assert node.whole
+
+
+def test_a_backup_that_lacks_what_is_before_is_not_completed() -> None:
+    node = damaged(None, 1, 1, lost=1)
+    assert not [e for e in node.handle([completing(1, entry(1))], T0) if isinstance(e, Persist)]
+    assert not node.whole
+
+
+# --- the primary lacks entries
+
+
+def wanted(epoch: int, start: int = 0, anchor: int | None = None) -> Received:
+    return Received(PRIMARY, MetalogCopyWanted(Epoch(epoch), start, anchor))
+
+
+def copies(effects: list[Effect]) -> list[MetalogCopy]:
+    return [
+        e.message for e in effects if isinstance(e, Send) and isinstance(e.message, MetalogCopy)
+    ]
+
+
+def test_a_copy_is_told_only_when_older_incarnations_are_refused_for_good() -> None:
+    node = restarted(1, 1)
+    (persist,) = node.handle([wanted(5)], T0)
+    assert isinstance(persist, Persist)
+    assert node.handle([append(2, 3)], T0)[0] == Ignore(
+        append(2, 3), "metalog entries from an older incarnation of the primary"
+    )
+    assert copies(node.handle([Persisted(persist.token, NOWHERE)], T0)) == [
+        MetalogCopy(Epoch(5), True, Epoch(1), 2, 0, Epoch(0), None, Epoch(0), ())
+    ]
+    again = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
+    for payload in (entry_encoded(entry(0)), entry_encoded(entry(1))):
+        again.recover(FrameKind.METALOG, payload, NOWHERE)
+    again.recover(FrameKind.METALOG_STATE, persist.payload, NOWHERE)
+    again.recovered()
+    again.handle([Started(Epoch(10))], T0)
+    assert isinstance(again.handle([append(2, 3)], T0)[0], Ignore), "a restart does not forget it"
+    assert len(copies(again.handle([wanted(5)], T0))) == 1, "it was promised already"
+
+
+def test_a_copy_has_the_entries_up_to_the_anchor_a_page_at_most() -> None:
+    config = Config(node=NodeConfig(metalog_entries_in_flight_max=2))
+    node = Sequencer(BACKUP, [view_of(sequencers=3)], config)
+    for position, epoch in enumerate((1, 1, 2, 2, 2)):
+        payload = entry_encoded(entry(position, epoch=epoch))
+        node.recover(FrameKind.METALOG, payload, NOWHERE)
+    (persist,) = [e for e in node.handle([Started(Epoch(9)), wanted(5)], T0) if type(e) is Persist]
+    node.handle([Persisted(persist.token, NOWHERE)], T0)
+    for start, anchor, positions in (
+        (1, 3, [1, 2]), (3, 3, [3]), (4, 3, []), (1, 4, [1, 2]), (0, 9, []), (9, 4, []),
+    ):  # fmt: skip
+        (copy,) = copies(node.handle([wanted(5, start, anchor)], T0))
+        assert [e.position for e in copy.entries] == positions
+        assert (copy.last, copy.length, copy.whole) == (2, 5, True)
+        assert copy.previous == {0: 0, 1: 1, 3: 2, 4: 2, 9: 0}[start]
+        assert copy.anchor_epoch == (2 if anchor < 5 else 0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [wanted(5, -1), wanted(5, 0, -1), Received(NodeId("sequencer-2"), wanted(5).message)],
+)
+def test_a_question_that_no_primary_asks_is_ignored(event: Received) -> None:
+    assert [type(effect) for effect in restarted(1).handle([event], T0)] == [Ignore]
+
+
+def test_a_question_of_an_older_incarnation_is_ignored() -> None:
+    assert [type(effect) for effect in restarted(1, 3).handle([wanted(2)], T0)] == [Ignore]
+
+
+def test_a_wiped_backup_that_promised_something_lacks_entries_still() -> None:
+    """Its journal is not empty any more, so nobody tells it that it was wiped."""
+    node = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
+    node.lost(Lost(None, b"", NOWHERE))
+    node.recovered()
+    (persist,) = [e for e in node.handle([Started(Epoch(9)), wanted(5)], T0) if type(e) is Persist]
+    assert not copies(node.handle([Persisted(persist.token, NOWHERE)], T0))[0].whole
+    again = Sequencer(BACKUP, [view_of(sequencers=3)], Config())
+    again.recover(FrameKind.METALOG_STATE, persist.payload, NOWHERE)
+    again.recovered()
+    assert not again.whole

@@ -12,9 +12,7 @@ from indilog.errors import DataDirectoryError
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.messages import (
     DiskFull,
-    MetalogAppend,
     MetalogEntries,
-    MetalogStored,
     MetalogWanted,
     ShardOpened,
     ShardProgress,
@@ -34,6 +32,7 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
+from indilog.sequencer_messages import MetalogAppend, MetalogStored
 from indilog.view import View, view_of
 from ordering.sequencer import Sequencer
 

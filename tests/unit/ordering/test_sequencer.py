@@ -6,8 +6,9 @@ import pytest
 
 from indilog.config import Config
 from indilog.ids import Epoch, Instant, NodeId
-from indilog.messages import MetalogStored, TailWanted
+from indilog.messages import TailWanted
 from indilog.roles import FrameKind, FrameRead, Location, Received, Role, Send, Started
+from indilog.sequencer_messages import MetalogStored
 from indilog.view import view_of
 from ordering.sequencer import Sequencer
 

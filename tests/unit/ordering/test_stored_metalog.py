@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, ShardId, ViewNumber
 from indilog.metalog import NewRecords, entry_encoded
 from indilog.roles import FrameKind
+from ordering.metalog_state import Extent, MetalogState, state_decoded, state_encoded
 from ordering.stored_metalog import StoredMetalog
 
 
@@ -59,6 +62,24 @@ def test_persisting_out_of_order_is_our_own_mistake() -> None:
 def test_a_frame_that_holds_no_entry_is_malformed() -> None:
     with pytest.raises(MalformedFrameError):
         StoredMetalog().recover(b"\x00")
+
+
+epochs = st.integers(0, 2**32).map(Epoch)
+extents = st.none() | st.builds(Extent, epochs, st.integers(0, 2**63))
+
+
+@given(st.builds(MetalogState, epochs, extents, st.booleans()))
+def test_a_state_that_was_encoded_is_the_same_again(state: MetalogState) -> None:
+    assert state_decoded(state_encoded(state)) == state
+
+
+OTHER_VERSION, NO_ANSWER = b"\x94\x02\x01\xc0\xc2", b"\x94\x01\x01\xc0\xc0"
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00", OTHER_VERSION, NO_ANSWER])
+def test_a_frame_that_holds_no_state_is_malformed(payload: bytes) -> None:
+    with pytest.raises(MalformedFrameError):
+        state_decoded(payload)
 
 
 # --- cutting off

@@ -13,7 +13,7 @@ from indilog.config import Config, NodeConfig
 from indilog.envelope import Envelope, envelope_decoded, envelope_encoded
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.ids import Epoch, Instant, NodeId, ViewNumber
-from indilog.messages import MetalogAppend, MetalogWanted
+from indilog.messages import MetalogWanted
 from indilog.roles import (
     Answer,
     Appended,
@@ -31,6 +31,7 @@ from indilog.roles import (
 from indilog.runtime.node import NodeShell
 from indilog.runtime.old_segments import OldSegments
 from indilog.runtime.transport import TransportCounts
+from indilog.sequencer_messages import MetalogAppend
 from indilog.view import view_of
 
 A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")

@@ -1,0 +1,192 @@
+"""A5: sequencers whose disks are damaged or wiped, the primary's too, under all that goes wrong
+besides: no entry that was published is lost or changed (decision 0020).
+
+What is true is known from what left the primary and from the frames on disks, read here anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indilog.errors import DataLossError
+from indilog.ids import Epoch, NodeId
+from indilog.messages import Message, MetalogEntries
+from indilog.metalog import Entry, entry_decoded
+from indilog.roles import Event, FrameKind, Lost
+from tests.ordering_tier import NOWHERE, VIEW, OrderingTier, Process
+from tests.properties.test_ordering import faults, restarts, work
+
+ENTRIES = (FrameKind.METALOG, FrameKind.METALOG_FETCHED, FrameKind.METALOG_FILLED)
+
+decoded = functools.lru_cache(4096)(entry_decoded)
+
+
+class RefusedError(Exception):
+    """The primary does not go on, because too much is lost."""
+
+
+def evidence(process: Process) -> Mapping[int, Entry]:
+    """What intact frames say, by position: the last one counts, and an entry takes those of older
+    incarnations behind it with it.
+    """
+    found: dict[int, Entry] = {}
+    end = 0
+    for frame in process.disk:
+        if frame.lost is None and frame.kind in ENTRIES:
+            entry = decoded(frame.payload)
+            if entry.position < end and found.get(entry.position) != entry:
+                for later in range(entry.position + 1, end):
+                    if later in found and found[later].epoch < entry.epoch:
+                        del found[later]
+            found[entry.position] = entry
+            end = max(end, entry.position + 1)
+    return found
+
+
+class DamagedTier(OrderingTier):
+    """Disks of which frames become unreadable, or all."""
+
+    ignored = (*OrderingTier.ignored, "an answer to another incarnation", "a primary has no use")
+
+    def __init__(self, *, told_early: bool) -> None:
+        self.held_once: dict[NodeId, list[Entry]] = {}
+        super().__init__(told_early=told_early)
+
+    def give(self, name: NodeId, *events: Event) -> None:
+        try:
+            super().give(name, *events)
+        except DataLossError as error:
+            raise RefusedError(str(error)) from error
+
+    def leave(self, process: Process, to: NodeId, message: Message) -> None:
+        """What is published for the first time is on two disks, and all of it on the primary's."""
+        fresh: list[Entry] = []
+        if isinstance(message, MetalogEntries):
+            fresh = [entry for entry in message.entries if entry.position not in self.published]
+        super().leave(process, to, message)
+        if fresh:
+            for entry in fresh:
+                holding = [
+                    name
+                    for name, other in self.processes.items()
+                    if evidence(other).get(entry.position) == entry
+                    or entry in self.held_once.get(name, ())
+                ]
+                assert len(holding) >= 2
+            assert self.published.items() <= evidence(process).items()
+
+    def check_published(self) -> None:
+        """Nothing that was published is gone from all disks; while one at a time is damaged."""
+        kept = [evidence(process) for process in self.processes.values()]
+        for position, entry in self.published.items():
+            assert any(found.get(position) == entry for found in kept)
+
+    def check_stored(self, process: Process, epoch: Epoch, length: int) -> None:
+        if length:
+            assert evidence(process)[length - 1].epoch == epoch
+
+    def check(self) -> None:
+        self.check_published()
+        for shard, length in self.ordered().items():
+            assert length <= self.common(shard)
+
+    def check_disks(self, entries: list[Entry]) -> None:
+        """A restart finds these entries in all disks, and nothing else."""
+        for name, process in self.processes.items():
+            self.sync(name, len(process.unsynced))
+            assert evidence(process).items() >= dict(enumerate(entries)).items()
+            role = process.recovered()
+            assert role._metalog.page(0, len(entries) + 1) == tuple(entries)
+            assert role.whole
+
+    def all_whole(self) -> bool:
+        """Whether every sequencer says that it lacks nothing, and would after a restart."""
+        return all(
+            process.role.whole and process.recovered().whole for process in self.processes.values()
+        )
+
+    def note(self, name: NodeId) -> Process:
+        """Remember what a process had: it may have answered for it, and that may be under way."""
+        process = self.processes[name]
+        self.held_once.setdefault(name, []).extend(evidence(process).values())
+        return process
+
+    def damage(self, name: NodeId, chance: Random) -> None:
+        """Make some frames that follow one another unreadable; a restart notices it."""
+        process = self.note(name)
+        if process.disk:
+            start = chance.randrange(len(process.disk))
+            for place in range(start, min(start + chance.choice([1, 1, 2, 5]), len(process.disk))):
+                frame = process.disk[place]
+                lost = Lost(chance.choice([frame.kind, None]), b"", NOWHERE)
+                process.disk[place] = frame._replace(lost=lost)
+        self.give(name, process.start())
+
+    def wipe(self, name: NodeId) -> None:
+        process = self.note(name)
+        process.disk.clear()
+        process.wiped = True
+        self.give(name, process.start())
+
+
+def losses(tier: DamagedTier, chance: Random, *, always: bool) -> list[Callable[[], None]]:
+    """What disks lose; unless `always`, only while all sequencers say that they lack nothing."""
+
+    def lose(how: Callable[[NodeId], None]) -> None:
+        if always or tier.all_whole():
+            how(chance.choice([VIEW.primary, VIEW.primary, *VIEW.backups]))
+
+    return [
+        lambda: lose(lambda name: tier.damage(name, chance)),
+        lambda: lose(tier.wipe),
+    ]
+
+
+def go_on(tier: DamagedTier, chance: Random) -> None:
+    """The common case: something is stored, and the sequencers get on with it."""
+    for _ in range(chance.randint(1, 4)):
+        tier.store_everywhere(chance.choice(sorted(VIEW.shards)), 1)
+        tier.deliver_in_order(chance.randint(3, 12))
+        tier.sync_everywhere()
+
+
+def run(tier: DamagedTier, chance: Random, lost: list[Callable[[], None]]) -> None:
+    """Each seed has some of the faults, and loses more or less."""
+    goes_wrong = faults(tier, chance)
+    goes_wrong = chance.sample(goes_wrong, chance.randint(0, len(goes_wrong)))
+    goes_on = [*work(tier, chance), *restarts(tier, chance)]
+    goes_on += [lambda: go_on(tier, chance)] * chance.choice([1, 5, 10])
+    often = chance.choice([0.0, 0.1, 0.3, 0.6])
+    losing = chance.choice([0.02, 0.05, 0.1])
+    for _ in range(150):
+        if chance.random() < losing:
+            chance.choice(lost)()
+        wrong = goes_wrong and chance.random() < often
+        chance.choice(goes_wrong if wrong else goes_on)()
+        tier.check()
+
+
+@given(seed=st.integers(0, 2**32))
+def test_a5_what_one_sequencer_lost_comes_back_from_the_others(seed: int) -> None:
+    """None but one lacks anything at a time: the log goes on, and all disks become equal."""
+    chance = Random(seed)
+    tier = DamagedTier(told_early=chance.random() < 0.5)
+    run(tier, chance, losses(tier, chance, always=False))
+    tier.heal()
+    tier.check()
+
+
+@given(seed=st.integers(0, 2**32))
+def test_a5_whatever_is_lost_of_all_disks_nothing_published_is_replaced(seed: int) -> None:
+    """It may be too much to go on; then the primary says so, and does nothing."""
+    chance = Random(seed)
+    tier = DamagedTier(told_early=chance.random() < 0.5)
+    tier.check_published = lambda: None  # type: ignore[method-assign]  # all disks may have lost it
+    with contextlib.suppress(RefusedError):
+        run(tier, chance, losses(tier, chance, always=True))

@@ -1,0 +1,356 @@
+"""Claims about a primary that lacks entries, through the sequencer role that holds it (A5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from indilog.config import Config, NodeConfig
+from indilog.errors import DataLossError
+from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
+from indilog.messages import Message, MetalogEntries, ShardProgress, TailWanted
+from indilog.metalog import NewRecords, entry_encoded
+from indilog.roles import (
+    Effect,
+    FrameKind,
+    Ignore,
+    Location,
+    Lost,
+    Persist,
+    Persisted,
+    Received,
+    Send,
+    Started,
+)
+from indilog.sequencer_messages import MetalogAppend, MetalogCopy, MetalogCopyWanted
+from indilog.view import view_of
+from ordering.metalog_state import Extent, state_decoded
+from ordering.sequencer import Sequencer
+
+PRIMARY, FIRST, SECOND = (NodeId(f"sequencer-{i}") for i in range(3))
+ENGINE = NodeId("engine-0")
+NOWHERE = Location(0, 0, 0)
+T0 = Instant(1000.0)
+LIFE = Epoch(9)
+CONFIG = Config(node=NodeConfig(resend_s=1.0, metalog_entries_in_flight_max=2))
+
+
+def entry(position: int, *, epoch: int = 1) -> NewRecords:
+    return NewRecords(position, ViewNumber(1), Epoch(epoch), {ShardId(0): position + 1})
+
+
+def entries(*epochs: int) -> list[NewRecords]:
+    return [entry(position, epoch=epoch) for position, epoch in enumerate(epochs)]
+
+
+class Disk:
+    """The disk of the primary, and its role."""
+
+    def __init__(self, *frames: NewRecords | None) -> None:
+        self.frames: list[tuple[FrameKind, bytes] | None] = [
+            (FrameKind.METALOG, entry_encoded(frame)) if frame is not None else None
+            for frame in frames
+        ]
+        """None: a frame that cannot be read."""
+        self.unsynced: list[Persist] = []
+        self.start()
+
+    def start(self) -> list[Effect]:
+        self.node = Sequencer(PRIMARY, [view_of(sequencers=3)], CONFIG)
+        if not self.frames:
+            self.node.lost(Lost(None, b"", NOWHERE))
+        for frame in self.frames:
+            if frame is None:
+                self.node.lost(Lost(FrameKind.METALOG, b"", NOWHERE))
+            else:
+                self.node.recover(*frame, NOWHERE)
+        self.node.recovered()
+        self.started = self.handle(Started(LIFE))
+        return self.started
+
+    def handle(self, *events: Started | Received | Persisted, at: float = 0.0) -> list[Effect]:
+        """Give it these events; what it writes is durable when that is over, and it is told so."""
+        effects = self.node.handle(events, Instant(T0 + at))
+        self.node.check_invariants()
+        written = [effect for effect in effects if isinstance(effect, Persist)]
+        self.frames += [(persist.kind, persist.payload) for persist in written]
+        if written:
+            effects += self.handle(*(Persisted(persist.token, NOWHERE) for persist in written))
+        return effects
+
+    def told(self, sender: NodeId, message: Message, *, at: float = 0.0) -> list[Effect]:
+        return self.handle(Received(sender, message), at=at)
+
+    def kinds(self) -> list[FrameKind]:
+        return [frame[0] for frame in self.frames if frame is not None]
+
+
+def copy(
+    of: Sequence[NewRecords],
+    start: int = 0,
+    anchor: int | None = None,
+    *,
+    end: int | None = None,
+    whole: bool = True,
+    asked: int = LIFE,
+) -> MetalogCopy:
+    """What a backup answers that has these entries."""
+    wanted = tuple(of[start : anchor + 1 if end is None else end]) if anchor is not None else ()
+    return MetalogCopy(
+        Epoch(asked),
+        whole,
+        of[-1].epoch if of else Epoch(0),
+        len(of),
+        start,
+        of[start - 1].epoch if 0 < start <= len(of) else Epoch(0),
+        anchor,
+        of[anchor].epoch if anchor is not None and anchor < len(of) else Epoch(0),
+        wanted,
+    )
+
+
+def questions(effects: Sequence[Effect]) -> list[tuple[NodeId, MetalogCopyWanted]]:
+    return [
+        (e.to, e.message)
+        for e in effects
+        if isinstance(e, Send) and isinstance(e.message, MetalogCopyWanted)
+    ]
+
+
+def kinds_sent(effects: Sequence[Effect]) -> set[type]:
+    return {type(effect.message) for effect in effects if isinstance(effect, Send)}
+
+
+def metalog(disk: Disk) -> list[object]:
+    return [disk.node._metalog[position] for position in range(disk.node.length)]
+
+
+# --- nobody knows where it ended
+
+
+def test_a_wiped_primary_asks_all_backups_and_says_nothing_else() -> None:
+    disk = Disk()
+    wanted = MetalogCopyWanted(LIFE, 0, None)
+    assert questions(disk.started) == [(FIRST, wanted), (SECOND, wanted)]
+    progress = ShardProgress({ShardId(0): (Epoch(1), 5)})
+    assert disk.told(NodeId("storage-0"), progress) == []
+    assert disk.told(ENGINE, TailWanted(1)) == []
+    assert not disk.node.ready
+    assert disk.node.status() == {"length": 0, "committed": 0, "whole": 0}
+
+
+def test_one_backup_is_not_enough_for_a_wiped_primary() -> None:
+    """What was published may be on the other one."""
+    disk = Disk()
+    assert questions(disk.told(FIRST, copy(entries(1, 1)))) == []
+    for seconds in (0.5, 1.0, 2.0):
+        effects = disk.handle(at=seconds)
+        assert kinds_sent(effects) <= {MetalogCopyWanted}
+    assert not disk.node.ready
+
+
+def test_a_wiped_primary_takes_the_copy_of_the_greatest_extent_in_pages() -> None:
+    disk = Disk()
+    longest = entries(1, 1, 2, 2, 2)
+    disk.told(FIRST, copy(entries(1, 1, 1, 1, 1, 1, 1)))
+    asked = questions(disk.told(SECOND, copy(longest)))
+    assert asked == [(SECOND, MetalogCopyWanted(LIFE, 0, 4))], "newer, though shorter"
+    asked = questions(disk.told(SECOND, copy(longest, 0, 4, end=2)))
+    assert asked == [(SECOND, MetalogCopyWanted(LIFE, 2, 4))]
+    asked = questions(disk.told(SECOND, copy(longest, 2, 4, end=4)))
+    assert asked == [(SECOND, MetalogCopyWanted(LIFE, 4, 4))]
+    effects = disk.told(SECOND, copy(longest, 4, 4))
+    assert disk.node.ready
+    assert metalog(disk) == longest
+    assert MetalogAppend in kinds_sent(effects), "it works as a primary"
+    assert disk.kinds() == [
+        FrameKind.METALOG_STATE,
+        *[FrameKind.METALOG_FETCHED] * 5,
+        FrameKind.METALOG_STATE,
+    ]
+    disk.start()
+    assert disk.node.ready, "it stays so over a restart"
+    assert metalog(disk) == longest
+
+
+def test_a_primary_that_was_wiped_before_anything_was_published_begins_anew() -> None:
+    disk = Disk()
+    disk.told(FIRST, copy([]))
+    disk.told(SECOND, copy([]))
+    assert disk.node.ready
+    disk.start()
+    assert disk.node.ready
+
+
+def test_a_crash_before_everything_is_fetched_begins_it_anew() -> None:
+    disk, longest = Disk(), entries(1, 1, 1, 1)
+    disk.told(FIRST, copy(longest))
+    disk.told(SECOND, copy(longest))
+    disk.told(FIRST, copy(longest, 0, 3, end=2))
+    assert disk.node.length == 2
+    disk.start()
+    assert not disk.node.ready
+    assert questions(disk.started)[0] == (FIRST, MetalogCopyWanted(LIFE, 2, None))
+    disk.told(FIRST, copy(longest, 2))
+    disk.told(SECOND, copy(longest, 2))
+    disk.told(FIRST, copy(longest, 2, 3))
+    assert metalog(disk) == longest
+    assert disk.node.ready
+
+
+def test_a_damaged_end_is_fetched_behind_what_is_left() -> None:
+    disk, all_of_it = Disk(entry(0), entry(1), None), entries(1, 1, 1)
+    assert questions(disk.started)[0] == (FIRST, MetalogCopyWanted(LIFE, 2, None))
+    disk.told(FIRST, copy(entries(1, 1), 2))
+    disk.told(SECOND, copy(all_of_it, 2))
+    disk.told(SECOND, copy(all_of_it, 2, 2))
+    assert metalog(disk) == all_of_it
+    disk.start()
+    assert disk.node.ready
+    assert metalog(disk) == all_of_it
+
+
+def test_what_no_backup_has_of_a_damaged_end_was_never_published() -> None:
+    disk = Disk(entry(0), entry(1), None)
+    disk.told(FIRST, copy(entries(1), 2))
+    disk.told(SECOND, copy(entries(1, 1), 2))
+    assert disk.node.ready
+    assert disk.node.length == 2
+    frame = disk.frames[-1]
+    assert frame is not None
+    assert state_decoded(frame[1]).extent == Extent(Epoch(1), 2)
+    disk.start()
+    assert disk.node.ready
+
+
+def test_what_a_newer_incarnation_replaced_is_fetched_anew() -> None:
+    """The damage took what had replaced it."""
+    disk = Disk(*entries(1, 2, 2), None)
+    newer = entries(1, 3)
+    disk.told(FIRST, copy(newer, 3))
+    asked = questions(disk.told(SECOND, copy(newer, 3)))
+    assert asked == [(FIRST, MetalogCopyWanted(LIFE, 3, 1))]
+    asked = questions(disk.told(FIRST, copy(newer, 3, 1)))
+    assert asked == [(FIRST, MetalogCopyWanted(LIFE, 1, 1))]
+    disk.told(FIRST, copy(newer, 1, 1))
+    assert metalog(disk) == newer
+    disk.start()
+    assert disk.node.ready
+    assert metalog(disk) == newer
+
+
+@pytest.mark.parametrize("lacking", [FIRST, SECOND])
+def test_a_primary_says_in_one_sentence_that_a_backup_lost_entries_too(lacking: NodeId) -> None:
+    disk = Disk()
+    (other,) = {FIRST, SECOND} - {lacking}
+    disk.told(lacking, copy(entries(1), whole=False))
+    with pytest.raises(
+        DataLossError, match=f"on the disk of sequencer-0, and on that of {lacking} too"
+    ):
+        disk.told(other, copy(entries(1, 1)))
+
+
+# --- a hole
+
+
+def test_a_hole_is_filled_from_any_one_backup_that_has_the_entry_behind_it() -> None:
+    """It may lack entries itself: up to that entry its copy equals this one."""
+    mine = entries(1, 1, 1, 1, 2)
+    disk = Disk(mine[0], None, None, *mine[3:])
+    assert questions(disk.started) == [
+        (FIRST, MetalogCopyWanted(LIFE, 1, 3)),
+        (SECOND, MetalogCopyWanted(LIFE, 1, 3)),
+    ]
+    asked = questions(disk.told(SECOND, copy(mine[:4], 1, 3, end=2, whole=False)))
+    assert asked == [(SECOND, MetalogCopyWanted(LIFE, 2, 3))]
+    disk.told(SECOND, copy(mine[:4], 2, 3, whole=False))
+    assert disk.node.ready
+    assert metalog(disk) == mine
+    assert disk.kinds()[-2:] == [FrameKind.METALOG_FILLED] * 2
+    disk.start()
+    assert disk.node.ready
+    assert metalog(disk) == mine
+
+
+def test_holes_are_filled_one_after_the_other() -> None:
+    mine = entries(1, 1, 1, 1, 1)
+    disk = Disk(None, mine[1], None, None, mine[4])
+    asked = questions(disk.told(FIRST, copy(mine, 0, 1)))
+    assert {question for _, question in asked} == {MetalogCopyWanted(LIFE, 2, 4)}
+    disk.told(FIRST, copy(mine, 2, 4))
+    assert disk.node.ready
+    assert metalog(disk) == mine
+
+
+def test_a_copy_of_another_incarnation_fills_no_hole() -> None:
+    mine = entries(1, 1, 2, 2)
+    disk = Disk(mine[0], None, *mine[2:])
+    disk.told(FIRST, copy(entries(1, 1, 1, 1), 1, 2))
+    assert disk.node.length == 1
+    disk.told(SECOND, copy(mine, 1, 2))
+    assert metalog(disk) == mine
+
+
+def test_what_lies_behind_a_hole_that_no_backup_reaches_was_never_published() -> None:
+    mine = entries(1, 1, 1, 1)
+    disk = Disk(mine[0], None, *mine[2:])
+    disk.told(FIRST, copy(mine[:1], 1, 2))
+    assert disk.node.length == 1
+    asked = questions(disk.told(SECOND, copy(mine[:2], 1, 2)))
+    assert asked == [(SECOND, MetalogCopyWanted(LIFE, 1, 1))]
+    disk.told(SECOND, copy(mine[:2], 1, 1))
+    assert metalog(disk) == mine[:2]
+    disk.start()
+    assert disk.node.ready
+    assert metalog(disk) == mine[:2]
+
+
+def test_a_hole_that_may_be_on_a_disk_that_lost_entries_is_one_sentence() -> None:
+    mine = entries(1, 1, 1)
+    disk = Disk(mine[0], None, mine[2])
+    disk.told(FIRST, copy([], 1, 2, whole=False))
+    with pytest.raises(DataLossError, match="restore the whole data directory"):
+        disk.told(SECOND, copy(mine[:2], 1, 2))
+
+
+def test_damage_behind_a_hole_that_was_filled_is_not_taken_for_the_end() -> None:
+    """What fills a hole is written behind the last entry, and says nothing of that one."""
+    mine = entries(1, 1, 1)
+    disk = Disk(mine[0], None, mine[2])
+    disk.told(FIRST, copy(mine, 1, 2))
+    assert metalog(disk) == mine
+    disk.frames[2] = None
+    disk.start()
+    assert not disk.node.ready
+
+
+# --- messages
+
+
+@pytest.mark.parametrize(
+    ("sender", "message"),
+    [
+        (ENGINE, copy(entries(1))),
+        (FIRST, copy(entries(1), asked=8)),
+        (FIRST, copy(entries(9))),
+        (FIRST, MetalogCopy(LIFE, True, Epoch(1), -1, 0, Epoch(0), None, Epoch(0), ())),
+        (FIRST, MetalogCopy(LIFE, True, Epoch(1), 1, -1, Epoch(0), None, Epoch(0), ())),
+        (FIRST, MetalogCopy(LIFE, True, Epoch(1), 2, 0, Epoch(0), 1, Epoch(1), (entry(1),))),
+        (FIRST, MetalogCopy(LIFE, True, Epoch(2), 2, 1, Epoch(2), 1, Epoch(2), (entry(1),))),
+        (FIRST, MetalogEntries(())),
+    ],
+)
+def test_what_has_no_place_here_is_ignored_and_changes_nothing(
+    sender: NodeId, message: Message
+) -> None:
+    disk = Disk()
+    assert [type(effect) for effect in disk.told(sender, message)] == [Ignore]
+    assert disk.node.length == 0
+
+
+def test_it_asks_again_while_there_is_no_answer() -> None:
+    disk = Disk()
+    assert disk.node.deadline() == T0 + 1.0
+    assert disk.handle(at=0.9) == []
+    assert len(questions(disk.handle(at=1.0))) == 2
