@@ -19,6 +19,7 @@ from struct import Struct
 from typing import Final, Generic, TypeVar
 
 from bokistore.errors import InvalidObjectError, StoreVersionError
+from bokistore.outcomes import appended
 from indilog.errors import IndilogError, TrimmedError
 from indilog.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
 from indilog.log import Log, Record
@@ -93,7 +94,9 @@ class Replica(Generic[_ResultT]):
 
         Raises:
             Exception: what `apply` raised for it.
-            AppendOutcomeUnknownError: it may be applied or not; so for the rest of `Log.append`.
+            AppendOutcomeUnknownError: it may be applied or not, or it is and the commands up to it
+                could not be read. After a `retryable` error it is not; so for the rest of
+                `Log.append`.
             TrimmedError: it was applied and trimmed at once; the result is not known here.
         """
         await self._begin()  # not at a snapshot that has the command in it already
@@ -101,7 +104,8 @@ class Replica(Generic[_ResultT]):
         self._proposals[proposal] = self.end
         try:
             seqnum = await self._log.append(command, tags=[self._tag])
-            await self._advance(seqnum + 1)
+            with appended(seqnum):
+                await self._advance(seqnum + 1)
             if seqnum not in self._results:
                 raise TrimmedError(self.end)
             result, number = self._results[seqnum]

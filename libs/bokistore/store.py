@@ -40,6 +40,7 @@ from bokistore.objects import (
     set_at,
 )
 from bokistore.operations import Operations
+from bokistore.outcomes import appended
 from bokistore.records import View, command_encoded, tag_of
 from bokistore.replay import Replay
 from bokistore.snapshot import Snapshot, Version, versions
@@ -64,7 +65,9 @@ class Store:
 
     The operations return what was at the path before, None if nothing was, in the order of the
     log. When one returns, its effect is durable, and the session that did it sees it. Each may
-    raise what `Log.append` raises; after `AppendOutcomeUnknownError` it may have taken effect.
+    raise what `Log.append` raises. After `AppendOutcomeUnknownError` it may have taken effect; it
+    is also raised when the record is there, but what was before it could not be read. After a
+    `retryable` error nothing was done.
 
     Args:
         log: where the objects live; the log may also hold other records.
@@ -353,6 +356,15 @@ class Store:
         writes |= {index: [msgspec.Raw(encoded(entry(name)))] for index in indexes}
         data = command_encoded(writes)
         seqnum = await self.log.append(data, tags=tags)
+        with appended(seqnum):
+            return await self._outcome(name, seqnum, write, raw)
+
+    async def _outcome(self, name: str, seqnum: SeqNum, write: Write, raw: bytes) -> Json:
+        """Return what was there before the write at `seqnum`.
+
+        Raises:
+            MismatchError: the write does not fit it.
+        """
         before = await self._operations.before(name, seqnum)
         document: Document | None = (
             None if before.document is None else msgspec.json.decode(before.document)

@@ -41,6 +41,7 @@ from bokistore.objects import (
     push_at,
     set_at,
 )
+from bokistore.outcomes import appended
 from bokistore.records import (
     Command,
     View,
@@ -221,7 +222,7 @@ class Transaction:
             await self._commit()
 
     async def _commit(self) -> None:
-        """Append the record and find out what the log's order makes of it."""
+        """Append the record; errors as the class says."""
         writes = {name: listed for name, listed in self._writes.items() if listed}
         if not writes and self._id is None:
             return
@@ -230,6 +231,11 @@ class Transaction:
         if self._id is not None:
             tags.append(id_tag_of(self._id))
         seqnum = await self._log.append(data, tags=tags)
+        with appended(seqnum):
+            await self._decide(seqnum, data)
+
+    async def _decide(self, seqnum: SeqNum, data: bytes) -> None:
+        """Find out what the log's order makes of the record at `seqnum`, and keep what is known."""
         command = command_decoded(data)
         assert command is not None, "what we encode we can decode"
         committed = await self._replay.committed(Record(seqnum, b"", data, 0.0), command)

@@ -1,0 +1,146 @@
+"""After an append nobody is told that nothing was done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from bokistore import ConflictError, MismatchError, Replica, Store, Transaction, ViewCache
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    IndilogError,
+    NotReadyError,
+    QuorumUnavailableError,
+)
+from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.log import Record
+from indilog.testing import MemoryLog
+
+pytestmark = pytest.mark.asyncio
+
+
+class Unsteady(MemoryLog):
+    """A log of which, if `is_shaky`, the first read after each append fails."""
+
+    def __init__(self, error: IndilogError | None = None) -> None:
+        super().__init__("objects")
+        self.error = error or NotReadyError("a node is away")
+        self.is_shaky = self.will_fail = False
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        seqnum = await super().append(data, tags=tags)
+        self.will_fail = self.is_shaky
+        return seqnum
+
+    async def read_prev(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = MAX_SEQNUM,
+        **options: Any,  # noqa: ANN401 - as the log's
+    ) -> Record | None:
+        self._may_fail()
+        return await super().read_prev(tag, bound, **options)
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        **options: Any,  # noqa: ANN401
+    ) -> list[Record]:
+        self._may_fail()
+        return await super().read_range(tag, bound, **options)
+
+    def _may_fail(self) -> None:
+        if self.will_fail:
+            self.will_fail = False
+            raise self.error
+
+
+@pytest.fixture(params=[NotReadyError("a node is away"), QuorumUnavailableError("too few")])
+def log(request: pytest.FixtureRequest) -> Unsteady:
+    return Unsteady(request.param)
+
+
+def other(log: Unsteady) -> Store:
+    """The store of another process, whose calls do not fail."""
+    return Store(MemoryLog("objects", logs=log.logs), cache=ViewCache())
+
+
+async def test_an_operation_whose_past_cannot_be_read_has_an_unknown_outcome(log: Unsteady) -> None:
+    store = Store(log)
+    await store.increment("a", "n")
+    log.is_shaky = True
+    with pytest.raises(AppendOutcomeUnknownError, match="appended at 1") as told:
+        await store.increment("a", "n")
+    assert not told.value.retryable
+    assert told.value.__cause__ is log.error
+    assert (await other(log).get("a"))["n"] == 2
+
+
+async def test_a_transaction_that_cannot_be_decided_has_an_unknown_outcome(log: Unsteady) -> None:
+    store = Store(log)
+    log.is_shaky = True
+    with pytest.raises(AppendOutcomeUnknownError) as told:  # noqa: PT012
+        async with store.transaction() as txn:
+            (await txn.get("a")).set("n", 1)
+            await other(log).set("b", "n", 1)
+    assert told.value.__cause__ is log.error
+    assert (await other(log).get("a"))["n"] == 1
+
+
+async def test_with_an_id_it_heals_itself(log: Unsteady) -> None:
+    store = Store(log)
+    log.is_shaky = True
+
+    async def body(txn: Transaction) -> int:
+        (await txn.get("a")).increment("n")
+        await other(log).increment("b", "n")
+        return 7
+
+    assert await store.transact(body, id="x") == 7
+    assert (await other(log).get("a"))["n"] == 1
+
+
+async def test_what_the_order_of_the_log_decided_is_told_as_before(log: Unsteady) -> None:
+    store = Store(log)
+    await store.set("a", "n", "text")
+    with pytest.raises(MismatchError):
+        await store.increment("a", "n")
+    with pytest.raises(ConflictError) as told:  # noqa: PT012
+        async with store.transaction() as txn:
+            (await txn.get("a")).set("n", 1)
+            await other(log).set("a", "n", 2)
+    assert told.value.retryable
+
+
+async def test_an_error_before_the_append_may_be_repeated(log: Unsteady) -> None:
+    store = Store(log)
+    await store.set("a", "n", 1)
+    log.will_fail = True
+    with pytest.raises(type(log.error)) as told:
+        async with store.transaction() as txn:
+            (await txn.get("a")).set("n", 2)
+    assert told.value.retryable
+    assert await log.tail() == 1
+
+
+async def test_a_command_whose_result_cannot_be_read_has_an_unknown_outcome(log: Unsteady) -> None:
+    applied: list[bytes] = []
+    replica = Replica(log, applied.append, snapshot=bytes, restore=lambda _: None)
+    log.is_shaky = True
+    with pytest.raises(AppendOutcomeUnknownError) as told:
+        await replica.propose(b"once")
+    assert told.value.__cause__ is log.error
+    await replica.sync()
+    assert applied == [b"once"]
+
+
+async def test_a_retryable_error_that_a_command_raised_is_its_result(log: Unsteady) -> None:
+    def refuse(_: bytes) -> None:
+        raise log.error
+
+    replica = Replica(log, refuse, snapshot=bytes, restore=lambda _: None)
+    with pytest.raises(type(log.error)):
+        await replica.propose(b"refused")
