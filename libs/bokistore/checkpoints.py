@@ -61,9 +61,26 @@ class Checkpoints:
         A checkpoint follows soon on the record that it is as of, so it is in the first page, unless
         its writer stood still.
 
+        A floor may be seen earlier than the checkpoint that was appended ahead of it: floors reach
+        the index early, and reads are answered as of where the session is. So before the object is
+        said to be deleted, the session goes up to the tail, and everything is looked at once more.
+
         Raises:
             TrimmedError: the floor rose meanwhile; or the whole log was trimmed there, and with it
                 what the object was.
+        """
+        kept = await self._as_of(name, floor)
+        if kept is None:
+            await self._log.tail()
+            kept = await self._as_of(name, floor)
+        if kept is not None:
+            return kept
+        await self.refuse_whole(floor)
+        return View(seqnum=floor - 1, version=floor - 1, document=None, depth=0)
+
+    async def _as_of(self, name: str, floor: SeqNum) -> View | None:
+        """Return what the checkpoint keeps that is as of the record below `floor`; None: it is not
+        seen.
         """
         start = floor
         while page := await self._log.read_range(tag_of(name), start, limit=_PAGE):
@@ -72,8 +89,7 @@ class Checkpoints:
                 if kept is not None and kept.seqnum == floor - 1:
                     return kept
             start = page[-1].seqnum + 1
-        await self.refuse_whole(floor)
-        return View(seqnum=floor - 1, version=floor - 1, document=None, depth=0)
+        return None
 
     async def refuse_whole(self, floor: SeqNum) -> None:
         """Go on only if `floor` is that of one sub-stream.

@@ -21,7 +21,7 @@ from typing import Final
 
 from bokistore.cache import ViewCache
 from bokistore.checkpoints import Checkpoints
-from bokistore.records import Command, aux_decoded, command_decoded, object_of
+from bokistore.records import Collected, Command, aux_decoded, command_decoded, object_of
 from indilog.errors import TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
@@ -127,9 +127,11 @@ class Decisions:
         """
         if error.first_seqnum <= trial.horizon:
             return None
-        record = await self._log.read_prev(cell_tag_of(trial.seqnum))
-        command = None if record is None else command_decoded(record.data)
-        if command is not None and (kept := command.collected) is not None:
+        kept = await self._collected(trial.seqnum)
+        if kept is None:  # the floor may be seen before the record that was appended ahead of it
+            await self._log.tail()
+            kept = await self._collected(trial.seqnum)
+        if kept is not None:
             assert kept.start <= trial.seqnum < kept.end, "collections keep whole cells"
             return trial.seqnum not in kept.aborted
         name, floor = object_of(tag), error.first_seqnum
@@ -145,6 +147,12 @@ class Decisions:
                 raise
             return await self._kept(trial, tag, again)
         return False if view.version is not None and view.version >= trial.horizon else None
+
+    async def _collected(self, seqnum: SeqNum) -> Collected | None:
+        """Return what a collection kept of the part of the log around `seqnum`, if it is seen."""
+        record = await self._log.read_prev(cell_tag_of(seqnum))
+        command = None if record is None else command_decoded(record.data)
+        return None if command is None else command.collected
 
     def _write_outcome(
         self, record: Record, tag: str, decided: Mapping[SeqNum, bool]

@@ -134,10 +134,18 @@ class Replica(Generic[_ResultT]):
         return self.end
 
     async def follow(self) -> None:
-        """Apply commands as they come, without end."""
+        """Apply commands as they come, without end; behind what was trimmed from a snapshot on.
+
+        Raises:
+            TrimmedError: commands are gone of which there is no snapshot.
+        """
         await self._begin()
-        async for record in self._log.subscribe(self._tag, self.end):
-            await self._advance(record.seqnum + 1)
+        while True:
+            try:
+                async for record in self._log.subscribe(self._tag, self.end):
+                    await self._advance(record.seqnum + 1)
+            except TrimmedError as error:
+                await self._advance(error.first_seqnum)
 
     async def save(self) -> SeqNum:
         """Append a snapshot of the state, and return its record.
@@ -222,6 +230,9 @@ class Replica(Generic[_ResultT]):
                 page = await self._log.read_range(self._tag, start, limit=_PAGE)
             except TrimmedError as error:
                 await self._load(error.first_seqnum)
+                if self.end == start:
+                    await self._log.tail()  # it may be seen before the snapshot ahead of it
+                    await self._load(error.first_seqnum)
                 if self.end == start:
                     raise
                 continue

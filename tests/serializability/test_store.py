@@ -9,6 +9,7 @@ from itertools import combinations_with_replacement
 
 import pytest
 
+from bokistore import Store
 from bokistore.records import Command
 from bokistore.replay import Replay
 from indilog.ids import MAX_SEQNUM
@@ -68,7 +69,11 @@ def test_the_check_sees_reads_of_different_moments(monkeypatch: pytest.MonkeyPat
     async def newest(self: Replay, name: str, *_: int, may_append: bool = False) -> object:
         return await right(self, name, MAX_SEQNUM, may_append=may_append)
 
+    async def nothing(*_: object, **__: object) -> None:
+        """Collect nothing: by views of another moment it would trim what is not decided."""
+
     monkeypatch.setattr(Replay, "view", newest)
+    monkeypatch.setattr(Store, "collect", nothing)
     assert found()
 
 

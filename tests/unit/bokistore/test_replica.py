@@ -108,6 +108,30 @@ async def test_commands_in_a_snapshot_are_given_back_and_who_is_behind_goes_on(
 
 
 @pytest.mark.asyncio
+async def test_who_follows_behind_a_trim_takes_the_snapshot_and_goes_on(log: MemoryLog) -> None:
+    one, behind = Counters(log, every=10), Counters(log)
+    await behind.replica.sync()
+    for _ in range(20):
+        await one.replica.propose(b"a")
+    await one.replica.trim()
+    following = asyncio.create_task(behind.replica.follow())
+    await one.replica.propose(b"b")
+    await asyncio.wait_for(behind.changed.wait(), 10)
+    assert (behind.restored, behind.numbers) == (1, {"a": 20, "b": 1})
+    following.cancel()
+
+
+@pytest.mark.asyncio
+async def test_who_follows_is_told_what_is_gone_without_a_snapshot(log: MemoryLog) -> None:
+    behind = Counters(log)
+    await behind.replica.sync()
+    await Counters(log).replica.propose(b"a")
+    await log.trim(1)
+    with pytest.raises(TrimmedError):
+        await asyncio.wait_for(behind.replica.follow(), 10)
+
+
+@pytest.mark.asyncio
 async def test_a_snapshot_of_who_lags_does_not_replace_a_better_one(log: MemoryLog) -> None:
     lagging, ahead = Counters(log), Counters(log)
     await lagging.replica.propose(b"a")
