@@ -122,12 +122,26 @@ class InvokeEndpoint:
         self, send: Send, scope: Scope, name: str, arguments: bytes, delay_s: float
     ) -> None:
         position, key = _headers(scope)
-        invocation = await self._host.send(
-            name, arguments, position=position, delay_s=delay_s, key=key
-        )
+        try:
+            invocation = await self._host.send(
+                name, arguments, position=position, delay_s=delay_s, key=key
+            )
+        except asyncio.CancelledError:
+            await _send_problem(send, problem_of_stop(_perhaps_recorded(name, key)))
+            return
         body = msgspec.json.encode({"invocation": invocation})
         location = (b"location", f"/invocations/{invocation}".encode())
         await _send(send, HTTPStatus.ACCEPTED, (_JSON, location), body)
+
+
+def _perhaps_recorded(name: str, key: str) -> IndilogError:
+    if key:
+        return NotReadyError(
+            f"The platform stopped while it recorded {name}; repeat it with the same key."
+        )
+    return CallOutcomeUnknownError(
+        f"The platform stopped while it recorded that {name} is to run; it may run or not."
+    )
 
 
 def _nothing_done(what: str) -> NotReadyError:

@@ -7,13 +7,20 @@ import heapq
 import itertools
 
 from compute.invocations.records import Ended
+from indilog.errors import OverloadedError
 from indilog.ids import SeqNum
 
 
 class Arrivals:
-    """Who waits for what."""
+    """Who waits for what.
 
-    def __init__(self) -> None:
+    Args:
+        outcomes_max: who may wait for outcomes at once.
+    """
+
+    def __init__(self, outcomes_max: int) -> None:
+        self._outcomes_max = outcomes_max
+        self._waiting = 0
         self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
         self._outcomes: dict[str, list[asyncio.Future[Ended | None]]] = {}
         self._numbers = itertools.count()
@@ -29,16 +36,35 @@ class Arrivals:
     async def outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
         """Wait until the outcome of an open invocation is read, and return it; None: it may have
         been read.
+
+        Raises:
+            OverloadedError: too many wait already.
         """
+        self.check_room()
         waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
         self._outcomes.setdefault(id, []).append(waiting)
+        self._waiting += 1
         try:
             return await waiting
         finally:
-            if (others := self._outcomes.get(id)) is not None:
+            self._waiting -= 1
+            others = self._outcomes.get(id, [])
+            if waiting in others:  # not told: cancelled; others may have come since it was told
                 others.remove(waiting)
                 if not others:
                     del self._outcomes[id]
+
+    def check_room(self) -> None:
+        """Check that one more may wait for an outcome.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        if self._waiting >= self._outcomes_max:
+            raise OverloadedError(
+                f"{self._waiting:,} callers wait for outcomes on this node, which is its limit; "
+                "try again later."
+            )
 
     def read(self, end: SeqNum) -> None:
         """The records below `end` are read."""

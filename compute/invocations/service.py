@@ -107,7 +107,7 @@ class InvocationService:
         self._schedules = Schedules(rank, config)
         self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(config.calls_pending_max)
         self._checkpoints = Checkpoints(
             self._log,
             self._arrivals,
@@ -226,7 +226,7 @@ class InvocationService:
         if found is None:
             return None
         if found.ended is None and wait_s > 0:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, OverloadedError):
                 async with asyncio.timeout(wait_s):
                     await self._arrivals.outcome(id)
             found = self._fold.get(id) or found
@@ -236,6 +236,7 @@ class InvocationService:
         """Return what came of an invocation, waiting for it as long as it takes.
 
         Raises:
+            OverloadedError: too many wait already; it goes on.
             CallOutcomeUnknownError: it is forgotten already.
         """
         if self._fold.get(id) is None:
@@ -243,16 +244,23 @@ class InvocationService:
         while True:
             found = self._fold.get(id)
             if found is None:
-                raise CallOutcomeUnknownError(
-                    f"What came of invocation {id} is not kept any more; see results_kept_max."
-                )
+                raise _forgotten(id)
             if found.ended is None:
                 if (event := await self._arrivals.outcome(id)) is not None:
                     return outcome_in(event)
                 continue
             told = await self._told(found)
-            if told is not None and told.outcome is not None:
-                return told.outcome
+            if told is None or told.outcome is None:  # trimmed: others have forgotten it already
+                raise _forgotten(id)
+            return told.outcome
+
+    def check_room(self) -> None:
+        """Check that one more may wait for an outcome.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        self._arrivals.check_room()
 
     async def _told(self, found: Invocation) -> Told | None:
         if found.ended is None:
@@ -439,6 +447,12 @@ class InvocationService:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancellation
                 await self._news.wait()
+
+
+def _forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so
+    return CallOutcomeUnknownError(
+        f"What came of invocation {id} is not kept any more; see results_kept_max."
+    )
 
 
 def _limits(config: NodeConfig) -> FoldLimits:

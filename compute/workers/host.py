@@ -208,11 +208,37 @@ class FunctionHost:
             UnknownFunctionError, OverloadedError, NotReadyError: nothing was done.
             CallOutcomeUnknownError: it may run or not.
         """
+        invocation = await self.accept_once(
+            name, arguments, key=key, position=position, depth=depth
+        )
+        return invocation, await self.outcome(invocation)
+
+    async def accept_once(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        key: str,
+        position: MetalogPosition = 0,
+        depth: int = 0,
+    ) -> str:
+        """Start `app.function` unless it has been called with this idempotency key; return the
+        invocation's id. Errors as `call_once`.
+        """
+        self._invocations.check_room()
         await self._check_arguments(name, arguments)
-        invocation = await self._invocations.accept(
+        return await self._invocations.accept(
             name, arguments, position=position, depth=depth, key=key
         )
-        return invocation, await self._invocations.outcome(invocation)
+
+    async def outcome(self, invocation: str) -> Returned | Failed:
+        """Return what came of a recorded invocation, waiting for it as long as it takes.
+
+        Raises:
+            OverloadedError: too many wait already; it goes on.
+            CallOutcomeUnknownError: it is forgotten already.
+        """
+        return await self._invocations.outcome(invocation)
 
     async def send(
         self,

@@ -31,7 +31,12 @@ from indilog.calls import (
     Welcome,
     failed,
 )
-from indilog.errors import IndilogError, NotReadyError, OverloadedError
+from indilog.errors import (
+    CallOutcomeUnknownError,
+    IndilogError,
+    NotReadyError,
+    OverloadedError,
+)
 from indilog.link import Link
 from indilog.log import LogSource
 from indilog.worker_messages import (
@@ -50,6 +55,27 @@ if TYPE_CHECKING:
     from compute.workers.host import FunctionHost
 
 
+class _Keyed:
+    """A call with an idempotency key, whose caller waits for its outcome or has left."""
+
+    def __init__(self) -> None:
+        self._is_left = False
+        self._waiting: asyncio.Task[Returned | Failed] | None = None
+
+    def leave(self) -> None:
+        """Nobody wants the outcome any more."""
+        self._is_left = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def outcome(self, coming: Coroutine[Any, Any, Returned | Failed]) -> Returned | Failed:
+        """Return what comes; cancelled, as soon as nobody wants it."""
+        self._waiting = asyncio.get_running_loop().create_task(coming)
+        if self._is_left:
+            self._waiting.cancel()
+        return await self._waiting
+
+
 class LinkServer:
     """Serves one link.
 
@@ -64,6 +90,7 @@ class LinkServer:
         self._log_service = LogService(logs, questions_max=questions_max)
         self._is_client = is_client
         self._calls: dict[int, Call] = {}
+        self._keyed: dict[int, _Keyed] = {}
         self._questions_max = questions_max
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_deploying = False
@@ -78,7 +105,8 @@ class LinkServer:
             case CallFunction() if not message.key:
                 self._call(link, call, message)
             case CallFunction():
-                self._begin(link, call, self._called_once(message))
+                self._begin(link, call, self._called_once(call, message))
+                self._keyed[call] = _Keyed()  # at once: the next message may be its `Cancel`
             case SendFunction():
                 self._begin(link, call, self._sent(message))
             case Cancel():
@@ -106,6 +134,8 @@ class LinkServer:
         self._log_service.close()
         for call in list(self._calls.values()):
             self._host.cancel(call)
+        for keyed in self._keyed.values():
+            keyed.leave()
 
     # --- inside
 
@@ -126,6 +156,8 @@ class LinkServer:
     def _cancel(self, number: int) -> None:
         if (call := self._calls.get(number)) is not None:
             self._host.cancel(call)
+        elif (keyed := self._keyed.get(number)) is not None:
+            keyed.leave()
         else:
             self._log_service.cancel(number)
 
@@ -146,15 +178,26 @@ class LinkServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _called_once(self, message: CallFunction) -> Answer:
-        _, outcome = await self._host.call_once(
-            message.function,
-            message.arguments,
-            key=message.key,
-            position=message.position,
-            depth=0 if self._is_client else message.depth,
-        )
-        return outcome
+    async def _called_once(self, number: int, message: CallFunction) -> Answer:
+        """Record a call with a key, whatever becomes of its caller, and wait for its outcome as
+        long as its caller does.
+        """
+        keyed = self._keyed[number]
+        try:
+            invocation = await self._host.accept_once(
+                message.function,
+                message.arguments,
+                key=message.key,
+                position=message.position,
+                depth=0 if self._is_client else message.depth,
+            )
+            return await keyed.outcome(self._host.outcome(invocation))
+        except asyncio.CancelledError:
+            raise CallOutcomeUnknownError(
+                f"{message.function} was cancelled by its caller; it goes on."
+            ) from None
+        finally:
+            del self._keyed[number]
 
     async def _sent(self, message: SendFunction) -> Answer:
         invocation = await self._host.send(

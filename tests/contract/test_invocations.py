@@ -20,6 +20,7 @@ from compute.workers.call import Call
 from indilog.calls import Failed, Returned, failed
 from indilog.config import KIB, ClusterConfig, NodeConfig
 from indilog.errors import (
+    CallOutcomeUnknownError,
     DataLossError,
     InvalidArgumentsError,
     NotReadyError,
@@ -421,6 +422,19 @@ async def test_nothing_is_done_before_what_follows_a_checkpoint_is_read() -> Non
         await asyncio.sleep(0.01)
         assert not service._fold.open
     assert node.begun == {id_: 1}
+
+
+async def test_an_outcome_that_others_have_trimmed_is_not_waited_for() -> None:
+    """This node still remembers it, because it is behind."""
+    logs = MemoryLogs()
+    async with running(logs, Node(Returned(0, b"1"))) as service:
+        id_ = await service.accept("app.f", b"{}")
+        await service.outcome(id_)
+        over = service._fold.get(id_)
+        assert over is not None
+        await service._log.trim(service._fold.end, tag=over.stream)
+        with pytest.raises(CallOutcomeUnknownError, match="not kept any more"):
+            await service.outcome(id_)
 
 
 async def test_a_function_that_is_not_deployed_here_yet_is_waited_for() -> None:

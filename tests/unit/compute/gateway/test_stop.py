@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,19 @@ class FakeHost:
 class Exchange:
     """One request to the application, as a server would make it."""
 
-    def __init__(self, app: Gateway, method: str, target: str, *, body: bytes | None = b"") -> None:
+    def __init__(
+        self,
+        app: Gateway,
+        method: str,
+        target: str,
+        *,
+        body: bytes | None = b"",
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
         path, _, query = target.partition("?")
         scope = {
             "type": "http", "method": method, "path": path, "query_string": query.encode(),
-            "headers": [], "http_version": "1.1", "scheme": "http", "root_path": "",
+            "headers": headers, "http_version": "1.1", "scheme": "http", "root_path": "",
         }  # fmt: skip
         self.sent: list[MutableMapping[str, Any]] = []
         self._body = body
@@ -127,6 +135,28 @@ async def test_a_call_that_has_not_begun_may_simply_be_repeated(
     await exchange.cut_off()
     told = exchange.problem()
     assert (told["title"], told["retryable"]) == ("NotReadyError", True)
+
+
+@pytest.mark.parametrize(
+    ("key", "title", "retryable"),
+    [(None, "CallOutcomeUnknownError", False), (b"k", "NotReadyError", True)],
+)
+async def test_an_asynchronous_call_that_is_being_recorded_may_run(
+    tmp_path: Path, key: bytes | None, title: str, retryable: bool
+) -> None:
+    """With a key it may be repeated all the same."""
+
+    class Recording(FakeHost):
+        async def send(self, *_: object, **__: object) -> str:
+            await asyncio.Event().wait()
+            return "never"
+
+    app = gateway_of(Recording(FakeCall(None)), tmp_path)
+    headers = [(b"idempotency-key", key)] if key else []
+    exchange = Exchange(app, "POST", "/functions/shop/buy?async=1", body=b"{}", headers=headers)
+    await exchange.cut_off()
+    told = exchange.problem()
+    assert (told["title"], told["retryable"]) == (title, retryable)
 
 
 async def test_a_read_that_waits_may_simply_be_repeated(gateway: Callable[[], Gateway]) -> None:

@@ -1,0 +1,106 @@
+"""What is done for whoever is at the other end of a link, and what no longer once it has left."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from compute.workers.host import FunctionHost
+from compute.workers.serving import LinkServer
+from indilog.calls import Answer, CallFunction, Failed, Returned
+from indilog.link import Link
+from indilog.testing import MemoryLogs
+from tests.link_pair import link_pair
+
+pytestmark = pytest.mark.asyncio
+KEYED = CallFunction("app.f", b"{}", 0, 0, "k")
+
+
+class Host:
+    """Records calls with a key when it is let; their outcomes come when the test says."""
+
+    def __init__(self) -> None:
+        self.may_record = asyncio.Event()
+        self.recorded: list[str] = []
+        self.waiting = 0
+        self.over: asyncio.Future[Returned | Failed] = asyncio.get_running_loop().create_future()
+
+    async def accept_once(self, name: str, *_: object, key: str, **__: object) -> str:
+        await self.may_record.wait()
+        self.recorded.append(key)
+        return f"{name}-{key}"
+
+    async def outcome(self, invocation: str) -> Returned | Failed:
+        self.waiting += 1
+        try:
+            return await asyncio.shield(self.over)
+        finally:
+            self.waiting -= 1
+
+
+class Caller:
+    """A client of a `LinkServer`."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.server = LinkServer(
+            cast("FunctionHost", self.host), MemoryLogs(), questions_max=10, is_client=True
+        )
+        self.link: Link
+        self.link, _ = link_pair(self.server.serve)
+
+    def call(self) -> tuple[int, asyncio.Future[Answer]]:
+        told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        return self.link.post(KEYED, told.set_result), told
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_call_with_a_key_is_answered_with_its_outcome() -> None:
+    caller = Caller()
+    _, told = caller.call()
+    caller.host.may_record.set()
+    await turns()
+    assert caller.host.waiting == 1
+    caller.host.over.set_result(Returned(3, b"1"))
+    assert await told == Returned(3, b"1")
+    assert caller.server._keyed == {}
+
+
+@pytest.mark.parametrize("when", ["at once", "while it is recorded", "while it waits"])
+async def test_a_call_with_a_key_whose_caller_leaves_is_recorded_and_not_waited_for(
+    when: str,
+) -> None:
+    caller = Caller()
+    number, told = caller.call()
+    if when != "at once":
+        await turns()
+    if when == "while it waits":
+        caller.host.may_record.set()
+        await turns()
+        assert caller.host.waiting == 1
+    caller.link.cancel(number)
+    await turns()
+    caller.host.may_record.set()
+    outcome = await told
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "CallOutcomeUnknownError"
+    assert caller.host.recorded == ["k"]
+    assert caller.host.waiting == 0
+    assert caller.server._keyed == {}
+
+
+async def test_nobody_waits_for_outcomes_over_a_link_that_is_gone() -> None:
+    caller = Caller()
+    caller.call()
+    caller.host.may_record.set()
+    await turns()
+    assert caller.host.waiting == 1
+    caller.server.close()
+    await turns()
+    assert caller.host.waiting == 0
