@@ -48,6 +48,7 @@ from indilog.sources import sources_of
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _CONNECT_S: Final = 10.0
 _MESSAGE_BYTES_MAX: Final = ClusterConfig().message_bytes_max
+"""Until the platform has said what its limit is."""
 
 
 @asynccontextmanager
@@ -103,8 +104,9 @@ class _Connection:
         await self._socket.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _serve(self, _link: Link, _call: int, message: Question | Greeting) -> None:
+    def _serve(self, link: Link, _call: int, message: Question | Greeting) -> None:
         if isinstance(message, Welcome) and not self.welcome.done():
+            link.set_limit(message.limits.message_bytes_max)
             self.welcome.set_result(message)
 
     def _lost(self, _link: Link) -> None:

@@ -39,13 +39,14 @@ def frame_written(buffer: bytearray, call: int, message: LinkMessage) -> int:
 class FrameReader:
     """Cuts a stream of bytes, however it arrives in pieces, into frames.
 
-    Holds at most one incomplete frame, so memory is bounded by `message_bytes_max`.
+    Holds at most one incomplete frame, so memory is bounded by `message_bytes_max`, which may be
+    set anew between two calls.
     """
 
-    __slots__ = ("_message_bytes_max", "_rest")
+    __slots__ = ("_rest", "message_bytes_max")
 
     def __init__(self, message_bytes_max: int) -> None:
-        self._message_bytes_max = message_bytes_max
+        self.message_bytes_max = message_bytes_max
         self._rest = bytearray()
 
     def frames(self, data: bytes) -> list[Frame]:
@@ -79,9 +80,9 @@ class FrameReader:
 
     def _size(self, length: memoryview | bytearray) -> int:
         size = int.from_bytes(length, "big")
-        if size > self._message_bytes_max:
+        if size > self.message_bytes_max:
             raise MalformedFrameError(
-                f"a message of {size:,} bytes; the limit is {self._message_bytes_max:,}"
+                f"a message of {size:,} bytes; the limit is {self.message_bytes_max:,}"
             )
         return size
 

@@ -88,6 +88,10 @@ class Link:
         self._queued_bytes: Callable[[], int] = int
         self._close: Callable[[], None] | None = None
 
+    def set_limit(self, message_bytes_max: int) -> None:
+        """Messages of either end may be as large as this from now on, as the other end has said."""
+        self._message_bytes_max = self._reader.message_bytes_max = message_bytes_max
+
     @property
     def is_lost(self) -> bool:
         """Whether the stream has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,18 @@ import pytest_asyncio
 
 import indilog
 from compute.gateway import GatewayServer
+from indilog.config import KIB, MIB
 from indilog.errors import CallOutcomeUnknownError
-from tests.cluster.function_platform import DEMO, Platform, running, running_two, until
+from indilog.runtime.assembly import embedded
+from tests.cluster.function_platform import (
+    DEMO,
+    Platform,
+    config_in,
+    running,
+    running_two,
+    served,
+    until,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -99,6 +110,26 @@ async def test_running_calls_end_on_their_version_and_new_ones_get_the_new(
         await client.log("gate").append(b"released", tags=["release"])
         assert (await old).json() == "released by version 1"
         assert (await platform.call("demo.wait_for_release")).json() == "released by version 2"
+
+
+async def test_a_client_takes_messages_as_large_as_its_platform_allows(tmp_path: Path) -> None:
+    """A page of more than 16 MiB, which is what a client takes before it has been told."""
+    base = config_in(tmp_path, workers=0)
+    config = replace(
+        base,
+        cluster=replace(base.cluster, message_bytes_max=32 * MIB),
+        node=replace(base.node, page_bytes_max=24 * MIB),
+    )
+    async with (
+        embedded(config) as there,
+        served(config, there.logs) as platform,
+        indilog.connect(platform.url) as client,
+    ):
+        log = client.log("large")
+        for _ in range(6):
+            await log.append_batch([indilog.Entry(bytes(MIB - KIB))] * 3)
+        page = await log.read_range()
+    assert len(page) == 18
 
 
 async def test_parents_that_hold_every_slot_do_not_lock_up(tmp_path: Path) -> None:

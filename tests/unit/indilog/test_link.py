@@ -140,6 +140,19 @@ async def test_a_question_over_the_limit_is_refused_and_the_link_goes_on() -> No
     assert await ours.ask(QUESTION) == TailFound(0, 1)
 
 
+async def test_the_limit_that_the_other_end_has_told_holds_both_ways() -> None:
+    def large(link: Link, call: int, message: Question | Greeting) -> None:
+        link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, None),)))
+
+    ours, theirs = link_pair(large, message_bytes_max=200)
+    theirs.set_limit(1000)
+    ours.set_limit(1000)
+    assert isinstance(await ours.ask(LogTail("x" * 300, 0)), RecordsFound)
+    ours.set_limit(100)
+    with pytest.raises(TooLargeError, match="the limit is 100"):
+        await ours.ask(LogTail("x" * 300, 0))
+
+
 async def test_an_answer_over_the_limit_arrives_as_a_failure_that_says_so() -> None:
     def large(link: Link, call: int, message: Question | Greeting) -> None:
         link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, None),)))
