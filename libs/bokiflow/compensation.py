@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 from bokiflow.errors import CompensationFailedError
-from bokiflow.execution import Execution, Outcome, failure_of
+from bokiflow.execution import UNDO, Execution, Outcome, failure_of
 from bokiflow.records import Failure
 
 COMPENSATE: Final = "compensate"
@@ -44,10 +44,9 @@ class Compensations:
         """
         self._undos[number] = _Undo(name, kind, produce)
 
-    @property
-    def must_not_run(self) -> bool:
+    def must_not_run(self, raised: Exception) -> bool:
         """Whether the workflow has not failed, but waits for code that fits."""
-        return self._execution.is_changed
+        return self._execution.has_left_out(raised, self._undos)
 
     async def run(self) -> list[Failure]:
         """Take back everything; return what of it failed for good."""
@@ -60,7 +59,7 @@ class Compensations:
         return failures
 
     async def _take_back(self, number: str, undo: _Undo) -> Failure | None:
-        undo_number = f"{number}.undo"
+        undo_number = number + UNDO
 
         async def produce() -> Outcome:
             try:
@@ -87,7 +86,7 @@ async def compensated(compensations: Compensations, body: Coroutine[Any, Any, by
     try:
         return await body
     except Exception as error:
-        if compensations.must_not_run:
+        if compensations.must_not_run(error):
             raise
         failures = await compensations.run()
         if failures:

@@ -70,11 +70,22 @@ class ChangedWorkflowError(FlowError):
         found: what the code does there; None: it ends before.
     """
 
-    def __init__(self, run: str, number: str, decided: str | None, found: str | None) -> None:
-        does = "ends before it" if found is None else f"does {found!r} there"
+    def __init__(
+        self,
+        run: str,
+        number: str,
+        decided: str | None,
+        found: str | None,
+        raised: BaseException | None = None,
+    ) -> None:
+        if raised is not None:
+            does = f"ends before it with {type(raised).__name__}: {raised!s:.300}"
+        else:
+            does = "ends before it" if found is None else f"does {found!r} there"
         super().__init__(
             f"Run {run!r} does not fit the code: step {number} was decided as {decided!r}, "
-            f"the code {does}. Deploy code that does the same steps first, or let old runs end."
+            f"the code {does.rstrip('.')}. "
+            "Deploy code that does the same steps first, or let old runs end."
         )
         self.run = run
         self.number = number

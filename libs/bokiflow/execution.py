@@ -12,7 +12,7 @@ is appended before.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Sequence
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -40,6 +40,8 @@ from indilog.log import Entry, Log
 _DEFERRED_BYTES_MAX: Final = 16 * 1024
 """A larger result is appended at once, so that it is refused at its step if it is too large."""
 _MESSAGE_CHARACTERS_MAX: Final = 2000
+UNDO: Final = ".undo"
+"""Ends the number of what takes an operation back; the rest is that operation's number."""
 CANCEL: Final = "cancel"
 """The kind of the decision that a cancellation takes the place of an operation."""
 
@@ -320,15 +322,15 @@ class Execution:
             ChangedWorkflowError: the code does not fit what is decided; the run is parked.
             Stopped: this execution must not go on.
         """
+        raised: Exception | None = None
         try:
             result = await _Driven(self, body)
-            self._check_all_reached()
             finished = Finished(self.epoch, result)
-        except Cancelled as error:
-            finished = Finished(self.epoch, b"", failure_of(error), was_cancelled=True)
         except Exception as error:  # noqa: BLE001 - whatever a workflow raises is its outcome
-            finished = Finished(self.epoch, b"", failure_of(error))
-        if self._changed is not None:
+            raised, was_cancelled = error, isinstance(error, Cancelled)
+            finished = Finished(self.epoch, b"", failure_of(error), was_cancelled)
+        if self.has_left_out(raised):
+            assert self._changed is not None
             if (given_up := await self.park(str(self._changed))) is not None:
                 return given_up
             raise self._changed
@@ -344,14 +346,25 @@ class Execution:
                 await self._append([*unsettled, finished])
         return finished
 
-    def _check_all_reached(self) -> None:
-        """Refuse code that ends before a decided step of its main branch."""
+    def has_left_out(self, raised: Exception | None, undone: Collection[str] = ()) -> bool:
+        """Tell whether the code does not fit what is decided: the workflow has ended before a
+        decided operation of its main branch, or before something was taken back that is.
+
+        This holds for code that raises, too: what raised there before had nothing decided behind.
+
+        Args:
+            raised: with what the workflow ended.
+            undone: numbers of what is about to be taken back.
+        """
         if self._changed is None:
+            reached = self._reached.union(number + UNDO for number in undone)
             for number, record in self._decided.items():
-                if number not in self._reached and "." not in number:
+                is_due = "." not in number or number.endswith(UNDO)
+                if is_due and number not in reached:
                     was = f"{record.kind} {record.name}"
-                    self._changed = ChangedWorkflowError(self.id, number, was, None)
-                    return
+                    self._changed = ChangedWorkflowError(self.id, number, was, None, raised)
+                    break
+        return self._changed is not None
 
     async def park(self, reason: str, *, is_given_up: bool = False) -> Finished | None:
         """Let the run wait for other code; if it was cancelled while it did so before, or
@@ -372,11 +385,6 @@ class Execution:
             return await self._finish(Finished(self.epoch, b"", failure, was_cancelled=True))
         await self._append([Parked(self.epoch, started.version, reason)])
         return None
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether the code does not fit what is decided, so that it must not go on."""
-        return self._changed is not None
 
     @property
     def is_driving(self) -> bool:

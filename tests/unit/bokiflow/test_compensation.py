@@ -17,6 +17,8 @@ from bokiflow import (
     Workflow,
     waiting,
 )
+from bokiflow.fold import Run, State
+from bokiflow.run_log import read_run
 from indilog.testing import MemoryLogs
 from tests.flow_executions import FLOW_LOG as LOG
 from tests.flow_executions import begin, decided, execute, take
@@ -118,6 +120,61 @@ async def test_code_that_does_not_fit_takes_nothing_back(logs: MemoryLogs) -> No
     with pytest.raises(bokiflow.ChangedWorkflowError):
         await execute(log, "trip", lambda wf: trip(wf, "boat"))
     assert undone == []
+
+
+@pytest.mark.asyncio
+async def test_code_that_raises_before_what_is_decided_takes_nothing_back(logs: MemoryLogs) -> None:
+    """Steps that the new code does not come to could not be taken back."""
+    log = logs.log(LOG)
+    await begin(log, "trip")
+    undone: list[str] = []
+
+    async def trip(wf: Workflow, raised: Exception | None = None) -> None:
+        await wf.step(lambda: "car", name="car", compensate=undone.append)
+        if raised is not None:
+            raise raised
+        await wf.step(lambda: "room", name="room", compensate=undone.append)
+        await wf.signal("paid")
+
+    first = asyncio.create_task(execute(log, "trip", trip))
+    await decided(logs, "trip", 2)
+    first.cancel()
+    await asyncio.wait([first])
+    for raised in (NameError("nome"), Cancelled("not paid")):
+        await take(log, "trip", "second")
+        with pytest.raises(bokiflow.ChangedWorkflowError, match=r"step 2 .* ends before") as told:
+            await execute(log, "trip", lambda wf: trip(wf, raised))  # noqa: B023 - it runs now
+        assert f"{type(raised).__name__}: {raised}. Deploy" in str(told.value)
+    assert undone == []
+    status = await read_run(log, "trip", Run())
+    assert status.state is State.PARKED
+
+
+@pytest.mark.asyncio
+async def test_code_that_ends_well_after_something_was_taken_back_does_not_fit(
+    logs: MemoryLogs,
+) -> None:
+    log = logs.log(LOG)
+    await begin(log, "trip")
+
+    async def trip(wf: Workflow, *, fails: bool, has_undo: bool = True) -> None:
+        compensate = (lambda _: None) if has_undo else None
+        await wf.step(lambda: "car", name="car", compensate=hang)
+        await wf.step(lambda: "room", name="room", compensate=compensate)
+        if fails:
+            raise Cancelled("not paid")
+
+    async def hang(_: str) -> None:
+        await asyncio.sleep(60)
+
+    first = asyncio.create_task(execute(log, "trip", lambda wf: trip(wf, fails=True)))
+    await decided(logs, "trip", 3)
+    first.cancel()
+    await asyncio.wait([first])
+    for changed in ({"fails": False}, {"fails": True, "has_undo": False}):
+        await take(log, "trip", "second")
+        with pytest.raises(bokiflow.ChangedWorkflowError, match=r"step 2\.undo was decided"):
+            await execute(log, "trip", lambda wf: trip(wf, **changed))  # noqa: B023 - it runs now
 
 
 @pytest.mark.asyncio
