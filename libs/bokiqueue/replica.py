@@ -18,13 +18,14 @@ from itertools import count
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from cachetools import LRUCache
-
 from bokiqueue.checkpoints import furthest
+from bokiqueue.contents import Contents
 from bokiqueue.errors import QueueError, QueueSettingsError
 from bokiqueue.fold import Fold
 from bokiqueue.records import (
+    Acknowledge,
     Claim,
+    Discard,
     Push,
     Settings,
     Tags,
@@ -44,8 +45,6 @@ CHECKPOINT_EVERY: Final = 1024
 """Records of a shard between two checkpoints."""
 _OUTCOMES_MAX: Final = 4096
 """Outcomes of commands that a shard remembers for whoever appended them."""
-_DATA_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of messages that a queue keeps in memory for their consumers."""
 _CLAIMS_PER_LOOK: Final = 8
 _PAGE: Final = 1000
 
@@ -75,16 +74,18 @@ class Shard:
         """Go on from a checkpoint."""
         self.fold, self.unsaved = fold, 0
 
-    def apply(self, record: Record, on_data: Callable[[SeqNum, bytes], None]) -> None:
-        """Take in a record, unless the fold has seen it."""
+    def apply(self, record: Record, contents: Contents) -> None:
+        """Take in a record, unless the fold has seen it; `contents`: of the queue's messages."""
         if record.seqnum < self.fold.end:
             return
         command = command_decoded(record.data)
         outcome = self.fold.apply(record.seqnum, record.time, command)
         self.unsaved += 1
         if isinstance(command, Push):
-            on_data(record.seqnum, command.data)
+            contents.keep(record.seqnum, command.data)
         elif command is not None:
+            if isinstance(command, Acknowledge | Discard):
+                contents.forget(outcome)
             self._outcomes[record.seqnum] = outcome
             if len(self._outcomes) > _OUTCOMES_MAX:
                 self._outcomes.popitem(last=False)
@@ -138,7 +139,7 @@ class Replica:
         self._turn = 0
         self._claims_since_look = _CLAIMS_PER_LOOK
         self._claims_failed = 0
-        self._data: LRUCache[SeqNum, bytes] = LRUCache(_DATA_BYTES_MAX, getsizeof=len)
+        self._contents = Contents()
 
     # --- opening
 
@@ -240,20 +241,15 @@ class Replica:
                     raise
                 continue
             for record in page:
-                shard.apply(record, self._keep)
+                shard.apply(record, self._contents)
             self.news.due(shard.fold.next_due())
             if not page and (is_in_session or ask_all):
                 shard.seen = until
             ask_all = not page
 
-    def _keep(self, seqnum: SeqNum, data: bytes) -> None:
-        if len(data) <= _DATA_BYTES_MAX:
-            self._data[seqnum] = data
-
     async def data(self, log: Log, seqnum: SeqNum) -> bytes:
         """Return the bytes of an outstanding message."""
-        data: bytes | None = self._data.pop(seqnum, None)
-        if data is not None:
+        if (data := self._contents.take(seqnum)) is not None:
             return data
         record = await log.read(seqnum)
         push = None if record is None else command_decoded(record.data)
@@ -354,7 +350,15 @@ class Replica:
             return  # another process has trimmed it already, below one that is further on
         await log.trim(kept.seqnum, tag=tag)
         await log.trim(kept.needed_from, tag=self.tags.shards[shard.number])
-        await log.trim(min(s.fold.needed_from for s in self.shards), tag=self.tags.pushed)
+        await log.trim(min(map(self._pushed_needed_from, self.shards)), tag=self.tags.pushed)
+
+    def _pushed_needed_from(self, shard: Shard) -> SeqNum:
+        """Return from where on news of a shard are needed. One that nobody uses holds nothing
+        back: all that was pushed below the cursor is heard of.
+        """
+        if len(shard.fold) or shard.fold.dead or shard.stale:
+            return shard.fold.needed_from
+        return max(shard.known, self._cursor)
 
 
 _REPLICAS: Final[WeakKeyDictionary[object, dict[tuple[str, str, int], Replica]]] = (

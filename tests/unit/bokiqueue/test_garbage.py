@@ -9,6 +9,7 @@ import pytest
 
 from bokiqueue import Queue, Replica
 from bokiqueue import replica as replica_module
+from bokiqueue.contents import Contents
 from bokiqueue.replica import CHECKPOINT_EVERY
 from indilog.errors import TrimmedError
 from indilog.ids import UserTag
@@ -58,7 +59,48 @@ async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int |
         assert len(part.fold) == 0
         assert not part.fold.checkpoint().messages
         assert not part._outcomes
-    assert queue.replica._data.currsize == 0
+    assert len(queue.replica._contents) == 0
+
+
+async def test_a_shard_that_nobody_uses_holds_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 20)
+    log = MemoryLog("work")
+    queue = Queue(log, "mail", shards=2)
+    for number in range(200):
+        await queue.push(b"%d" % number, shard_key="ann")
+        async with queue.pop() as message:
+            assert message is not None
+    assert await records_left(log, queue.replica.tags.pushed) <= 50
+
+
+async def test_messages_that_others_consume_leave_memory() -> None:
+    logs = MemoryLogs()
+    mine, other = (
+        Queue(MemoryLog("work", logs=logs), "mail", shards=1, replica=Replica("mail", 1))
+        for _ in range(2)
+    )
+    for _ in range(3):
+        await mine.push(b"x")
+    await mine.stats()
+    assert len(mine.replica._contents) == 3
+    for _ in range(2):
+        async with other.pop() as message:
+            assert message is not None
+    await mine.stats()
+    assert len(mine.replica._contents) == 1
+
+
+async def test_small_messages_take_bounded_memory() -> None:
+    contents = Contents()
+    for number in range(100_000):
+        contents.keep(number, b"")
+    assert len(contents) < 60_000
+    assert contents.take(0) is None
+    assert contents.take(99_999) == b""
+    contents.keep(0, bytes(17 * 1024 * 1024))
+    assert contents.take(0) is None
 
 
 class SlowCheckpoints(MemoryLog):
