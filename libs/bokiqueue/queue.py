@@ -62,12 +62,19 @@ class Delivery:
         self.claim = claim
         self.shard = shard.number
         self._shard = shard
+        self._is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was acknowledged or given back."""
+        return self._is_done
 
     async def acknowledge(self) -> None:
         """Say that it is done; it is never delivered again.
 
         Raises:
             LeaseLostError: the lease has ended before.
+            AppendOutcomeUnknownError: it may have been in time or not, as after `Log.append`.
         """
         await self._tell(Acknowledge(self.claim, (self.seqnum,)))
 
@@ -97,6 +104,7 @@ class Delivery:
                 f"The lease on the message at seqnum {self.seqnum} ended before; "
                 "it is delivered again. Take a longer lease, or extend it in time."
             )
+        self._is_done = not isinstance(command, Extend)
         await queue.replica.save(queue.log, shard)
 
     def __repr__(self) -> str:
@@ -104,7 +112,8 @@ class Delivery:
 
 
 class Popping:
-    """`async with queue.pop() as msg`: acknowledged on leaving the block, given back if it raises.
+    """`async with queue.pop() as msg`: acknowledged on leaving the block, given back if it raises,
+    unless the block has done either itself.
 
     `msg` is None if nothing came in time.
     """
@@ -125,7 +134,7 @@ class Popping:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._delivery is None:
+        if self._delivery is None or self._delivery.is_done:
             return
         if kind is None:
             await self._delivery.acknowledge()
@@ -242,6 +251,10 @@ class Queue:
         """Take the next message; whoever takes it acknowledges it or gives it back.
 
         None is proven: no message whose push had returned before the call was ready.
+
+        Raises:
+            AppendOutcomeUnknownError: a message may have been claimed; it comes again when the
+                lease ends. Take again.
         """
         _check_lease(lease)
         replica, log = self.replica, self.log

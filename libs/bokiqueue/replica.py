@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -36,7 +37,7 @@ from bokiqueue.records import (
     tags_of,
 )
 from bokiqueue.waiting import News
-from indilog.errors import TooLargeError, TrimmedError
+from indilog.errors import AppendOutcomeUnknownError, IndilogError, TrimmedError
 from indilog.event import Event
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
@@ -321,12 +322,25 @@ class Replica:
         return self._claims_failed > before
 
     async def tell(self, log: Log, shard: Shard, command: bytes, *, wakes: bool = False) -> SeqNum:
-        """Append a command and catch up with it; `wakes`: it can make messages ready."""
+        """Append a command and catch up with it; `wakes`: it can make messages ready.
+
+        Raises:
+            AppendOutcomeUnknownError: as `Log.append`; or it was appended, and what it came to
+                cannot be read now.
+        """
         tags = [self.tags.shards[shard.number]]
         if wakes:
             tags.append(self.tags.pushed)
         seqnum = await log.append(command, tags=tags)
-        await self.catch_up(log, shard, seqnum + 1, is_in_session=True)
+        try:
+            await self.catch_up(log, shard, seqnum + 1, is_in_session=True)
+        except IndilogError as error:
+            if error.retryable:  # which would say that nothing was done
+                raise AppendOutcomeUnknownError(
+                    f"The command at seqnum {seqnum} is in the log, and its outcome cannot be "
+                    "read now; the message may come again."
+                ) from error
+            raise
         return seqnum
 
     # --- checkpoints
@@ -335,16 +349,17 @@ class Replica:
         """After many records, write a checkpoint and trim what nobody needs any more.
 
         Processes that do it at the same time do no harm: each checkpoint is true, and what is
-        trimmed is decided by the one that is furthest on, which stays.
+        trimmed is decided by the one that is furthest on, which stays. It raises nothing of the
+        log: what was asked for has taken effect, and the next checkpoint makes up for this one.
         """
-        if shard.unsaved < CHECKPOINT_EVERY:
-            return
-        shard.unsaved = 0
+        if shard.unsaved >= CHECKPOINT_EVERY:
+            shard.unsaved = 0
+            with suppress(IndilogError):
+                await self._save(log, shard)
+
+    async def _save(self, log: Log, shard: Shard) -> None:
         tag = self.tags.checkpoints[shard.number]
-        try:
-            await log.append(encoded(shard.fold.checkpoint()), tags=[tag])
-        except TooLargeError:
-            return  # too many are outstanding; once there are fewer, it fits
+        await log.append(encoded(shard.fold.checkpoint()), tags=[tag])
         kept = await furthest(log, tag)
         if kept is None:
             return  # another process has trimmed it already, below one that is further on

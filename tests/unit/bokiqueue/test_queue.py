@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,7 +11,12 @@ import pytest
 from bokiqueue import LeaseLostError, Queue, QueueSettingsError, QueueVersionError, Replica
 from bokiqueue import queue as queue_module
 from bokiqueue import replica as replica_module
-from indilog.errors import TrimmedError
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    NotReadyError,
+    QuorumUnavailableError,
+    TrimmedError,
+)
 from indilog.ids import UserTag
 from indilog.log import Log, Record
 from indilog.testing import MemoryLog, MemoryLogs
@@ -90,6 +96,31 @@ async def test_leaving_the_block_acknowledges(log: MemoryLog, clock: Clock) -> N
     clock.now += 1000
     async with elsewhere(log, shards=4).pop() as message:
         assert message is None
+
+
+async def test_a_block_may_acknowledge_or_give_back_itself(log: MemoryLog) -> None:
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    async with queue.pop() as message:
+        assert message is not None
+        await message.extend(60)
+        await message.give_back()
+    async with queue.pop() as message:
+        assert message is not None
+        assert message.tries == 2
+        await message.extend(60)
+        await message.acknowledge()
+        assert message.is_done
+    assert (await queue.stats()).depth == 0
+
+
+async def test_an_extended_message_is_still_acknowledged_on_leaving(log: MemoryLog) -> None:
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    async with queue.pop() as message:
+        assert message is not None
+        await message.extend(60)
+    assert (await queue.stats()).depth == 0
 
 
 async def test_a_block_that_raises_gives_the_message_back(log: MemoryLog) -> None:
@@ -327,6 +358,61 @@ async def test_news_of_another_session_are_not_taken_for_absent(log: MemoryLog) 
     shard = queue.replica.shards[0]
     await queue.replica.catch_up(behind.log, shard, shard.news)
     assert len(shard.fold) == 1
+
+
+class Failing(MemoryLog):
+    """A log whose calls of one kind fail when the test says so."""
+
+    what = ""
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
+        tags = list(tags)
+        if self.what == "checkpoint" and "checkpoint" in str(tags):
+            raise AppendOutcomeUnknownError("perhaps")
+        return await super().append(data, tags=tags)
+
+    async def trim(self, until: int, *, tag: UserTag | None = None) -> None:
+        if self.what == "trim":
+            raise QuorumUnavailableError("not now")
+        await super().trim(until, tag=tag)
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: int = 0,
+        **options: Any,  # noqa: ANN401 - as the log's
+    ) -> list[Record]:
+        if self.what == "read":
+            raise NotReadyError("not now")
+        return await super().read_range(tag, bound, **options)
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "trim"])
+async def test_an_acknowledgement_that_took_effect_returns_whatever_fails_behind_it(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 1)
+    log = Failing("work")
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    log.what = what
+    assert await taken(queue) == b"x"
+    log.what = ""
+    assert (await queue.stats()).depth == 0
+
+
+async def test_a_read_that_fails_behind_an_append_does_not_say_that_nothing_was_done() -> None:
+    log = Failing("work")
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    held = await queue.take()
+    assert held is not None
+    log.what = "read"
+    with pytest.raises(AppendOutcomeUnknownError, match="outcome cannot be read") as caught:
+        await held.acknowledge()
+    assert isinstance(caught.value.__cause__, NotReadyError)
+    log.what = ""
+    assert (await queue.stats()).depth == 0
 
 
 class SlowReads(MemoryLog):
