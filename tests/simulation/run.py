@@ -12,6 +12,7 @@ from tests.simulation import arrangement, checkers, faults
 from tests.simulation.aftermath import Aftermath
 from tests.simulation.history import Operation, Violation
 from tests.simulation.metalog_notes import MetalogNotes
+from tests.simulation.sequencer_faults import SequencerLosses
 from tests.simulation.workload import Workload
 
 OPERATIONS: Final = 250
@@ -93,6 +94,7 @@ class Run:
             workload.attach(process)
         chaos = faults.Chaos(cluster, kinds, mean_s)
         self.report.faults = chaos.injected
+        losses = None if self._quiet else SequencerLosses(cluster, chaos.injected)
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
         while workload.goes_on() and world.now_s < end_s:
@@ -102,6 +104,8 @@ class Run:
             self._metalog.note(cluster)
             workload.move_homeless(moving)
         workload.stopped = True
+        if losses is not None:
+            losses.end()
         chaos.end()
         aftermath = Aftermath(cluster, workload, self._metalog, self.report.violations)
         evidence = aftermath.gathered()

@@ -67,6 +67,9 @@ class SimulatedProcess:
         self.on_up: Callable[[SimulatedProcess], None] = lambda _: None
         self.lives = 0
         self.replaced = False
+        self._had_journal = False
+        self._lost = False
+        """Whether the journal was empty at the last start, and had been there before."""
         self._transport: SimulatedTransport | None = None
 
     @property
@@ -136,8 +139,16 @@ class SimulatedProcess:
             on_fatal=self._on_fatal,
         )
         shell.clock = WorldClock(cluster.world)
-        shell.start()
+        shell.start(journal_lost=self._journal_lost(journal))
         return shell
+
+    def _journal_lost(self, journal: Journal) -> bool:
+        """What the metadata store tells of a journal (`indilog.runtime.data_directory`)."""
+        self._lost = self._had_journal and (
+            journal.created or (self._lost and journal.holds_nothing())
+        )
+        self._had_journal = True
+        return self._lost
 
     def _refused(self, error: BaseException) -> None:
         self.cluster.world.tell(f"{self.name} does not start: {type(error).__name__}")
