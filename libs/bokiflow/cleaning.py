@@ -55,12 +55,13 @@ class Cleaner:
         for run_id in list(self._kept):
             forgotten += await self._look(log, run_id, before)
         while page := await self._page(log):
-            old = [record for record in page if record.time <= before]
-            for record in old:
+            # Clocks differ: what stands before something old may look young, and is looked at, too.
+            old = max((n for n, r in enumerate(page, 1) if r.time <= before), default=0)
+            for record in page[:old]:
                 if isinstance(run_record(record.data), Started):
                     forgotten += await self._on_start(log, record, before)
-            self._cursor = max(self._cursor, *(record.seqnum + 1 for record in old), 0)
-            if len(old) < len(page):
+                self._cursor = record.seqnum + 1
+            if old < len(page):
                 break
         floor = min((*self._kept.values(), self._cursor))
         if floor > self._floor:

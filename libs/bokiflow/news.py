@@ -15,6 +15,7 @@ from bokiflow import waiting
 from bokiflow.execution import Execution, Outcome
 from bokiflow.records import Decided, run_tag
 from bokiflow.run_log import readable
+from indilog.ids import SeqNum
 
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0
@@ -59,6 +60,7 @@ async def waited_for(
     try:
         has_looked = False
         while True:
+            end = execution.run.end  # another branch may read further while this one looks
             if (value := await found()) is not None:
                 return value
             if wakes and execution.is_cancel_asked:
@@ -66,17 +68,17 @@ async def waited_for(
             left_s = ends - waiting.seconds_now()
             if left_s <= 0 and has_looked:
                 return None
-            await _news(execution, max(0.0, min(left_s, WAIT_S_MAX)))
+            await _news(execution, end, max(0.0, min(left_s, WAIT_S_MAX)))
             has_looked = True
     finally:
         rests(-1)
 
 
-async def _news(execution: Execution, wait_s: float) -> None:
-    """Return when the run has a record that was not read yet, or after `wait_s`; read it."""
+async def _news(execution: Execution, end: SeqNum, wait_s: float) -> None:
+    """Return when the run has a record at `end` or later, or after `wait_s`; read all."""
 
     async def look() -> None:
-        await execution.log.read_next(run_tag(execution.id), execution.run.end, wait=wait_s)
+        await execution.log.read_next(run_tag(execution.id), end, wait=wait_s)
         await execution.catch_up()
 
     await readable(look)

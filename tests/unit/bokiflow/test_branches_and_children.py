@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import timedelta
 
 import pytest
@@ -15,11 +16,14 @@ from bokiflow import (
     StepFailedError,
     Workflow,
 )
-from bokiflow.fold import State
-from bokiflow.records import run_tag
+from bokiflow.execution import Execution
+from bokiflow.fold import Run, State
+from bokiflow.news import waited_for
+from bokiflow.records import ChildEnded, encoded, run_tag
+from bokiflow.run_log import read_run
 from indilog.testing import MemoryLogs
 from tests.flow_executions import FLOW_LOG as LOG
-from tests.flow_executions import begin, decided, execute, take
+from tests.flow_executions import NeverSure, begin, decided, execute, take
 
 
 @pytest.mark.asyncio
@@ -108,6 +112,27 @@ async def test_a_cancellation_reaches_every_branch_once(flow: Flow, logs: Memory
         await handle.result(10)
     assert sorted(told[:2]) == ["a", "b"]
     assert told[2:] == ["main"]
+
+
+@pytest.mark.asyncio
+async def test_what_another_branch_reads_meanwhile_wakes_who_waits(logs: MemoryLogs) -> None:
+    """While a branch looks whether its child has ended, another one may read that it has."""
+    log = logs.log(LOG)
+    await begin(log, "r")
+    execution = Execution(log, "r", await read_run(log, "r", Run()), NeverSure())
+    looks = 0
+
+    async def found() -> str | None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            return "ended"
+        await log.append(encoded(ChildEnded("r/1")), tags=[run_tag("r")])
+        await execution.catch_up()  # as for another branch
+        return None
+
+    waiting = waited_for(execution, math.inf, found)
+    assert await asyncio.wait_for(waiting, 5) == "ended"
 
 
 @pytest.mark.asyncio

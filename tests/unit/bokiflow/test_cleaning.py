@@ -111,6 +111,19 @@ async def test_an_id_that_is_forgotten_can_be_used_again(shop: Shop) -> None:
     assert await Cleaner(RETENTION_S).clean(shop.log, shop.now) == 0, "of the new one nothing goes"
 
 
+async def test_a_start_whose_writers_clock_is_ahead_is_forgotten_in_its_time(shop: Shop) -> None:
+    shop.now += 10 * RETENTION_S
+    await shop.ended("ahead")
+    shop.now -= 10 * RETENTION_S
+    await shop.ended("right")
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 1
+    assert await shop.listed() == ["ahead"], "and it holds up no other one"
+    shop.now += 10 * RETENTION_S
+    assert await shop.clean() == 1
+    assert await shop.listed() == []
+
+
 async def test_a_retention_is_a_time(shop: Shop) -> None:
     with pytest.raises(FlowSettingsError, match="retention"):
         Flow("shop", retention=-1)
