@@ -37,9 +37,7 @@ class Body:
         hint = hints.get("return", Any)
         self._is_any = hint is Any
         self._type = ResultType(f"Step {self.name!r}", hint)
-        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(call)) or isinstance(
-            call, partial
-        )
+        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(call))  # also of a partial
         self.takes_context = _takes_context(call, hints)
 
     def of(self, call: Callable[..., Any]) -> Body:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from bokiflow import waiting
@@ -18,6 +19,13 @@ _ValueT = TypeVar("_ValueT")
 BRANCHES_MAX: Final = 10_000
 AT_ONCE: Final = 64
 """Branches of one `gather` that run at once, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a branch raised; one may also return an error."""
+
+    error: Exception
 
 
 async def gather(
@@ -33,9 +41,15 @@ async def gather(
 
     Raises:
         Exception: what the first of them raised that failed; a cancellation before all else.
+        FlowSettingsError: too many branches, or none of them at once.
     """
-    if len(branches) > BRANCHES_MAX:
-        raise FlowSettingsError(f"gather takes {BRANCHES_MAX:,} branches at most.")
+    if len(branches) > BRANCHES_MAX or at_once < 1:
+        for branch in branches:
+            branch.close()  # else Python warns that nobody awaited it
+        raise FlowSettingsError(
+            f"gather takes {BRANCHES_MAX:,} branches at most, and at_once is 1 or more, "
+            f"not {len(branches):,} and {at_once}."
+        )
     parent = execution.branch
     contexts = []
     for place in range(1, len(branches) + 1):
@@ -46,26 +60,26 @@ async def gather(
         ended = await _at_once(branches, contexts, at_once)
     else:
         ended = [await _one(branch, c) for branch, c in zip(branches, contexts, strict=True)]
-    errors = [value for value in ended if isinstance(value, Exception)]
+    errors = [value.error for value in ended if isinstance(value, _Raised)]
     for error in errors:
         if isinstance(error, Cancelled):
             raise error
     for error in errors:
         raise error
-    return [value for value in ended if not isinstance(value, Exception)]
+    return [value for value in ended if not isinstance(value, _Raised)]
 
 
 async def _at_once(
     branches: Sequence[Coroutine[Any, Any, _ValueT]], contexts: Sequence[Context], at_once: int
-) -> list[_ValueT | Exception]:
+) -> list[_ValueT | _Raised]:
     slots = asyncio.Semaphore(at_once)
 
-    async def in_turn(branch: Coroutine[Any, Any, _ValueT]) -> _ValueT | Exception:
+    async def in_turn(branch: Coroutine[Any, Any, _ValueT]) -> _ValueT | _Raised:
         async with slots:
             try:
                 return await branch
             except Exception as error:  # noqa: BLE001 - the branch's outcome
-                return error
+                return _Raised(error)
 
     tasks = [
         asyncio.create_task(in_turn(branch), context=context)
@@ -81,12 +95,12 @@ async def _at_once(
             branch.close()
 
 
-async def _one(branch: Coroutine[Any, Any, _ValueT], context: Context) -> _ValueT | Exception:
+async def _one(branch: Coroutine[Any, Any, _ValueT], context: Context) -> _ValueT | _Raised:
     """Run a branch where no event loop runs several at once."""
     before = BRANCH.set(context[BRANCH])
     try:
         return await branch
     except Exception as error:  # noqa: BLE001 - the branch's outcome
-        return error
+        return _Raised(error)
     finally:
         BRANCH.reset(before)

@@ -115,6 +115,29 @@ async def test_a_cancellation_reaches_every_branch_once(flow: Flow, logs: Memory
 
 
 @pytest.mark.asyncio
+async def test_a_branch_may_return_an_error(flow: Flow) -> None:
+    async def returns(wf: Workflow) -> Exception:
+        return ValueError("no failure")
+
+    @flow.workflow
+    async def fan(wf: Workflow) -> list[str]:
+        return [str(error) for error in await wf.gather(returns(wf), returns(wf))]
+
+    assert await (await fan.start()).result(10) == ["no failure", "no failure"]
+
+
+@pytest.mark.parametrize("at_once", [0, -1])
+@pytest.mark.asyncio
+async def test_at_least_one_branch_runs_at_once(flow: Flow, at_once: int) -> None:
+    @flow.workflow
+    async def fan(wf: Workflow) -> list[int]:
+        return await wf.gather(wf.step(lambda: 1, name="one"), at_once=at_once)
+
+    with pytest.raises(RunFailedError, match="at_once is 1 or more, not 1 and"):
+        await (await fan.start()).result(5)
+
+
+@pytest.mark.asyncio
 async def test_what_another_branch_reads_meanwhile_wakes_who_waits(logs: MemoryLogs) -> None:
     """While a branch looks whether its child has ended, another one may read that it has."""
     log = logs.log(LOG)
