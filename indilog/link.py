@@ -21,19 +21,27 @@ import structlog
 from indilog.calls import (
     Answer,
     Cancel,
-    Failed,
     Greeting,
     LinkLostError,
     LinkMessage,
     Question,
+    RecordsFound,
+    Returned,
     failed,
 )
 from indilog.config import KIB, MIB
-from indilog.errors import IndilogError, MalformedFrameError, OverloadedError, TooLargeError
+from indilog.errors import (
+    CallOutcomeUnknownError,
+    IndilogError,
+    MalformedFrameError,
+    OverloadedError,
+    TooLargeError,
+)
 from indilog.frames import Frame, FrameReader, frame_written
 
 QUEUE_BYTES_MAX: Final = 64 * MIB
-"""Bytes that wait for a peer that does not read; beyond it questions and answers are refused."""
+"""Bytes that wait for a peer that does not read; beyond it questions and large answers are
+refused."""
 
 SOCKET_MESSAGE_BYTES: Final = 128 * KIB
 """Bytes in one message of a WebSocket; below every `message_bytes_max`, beyond which the other end
@@ -156,13 +164,13 @@ class Link:
     def answer(self, call: int, answer: Answer) -> None:
         """Answer the question `call` of the other end.
 
-        An answer larger than a message may be, or beyond what may wait for the peer, is replaced
-        by a `Failed` that says so.
+        An answer larger than a message may be, and records or a result beyond what may wait for the
+        peer, are replaced by a `Failed` that says so: of a function that it ran.
         """
         if self._lost:
             return
-        if self._waiting_bytes() > QUEUE_BYTES_MAX and not isinstance(answer, Failed):
-            answer = failed(OverloadedError("You do not read the answers that you asked for."))
+        if self._waiting_bytes() > QUEUE_BYTES_MAX:
+            answer = _unless_large(answer)
         try:
             self._send(call, answer)
         except TooLargeError as error:
@@ -253,6 +261,20 @@ class Link:
 
     def _waiting_bytes(self) -> int:
         return len(self._out) + self._queued_bytes()
+
+
+def _unless_large(answer: Answer) -> Answer:
+    """Return what is as small as the failure in its place would be, or that."""
+    if isinstance(answer, RecordsFound):
+        return failed(OverloadedError("You do not read the answers that you asked for."))
+    if isinstance(answer, Returned):
+        return failed(
+            CallOutcomeUnknownError(
+                "The function ran, but its result was dropped: you do not read your answers."
+            ),
+            answer.position,
+        )
+    return answer
 
 
 def socket_messages(data: bytearray) -> Iterator[bytes]:

@@ -83,7 +83,7 @@ class InvokeEndpoint:
             return
         call = self._host.call(name, arguments, position=position)
         try:
-            outcome = await call.outcome
+            outcome = await asyncio.shield(call.outcome)
         except asyncio.CancelledError:
             await _send_problem(send, self._cut_off(call))
             return

@@ -3,7 +3,9 @@ gives up, when it writes a checkpoint. `now` (seconds since 1970) in, actions ou
 
 Whoever accepted an invocation, or freed it, comes first to run it; another node claims it a lease
 later. An executor that runs something says so three times a lease; one that was silent for a lease
-is given up, and what it ran is due again. A node that has restarted gives up its own earlier
+is given up, and what it ran is due again. It may be that nobody could say anything, because the log
+took no records: so whoever is about to give up another one first says something itself, and when
+that is recorded leaves the other one a beat. A node that has restarted gives up its own earlier
 executors at once: it knows that they are dead.
 """
 
@@ -62,8 +64,14 @@ Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 
 
 class _Heard(NamedTuple):
+    """The last record of an executor, and when it was seen.
+
+    `proven_at`: when the log, the executor having been silent for a while, took a record of ours.
+    """
+
     last: SeqNum
     at: float
+    proven_at: float | None = None
 
 
 class Executor:
@@ -116,7 +124,7 @@ class Executor:
 
     def deadline(self) -> float | None:
         """Return when to ask for actions again, if nothing is recorded before."""
-        times = [heard.at + self._lease_s for heard in self._heard.values()]
+        times = [self._next_look(heard) for name, heard in self._heard.items() if name != self.name]
         if (own := self._heard.get(self.name)) is not None:
             times.append(own.at + self._lease_s / _BEATS_PER_LEASE)
         if self._room() and (next_ := self._fold.next_free(self.node, self._lease_s)) is not None:
@@ -125,7 +133,20 @@ class Executor:
             times.append(due)
         return min(times, default=None)
 
+    def recorded(self, now: float) -> None:
+        """What was to be appended was, and is read: whoever has been silent could have spoken."""
+        for name, heard in self._heard.items():
+            if heard.proven_at is None and now >= self._next_look(heard):
+                self._heard[name] = heard._replace(proven_at=now)
+
     # --- inside
+
+    def _next_look(self, heard: _Heard) -> float:
+        """Return when to make sure that the log takes records, or to give an executor up."""
+        beat_s = self._lease_s / _BEATS_PER_LEASE
+        if heard.proven_at is None:
+            return heard.at + self._lease_s - beat_s
+        return max(heard.at + self._lease_s, heard.proven_at + beat_s)
 
     def _begin_and_abandon(self) -> list[Action]:
         running = self._fold.executors.get(self.name)
@@ -143,9 +164,11 @@ class Executor:
                 heard = self._heard[executor] = _Heard(running.last, now)
             if executor == self.name:
                 continue
-            is_before_us = node_of(executor) == self.node
-            if is_before_us or now >= heard.at + self._lease_s:
+            is_due = now >= self._next_look(heard)
+            if node_of(executor) == self.node or (is_due and heard.proven_at is not None):
                 yield Append(GivenUp(executor, running.last, self.name), (EXECUTORS_TAG,))
+            elif is_due:
+                yield Append(Alive(self.name), (EXECUTORS_TAG,))
 
     def _room(self) -> int:
         own = self._fold.executors.get(self.name)

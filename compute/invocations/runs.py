@@ -165,7 +165,7 @@ class Runs:
             invocation=accepted.id,
         )
         try:
-            return await call.outcome
+            return await asyncio.shield(call.outcome)  # being cancelled is no outcome of the call
         except asyncio.CancelledError:
             self._stop(call)
             raise

@@ -421,6 +421,7 @@ class InvocationService:
         if entries:
             last = (await self._log.append_batch(entries))[-1]
             await self._arrivals.seqnum(last, self._fold.end)
+            self._executor.recorded(time.time())
         if WriteCheckpoint() in actions:  # last: one that fails holds up nothing
             await self._checkpoints.write()
         return bool(entries)

@@ -268,7 +268,7 @@ class CallRouter:
     def _again(self, call: Call) -> None:
         """Run a call that was given to a worker and certainly never begun there."""
         if call.outcome.done():  # its time was over meanwhile
-            self._over(call, call.outcome.result())
+            self._ended(call)
             return
         if self._stopping:
             self._over(call, failed(_stopped(call)))
@@ -340,10 +340,13 @@ class CallRouter:
 
     def _over(self, call: Call, outcome: Returned | Failed) -> None:
         """The call takes no room any more; tell its caller, who may have been told before."""
-        if call.timer is not None:
-            call.timer.cancel()
         if not call.outcome.done():
             call.outcome.set_result(outcome)
+        self._ended(call)
+
+    def _ended(self, call: Call) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
         self._forget(call.deployed)
 
     def _forget(self, deployed: Deployed) -> None:

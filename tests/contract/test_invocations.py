@@ -49,6 +49,7 @@ class Node:
         self.outcomes = list(outcomes)
         self.begun: Counter[str] = Counter()
         self.stopped: list[str] = []
+        self.calls: list[Call] = []
         self.begins = asyncio.Event()
 
     def start(
@@ -59,7 +60,9 @@ class Node:
         outcome: asyncio.Future[Returned | Failed] = asyncio.get_running_loop().create_future()
         if self.outcomes:
             outcome.set_result(self.outcomes.pop(0))
-        return SimpleNamespace(outcome=outcome, invocation=invocation)  # type: ignore[return-value]
+        call: Any = SimpleNamespace(outcome=outcome, invocation=invocation)
+        self.calls.append(call)
+        return call  # type: ignore[no-any-return]
 
     def stop(self, call: Call) -> None:
         self.stopped.append(call.invocation)
@@ -235,7 +238,9 @@ async def test_what_runs_when_the_platform_stops_is_stopped_and_runs_again() -> 
     async with running(logs, node) as service:
         id_ = await service.accept("app.f", b"{}")
         await node.begins.wait()
+        assert [call.outcome.cancelled() for call in node.calls] == [False]
     assert node.stopped == [id_]
+    assert [call.outcome.cancelled() for call in node.calls] == [False], "that is the router's"
     async with running(logs, again) as later:
         assert await later.outcome(id_) == Returned(0, b"1")
 

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from indilog.calls import (
+    Accepted,
     Answer,
+    Appended,
     Cancel,
     Done,
     Failed,
@@ -17,6 +19,7 @@ from indilog.calls import (
     Question,
     RecordsFound,
     RecordValue,
+    Returned,
     TailFound,
 )
 from indilog.errors import OverloadedError, TooLargeError
@@ -179,6 +182,35 @@ async def test_a_peer_that_does_not_read_its_answers_gets_failures_instead() -> 
     link.answer(1, RecordsFound(1, (RecordValue(1, b"l", b"x" * 3000, 0.0, None),)))
     await asyncio.sleep(0)
     assert len(writes[0]) < 200
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (Returned(7, b"1"), "CallOutcomeUnknownError"),
+        (RecordsFound(7, ()), "OverloadedError"),
+        (Appended(7, (3,)), None),
+        (Accepted("i"), None),
+    ],
+)
+async def test_nobody_is_told_that_nothing_was_done_of_what_was_done(
+    answer: Answer, told: str | None
+) -> None:
+    """What did something is answered: a failure would be no smaller, and a caller repeats it."""
+    answers: list[Answer] = []
+    ours, theirs = link_pair(lambda link, call, _: link.answer(call, answer))
+    theirs.connected(
+        lambda data: ours.received(bytes(data)), ours.lost, lambda: QUEUE_BYTES_MAX + 1
+    )
+    ours.post(QUESTION, answers.append)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    [got] = answers
+    if told is None:
+        assert got == answer
+    else:
+        assert isinstance(got, Failed)
+        assert got.kind == told
 
 
 async def test_a_refusal_of_the_server_is_the_answer() -> None:

@@ -68,7 +68,9 @@ class Nodes:
         actions = executor.actions(now)
         executor.begun.update(begun(actions))
         executor.begun.difference_update(a.id for a in actions if isinstance(a, Abandon))
-        self.record(now, *events(actions))
+        if said := events(actions):
+            self.record(now, *said)
+            executor.recorded(now)
         return actions
 
 
@@ -133,12 +135,35 @@ def test_who_is_silent_for_a_lease_is_given_up_and_the_work_goes_on_elsewhere() 
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
     assert events(nodes.turn(nodes.b, 1.0)) == []
-    assert nodes.b.deadline() == 1.0 + LEASE_S, "from when it was first seen"
+    assert nodes.b.deadline() == 5.0, "from when it was first seen"
+    assert events(nodes.turn(nodes.b, 4.9)) == []
+    assert events(nodes.turn(nodes.b, 5.0)) == [Alive(B)], "the log takes records"
+    assert nodes.b.deadline() == 1.0 + LEASE_S
+    assert events(nodes.turn(nodes.b, 6.9)) == []
     [given_up] = events(nodes.turn(nodes.b, 7.0))
     assert given_up == GivenUp(A, 0, B)
     assert events(nodes.turn(nodes.b, 7.9)) == [], "after a pause"
     assert events(nodes.turn(nodes.b, 8.0)) == [Claimed(B, ("i",))]
     assert begun(nodes.turn(nodes.b, 8.0)) == ["i"]
+
+
+def test_nobody_is_given_up_for_an_outage_of_the_log() -> None:
+    """Who runs something could not say so, and has a beat to do it when records are taken again."""
+    nodes = Nodes()
+    nodes.accept(0.0, "i")
+    nodes.turn(nodes.a, 0.0)
+    nodes.turn(nodes.b, 0.0)
+    for now in range(1, 100):
+        for executor in (nodes.a, nodes.b):
+            executor.actions(float(now))  # nothing of it is recorded
+    assert events(nodes.turn(nodes.b, 100.0)) == [Alive(B)]
+    assert events(nodes.turn(nodes.b, 101.0)) == []
+    assert events(nodes.turn(nodes.a, 101.5)) == [Alive(A)]
+    assert events(nodes.turn(nodes.b, 102.0)) == []
+    assert nodes.b.deadline() == 106.0
+    nodes.turn(nodes.b, 106.0)
+    assert events(nodes.turn(nodes.b, 107.9)) == []
+    assert events(nodes.turn(nodes.b, 108.0)) == [GivenUp(A, 2, B)], "it is silent after all"
 
 
 def test_who_speaks_is_not_given_up() -> None:
@@ -153,8 +178,8 @@ def test_an_executor_that_was_given_up_stops_and_goes_on_under_another_name() ->
     nodes = Nodes()
     nodes.accept(0.0, "i")
     nodes.turn(nodes.a, 0.0)
-    nodes.turn(nodes.b, 0.0)
-    nodes.turn(nodes.b, LEASE_S)
+    for now in (0.0, 4.0, LEASE_S):
+        nodes.turn(nodes.b, now)
     assert nodes.fold.is_given_up(A)
     assert nodes.a.renamed("node-a#2") == [Abandon("i")]
     assert begun(nodes.turn(nodes.a, 6.5)) == []

@@ -223,6 +223,27 @@ async def test_a_call_that_a_dead_worker_had_not_begun_runs_elsewhere() -> None:
     assert (router.running, router.moved, app.running) == (0, 1, 0)
 
 
+@pytest.mark.parametrize("how", ["dies", "is blocked"])
+async def test_a_call_that_nobody_waits_for_does_not_hold_up_those_beside_it(how: str) -> None:
+    router, app = (
+        router_of(worker_silent_s=0.01, worker_calls_max=9, calls_pending_max=99),
+        deployed(),
+    )
+    lost = Worker(router, is_blocked=True)
+    calls = [submitted(router, app) for _ in range(3)]
+    await lost.until_asked(3)
+    for call in (calls[0], calls[2]):
+        call.outcome.cancel()
+        router.cancel(call)
+    other = Worker(router)
+    if how == "dies":
+        lost.die()
+    [(number, _)] = await other.until_asked(1)
+    other.link.answer(number, Returned(0, b"1"))
+    assert await calls[1].outcome == Returned(0, b"1")
+    assert (router.running, app.running) == (0, 0)
+
+
 async def test_a_nested_call_that_was_not_begun_and_finds_no_worker_did_nothing() -> None:
     router, app = router_of(), deployed()
     dying = Worker(router, is_blocked=True)
