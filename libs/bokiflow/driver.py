@@ -21,8 +21,8 @@ import structlog
 from bokiflow import waiting
 from bokiflow.cleaning import Cleaner
 from bokiflow.departed import Remains, left_by, stream
-from bokiflow.execution import Execution
 from bokiflow.fold import Run
+from bokiflow.presence import BEATS
 from bokiflow.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
@@ -35,14 +35,13 @@ from bokiflow.records import (
     run_tag,
 )
 from bokiflow.run_log import Stopped, appended, read_run
-from bokiflow.runner import BEATS, Runner
+from bokiflow.runner import Runner
 from bokiflow.suspects import (
     CRASHES_PARKED,
     Suspects,
     crashes_of,
     is_suspect,
     pause_s,
-    sentence,
 )
 from bokiflow.workflow import Logs
 from indilog.errors import IndilogError, TrimmedError
@@ -74,6 +73,7 @@ class Driver:
         on_cancel = self._runner.on_cancel
         try:
             await self._until_done(lambda: self._runner.look(log))
+            self._runner.on_suspect.append(self._retry_at)
             on_cancel.append(self._on_cancel)  # all before is known of the runs that are parked
             await self._until_done(lambda: self._resume_parked(log, logs))
             while True:
@@ -81,6 +81,8 @@ class Driver:
         finally:
             cleaning.cancel()
             await self._suspects.stop()
+            if self._retry_at in self._runner.on_suspect:
+                self._runner.on_suspect.remove(self._retry_at)
             on_cancel[:] = [told for told in on_cancel if told != self._on_cancel]
             await self._runner.stop(log)
 
@@ -268,37 +270,17 @@ class Driver:
 
     async def _take_run(self, log: Log, logs: Logs, id_: str, run: Run) -> None:
         """Take a run that goes on over, unless another epoch began since it was read."""
-        assert run.started is not None, "only what began is taken over"
         runner, before, was_parked = self._runner, run.executor, run.parked is not None
         crashes = crashes_of(run, runner.executors)
-        lease = runner.living()
-        taken = Taken(run.epoch + 1, lease.name, crashes)
-        tags = (run_tag(id_), executor_tag(lease.name), executor_tag(before))
-        seqnum = await runner.append_given(log, logs, lease, id_, [Entry(encoded(taken), tags)])
-        await read_run(log, id_, run, seqnum)
-        if (run.executor, run.epoch) != (lease.name, taken.epoch) or run.finished is not None:
-            return
-        definition = runner.definitions.get(run.started.workflow)
-        if definition is None:
-            reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
-            await Execution(log, id_, run, lease).park(reason)
-        elif crashes >= CRASHES_PARKED and not was_parked:
-            await self._park_suspect(Execution(log, id_, run, lease), crashes)
-        else:
-            runner.execute(logs, definition, id_, run, lease)
-
-    async def _park_suspect(self, execution: Execution, crashes: int) -> None:
-        """Let a run wait that ended its executors; end it if it did so although it was cancelled.
-
-        A cancelled one had its chance to take back what it did once it was cancelled, alone.
-        """
-        run = execution.run
-        structlog.get_logger().warning("run parked", run=execution.id, crashes=crashes)
-        is_given_up = run.cancel_asked and crashes > CRASHES_PARKED
-        await execution.park(sentence(crashes), is_given_up=is_given_up)
-        if not is_given_up:
-            wait_s = 0.0 if run.cancel_asked else pause_s(crashes)
-            self._retry_at(execution.id, waiting.seconds_now() + wait_s)
+        async with runner.given(logs, id_) as lease:
+            if id_ in runner.running:
+                return
+            taken = Taken(run.epoch + 1, lease.name, crashes)
+            tags = (run_tag(id_), executor_tag(lease.name), executor_tag(before))
+            seqnum = await runner.append_alive(log, lease, [Entry(encoded(taken), tags)])
+            await read_run(log, id_, run, seqnum)
+            if (run.executor, run.epoch) == (lease.name, taken.epoch) and run.finished is None:
+                await runner.take_on(logs, log, id_, run, lease, was_parked=was_parked)
 
     # --- those that wait for other code
 

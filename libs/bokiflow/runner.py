@@ -1,16 +1,16 @@
-"""Executes the runs of one process, and shows that it lives while it does.
+"""Executes the runs of one process.
 
-A process has a name and a lease on all its runs together: one record each quarter of the lease,
-and none while it executes nothing. While less than half of the lease is over, nobody else can have
-taken a run (unless clocks of compute nodes differ by the other half), so steps cost an append and
-no read; otherwise each append is followed by a look whether it counts.
+What gives a run to this process is registered before it is appended, and until the run is executed,
+parked or found to be another's: so a run that is durable is executed, whatever fails on the way
+(`bokiflow.unclear`). An execution that was broken off is followed by one in a new epoch, so that
+nothing counts that it still has on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -19,32 +19,27 @@ import structlog
 from bokiflow import waiting
 from bokiflow.compensation import compensated
 from bokiflow.definition import Definition, check_same_run
-from bokiflow.departed import left_by
-from bokiflow.errors import ChangedWorkflowError, FlowSettingsError
+from bokiflow.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
 from bokiflow.execution import Execution
-from bokiflow.executors import Executors
 from bokiflow.fold import Run
 from bokiflow.lease import Lease
 from bokiflow.news import RESTS
+from bokiflow.presence import Presence
 from bokiflow.records import (
-    EXECUTORS_TAG,
     RUNS_TAG,
-    Alive,
-    CancelAsked,
     Decided,
     Finished,
-    Left,
     Origin,
     Started,
+    Taken,
     encoded,
-    executor_record,
     executor_tag,
-    run_in,
-    run_record,
     run_tag,
 )
-from bokiflow.run_log import Stopped, appended, patiently, read_run
+from bokiflow.run_log import Stopped, is_passing, read_run
 from bokiflow.running import Running, awaited
+from bokiflow.suspects import CRASHES_PARKED, pause_s, sentence
+from bokiflow.unclear import Unclear
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import Context
 from indilog.errors import (
@@ -55,21 +50,17 @@ from indilog.errors import (
     TrimmedError,
 )
 from indilog.ids import SeqNum
-from indilog.log import Entry, Log, Record
+from indilog.log import Entry, Log
 
 EXECUTIONS_MAX: Final = 1024
 """Runs that a process executes at once, unless told otherwise."""
 RUNS_PER_EXECUTION: Final = 16
 """Runs in a process for each that it may execute at once; the others wait for news or a time."""
-BEATS: Final = 4
-_PAGE: Final = 1000
 _AGAIN_S: Final = 1.0
-_TRIM_EVERY: Final = 512
-_UNCLEAR_MAX: Final = 1024
-_UNCLEAR_BEATS: Final = 64
+_AGAIN_S_MAX: Final = 60.0
 
 
-class Runner:
+class Runner(Presence):
     """Executes runs.
 
     Args:
@@ -80,7 +71,6 @@ class Runner:
 
     Attributes:
         running: by run id.
-        executors: who lives, as far as it was read.
     """
 
     def __init__(
@@ -91,22 +81,18 @@ class Runner:
         lease_s: float,
         executions_max: int = EXECUTIONS_MAX,
     ) -> None:
-        self.log_name = log_name
+        super().__init__(log_name, lease_s)
         self.definitions = definitions
         self.running: dict[str, Running] = {}
-        self.executors = Executors()
-        self.lease_s = lease_s
         self.executions_max = executions_max
-        self.lease = Lease(lease_s)
-        self._beating: asyncio.Task[None] | None = None
         self._starting = 0
         self._resting = 0
-        self._ended_since_trim = 0
-        self._unclear: dict[str, int] = {}
-        """Runs that this executor may have got, though it was not told; how often to look yet."""
+        self._unclear = Unclear()
         self.on_room: list[Callable[[], None]] = []
         self.on_cancel: list[Callable[[str], None]] = []
         """Told which run that is not executed here somebody wants cancelled."""
+        self.on_suspect: list[Callable[[str, float], None]] = []
+        """Told which run was parked because it ended its executors, and when to try it again."""
 
     # --- beginning runs
 
@@ -133,39 +119,45 @@ class Runner:
             return id, running
         if parent is None:  # one that runs must not wait for room for what it starts
             self._check_room()
+        run_id = waiting.new_name() if id is None else id
         self._starting += 1
         try:
-            return await self._begin(logs, definition, arguments, id, parent)
+            async with self.given(logs, run_id) as lease:
+                if (running := self.running.get(run_id)) is not None:  # meanwhile
+                    return run_id, running
+                origin = (definition, arguments, parent)
+                return run_id, await self._begin(logs, run_id, lease, *origin, is_new=id is None)
         finally:
             self._starting -= 1
 
     async def _begin(
         self,
         logs: Logs,
+        run_id: str,
+        lease: Lease,
         definition: Definition,
         arguments: bytes,
-        id: str | None,  # noqa: A002
         parent: Origin | None,
-    ) -> tuple[str, Running | None]:
+        *,
+        is_new: bool,
+    ) -> Running | None:
         log = logs.log(self.log_name)
-        run_id = waiting.new_name() if id is None else id
-        lease = self.living()
         started = Started(definition.name, arguments, lease.name, definition.version, parent)
         tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
-        again: list[str] = []
-        seqnum = await self.append_given(
-            log, logs, lease, run_id, [Entry(encoded(started), tags)], lambda: again.append(run_id)
-        )
+        entries, again = [Entry(encoded(started), tags)], list[str]()
+        seqnum = await self.append_alive(log, lease, entries, lambda: again.append(run_id))
         run = Run()
-        if id is None and not again:  # else an earlier copy is the run's place
+        if is_new and not again:  # else an earlier copy is the run's place
             run.apply(seqnum, waiting.seconds_now(), started)
-        else:
-            await read_run(log, run_id, run, seqnum, is_reused=True)
-            assert run.started is not None, "our own append is visible to us"
-            check_same_run(run_id, definition, arguments, run.started)
-            if run.executor != lease.name or run.finished is not None or run.parked is not None:
-                return run_id, self.running.get(run_id)
-        return run_id, self.execute(logs, definition, run_id, run, lease)
+            return self.execute(logs, definition, run_id, run, lease)
+        await read_run(log, run_id, run, seqnum, is_reused=True)
+        assert run.started is not None, "our own append is visible to us"
+        check_same_run(run_id, definition, arguments, run.started)
+        if not _is_open(run, lease):
+            return None
+        if run.started_at != seqnum and not await self._retake(log, run_id, run, lease):
+            return None  # an earlier start had it, and it has ended since
+        return await self.take_on(logs, log, run_id, run, lease)
 
     async def fork(
         self,
@@ -181,16 +173,17 @@ class Runner:
             TooLargeError: that is more than one batch of records holds; nothing was done.
         """
         self._check_room()
-        log, run_id, lease = logs.log(self.log_name), waiting.new_name(), self.living()
-        started = Started(definition.name, arguments, lease.name, definition.version, forked=forked)
-        tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
-        steps = [Entry(encoded(step), tags[:1]) for step in decided]
+        log, run_id, version = logs.log(self.log_name), waiting.new_name(), definition.version
         self._starting += 1
         try:
-            entries = [Entry(encoded(started), tags), *steps]
-            last = await self.append_given(log, logs, lease, run_id, entries)
-            run = await read_run(log, run_id, Run(), last)
-            self.execute(logs, definition, run_id, run, lease)
+            async with self.given(logs, run_id) as lease:
+                started = Started(definition.name, arguments, lease.name, version, forked=forked)
+                tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
+                steps = [Entry(encoded(step), tags[:1]) for step in decided]
+                entries = [Entry(encoded(started), tags), *steps]
+                last = await self.append_alive(log, lease, entries)
+                run = await read_run(log, run_id, Run(), last)
+                self.execute(logs, definition, run_id, run, lease)
         finally:
             self._starting -= 1
         return run_id
@@ -234,7 +227,7 @@ class Runner:
         execution = Execution(logs.log(self.log_name), id, run, lease)
         running = self.running[id] = Running(definition, execution)
         running.task = asyncio.create_task(self._execute(logs, running))
-        running.task.add_done_callback(partial(self._ended, running))
+        running.task.add_done_callback(partial(self._ended, logs, running))
         self._keep_beating(logs)
         return running
 
@@ -247,223 +240,196 @@ class Runner:
         except ChangedWorkflowError as error:
             structlog.get_logger().warning("run parked", run=error.run, reason=str(error))
 
-    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
+    def _ended(self, logs: Logs, running: Running, task: asyncio.Task[None]) -> None:
         """A run is not executed here any more; also one whose task was cancelled unbegun."""
-        del self.running[running.execution.id]
+        execution = running.execution
+        id_, run = execution.id, execution.run
+        del self.running[id_]
         running.end(None)
         self._ended_since_trim += 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            structlog.get_logger().error(
-                "run is not executed any more", run=running.execution.id, exc_info=error
-            )
+            structlog.get_logger().error("execution of a run broke off", run=id_, exc_info=error)
+            if run.executor == self.lease.name:  # nobody else goes on with it
+                self._unclear.broke_off(id_, run.started_at, execution.epoch, running.failures)
+                self._keep_beating(logs)
         self._tell_room()
 
     async def _executed(self, logs: Logs, running: Running) -> Finished | None:
         """Execute a run to its end; again if the log was away. None: somebody else does."""
-        execution, definition = running.execution, running.definition
+        wait_s, is_again = _AGAIN_S, False
         while True:
-            started = execution.run.started
-            assert started is not None, "only what began is executed"
-            wf = Workflow(execution, logs)
             try:
-                try:
-                    arguments = definition.signature.arguments(started.arguments)
-                except (InvalidArgumentsError, FlowSettingsError, TypeError) as error:
-                    return await execution.park(str(error))
-                body = awaited(definition.result_text(wf, arguments))
-                return await execution.execute(compensated(wf.compensations, body))
+                if is_again:
+                    anew = await self._anew(running)
+                    if not isinstance(anew, Execution):
+                        return anew
+                    running.execution = anew
+                return await self._once(logs, running)
             except ChangedWorkflowError:
                 raise
             except (Stopped, IndilogError) as error:
                 structlog.get_logger().warning(
-                    "run is tried again", run=execution.id, reason=str(error)
+                    "run is tried again", run=running.execution.id, reason=str(error)
                 )
-            await waiting.pause(_AGAIN_S)
-            run = await read_run(execution.log, execution.id, Run(), is_reused=True)
-            if run.started_at != execution.run.started_at:
-                return None  # it ended and was forgotten
-            if run.finished is not None or run.epoch != execution.epoch:
-                return run.finished
-            lease = self.lease
-            if run.executor != lease.name:
-                return None
-            execution = running.execution = Execution(execution.log, execution.id, run, lease)
+                is_away = isinstance(error, Stopped) or is_passing(error)
+                wait_s = _AGAIN_S if is_away else min(2 * wait_s, _AGAIN_S_MAX)
+            await waiting.pause(wait_s)
+            is_again = True
 
-    # --- signs of life
-
-    def living(self) -> Lease:
-        """Return the lease under which this process executes what it begins now."""
-        if self.lease.has_ended():
-            self._lose()
-        return self.lease
-
-    async def append_alive(
-        self,
-        log: Log,
-        lease: Lease,
-        entries: list[Entry],
-        on_again: Callable[[], None] | None = None,
-    ) -> SeqNum:
-        """Append records of this executor, and before them that it lives, if need be."""
-        if lease.is_sure():
-            return await appended(log, entries, on_again)
-        now = waiting.seconds_now()
-        last = await appended(log, [self._alive(lease), *entries], on_again)
-        lease.renewed(now)
-        return last
-
-    async def append_given(
-        self,
-        log: Log,
-        logs: Logs,
-        lease: Lease,
-        run: str,
-        entries: list[Entry],
-        on_again: Callable[[], None] | None = None,
-    ) -> SeqNum:
-        """As `append_alive`, for records that give a run to this executor: if it ends before it
-        knows whether they are there, this process looks for the run later. The caller reads with
-        `log` what it has appended; another one may not show it yet.
-        """
+    async def _once(self, logs: Logs, running: Running) -> Finished | None:
+        """Execute a run in the epoch that it has."""
+        execution, definition = running.execution, running.definition
+        started = execution.run.started
+        assert started is not None, "only what began is executed"
+        wf = Workflow(execution, logs)
         try:
-            return await self.append_alive(log, lease, entries, on_again)
-        except TooLargeError:
-            raise
-        except BaseException:  # also of a caller that is cancelled: the record is on its way
-            if lease is self.lease and len(self._unclear) < _UNCLEAR_MAX:
-                self._unclear[run] = _UNCLEAR_BEATS
-                self._keep_beating(logs)
-            raise
+            arguments = definition.signature.arguments(started.arguments)
+        except (InvalidArgumentsError, FlowSettingsError, TypeError) as error:
+            return await execution.park(str(error))
+        body = awaited(definition.result_text(wf, arguments))
+        return await execution.execute(compensated(wf.compensations, body))
 
-    async def _look_for_unclear(self, logs: Logs) -> None:
-        """Execute the runs that this executor has got without being told."""
-        log = logs.log(self.log_name)
-        for id_, beats in list(self._unclear.items()):
+    async def _anew(self, running: Running) -> Execution | Finished | None:
+        """Return the next execution of a run that is still this executor's, else its end."""
+        before, lease = running.execution, self.lease
+        log, id_ = before.log, before.id
+        run = await read_run(log, id_, Run(), is_reused=True)
+        if run.started_at != before.run.started_at:
+            return None  # it ended and was forgotten
+        if _is_open(run, lease) and await self._retake(log, id_, run, lease):
+            return Execution(log, id_, run, lease)
+        return run.finished
+
+    async def _retake(self, log: Log, id_: str, run: Run, lease: Lease) -> bool:
+        """Begin a new epoch of a run that this executor has and does not execute: what an execution
+        of before has on its way counts no more. Return whether it has the run.
+        """
+        taken = Taken(run.epoch + 1, lease.name, run.crashes)  # nobody has crashed
+        tags = (run_tag(id_), executor_tag(lease.name))
+        seqnum = await self.append_alive(log, lease, [Entry(encoded(taken), tags)])
+        await read_run(log, id_, run, seqnum)
+        return _is_open(run, lease) and run.epoch == taken.epoch
+
+    # --- runs that this executor may have without being told
+
+    @asynccontextmanager
+    async def given(self, logs: Logs, id_: str) -> AsyncIterator[Lease]:
+        """What gives a run to this executor, and what follows: alone, as far as this run goes.
+
+        If it does not come to its end, this process looks for the run later. Whoever reads what it
+        has appended does so with the same log; another one may not show it yet.
+        """
+        unclear = self._unclear
+        async with unclear.alone(id_):
+            lease = self.living()
+            before = unclear.note(id_, self.executors.end)
+            try:
+                yield lease
+            except (TooLargeError, RunIdInUseError):
+                unclear.restore(id_, before)
+                raise
+            except BaseException:  # also of a caller that is cancelled: the record is on its way
+                if lease is not self.lease or not unclear.has_room:
+                    unclear.clear(id_)  # whoever inherits the old name looks for it
+                else:
+                    self._keep_beating(logs)
+                raise
+            unclear.clear(id_)
+
+    async def take_on(
+        self, logs: Logs, log: Log, id_: str, run: Run, lease: Lease, *, was_parked: bool = False
+    ) -> Running | None:
+        """Execute a run that this executor has, unless it must wait for other code or better times.
+
+        The caller is alone with it.
+        """
+        assert run.started is not None, "only what began is executed"
+        definition = self.definitions.get(run.started.workflow)
+        if definition is None:
+            reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
+            await Execution(log, id_, run, lease).park(reason)
+        elif run.crashes >= CRASHES_PARKED and not was_parked:
+            await self._park_suspect(Execution(log, id_, run, lease))
+        else:
+            return self.execute(logs, definition, id_, run, lease)
+        return None
+
+    async def _park_suspect(self, execution: Execution) -> None:
+        """Let a run wait that ended its executors; end it if it did so although it was cancelled.
+
+        A cancelled one had its chance to take back what it did once it was cancelled, alone.
+        """
+        run = execution.run
+        structlog.get_logger().warning("run parked", run=execution.id, crashes=run.crashes)
+        is_given_up = run.cancel_asked and run.crashes > CRASHES_PARKED
+        await execution.park(sentence(run.crashes), is_given_up=is_given_up)
+        if not is_given_up:
+            wait_s = 0.0 if run.cancel_asked else pause_s(run.crashes)
+            for told in self.on_suspect:
+                told(execution.id, waiting.seconds_now() + wait_s)
+
+    async def _on_beat(self, log: Log, logs: Logs) -> None:
+        """Look for the runs that this executor has got without being told."""
+        for id_ in self._unclear.due():
+            try:
+                await self._look_for(log, logs, id_)
+            except IndilogError as error:
+                if is_passing(error):
+                    raise
+                structlog.get_logger().error("run cannot be read", run=id_, reason=str(error))
+                self._unclear.look_again(id_)
+
+    async def _look_for(self, log: Log, logs: Logs, id_: str) -> None:
+        unclear, lease = self._unclear, self.lease
+        if unclear.is_under_way(id_):
+            return  # whoever gives it does not hold up the signs of life
+        async with unclear.alone(id_):
             try:
                 run = await read_run(log, id_, Run(), is_reused=True)
             except TrimmedError:
                 run = Run()
-            started = run.started
-            if started is not None and run.finished is None and run.executor == self.lease.name:
-                self._unclear.pop(id_, None)
-                if (definition := self.definitions.get(started.workflow)) is not None:
-                    self.execute(logs, definition, id_, run, self.lease)
-            elif beats > 1 and id_ in self._unclear:
-                self._unclear[id_] = beats - 1
-            else:
-                self._unclear.pop(id_, None)
+            if lease is not self.lease or id_ not in unclear:
+                return
+            if not _is_open(run, lease):
+                unclear.look_again(id_)  # what gives it to this executor may still come
+                return
+            failures = unclear.failures(id_)
+            if run.epoch != unclear.epoch(id_) or await self._retake(log, id_, run, lease):
+                running = await self.take_on(logs, log, id_, run, lease)
+                if running is not None:
+                    running.failures = failures
+            unclear.clear(id_)
 
-    def _alive(self, lease: Lease) -> Entry:
-        alive = Alive(lease.name, self.lease_s)
-        return Entry(encoded(alive), (EXECUTORS_TAG,))
-
-    def _keep_beating(self, logs: Logs) -> None:
-        if self._beating is None or self._beating.done():
-            self._beating = asyncio.create_task(self._beat(logs))
+    # --- what others see of this process
 
     @property
     def _is_busy(self) -> bool:
         """Whether it executes anything, or may have to."""
         return bool(self.running or self._starting or self._unclear)
 
-    async def _beat(self, logs: Logs) -> None:
-        """Say that it lives as long as it executes anything."""
-        log = logs.log(self.log_name)
-        while self._is_busy:
-            await waiting.pause(self.lease_s / BEATS)
-            try:
-                await self._renew(log)
-                await self._look_for_unclear(logs)
-            except (IndilogError, Stopped) as error:
-                structlog.get_logger().warning("executor cannot renew its lease", reason=str(error))
-
-    async def _renew(self, log: Log) -> None:
-        lease, now = self.lease, waiting.seconds_now()
-        if not lease.has_ended():
-            seqnum = await appended(log, [self._alive(lease)])
-            await self.look(log, seqnum)
-            if lease is self.lease and not (
-                lease.has_ended() or self.executors.has_heir(lease.name)
-            ):
-                lease.renewed(now)
-                await self._trim(log)
-                return
-        if lease is self.lease:
-            self._lose()
-
-    def _lose(self) -> None:
-        """Others may have its runs: stop them, and go on under another name."""
-        self.lease = Lease(self.lease_s)
-        self._unclear.clear()  # whoever inherits the old name looks for them
-        for running in list(self.running.values()):
-            if running.task is not None:
-                running.task.cancel()
-
-    async def look(self, log: Log, until: SeqNum = -1) -> None:
-        """Read what is new of executors and cancellations, at least up to `until`."""
-        executors = self.executors
-        while True:
-            try:
-                page = await log.read_range(EXECUTORS_TAG, executors.end, limit=_PAGE)
-            except TrimmedError as error:
-                executors.end = max(executors.end, error.first_seqnum)
-                continue
-            for record in page:
-                if record.seqnum >= executors.end:
-                    self._on_record(record)
-            if not page or executors.end > until >= 0:
-                return
-
-    def _on_record(self, record: Record) -> None:
-        self.executors.apply(record.seqnum, record.time, executor_record(record.data))
-        run = run_in(record.tags)
-        if run is not None and isinstance(run_record(record.data), CancelAsked):
-            if (running := self.running.get(run)) is None:
-                for told in self.on_cancel:
-                    told(run)
-            elif record.seqnum > running.execution.run.started_at:  # not of an earlier run
-                running.execution.ask_cancel()
-
-    async def _trim(self, log: Log) -> None:
-        """Now and then, forget the starts and ends of what is over."""
-        if self._ended_since_trim < _TRIM_EVERY:
-            return
-        self._ended_since_trim = 0
-        needed = [running.execution.run.started_at for running in self.running.values()]
-        if needed and not (self._starting or self._unclear):
-            await log.trim(min(needed), tag=executor_tag(self.lease.name))
-        await log.trim(self.executors.needed_from, tag=EXECUTORS_TAG)
-
-    # --- the end
-
-    async def retire(self, log: Log) -> None:
-        """Its lease has ended: if it has nothing to execute, say so, that nobody needs to look."""
-        name = self.lease.name
-        if self.lease.has_ended():
-            idle = not (self._is_busy or self.executors.left_to(name))
-            self._lose()
-            if idle:
-                await self._leave(log, name)
-
-    async def _leave(self, log: Log, name: str) -> None:
-        """Say that an executor is gone, and whether it has left anything."""
-        left = await patiently(partial(left_by, log, name))
-        is_idle = not (left.runs or self.executors.left_to(name))
-        await appended(log, [Entry(encoded(Left(name, is_idle=is_idle)), (EXECUTORS_TAG,))])
-        if is_idle:
-            with suppress(IndilogError):  # it saves others reading, no more
-                await log.trim(left.end, tag=executor_tag(name))
-
-    async def stop(self, log: Log) -> None:
-        """Stop everything and say so; others go on with it at once."""
-        tasks = [running.task for running in self.running.values() if running.task is not None]
-        if self._beating is not None:
-            tasks.append(self._beating)
-            self._beating = None
-        name = self.lease.name
-        self.lease = Lease(self.lease_s)
-        self._unclear.clear()
-        for task in tasks:
+    def _on_lost(self) -> None:
+        self._unclear.reset()  # whoever inherits the old name looks for them
+        for task in self._tasks():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._leave(log, name)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [running.task for running in self.running.values() if running.task is not None]
+
+    def _on_cancel(self, run: str, seqnum: SeqNum) -> None:
+        if (running := self.running.get(run)) is None:
+            for told in self.on_cancel:
+                told(run)
+        elif seqnum > running.execution.run.started_at:  # not of an earlier run
+            running.execution.ask_cancel()
+
+    @property
+    def _needed_from(self) -> SeqNum:
+        """Below this seqnum nothing gave this executor a run that it still has or may get."""
+        runs = (running.execution.run.started_at for running in self.running.values())
+        return min((*runs, *self._unclear.since, self.executors.end))
+
+
+def _is_open(run: Run, lease: Lease) -> bool:
+    """Whether an executor has a run that goes on."""
+    is_its = run.started is not None and run.executor == lease.name
+    return is_its and run.finished is None and run.parked is None

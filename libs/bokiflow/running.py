@@ -17,6 +17,7 @@ class Running:
     Attributes:
         ended: its end; None: it goes on elsewhere, or waits for other code.
         waits: how many of its operations wait for news or a time.
+        failures: how many of its executions here broke off before.
     """
 
     def __init__(self, definition: Definition, execution: Execution) -> None:
@@ -25,6 +26,7 @@ class Running:
         self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
         self.waits = 0
+        self.failures = 0
 
     def end(self, finished: Finished | None) -> None:
         """Tell who waits for it."""

@@ -1,0 +1,233 @@
+"""How a process that executes runs shows that it lives, and sees who else does.
+
+A process has a name and a lease on all its runs together: one record each quarter of the lease,
+and none while it executes nothing. While less than half of the lease is over, nobody else can have
+taken a run (unless clocks of compute nodes differ by the other half), so steps cost an append and
+no read; otherwise each append is followed by a look whether it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import structlog
+
+from bokiflow import waiting
+from bokiflow.departed import left_by
+from bokiflow.executors import Executors
+from bokiflow.lease import Lease
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    Alive,
+    CancelAsked,
+    Left,
+    encoded,
+    executor_record,
+    executor_tag,
+    run_in,
+    run_record,
+)
+from bokiflow.run_log import Stopped, appended, patiently
+from bokiflow.workflow import Logs
+from indilog.errors import IndilogError, TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log, Record
+
+BEATS: Final = 4
+_PAGE: Final = 1000
+_TRIM_EVERY: Final = 512
+_TRIM_BEATS: Final = 64
+
+
+class Presence(ABC):
+    """A process among those that execute the runs of a log.
+
+    Args:
+        log_name: of the log of the runs.
+        lease_s: how long after its last sign of life somebody else takes its runs.
+
+    Attributes:
+        executors: who lives, as far as it was read.
+        lease: its hold on its runs.
+    """
+
+    def __init__(self, log_name: str, lease_s: float) -> None:
+        self.log_name = log_name
+        self.lease_s = lease_s
+        self.lease = Lease(lease_s)
+        self.executors = Executors()
+        self._spoke_as = ""
+        self._beating: asyncio.Task[None] | None = None
+        self._ended_since_trim = 0
+        self._beats_since_trim = 0
+
+    # --- what it executes
+
+    @property
+    @abstractmethod
+    def _is_busy(self) -> bool:
+        """Whether it executes anything, or may have to."""
+
+    @property
+    @abstractmethod
+    def _needed_from(self) -> SeqNum:
+        """Below this seqnum nothing gave this executor a run that it still has or may get."""
+
+    @abstractmethod
+    async def _on_beat(self, log: Log, logs: Logs) -> None:
+        """It has shown that it lives."""
+
+    @abstractmethod
+    def _on_lost(self) -> None:
+        """Others may have its runs: stop them."""
+
+    @abstractmethod
+    def _on_cancel(self, run: str, seqnum: SeqNum) -> None:
+        """Somebody wants a run cancelled, by the record at `seqnum`."""
+
+    @abstractmethod
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        """Return what executes runs."""
+
+    # --- signs of life
+
+    def living(self) -> Lease:
+        """Return the lease under which this process executes what it begins now."""
+        if self.lease.has_ended():
+            self._lose()
+        return self.lease
+
+    async def append_alive(
+        self,
+        log: Log,
+        lease: Lease,
+        entries: list[Entry],
+        on_again: Callable[[], None] | None = None,
+    ) -> SeqNum:
+        """Append records of this executor, and before them that it lives, if need be.
+
+        A sign of life that is not the first one of its name may come after the name got an heir,
+        who does not mind it: so it makes the lease sure only after a look.
+        """
+        if lease.is_sure():
+            return await appended(log, entries, on_again)
+        now, is_first = waiting.seconds_now(), self._spoke_as != lease.name
+        self._spoke_as = lease.name
+        last = await appended(log, [self._alive(lease), *entries], on_again)
+        if is_first:
+            lease.renewed(now)
+        else:
+            with suppress(IndilogError):  # then it is not sure, no more
+                await self._renew_at(log, lease, last, now)
+        return last
+
+    async def _renew_at(self, log: Log, lease: Lease, seqnum: SeqNum, asked_at: float) -> bool:
+        """Rely on a sign of life at `seqnum` unless it came too late; return whether it does."""
+        await self.look(log, seqnum)
+        is_late = lease.has_ended() or self.executors.has_heir(lease.name)
+        if is_late or lease is not self.lease:
+            return False
+        lease.renewed(asked_at)
+        return True
+
+    def _alive(self, lease: Lease) -> Entry:
+        alive = Alive(lease.name, self.lease_s)
+        return Entry(encoded(alive), (EXECUTORS_TAG,))
+
+    def _keep_beating(self, logs: Logs) -> None:
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.create_task(self._beat(logs))
+
+    async def _beat(self, logs: Logs) -> None:
+        """Say that it lives as long as it executes anything."""
+        log = logs.log(self.log_name)
+        while self._is_busy:
+            await waiting.pause(self.lease_s / BEATS)
+            try:
+                await self._renew(log)
+                await self._on_beat(log, logs)
+            except (IndilogError, Stopped) as error:
+                structlog.get_logger().warning("executor cannot renew its lease", reason=str(error))
+
+    async def _renew(self, log: Log) -> None:
+        lease, now = self.lease, waiting.seconds_now()
+        if not lease.has_ended():
+            self._spoke_as = lease.name
+            seqnum = await appended(log, [self._alive(lease)])
+            if await self._renew_at(log, lease, seqnum, now):
+                await self._trim(log)
+                return
+        if lease is self.lease:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Others may have its runs: stop them, and go on under another name."""
+        self.lease = Lease(self.lease_s)
+        self._on_lost()
+
+    async def look(self, log: Log, until: SeqNum = -1) -> None:
+        """Read what is new of executors and cancellations, at least up to `until`."""
+        executors = self.executors
+        while True:
+            try:
+                page = await log.read_range(EXECUTORS_TAG, executors.end, limit=_PAGE)
+            except TrimmedError as error:
+                executors.end = max(executors.end, error.first_seqnum)
+                continue
+            for record in page:
+                if record.seqnum >= executors.end:
+                    self._on_record(record)
+            if not page or executors.end > until >= 0:
+                return
+
+    def _on_record(self, record: Record) -> None:
+        self.executors.apply(record.seqnum, record.time, executor_record(record.data))
+        run = run_in(record.tags)
+        if run is not None and isinstance(run_record(record.data), CancelAsked):
+            self._on_cancel(run, record.seqnum)
+
+    async def _trim(self, log: Log) -> None:
+        """Now and then, forget the starts and ends of what is over."""
+        self._beats_since_trim += 1
+        if self._ended_since_trim < _TRIM_EVERY and self._beats_since_trim < _TRIM_BEATS:
+            return
+        self._ended_since_trim = self._beats_since_trim = 0
+        await log.trim(self._needed_from, tag=executor_tag(self.lease.name))
+        await log.trim(self.executors.needed_from, tag=EXECUTORS_TAG)
+
+    # --- the end
+
+    async def retire(self, log: Log) -> None:
+        """Its lease has ended: if it has nothing to execute, say so, that nobody needs to look."""
+        name = self.lease.name
+        if self.lease.has_ended():
+            idle = not (self._is_busy or self.executors.left_to(name))
+            self._lose()
+            if idle:
+                await self._leave(log, name)
+
+    async def _leave(self, log: Log, name: str) -> None:
+        """Say that an executor is gone, and whether it has left anything."""
+        left = await patiently(partial(left_by, log, name))
+        is_idle = not (left.runs or self.executors.left_to(name))
+        await appended(log, [Entry(encoded(Left(name, is_idle=is_idle)), (EXECUTORS_TAG,))])
+        if is_idle:
+            with suppress(IndilogError):  # it saves others reading, no more
+                await log.trim(left.end, tag=executor_tag(name))
+
+    async def stop(self, log: Log) -> None:
+        """Stop everything and say so; others go on with it at once."""
+        name, tasks = self.lease.name, self._tasks()
+        if self._beating is not None:
+            tasks.append(self._beating)
+            self._beating = None
+        self._lose()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._leave(log, name)

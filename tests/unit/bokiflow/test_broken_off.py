@@ -1,0 +1,319 @@
+"""A run that is durable goes on, whatever fails after the append, and what an execution that broke
+off has on its way does not count any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from bokiflow import Flow, Startable, State, Workflow, waiting
+from bokiflow.execution import Execution
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    Dead,
+    Decided,
+    Finished,
+    Parked,
+    RunRecord,
+    Taken,
+    encoded,
+    executor_tag,
+    run_record,
+    run_tag,
+)
+from bokiflow.run_log import Stopped
+from bokiflow.suspects import CRASHES_PARKED
+from indilog.errors import AppendOutcomeUnknownError, NotReadyError
+from indilog.ids import SeqNum, UserTag
+from indilog.log import Entry, Log, Record, Session
+from indilog.testing import MemoryLogs
+from indilog.testing.memory_log import MemoryLog
+
+pytestmark = pytest.mark.asyncio
+
+LEASE_S = 0.3
+FLOW_LOG = "shop/flow"
+
+
+class BrokenLog(MemoryLog):
+    """A log on which calls fail as `broken` says."""
+
+    broken: BrokenLogs
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        given = tuple(tags)
+        if self.broken.is_held(run_record(data)):
+            self.broken.held.append(Entry(data, given))
+            raise AppendOutcomeUnknownError("no answer yet")
+        place = await super().append(data, tags=given)
+        self.broken.on_appended(run_record(data))
+        return place
+
+    async def append_batch(self, entries: Iterable[Entry]) -> list[SeqNum]:
+        given = list(entries)
+        places = await super().append_batch(given)
+        for entry in given:
+            self.broken.on_appended(run_record(entry.data))
+        return places
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 100,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        if str(tag).startswith("flow:") and self.broken.reads_fail:
+            self.broken.reads_fail -= 1
+            raise NotReadyError("the platform begins")
+        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
+
+
+class BrokenLogs(MemoryLogs):
+    """Logs that fail as a test says.
+
+    Attributes:
+        reads_fail: how many further reads of runs do.
+        fails_after: after such a record is appended, the next read of a run fails.
+        is_held: which appends stay on their way; they are in `held`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads_fail = 0
+        self.fails_after: type | None = None
+        self.held: list[Entry] = []
+        self.is_held: Callable[[RunRecord | None], bool] = lambda _: False
+
+    def log(self, name: str, session: Session | None = None) -> BrokenLog:
+        log = BrokenLog(name, logs=self, session=session)
+        log.broken = self
+        return log
+
+    def on_appended(self, record: RunRecord | None) -> None:
+        """Look whether it is the one after which a read fails."""
+        if self.fails_after is not None and isinstance(record, self.fails_after):
+            self.fails_after = None
+            self.reads_fail = 1
+
+
+class Process:
+    """A process with a workflow `two` of two steps."""
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        self.flow = Flow("shop", lease=LEASE_S)
+        self.flow.attach(logs)
+        self.logs = logs
+        self.given: list[str] = []
+        self.first = 0
+        self.on_second: asyncio.Event | None = None
+        self.two: Startable[str] = self.flow.workflow(self._two)
+
+    async def _two(self, wf: Workflow) -> str:
+        async def first() -> str:
+            self.first += 1
+            if self.first == 2 and self.on_second is not None:
+                self.on_second.set()
+                await asyncio.sleep(0.05)
+            return f"first {self.first}"
+
+        async def second(before: str) -> str:
+            self.given.append(before)
+            return "12"
+
+        return await wf.step(second, await wf.step(first))
+
+    _two.__name__ = "two"
+
+    @asynccontextmanager
+    async def driven(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.flow.drive(self.logs))
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def stop(self) -> None:
+        await self.flow.runner.stop(self.logs.log(FLOW_LOG))
+
+
+async def given_to(logs: MemoryLogs, run: str, executor: str, crashes: int = 0) -> None:
+    """Give a run that has begun to an executor, in the next epoch."""
+    taken = Taken(2, executor, crashes)
+    await logs.log(FLOW_LOG).append(encoded(taken), tags=[run_tag(run), executor_tag(executor)])
+
+
+async def test_a_start_that_fails_behind_its_append_goes_on_in_this_process() -> None:
+    logs = BrokenLogs()
+    process = Process(logs)
+    await (await process.two.start(id="before")).result(10)
+    logs.reads_fail = 1
+    with pytest.raises(NotReadyError):
+        await process.two.start(id="r")
+    assert await process.two.handle("r").result(10) == "12"
+    assert (await process.two.handle("r").status()).epoch == 1, "it was not executed before"
+    await process.stop()
+
+
+async def test_a_start_that_fails_behind_its_append_may_be_repeated() -> None:
+    logs = BrokenLogs()
+    process = Process(logs)
+    process.flow.runner.lease_s = 3600.0  # nobody looks for it meanwhile
+    await (await process.two.start(id="before")).result(10)
+    logs.reads_fail = 1
+    with pytest.raises(NotReadyError):
+        await process.two.start(id="r")
+    handle = await process.two.start(id="r")
+    assert await handle.result(10) == "12"
+    await process.stop()
+
+
+async def test_a_takeover_that_fails_behind_its_append_goes_on() -> None:
+    logs = BrokenLogs()
+    dead, other = Process(logs), Process(logs)
+    await dead.two.start(id="r")
+    await dead.stop()
+
+    @other.flow.workflow
+    async def waits(wf: Workflow) -> None:
+        await wf.signal("never")
+
+    await waits.start()  # so this process shows that it lives, and nobody takes what it has
+    logs.fails_after = Taken
+    async with other.driven():
+        assert await other.two.handle("r").result(10) == "12"
+    assert logs.fails_after is None
+
+
+async def test_an_execution_that_breaks_off_is_followed_by_one_in_a_new_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever it broke off with, nobody else would go on with the run."""
+    process, finish, breaks = Process(MemoryLogs()), Execution._finish, [True]
+
+    async def _finish(self: Execution, finished: Finished) -> Finished:
+        if breaks and breaks.pop():
+            raise RuntimeError("a mistake of our own")
+        return await finish(self, finished)
+
+    monkeypatch.setattr(Execution, "_finish", _finish)
+    handle = await process.two.start(id="r")
+    assert await handle.result(10) == "12"
+    status = await handle.status()
+    assert (status.epoch, status.executor) == (2, process.flow.runner.lease.name)
+    await process.stop()
+
+
+async def test_an_append_that_was_given_up_does_not_count_when_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs = BrokenLogs()
+    process, log = Process(logs), logs.log(FLOW_LOG)
+
+    async def pause(_: float) -> None:
+        await asyncio.sleep(0)
+
+    logs.is_held = lambda record: isinstance(record, Decided) and record.result == b'"first 1"'
+    process.on_second = again = asyncio.Event()
+    handle = await process.two.start(id="r")
+    monkeypatch.setattr(waiting, "pause", pause)
+    await again.wait()  # the first execution gave its append up, the next one begins
+    monkeypatch.undo()
+    await MemoryLogs.log(logs, FLOW_LOG).append(logs.held[0].data, tags=logs.held[0].tags)
+    assert await handle.result(10) == "12"
+    decided = [run_record(r.data) for r in await log.read_range(run_tag("r"))]
+    epoch, steps = 1, dict[str, bytes]()
+    for record in decided:
+        if isinstance(record, Taken):
+            epoch = record.epoch
+        if isinstance(record, Decided) and record.epoch == epoch:
+            steps.setdefault(record.number, record.result)
+    assert [f'"{given}"'.encode() for given in process.given] == [steps["1"]]
+    assert (await handle.status()).epoch == 2
+    await process.stop()
+
+
+@pytest.mark.parametrize(
+    ("crashes", "why"), [(CRASHES_PARKED, "ended right after"), (0, "There is no workflow")]
+)
+async def test_a_run_that_this_process_got_unawares_is_parked_as_one_that_it_took(
+    crashes: int, why: str
+) -> None:
+    logs = MemoryLogs()
+    dead, process = Process(logs), Process(logs)
+    await (await process.two.start()).result(10)
+    await dead.two.start(id="r")
+    await dead.stop()
+    runner = process.flow.runner
+    if not crashes:
+        del runner.definitions["two"]
+    with suppress(Stopped):
+        async with runner.given(logs, "r") as lease:
+            await given_to(logs, "r", lease.name, crashes)
+            raise Stopped("the platform is away")
+    handle = process.two.handle("r")
+    async with asyncio.timeout(10):
+        while (status := await handle.status()).state is not State.PARKED:
+            await logs.log(FLOW_LOG).read_next(run_tag("r"), logs.position, wait=0.1)
+    assert status.problem is not None
+    assert why in status.problem
+    assert process.first == 1
+    await process.stop()
+
+
+async def test_a_sign_of_life_that_comes_after_the_heir_makes_no_lease_sure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(waiting, "seconds_now", lambda: now[0])
+    logs = MemoryLogs(clock=lambda: now[0])
+    flow = Flow("shop", lease=5)
+    runner, log = flow.runner, logs.log(FLOW_LOG)
+    lease = runner.living()
+    await runner.append_alive(log, lease, [])
+    assert lease.is_sure()
+
+    class Late(MemoryLog):
+        async def append_batch(self, entries: Iterable[Entry]) -> list[SeqNum]:
+            now[0] = 1005.01
+            await super().append(encoded(Dead(lease.name, "heir")), tags=[EXECUTORS_TAG])
+            now[0] = 1005.12
+            return await super().append_batch(list(entries))
+
+    now[0] = 1004.5
+    assert runner.living() is lease
+    late: Log = Late(FLOW_LOG, logs=logs, session=Session())
+    await runner.append_alive(late, lease, [Entry(encoded(Parked(1, "v", "")), (run_tag("r"),))])
+    assert runner.executors.has_heir(lease.name)
+    assert not lease.is_sure()
+
+
+async def test_a_takeover_under_way_is_not_trimmed_away() -> None:
+    logs = MemoryLogs()
+    process, log = Process(logs), logs.log(FLOW_LOG)
+    runner = process.flow.runner
+    await (await process.two.start()).result(10)
+    async with runner.given(logs, "r") as lease:
+        await given_to(logs, "r", lease.name)
+        await (await process.two.start()).result(10)
+        gate = asyncio.Event()
+
+        async def waits(wf: Workflow) -> str:
+            return str(await wf.step(gate.wait))
+
+        process.two.definition.body = waits
+        running = await process.two.start()
+        runner._ended_since_trim = 1000
+        await runner.look(log)
+        await runner._trim(log)
+        left = await log.read_range(executor_tag(lease.name))
+        assert any(isinstance(run_record(r.data), Taken) for r in left)
+        gate.set()
+        await running.result(10)
+    await process.stop()
