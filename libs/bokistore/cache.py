@@ -1,8 +1,8 @@
 """What a process remembers of objects and decisions: a hot object costs one look at the log.
 
 Everything in it follows from the log and never becomes wrong: a view says as of which record it
-is, and what the log's order decided stays decided. It is bounded in views, bytes and decisions;
-the least recently used go first.
+is, and what the log's order decided stays decided. It is bounded in views, bytes and decisions: the
+views of the objects least recently used go first, and the decisions first made.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class Line:
         self.looking: Event | None = None
         self.waiting: set[SeqNum] = set()
         self.noted: dict[SeqNum, View] = {}
+
+    def note(self, seqnum: SeqNum, view: View) -> None:
+        """Note what was before a record, unless who waited for it was cancelled meanwhile."""
+        if seqnum in self.waiting:
+            self.noted[seqnum] = view
 
 
 class ViewCache:

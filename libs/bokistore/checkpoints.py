@@ -58,8 +58,8 @@ class Checkpoints:
     async def at_floor(self, name: str, floor: SeqNum) -> View:
         """Return the object as of the record just below the floor of its sub-stream.
 
-        A checkpoint follows soon on the record that it is as of, so it is in the first page, unless
-        its writer stood still.
+        A checkpoint mostly follows soon on the record that it is as of; one that a collection wrote
+        may stand far behind it.
 
         A floor may be seen earlier than the checkpoint that was appended ahead of it: floors reach
         the index early, and reads are answered as of where the session is. So before the object is
@@ -82,8 +82,18 @@ class Checkpoints:
         """Return what the checkpoint keeps that is as of the record below `floor`; None: it is not
         seen.
         """
-        start = floor
-        while page := await self._log.read_range(tag_of(name), start, limit=_PAGE):
+        kept: View | None = None
+        start, is_read = floor, False
+        while not is_read:  # where the checkpoints stand alone
+            try:
+                kept = await self._found(name, checkpoint_tag_of(name), floor, start)
+                is_read = True
+            except TrimmedError as error:
+                start = error.first_seqnum
+        return kept or await self._found(name, tag_of(name), floor, floor)
+
+    async def _found(self, name: str, tag: str, floor: SeqNum, start: SeqNum) -> View | None:
+        while page := await self._log.read_range(tag, start, limit=_PAGE):
             for record in page:
                 kept = checkpoint_in(command_decoded(record.data), name)
                 if kept is not None and kept.seqnum == floor - 1:

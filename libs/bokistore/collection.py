@@ -16,8 +16,9 @@ next; two at the same time do the same twice, which is harmless.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, TypeAlias
 
+from bokistore import checkpoints
 from bokistore.checkpoints import Checkpoints
 from bokistore.decisions import CELL, cell_tag_of
 from bokistore.records import (
@@ -28,17 +29,23 @@ from bokistore.records import (
     collected_encoded,
     command_decoded,
     id_tag_of,
+    object_of,
     tag_of,
 )
 from bokistore.replay import Replay
 from indilog.errors import TrimmedError
-from indilog.ids import SeqNum
+from indilog.ids import SeqNum, UserTag
 from indilog.log import Log, Record
 
 _COLLECTED_TAG: Final = "store-collected"
 _CELLS_MAX: Final = 32
 """Cells that one record of a collection covers; each is a tag of it."""
 _PAGE: Final = 1000
+_HOT_MAX: Final = 10_000
+"""Objects that wait for the last part of a run."""
+
+_Kept: TypeAlias = tuple[SeqNum, View]
+"""A checkpoint's record, and what it keeps."""
 
 
 class Collection:
@@ -53,6 +60,9 @@ class Collection:
         self._replay = replay
         self._checkpoints = Checkpoints(log)
         self.end: SeqNum = 0
+        self._hot: dict[str, None] = {}
+        """Objects that were written after the part that was looked at: in a long run the last part
+        decides what they keep, so that they get one checkpoint and not one for each part."""
 
     async def run(self, keep_s: float) -> SeqNum:
         """Collect all that is older than `keep_s`; return where that ends.
@@ -75,6 +85,7 @@ class Collection:
             await self._part(self.end, end)
             self.end = end
             seqnum = await self._ended()
+        await self._settle_hot()
         await self._log.trim(seqnum, tag=_COLLECTED_TAG)
         return self.end
 
@@ -85,11 +96,11 @@ class Collection:
 
     async def _part(self, start: SeqNum, end: SeqNum) -> None:
         """Collect [start, end)."""
-        names: dict[str, None] = {}
+        names: dict[str, None] = {}  # of checkpoints too: they supersede what was before
         ids: dict[str, SeqNum] = {}
         aborted: list[SeqNum] = []
         async for record, command in self._commands(start, end):
-            names |= dict.fromkeys(command.writes)
+            names |= dict.fromkeys(filter(None, map(_object_in, record.tags)))
             if not command.is_conditional:
                 continue
             if not await self._replay.committed(record, command):
@@ -100,6 +111,8 @@ class Collection:
         await self._log.append(data, tags=list(map(cell_tag_of, range(start, end, CELL))))
         for name in names:
             await self._settle(name, end)
+            if len(self._hot) >= _HOT_MAX:
+                await self._settle_hot()
         for txn_id, last in ids.items():
             if await self._is_done(txn_id, last):
                 await self._log.trim(last + 1, tag=id_tag_of(txn_id))
@@ -124,39 +137,77 @@ class Collection:
                     yield record, command
             start = page[-1].seqnum + 1 if page else end
 
-    async def _settle(self, name: str, end: SeqNum) -> None:
+    async def _settle_hot(self) -> None:
+        """Leave checkpoints of objects that do not rest, where that gives much back."""
+        while self._hot:
+            name, _ = self._hot.popitem()
+            await self._settle(name, self.end, is_last=True)
+
+    async def _settle(self, name: str, end: SeqNum, *, is_last: bool = False) -> None:
         """Trim what is superseded of an object below `end`."""
         try:
             newest = await self._log.read_prev(tag_of(name))
             view = await self._replay.view(name, end - 1)
         except TrimmedError:
             return  # nothing is left there
-        assert newest is not None, "what was collected wrote it"
+        assert newest is not None, "what was collected stands there"
         if view.document is None and view.version == view.seqnum:
             await self._trim(name, view.seqnum + 1, view.seqnum + 1)
             return
         kept = await self._checkpoints.newest_record(name, end - 1)
-        if newest.seqnum == view.seqnum and await self._is_worth(name, newest, kept):
-            appended = await self._checkpoints.append(name, view)
-            kept = kept if appended is None else (appended, view)
+        rests = newest.seqnum == view.seqnum
+        if not rests and not is_last:
+            self._hot[name] = None
+        elif not (kept and kept[0] == newest.seqnum):
+            kept = await self._checkpoint(name, view, end, kept, rests=rests) or kept
         if kept is not None:
             seqnum, base = kept
-            await self._trim(name, base.seqnum + 1, seqnum)
+            await self._trim(name, base.seqnum + 1, min(seqnum, end))
 
-    async def _is_worth(self, name: str, newest: Record, kept: tuple[SeqNum, View] | None) -> bool:
-        """Tell whether a checkpoint of an object that rests spares two records or more."""
-        if kept is not None and kept[0] == newest.seqnum:
-            return False
-        first = kept[1].seqnum + 1 if kept else 0
-        try:
-            page = await self._log.read_range(tag_of(name), first, limit=3)
-        except TrimmedError as error:
-            page = await self._log.read_range(tag_of(name), error.first_seqnum, limit=3)
-        return sum(kept is None or record.seqnum != kept[0] for record in page) > 1
+    async def _checkpoint(
+        self, name: str, view: View, end: SeqNum, kept: _Kept | None, *, rests: bool
+    ) -> _Kept | None:
+        """Append a checkpoint of an object as of `end`, if it is worth it; return what was
+        appended.
+        """
+        if not await self._is_worth(name, end, kept, rests=rests):
+            return None
+        appended = await self._checkpoints.append(name, view)
+        if appended is None:
+            return None
+        if not rests:  # readers begin at the last one
+            await self._replay.checkpoint(name, await self._replay.view(name))
+        return appended, view
+
+    async def _is_worth(self, name: str, end: SeqNum, kept: _Kept | None, *, rests: bool) -> bool:
+        """Tell whether a checkpoint spares an object that rests two records or more below `end`,
+        and one that does not more than lie between the checkpoints that its writers leave.
+
+        They leave none where they know nothing of what they write to (`multi_put`, blind writes of
+        transactions, indexes of tags), or where each write replaces the object.
+        """
+        most = 2 if rests else checkpoints.CHECKPOINT_EVERY + 1
+        spared, start = 0, 0 if kept is None else kept[1].seqnum + 1
+        while spared < most:
+            try:
+                page = await self._log.read_range(tag_of(name), start, limit=most + 1)
+            except TrimmedError as error:
+                start = error.first_seqnum
+                continue
+            below = [record.seqnum for record in page if record.seqnum < end]
+            spared += sum(kept is None or seqnum != kept[0] for seqnum in below)
+            if not below or len(below) < len(page):
+                break
+            start = below[-1] + 1
+        return spared >= most
 
     async def _trim(self, name: str, until: SeqNum, checkpoints_until: SeqNum) -> None:
         await self._log.trim(until, tag=tag_of(name))
         await self._log.trim(checkpoints_until, tag=checkpoint_tag_of(name))
+
+
+def _object_in(tag: UserTag) -> str | None:
+    return object_of(tag) if isinstance(tag, str) else None
 
 
 def _collected_in(record: Record) -> Collected:

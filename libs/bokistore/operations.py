@@ -65,7 +65,8 @@ class Operations:
             looking.set()
 
     async def _note(self, name: str, line: Line, start: SeqNum) -> None:
-        view = line.noted[start] = await self._replay.view(name, start - 1)
+        view = await self._replay.view(name, start - 1)
+        line.note(start, view)
         last = max(line.waiting, default=start)
         while start < last:
             page = await self._log.read_range(tag_of(name), start, limit=_PAGE)
@@ -75,7 +76,8 @@ class Operations:
             run: list[Record] = []
             for record in page:
                 if record.seqnum in line.waiting:
-                    view = line.noted[record.seqnum] = await self._replay.after_all(name, view, run)
+                    view = await self._replay.after_all(name, view, run)
+                    line.note(record.seqnum, view)
                     if is_followed_by_aux(view):
                         view = view._replace(depth=-1)
                     run = []

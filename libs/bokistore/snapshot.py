@@ -21,12 +21,22 @@ _TypedT = TypeVar("_TypedT")
 
 
 class Snapshot:
-    """All objects as of the records below `end`. Appends nothing, and never conflicts."""
+    """All objects as of the records below `end`. Never conflicts, and appends nothing.
 
-    def __init__(self, log: Log, replay: Replay, end: SeqNum | None = None) -> None:
+    Args:
+        log: of the store.
+        replay: of the store.
+        end: where; without it, at the tail.
+        may_append: leave a checkpoint where much had to be replayed, all the same.
+    """
+
+    def __init__(
+        self, log: Log, replay: Replay, end: SeqNum | None = None, *, may_append: bool = False
+    ) -> None:
         self._log = log
         self._replay = replay
         self._asked = end
+        self._may_append = may_append
         self._ends: list[SeqNum] = []
         """Of several first reads at once each asks for the tail; the first answer holds for all."""
 
@@ -74,7 +84,9 @@ class Snapshot:
     ) -> Obj | _TypedT | None:
         """Return an object, or its value as of a type; see `Store.get`."""
         tag_of(name)
-        return Obj(name, await self._replay.view(name, await self._place() - 1)).as_asked(type)
+        bound = await self._place() - 1
+        view = await self._replay.view(name, bound, may_append=self._may_append)
+        return Obj(name, view).as_asked(type)
 
     async def multi_get(self, names: Iterable[str]) -> dict[str, Obj]:
         """Return several objects by name, all as of the same place."""

@@ -47,7 +47,7 @@ from bokistore.snapshot import Snapshot, Version, versions
 from bokistore.tags import STALE_MAX, TIDIED_MAX, check_own, entry, index_of, tagged
 from bokistore.transaction import Transaction
 from bokistore.types import as_document
-from indilog.errors import AppendOutcomeUnknownError, ConflictError, OutcomeUnknownError
+from indilog.errors import AppendOutcomeUnknownError, ConflictError, IndilogError
 from indilog.ids import SeqNum
 from indilog.log import Log, check_bound
 
@@ -145,7 +145,7 @@ class Store:
         Raises:
             InvalidObjectError: the tag is no text.
         """
-        view = self.snapshot()
+        view = Snapshot(self.log, self._replay, may_append=True)
         found = await view.find(tag)
         stale = [name for name in await view.get(index_of(tag)) if name not in found]
         if len(stale) > max(STALE_MAX, len(found)):
@@ -158,7 +158,7 @@ class Store:
         async def body(txn: Transaction) -> None:
             await txn.tidy(tag, names)
 
-        with suppress(ConflictError, OutcomeUnknownError):  # the next lookup tries again
+        with suppress(IndilogError):  # what was looked up is there; the next lookup tries again
             await self.transact(body, retries=0)
 
     async def multi_put(self, values: Mapping[str, object]) -> None:

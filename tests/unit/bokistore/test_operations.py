@@ -15,6 +15,7 @@ from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio
 CALLERS = 64
+INCREMENT = b'{"store": 1, "writes": {"hot": [["increment", ["n"], 1]]}}'
 
 
 class Busy(MemoryLog):
@@ -117,6 +118,25 @@ async def test_one_that_is_cancelled_while_it_looks_for_all_leaves_it_to_the_nex
     told = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(told[0], asyncio.CancelledError)
     assert told[1:] == [1, 2, 3], "the first one is in the log all the same"
+
+
+async def test_nothing_is_noted_for_who_was_cancelled() -> None:
+    """One looks for all, from the first on; that one is gone when the answer comes."""
+    log, cache = Busy(), ViewCache()
+    store = Store(log, cache=cache)
+    await store.set("hot", "n", 0)
+    log.arrive.clear()
+    log.reads = 0
+    seqnums = [await log.append(INCREMENT, tags=["store:hot"]) for _ in range(2)]
+    line = cache.line(log.name, "hot")
+    second = asyncio.create_task(store._operations.before("hot", seqnums[1]))
+    line.waiting.add(seqnums[0])
+    while not log.reads:  # noqa: ASYNC110 - a few turns of the loop
+        await asyncio.sleep(0)
+    line.waiting.discard(seqnums[0])
+    log.arrive.set()
+    assert (await second).document == b'{"n":1}'
+    assert line.noted == {}
 
 
 async def test_what_does_not_fit_is_told_to_whom_it_concerns() -> None:
