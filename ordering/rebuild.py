@@ -116,6 +116,11 @@ class Rebuild:
         assert self._metalog.stored <= len(self._metalog)
         assert self._recorded or self._resend_at is not None
 
+    @property
+    def silent(self) -> tuple[NodeId, ...]:
+        """The backups that have not answered."""
+        return tuple(node for node, answer in self._answers.items() if answer is None)
+
     # --- what is wanted
 
     def _heard(self) -> list[MetalogCopy]:

@@ -84,6 +84,11 @@ class Sequencer:
         """Whether it does its work: a primary does not while it lacks something."""
         return self._metalog.whole or self._node != self._view.primary
 
+    @property
+    def silent(self) -> tuple[NodeId, ...]:
+        """The backups from which a primary that lacks something has not heard yet."""
+        return self._part.silent if isinstance(self._part, Rebuild) else ()
+
     def status(self) -> dict[str, int]:
         """Return figures for people; the tail is known to the primary only."""
         figures = {"length": self.length, "committed": self.committed, "whole": int(self.whole)}

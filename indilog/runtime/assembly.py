@@ -42,6 +42,8 @@ from storage.node import StorageNode
 READY_TIMEOUT_S: Final = 60.0
 _LOOK_S: Final = 0.02
 """How often to look whether a primary has got back what it lacked."""
+_LOOKS_SILENT: Final = 250
+"""After so many looks it is said for whom it waits: every 5 s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -184,10 +186,14 @@ async def metalog_whole(shell: NodeShell) -> None:
     roles = [role for role in shell.roles.values() if isinstance(role, Sequencer)]
     if all(role.ready for role in roles):
         return
-    _log.warning("the primary lacks metalog entries; it takes them from all other sequencers")
-    # A role is a value: it tells nobody that it has changed.
-    while shell.failed is None and not all(role.ready for role in roles):  # noqa: ASYNC110
+    _log.warning("the primary lacks metalog entries; it takes them from the other sequencers")
+    looks = 0
+    while shell.failed is None and not all(role.ready for role in roles):
         await asyncio.sleep(_LOOK_S)
+        looks += 1
+        if looks % _LOOKS_SILENT == 0:
+            silent = sorted({node for role in roles for node in role.silent})
+            _log.warning("the primary waits for other sequencers", silent=silent)
     if shell.failed is not None:
         raise shell.failed
     _log.info("the primary has its metalog again", entries=max(role.length for role in roles))

@@ -143,7 +143,9 @@ def test_a_wiped_primary_asks_all_backups_and_says_nothing_else() -> None:
 def test_one_backup_is_not_enough_for_a_wiped_primary() -> None:
     """What was published may be on the other one."""
     disk = Disk()
+    assert list(disk.node.silent) == [FIRST, SECOND]
     assert questions(disk.told(FIRST, copy(entries(1, 1)))) == []
+    assert list(disk.node.silent) == [SECOND]
     for seconds in (0.5, 1.0, 2.0):
         effects = disk.handle(at=seconds)
         assert kinds_sent(effects) <= {MetalogCopyWanted}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import indilog
-from indilog.config import MIB, Config, NodeConfig
+from indilog.config import MIB, ClusterConfig, Config, NodeConfig
 from indilog.errors import DataDirectoryError, DataLossError
 from indilog.roles import FrameKind
 from indilog.runtime.assembly import embedded
@@ -20,15 +20,18 @@ from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.segment import segment_path
 
 
-def config_in(directory: Path) -> Config:
-    return Config(node=NodeConfig(data_dir=directory, segment_bytes=8 * MIB))
+def config_in(directory: Path, sequencers: int = 1) -> Config:
+    return Config(
+        cluster=ClusterConfig(sequencers=sequencers),
+        node=NodeConfig(data_dir=directory, segment_bytes=8 * MIB),
+    )
 
 
-def started_in(directory: Path) -> None:
+def started_in(directory: Path, sequencers: int = 1) -> None:
     """Start a platform and append; what is refused is raised."""
 
     async def started() -> None:
-        async with embedded(config_in(directory)) as platform:
+        async with embedded(config_in(directory, sequencers)) as platform:
             await platform.logs.log("orders").append(b"x")
 
     asyncio.run(started())
@@ -128,9 +131,19 @@ def test_a_journal_that_is_gone_is_told_from_one_that_never_was(tmp_path: Path) 
     assert not asyncio.run(told())
 
 
-def test_a_platform_whose_journal_is_gone_does_not_begin_anew(tmp_path: Path) -> None:
-    started_in(tmp_path)
+@pytest.mark.parametrize(
+    ("sequencers", "words"),
+    [
+        (1, "restore its directory from a copy"),
+        (3, "of sequencer-0, and on that of sequencer-1 and sequencer-2 too"),
+    ],
+)
+def test_a_platform_whose_journal_is_gone_does_not_begin_anew(
+    tmp_path: Path, sequencers: int, words: str
+) -> None:
+    """All sequencers of one process share its journal."""
+    started_in(tmp_path, sequencers)
     shutil.rmtree(tmp_path / "journal")
     for _ in range(2):
-        with pytest.raises(DataLossError, match="restore its directory from a copy"):
-            started_in(tmp_path)
+        with pytest.raises(DataLossError, match=words):
+            started_in(tmp_path, sequencers)
