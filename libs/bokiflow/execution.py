@@ -39,6 +39,8 @@ from indilog.log import Entry, Log
 
 _DEFERRED_BYTES_MAX: Final = 16 * 1024
 """A larger result is appended at once, so that it is refused at its step if it is too large."""
+_DEFERRED_TOGETHER: Final = 500
+"""Appended in one batch at most; of all but one of them the results are short."""
 _MESSAGE_CHARACTERS_MAX: Final = 2000
 UNDO: Final = ".undo"
 """Ends the number of what takes an operation back; the rest is that operation's number."""
@@ -264,9 +266,16 @@ class Execution:
             Stopped: this execution must not go on.
         """
         async with self._settling:
-            if self._unsettled:
-                unsettled, self._unsettled = self._unsettled, []
-                await self._append(unsettled)
+            await self._append_unsettled(0)
+
+    async def _append_unsettled(self, left_max: int) -> None:
+        """Append what was decided and is not durable, the first first, until so much is left; what
+        an append that fails, or is broken off, had in it stays.
+        """
+        while len(self._unsettled) > left_max:
+            some = self._unsettled[:_DEFERRED_TOGETHER]
+            await self._append(some)
+            del self._unsettled[: len(some)]
 
     async def _record(self, record: Decided) -> Decided:
         try:
@@ -338,12 +347,12 @@ class Execution:
 
     async def _finish(self, finished: Finished) -> Finished:
         async with self._settling:
-            unsettled, self._unsettled = self._unsettled, []
+            await self._append_unsettled(_DEFERRED_TOGETHER)
             try:
-                await self._append([*unsettled, finished])
+                await self._append([*self._unsettled, finished])
             except TooLargeError as error:
                 finished = Finished(self.epoch, b"", _too_large(error))
-                await self._append([*unsettled, finished])
+                await self._append([*self._unsettled, finished])
         return finished
 
     def has_left_out(self, raised: Exception | None, undone: Collection[str] = ()) -> bool:

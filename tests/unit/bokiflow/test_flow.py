@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -473,3 +475,22 @@ async def test_a_workflow_stands_where_one_of_a_wider_result_does() -> None:
     wider: Startable[object] = child
     assert await (await parent.start()).result(10) == "7"
     assert await (await wider.start()).result(10) == 7
+
+
+async def test_a_sync_body_runs_in_a_thread_also_as_a_partial(flow: Flow) -> None:
+    def where(word: str) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    async def who(word: str) -> bool:
+        return where(word)
+
+    @flow.workflow
+    async def bodies(wf: Workflow) -> list[bool]:
+        return [
+            await wf.step(where, "a"),
+            await wf.step(partial(where, "a")),
+            await wf.step(partial(partial(where), "a")),
+            await wf.step(partial(who, "a")),
+        ]
+
+    assert await (await bodies.start()).result(5) == [False, False, False, True]
