@@ -7,6 +7,7 @@ decided, so a re-execution gets the same; of each name the first that is not con
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,9 @@ class Signals:
             for decided in execution.run.steps.values()
             if _is_got(decided)
         }
+        self._sorted = 0
+        """Signals of the run that stand in `_left` or were consumed."""
+        self._left: defaultdict[str, deque[tuple[SeqNum, bytes]]] = defaultdict(deque)
 
     async def next(self, number: str, name: str, ends: float = math.inf) -> Any:  # noqa: ANN401
         """Return the value of the next signal `name`; None: there is none until `ends`.
@@ -51,11 +55,14 @@ class Signals:
         return _decode_got(decided.result)[1] if _is_got(decided) else None
 
     def _take(self, name: str) -> bytes | None:
-        for seqnum, signal in self._execution.run.signals:
-            if signal.name == name and seqnum not in self._taken:
-                self._taken.add(seqnum)
-                return b"[%d,%b]" % (seqnum, signal.value)
-        return None
+        signals = self._execution.run.signals
+        if self._sorted < len(signals):
+            for seqnum, signal in signals[self._sorted :]:
+                if seqnum not in self._taken:
+                    self._left[signal.name].append((seqnum, signal.value))
+            self._sorted = len(signals)
+        left = self._left[name]
+        return b"[%d,%b]" % left.popleft() if left else None
 
 
 def _is_got(decided: Decided) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,11 +19,16 @@ from bokiflow import (
     Workflow,
     waiting,
 )
+from bokiflow.execution import Execution
+from bokiflow.fold import Run
+from bokiflow.records import Signalled, encoded, run_tag
+from bokiflow.run_log import read_run
+from bokiflow.signals import Signals
 from indilog.errors import NotReadyError, OverloadedError
 from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.flow_executions import FLOW_LOG as LOG
-from tests.flow_executions import begin, decided, execute, take
+from tests.flow_executions import NeverSure, begin, decided, execute, take
 
 
 class Clock:
@@ -104,6 +110,37 @@ async def test_signals_are_given_once_each_in_the_order_of_the_log(flow: Flow) -
         await handle.signal("item")
     with pytest.raises(UnknownRunError):
         await collect.handle("nobody").signal("item")
+
+
+class Counted(list[tuple[int, Signalled]]):
+    """Counts what is read of it."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Signalled]]:
+        for item in super().__iter__():
+            self.read += 1
+            yield item
+
+    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401 - an index or a slice
+        found = super().__getitem__(key)
+        self.read += len(found) if isinstance(key, slice) else 1
+        return found
+
+
+@pytest.mark.asyncio
+async def test_to_take_a_signal_costs_the_same_however_many_there_were(logs: MemoryLogs) -> None:
+    log = logs.log(LOG)
+    await begin(log, "w")
+    for n in range(100):
+        sent = encoded(Signalled("item" if n % 2 else "other", b"%d" % n, str(n)))
+        await log.append(sent, tags=[run_tag("w")])
+    run = await read_run(log, "w", Run())
+    counted = run.signals = Counted(run.signals)
+    signals = Signals(Execution(log, "w", run, NeverSure()))
+    assert [signals._take("item") for _ in range(51)][-2:] == [b"[100,99]", None]
+    assert [signals._take("other") for _ in range(51)][-2:] == [b"[99,98]", None]
+    assert counted.read <= 100
 
 
 @pytest.mark.asyncio
