@@ -194,6 +194,10 @@ class Fold:
         """Return a message that is outstanding, or None."""
         return self._messages.get(seqnum)
 
+    def held_by(self, claim: SeqNum) -> tuple[SeqNum, ...]:
+        """Return the messages that a claim holds; it looks at all."""
+        return tuple(m.seqnum for m in self._messages.values() if m.claim == claim)
+
     @property
     def leased(self) -> int:
         """Messages that somebody holds."""

@@ -282,7 +282,7 @@ class Queue:
     async def _claimed(self, lease: float) -> Delivery | None:
         replica, log = self.replica, self.log
         while (shard := await replica.next_available(log, seconds_now())) is not None:
-            claimed = await replica.claim(log, shard, lease, seconds_now())
+            claimed = await replica.claim(log, shard, lease, seconds_now)
             if claimed is None:
                 continue
             claim, seqnum = claimed

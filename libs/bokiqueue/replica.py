@@ -12,7 +12,7 @@ for all.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -44,9 +44,13 @@ from indilog.log import Log, Record
 
 CHECKPOINT_EVERY: Final = 1024
 """Records of a shard between two checkpoints."""
+KEPT_BEHIND: Final[int] = 128
+"""Records behind a checkpoint that are not trimmed yet: others may not have read theirs of them."""
 _OUTCOMES_MAX: Final = 4096
 """Outcomes of commands that a shard remembers for whoever appended them."""
 _CLAIMS_PER_LOOK: Final = 8
+_REST_S: Final = 0.1
+"""After a claim that found nothing of what was due by the local clock, none for that alone."""
 _PAGE: Final = 1000
 
 
@@ -58,6 +62,7 @@ class Shard:
         seen: below this seqnum there is proven to be no record beyond the end of the fold.
         reading: while one reads what is new for all; set when it is done, and all go on together.
         claims: of this process that are under way; each is set when it is decided.
+        rests_until: before this time of the log, what is due but not ready is not claimed.
         unsaved: records applied since the last checkpoint known.
     """
 
@@ -68,7 +73,9 @@ class Shard:
         self.seen: SeqNum = 0
         self.reading: Event | None = None
         self.claims: list[Event] = []
+        self.rests_until = 0.0
         self.unsaved = 0
+        self._recent: deque[SeqNum] = deque(maxlen=KEPT_BEHIND)
         self._outcomes: OrderedDict[SeqNum, tuple[SeqNum, ...]] = OrderedDict()
 
     def restart(self, fold: Fold) -> None:
@@ -82,6 +89,7 @@ class Shard:
         command = command_decoded(record.data)
         outcome = self.fold.apply(record.seqnum, record.time, command)
         self.unsaved += 1
+        self._recent.append(record.seqnum)
         if isinstance(command, Push):
             contents.keep(record.seqnum, command.data)
         elif command is not None:
@@ -91,16 +99,29 @@ class Shard:
             if len(self._outcomes) > _OUTCOMES_MAX:
                 self._outcomes.popitem(last=False)
 
+    @property
+    def recent(self) -> SeqNum:
+        """The first of the last records, those that somebody may be about to read."""
+        return self._recent[0] if self._recent else self.fold.end
+
     def outcome(self, seqnum: SeqNum) -> tuple[SeqNum, ...]:
         """Return what the command at `seqnum` had an effect on.
 
         Raises:
-            QueueError: it was so long ago that it is not known any more.
+            AppendOutcomeUnknownError: it was trimmed before it was read here.
         """
         outcome = self._outcomes.pop(seqnum, None)
         if outcome is None:
-            raise QueueError("The outcome is not known any more; the message may come again.")
+            raise AppendOutcomeUnknownError(
+                f"The command at seqnum {seqnum} was trimmed before its outcome was read; "
+                "if it did not count, the message comes again."
+            )
         return outcome
+
+    def claimed(self, claim: SeqNum) -> tuple[SeqNum, ...]:
+        """Return what the claim at this seqnum got; if it was trimmed, what it holds."""
+        outcome = self._outcomes.pop(claim, None)
+        return self.fold.held_by(claim) if outcome is None else outcome
 
     def hear(self, news: SeqNum) -> None:
         """Know that there may be something new below `news`."""
@@ -140,6 +161,8 @@ class Replica:
         self._turn = 0
         self._claims_since_look = _CLAIMS_PER_LOOK
         self._claims_failed = 0
+        self._ahead_s = 0.0
+        """How far the local clock is known to be ahead of the times of records."""
         self._contents = Contents()
 
     # --- opening
@@ -243,7 +266,7 @@ class Replica:
                 continue
             for record in page:
                 shard.apply(record, self._contents)
-            self.news.due(shard.fold.next_due())
+            self.news.due(self._due(shard))
             if not page and (is_in_session or ask_all):
                 shard.seen = until
             ask_all = not page
@@ -259,26 +282,30 @@ class Replica:
         return push.data
 
     def next_due(self) -> float | None:
-        """Return when the next lease or delay of any shard ends."""
-        dues = [due for shard in self.shards if (due := shard.fold.next_due()) is not None]
-        return min(dues, default=None)
+        """Return when the next lease or delay of any shard ends, by the local clock."""
+        return min((due for s in self.shards if (due := self._due(s)) is not None), default=None)
+
+    def _due(self, shard: Shard) -> float | None:
+        due = shard.fold.next_due()
+        return None if due is None else max(due, shard.rests_until) + self._ahead_s
 
     # --- claims
 
     async def next_available(self, log: Log, now: float) -> Shard | None:
-        """Return a shard in which a claim may find something, each in its turn.
+        """Return a shard in which a claim may find something at `now` by the local clock, each in
+        its turn.
 
         While there is work anyway, news of other shards are looked for now and then only.
         """
         self._claims_since_look += 1
         if self._claims_since_look <= _CLAIMS_PER_LOOK:
-            shard = self._in_turn(lambda one: one.available(now))
+            shard = self._in_turn(lambda one: one.available(self._log_time(one, now)))
             if shard is not None:
                 return shard
         self._claims_since_look = 0
         while True:
             has_news = await self._look(log)
-            shard = self._in_turn(lambda one: one.available(now))
+            shard = self._in_turn(lambda one: one.available(self._log_time(one, now)))
             if shard is not None or not has_news:
                 return shard
 
@@ -291,13 +318,32 @@ class Replica:
                 return shard
         return None
 
+    def _log_time(self, shard: Shard, now: float) -> float:
+        """Return what time it is for the leases and delays of a shard. The local clock only says
+        when it is worth while to claim; what is over is decided by the times of records.
+        """
+        log_time = now - self._ahead_s
+        return log_time if log_time >= shard.rests_until else shard.fold.clock
+
+    def _learn(self, shard: Shard, now: float, *, has_found: bool) -> None:
+        """Compare the clocks after a claim, which has brought the time of a record of now."""
+        ahead_s, due = now - shard.fold.clock, shard.fold.next_due()
+        if has_found:
+            self._ahead_s = max(0.0, min(self._ahead_s, ahead_s))
+        elif due is not None and due <= now - self._ahead_s:
+            self._ahead_s, shard.rests_until = ahead_s, shard.fold.clock + _REST_S
+
     async def claim(
-        self, log: Log, shard: Shard, lease_s: float, now: float
+        self, log: Log, shard: Shard, lease_s: float, clock: Callable[[], float]
     ) -> tuple[SeqNum, SeqNum] | None:
-        """Claim a message; return the seqnums of the claim and of the message, None: none."""
-        if not shard.has_unclaimed(now):
+        """Claim a message; return the seqnums of the claim and of the message, None: none.
+
+        `clock` is the local one; one that is ahead costs a claim that finds nothing now and then.
+        """
+        now = clock()
+        if not shard.has_unclaimed(self._log_time(shard, now)):
             await self.catch_up(log, shard, shard.news)
-            if not shard.has_unclaimed(now):
+            if not shard.has_unclaimed(self._log_time(shard, now)):
                 return None
         decided = Event()
         shard.claims.append(decided)
@@ -309,7 +355,8 @@ class Replica:
         finally:
             shard.claims.remove(decided)
             decided.set()
-        got = shard.outcome(claim)
+        got = shard.claimed(claim)
+        self._learn(shard, clock(), has_found=bool(got))
         return (claim, got[0]) if got else None
 
     async def has_failed_claims(self) -> bool:
@@ -364,7 +411,8 @@ class Replica:
         if kept is None:
             return  # another process has trimmed it already, below one that is further on
         await log.trim(kept.seqnum, tag=tag)
-        await log.trim(kept.needed_from, tag=self.tags.shards[shard.number])
+        needed = min(kept.needed_from, shard.recent)
+        await log.trim(needed, tag=self.tags.shards[shard.number])
         await log.trim(min(map(self._pushed_needed_from, self.shards)), tag=self.tags.pushed)
 
     def _pushed_needed_from(self, shard: Shard) -> SeqNum:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from bokiqueue import Queue, Replica
 from bokiqueue import replica as replica_module
 from bokiqueue.contents import Contents
-from bokiqueue.replica import CHECKPOINT_EVERY
-from indilog.errors import TrimmedError
+from bokiqueue.replica import CHECKPOINT_EVERY, KEPT_BEHIND
+from indilog.errors import AppendOutcomeUnknownError, TrimmedError
 from indilog.ids import UserTag
+from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 SHARDS = 2
 MESSAGES = 6000
 RECORDS_PER_DELIVERY = 3
-KEPT_MAX = CHECKPOINT_EVERY + RECORDS_PER_DELIVERY
+KEPT_MAX = CHECKPOINT_EVERY + KEPT_BEHIND + RECORDS_PER_DELIVERY
 
 
 async def records_left(log: MemoryLog, tag: str) -> int:
@@ -60,6 +62,62 @@ async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int |
         assert not part.fold.checkpoint().messages
         assert not part._outcomes
     assert len(queue.replica._contents) == 0
+
+
+class SlowReads(MemoryLog):
+    """A log whose reads of a shard begin when the test says so."""
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        super().__init__("work", logs=logs)
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: int = 0,
+        **options: Any,  # noqa: ANN401 - as the log's
+    ) -> list[Record]:
+        if "shard" in str(tag):
+            await self.go_on.wait()
+        return await super().read_range(tag, bound, **options)
+
+
+@pytest.mark.parametrize("kept_behind", [1, KEPT_BEHIND])
+@pytest.mark.parametrize("what", ["acknowledge", "claim"])
+async def test_what_is_trimmed_before_its_outcome_is_read(
+    what: str, kept_behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others trim behind a margin; beyond it an acknowledgement says so, a claim got nothing."""
+    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(replica_module, "KEPT_BEHIND", kept_behind)
+    logs = MemoryLogs()
+    slow = SlowReads(logs)
+    mine, other = (
+        Queue(log, "mail", shards=1, replica=Replica("mail", 1))
+        for log in (slow, MemoryLog("work", logs=logs))
+    )
+    await mine.push(b"0")
+    held = await mine.take() if what == "acknowledge" else None
+    await mine.stats()
+    slow.go_on.clear()
+    telling = asyncio.create_task(mine.take() if held is None else held.acknowledge())
+    if held is None:
+        async with other.pop() as message:
+            assert message is not None
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await other.push(b"1")
+    for _ in range(1 + (held is not None)):
+        async with other.pop() as message:
+            assert message is not None or held is not None
+    slow.go_on.set()
+    if held is not None and kept_behind == 1:
+        with pytest.raises(AppendOutcomeUnknownError, match="was trimmed before"):
+            await telling
+    else:
+        assert await telling is None
+    assert (await mine.stats()).depth == 0
 
 
 async def test_a_shard_that_nobody_uses_holds_nothing_back(
@@ -123,6 +181,7 @@ async def test_the_checkpoint_of_a_process_that_lags_replaces_no_better_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
     logs = MemoryLogs()
     slow = SlowCheckpoints(logs)
     ahead, behind, newcomer = (
