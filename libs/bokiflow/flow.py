@@ -113,10 +113,10 @@ class Handle(Generic[_ResultT_co]):
             TimeoutError: it has not ended within `timeout` seconds.
             UnknownRunError: there is no such run, or it was forgotten.
         """
-        ends = math.inf if timeout is None else waiting.seconds_now() + timeout
+        ends = math.inf if timeout is None else waiting.steady_now() + timeout
         finished: Finished | None = None
         if (running := self._flow.runner.running.get(self.id)) is not None:
-            left = ends - waiting.seconds_now()
+            left = ends - waiting.steady_now()
             finished = await waiting.within(running.ended, left, self._late())
         if finished is None:
             finished = await self._followed(ends)
@@ -129,7 +129,7 @@ class Handle(Generic[_ResultT_co]):
             await self._read(log, run)
             if run.finished is not None:
                 return run.finished
-            left = ends - waiting.seconds_now()
+            left = ends - waiting.steady_now()
             if left <= 0 or await log.read_next(run_tag(self.id), run.end, wait=left) is None:
                 raise TimeoutError(self._late())
 

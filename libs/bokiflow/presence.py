@@ -116,17 +116,19 @@ class Presence(ABC):
         """
         if lease.is_sure():
             return await appended(log, entries, on_again)
-        now, is_first = waiting.seconds_now(), self._spoke_as != lease.name
+        asked_at, is_first = waiting.moment(), self._spoke_as != lease.name
         self._spoke_as = lease.name
         last = await appended(log, [self._alive(lease), *entries], on_again)
         if is_first:
-            lease.renewed(now)
+            lease.renewed(asked_at)
         else:
             with suppress(IndilogError):  # then it is not sure, no more
-                await self._renew_at(log, lease, last, now)
+                await self._renew_at(log, lease, last, asked_at)
         return last
 
-    async def _renew_at(self, log: Log, lease: Lease, seqnum: SeqNum, asked_at: float) -> bool:
+    async def _renew_at(
+        self, log: Log, lease: Lease, seqnum: SeqNum, asked_at: waiting.Moment
+    ) -> bool:
         """Rely on a sign of life at `seqnum` unless it came too late; return whether it does."""
         await self.look(log, seqnum)
         is_late = lease.has_ended() or self.executors.has_heir(lease.name)
@@ -155,11 +157,11 @@ class Presence(ABC):
                 structlog.get_logger().warning("executor cannot renew its lease", reason=str(error))
 
     async def _renew(self, log: Log) -> None:
-        lease, now = self.lease, waiting.seconds_now()
+        lease, asked_at = self.lease, waiting.moment()
         if not lease.has_ended():
             self._spoke_as = lease.name
             seqnum = await appended(log, [self._alive(lease)])
-            if await self._renew_at(log, lease, seqnum, now):
+            if await self._renew_at(log, lease, seqnum, asked_at):
                 await self._trim(log)
                 return
         if lease is self.lease:

@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 _ValueT = TypeVar("_ValueT")
 
@@ -21,6 +21,27 @@ Mutex = asyncio.Lock
 def seconds_now() -> float:
     """Return seconds since 1970; only to know when to look or renew, never to decide."""
     return time.time()
+
+
+def steady_now() -> float:
+    """Return seconds that nobody sets; they stand still while the machine sleeps."""
+    return time.monotonic()
+
+
+class Moment(NamedTuple):
+    """Now, by both clocks of this process."""
+
+    wall_s: float
+    steady_s: float
+
+    def age_s(self) -> float:
+        """Return how long ago it was, at most: by the clock that says more."""
+        return max(seconds_now() - self.wall_s, steady_now() - self.steady_s)
+
+
+def moment() -> Moment:
+    """Return now, to ask later how long ago it was, whoever sets a clock or sleeps meanwhile."""
+    return Moment(seconds_now(), steady_now())
 
 
 def new_name() -> str:
