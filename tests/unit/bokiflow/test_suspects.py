@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from bokiflow import Flow, RunCancelledError, State, Workflow, suspects
+from bokiflow import Flow, RunCancelledError, State, Workflow, driver, suspects
 from bokiflow.executors import Executors
 from bokiflow.fold import Run
 from bokiflow.records import EXECUTORS_TAG, Alive, Dead, Started, Taken, encoded, run_tag
@@ -20,7 +20,9 @@ LEASE_S = 0.2
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspects are taken soon; what is parked stays so, unless a test says otherwise."""
     monkeypatch.setattr(suspects, "_PAUSE_S_MAX", 0.01)
+    monkeypatch.setattr(driver, "pause_s", lambda _: 600.0)
 
 
 class Process:
@@ -112,18 +114,7 @@ async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
     await last.stop()
 
 
-async def test_a_run_that_ended_its_processes_goes_on_when_it_does_so_no_more() -> None:
-    logs = MemoryLogs()
-    first = Process(logs)
-    await first.work.start("ends", id="poison")
-    await first.is_dead.wait()
-    _, last = await die_in_turn(logs, "poison")
-    last._ends = False  # its code is deployed again, its machine has more memory
-    assert await last.work.handle("poison").result(10) == "well"
-    await last.stop()
-
-
-async def test_a_cancelled_run_that_ends_its_processes_does_not_end_another(
+async def test_a_run_that_ended_its_processes_goes_on_when_it_does_so_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logs = MemoryLogs()
@@ -131,7 +122,20 @@ async def test_a_cancelled_run_that_ends_its_processes_does_not_end_another(
     await first.work.start("ends", id="poison")
     await first.is_dead.wait()
     _, parked = await die_in_turn(logs, "poison")
-    monkeypatch.setattr(suspects, "_PAUSE_S_MAX", 600.0)
+    await parked.stop()
+    monkeypatch.setattr(driver, "pause_s", lambda _: 0.01)
+    last = Process(logs, ends=False)  # its code is deployed again, its machine has more memory
+    last.drive()
+    assert await last.work.handle("poison").result(10) == "well"
+    await last.stop()
+
+
+async def test_a_cancelled_run_that_ends_its_processes_does_not_end_another() -> None:
+    logs = MemoryLogs()
+    first = Process(logs)
+    await first.work.start("ends", id="poison")
+    await first.is_dead.wait()
+    _, parked = await die_in_turn(logs, "poison")
     await parked.stop()
     last = Process(logs)
     last.drive()
