@@ -186,9 +186,12 @@ class Discard(NamedTuple):
 class Superfluous(NamedTuple):
     """So many bytes of frames that this role still needs, by the segments of their locations, are
     not needed: `Shrinks.needed` leaves them out when a segment is rewritten. All of it, anew.
+
+    `began`: when the role began to look; what was not needed later it looks for again.
     """
 
     bytes_by_segment: Mapping[int, int]
+    began: Instant
 
 
 class Ignore(NamedTuple):

@@ -100,8 +100,8 @@ class Reclaim:
         self._due = Instant(now + size / self._bytes_per_s)
         if not effects:
             self._due = Instant(now + max(self._rest_s_min, _REST * (now - self._began)))
+            effects.append(Superfluous(dict(self._superfluous), self._began))
             self._began = None
-            effects.append(Superfluous(dict(self._superfluous)))
             self._superfluous.clear()
         return effects
 

@@ -21,7 +21,7 @@ class Discards:
 
     Attributes:
         unpunched: frames that were discarded and keep their room until their file is rewritten.
-        held: the segments of which none is given back now: they are being rewritten.
+        held: the segments of which none is given back now (`hold`).
     """
 
     def __init__(self, segments: OpenSegments, moved: MovedFrames, old: OldSegments) -> None:
@@ -30,6 +30,8 @@ class Discards:
         self._old = old
         self._waiting: deque[tuple[int, Location]] = deque()
         """Frames that may go when so many frames are synced."""
+        self._parked: list[tuple[int, Location]] = []
+        """Those that were due, and are held."""
         self.unpunched = 0
         self.held = range(0)
 
@@ -37,8 +39,18 @@ class Discards:
         """Let a frame go when `written` frames are synced."""
         self._waiting.append((written, location))
 
+    def hold(self, segments: range) -> None:
+        """Give back none of these segments until `release`: they are being rewritten."""
+        self.held = segments
+
+    def release(self) -> None:
+        """What was held goes with the next `give_back`."""
+        self.held = range(0)
+        self._waiting.extendleft(reversed(self._parked))
+        self._parked.clear()
+
     def due(self, synced: int) -> bool:
-        """Whether something may be given back now, unless it is held."""
+        """Whether something may be given back now, unless it is held since a moment ago."""
         return bool(self._waiting) and self._waiting[0][0] <= synced
 
     def give_back(self, synced: int) -> None:
@@ -48,14 +60,12 @@ class Discards:
             OSError: a mark could not be written or synced.
         """
         due: list[Location] = []
-        held: list[tuple[int, Location]] = []
         while self._waiting and self._waiting[0][0] <= synced:
             written, location = self._waiting.popleft()
             if location.segment in self.held:
-                held.append((written, location))
+                self._parked.append((written, location))
             else:
                 due.append(location)
-        self._waiting.extendleft(reversed(held))
         places: defaultdict[int, list[Location]] = defaultdict(list)
         for name in due:
             if (place := self._place(name)) is not None:

@@ -249,7 +249,7 @@ class Journal:
 
     def _noted(self, damage: Damage) -> Damage:
         self.damaged += 1
-        log_damage(self.directory, damage)
+        log_damage(self.files.path(damage.segment), damage)
         return damage
 
     def _activate(self, number: int, end: int) -> None:

@@ -349,8 +349,8 @@ class NodeShell:
                 self._snapshots.ask(node, request)
             case Discard():
                 self._journal.discard(effect.location)
-            case Superfluous(by_segment):
-                self._journal.old.superfluous(node, by_segment)
+            case Superfluous(by_segment, began):
+                self._journal.old.superfluous(node, by_segment, began=began)
             case Ignore():
                 count_effect(self.metrics, node, effect)
             case unreachable:

@@ -9,10 +9,15 @@ proportion to what lives.
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from typing import Final
 
+from indilog.ids import Instant
 from indilog.runtime.segment_files import SegmentFile
+
+_NEVER: Final = Instant(-math.inf)
 
 
 @dataclasses.dataclass
@@ -23,6 +28,7 @@ class OldSegment:
         dead_bytes: of frames that were discarded.
         settled: whether a rewrite left what roles call superfluous: they are not believed again.
         spoilt: whether it cannot be rewritten, because it is damaged.
+        copied_from: when the rewrite began that wrote it.
     """
 
     file: SegmentFile
@@ -30,6 +36,7 @@ class OldSegment:
     dead_bytes: int = 0
     settled: bool = False
     spoilt: bool = False
+    copied_from: Instant = _NEVER
 
 
 class OldSegments:
@@ -68,9 +75,17 @@ class OldSegments:
             old.dead_bytes += size_bytes
             self.changed = True
 
-    def superfluous(self, owner: str, by_segment: Mapping[int, int]) -> None:
-        """Take note what `owner` does not need of frames that it still needs; all of it, anew."""
-        self._superfluous[owner] = by_segment
+    def superfluous(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
+        """Take note what `owner` does not need of frames that it still needs; all of it, anew.
+
+        `began`: when it began to look. What it found in a file that was rewritten since may be of
+        the file before; what it did not need only later it looks for once more.
+        """
+        self._superfluous[owner] = {
+            segment: size
+            for segment, size in by_segment.items()
+            if (old := self._with(segment)) is None or old.copied_from <= began
+        }
         self.changed = True
 
     def chosen(self, *, below: int, share_min: float, bytes_max: int) -> Sequence[OldSegment]:
@@ -120,12 +135,20 @@ class OldSegments:
                 end = index + 1
         return self._files[start:end]
 
-    def replaced(self, run: Sequence[OldSegment], file: SegmentFile, size_bytes: int) -> None:
+    def replaced(
+        self,
+        run: Sequence[OldSegment],
+        file: SegmentFile,
+        size_bytes: int,
+        *,
+        copied_from: Instant,
+    ) -> None:
         """Put one file in the place of neighbours."""
         expected = self.living_bytes(run)
         start = self._firsts.index(run[0].file.first)
         settled = size_bytes > 2 * expected
-        self._files[start : start + len(run)] = [OldSegment(file, size_bytes, settled=settled)]
+        new = OldSegment(file, size_bytes, settled=settled, copied_from=copied_from)
+        self._files[start : start + len(run)] = [new]
         self._firsts[start : start + len(run)] = [file.first]
         self._superfluous = {
             owner: {s: n for s, n in told.items() if not file.first <= s <= file.last}

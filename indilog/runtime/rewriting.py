@@ -71,6 +71,7 @@ class Rewriting:
         self._appended = 0
         self._due = Instant(0.0)
         self._run: Sequence[OldSegment] = ()
+        self._began = Instant(0.0)
         self._copy: SegmentRewrite | None = None
         self._slices: Generator[Slice] | None = None
         self._mark: int | None = None
@@ -147,7 +148,8 @@ class Rewriting:
             self._due = Instant(now + _RETRY_S)
             return False
         self._run = run
-        journal.discards.held = range(run[0].file.first, run[-1].file.last + 1)
+        self._began = now
+        journal.discards.hold(range(run[0].file.first, run[-1].file.last + 1))
         files = [old.file for old in run]
         self._copy = SegmentRewrite(journal.directory, files, journal.moved, self._needed)
         self._slices = self._copy.slices()
@@ -204,7 +206,7 @@ class Rewriting:
         file = copy.give_name()
         journal.files.replaced([old.file.first for old in run], file)
         journal.moved.moved(range(file.first, file.last + 1), file.first, copy.places)
-        journal.old.replaced(run, file, copy.bytes)
+        journal.old.replaced(run, file, copy.bytes, copied_from=self._began)
         self._metrics.rewrites += 1
         self._cleaning = journal.spare.pool.submit(copy.clean)
         self._over(now)
@@ -222,7 +224,7 @@ class Rewriting:
             self._slices.close()
         self._copy = self._slices = self._mark = self._working = None
         self._run = ()
-        self._journal.discards.held = range(0)
+        self._journal.discards.release()
         self._due = due
 
     def close(self) -> None:

@@ -73,12 +73,12 @@ def is_whole(directory: Path, newest: NewestSegment) -> bool:
     return path.exists() and path.stat().st_size >= newest.size_bytes
 
 
-def log_damage(directory: Path, damage: Damage) -> None:
-    """Say which file is damaged where, and how many records were there if that can be told."""
+def log_damage(file: Path, damage: Damage) -> None:
+    """Say where a file is damaged, and how many records were there if that can be told."""
     header = damage.header
     log.error(
         "the journal is damaged",
-        file=str(segment_path(directory, damage.segment)),
+        file=str(file),
         offset=damage.start,
         bytes=damage.end - damage.start,
         records=_records_in(damage) if header and header.kind in BATCH_KINDS else "unknown",

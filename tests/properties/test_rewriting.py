@@ -73,7 +73,7 @@ class Story:
                 written.versions.append(smaller)
                 size = len(written.versions[0]) - len(smaller)
                 told[written.place.segment] = told.get(written.place.segment, 0) + size
-        self.rewriter.journal.old.superfluous("storage-0", told)
+        self.rewriter.journal.old.superfluous("storage-0", told, began=self.rewriter.now)
 
     def rewrite(self) -> None:
         self.rewriter.rest(self.chaos.choice([1, 2, 5, 60]))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from indilog.records import RecordBatch
 from indilog.roles import FrameKind, Location
@@ -139,11 +140,28 @@ def test_what_is_discarded_while_its_segment_is_copied_goes_afterwards(rewriter:
     again.close()
 
 
+def test_what_is_held_is_not_looked_at_again_in_each_turn(rewriter: Rewriter) -> None:
+    """However much of a segment dies while it is copied; it goes when that is over."""
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.turn()
+    discards, died = rewriter.journal.discards, rewriter.journal.old._files[0]
+    before = died.dead_bytes
+    rewriter.discard(*places[8:11])
+    assert not discards.due(1 << 60)
+    assert died.dead_bytes == before
+    discards.release()
+    assert discards.due(1 << 60)
+    rewriter.journal.give_back()
+    assert died.dead_bytes > before
+    assert not discards.due(1 << 60)
+
+
 def test_hollow_batches_take_the_place_of_those_that_are_partly_alive(rewriter: Rewriter) -> None:
     places = filled(rewriter)
     for number, place in enumerate(places[:11]):
         rewriter.role.smaller[place] = RecordBatch(batch(2 * number)).hollowed([True, False])
-    rewriter.journal.old.superfluous("storage-0", {1: 2500})
+    rewriter.journal.old.superfluous("storage-0", {1: 2500}, began=rewriter.now)
     assert rewriter.rest() == 1
     assert rewriter.sizes()["00000001"] < 0.7 * SEGMENT_BYTES
     for number, place in enumerate(places[:11]):
@@ -167,7 +185,7 @@ def test_of_a_hollow_batch_only_its_own_room_is_given_back(tmp_path: Path) -> No
     places = [rewriter.write(payload) for payload in whole]
     rewriter.journal.sync()
     rewriter.role.smaller[places[0]] = RecordBatch(whole[0]).hollowed([True, False])
-    rewriter.journal.old.superfluous("storage-0", {1: 190_000})
+    rewriter.journal.old.superfluous("storage-0", {1: 190_000}, began=rewriter.now)
     assert rewriter.rest() == 1
     rewriter.discard(places[0])
     payload = rewriter.journal.read(places[0])
@@ -181,11 +199,49 @@ def test_a_role_that_needs_what_it_called_superfluous_is_not_asked_for_ever(
     rewriter: Rewriter,
 ) -> None:
     filled(rewriter)
-    rewriter.journal.old.superfluous("storage-0", {1: 3000})
+    rewriter.journal.old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
     assert rewriter.rest() == 1
     for _ in range(3):
-        rewriter.journal.old.superfluous("storage-0", {1: 3000})
+        rewriter.journal.old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
         assert rewriter.rest() == 0
+
+
+def test_what_was_found_before_a_file_was_rewritten_is_not_believed_of_it(
+    rewriter: Rewriter,
+) -> None:
+    """A pass that was under way meanwhile tells of frames as they were; the next one does not."""
+    places = filled(rewriter)
+    began = rewriter.now
+    rewriter.discard(*places[:8])
+    assert rewriter.rest() == 1
+    old = rewriter.journal.old
+    [left] = old._files[:1]
+    old.superfluous("storage-0", {1: 3000}, began=began)
+    assert old._waste()[0] == left.dead_bytes
+    assert rewriter.rest() == 0
+    old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
+    assert old._waste()[0] > left.dead_bytes
+    assert rewriter.rest() == 1
+
+
+def test_damage_is_said_of_the_file_that_there_is(rewriter: Rewriter) -> None:
+    """Also where one file holds several segments."""
+    places = filled(rewriter, segments=3)
+    rewriter.discard(*places[:33])
+    rewriter.rest()
+    [joined] = rewriter.directory.glob("segment-*-*.log")
+    rewriter.close()
+    data = bytearray(joined.read_bytes())
+    for place in range(len(data)):
+        data[place] ^= 0xFF
+    joined.write_bytes(data)
+    with structlog.testing.capture_logs() as logs:
+        again = Rewriter(rewriter.directory)
+    assert None in again.found
+    assert [entry["file"] for entry in logs if entry["event"] == "the journal is damaged"] == [
+        str(joined)
+    ]
+    again.close()
 
 
 def test_a_copy_counts_only_when_what_was_written_before_is_synced(rewriter: Rewriter) -> None:

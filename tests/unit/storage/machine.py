@@ -76,6 +76,7 @@ class Machine:
         self.ignored: list[str] = []
         self.discarded: list[Location] = []
         self.superfluous: dict[int, int] = {}
+        self.superfluous_since: Instant | None = None
         self.reads = 0
         self.read_places: list[Location] = []
         """Where it has read, in order."""
@@ -144,8 +145,8 @@ class Machine:
                 return [FrameRead(token, payloads[0] if payloads else None)]
             case Discard(location):
                 self.discarded.append(location)
-            case Superfluous(by_segment):
-                self.superfluous = dict(by_segment)
+            case Superfluous(by_segment, began):
+                self.superfluous, self.superfluous_since = dict(by_segment), began
             case Ignore(_, reason):
                 self.ignored.append(reason)
             case _:

@@ -119,8 +119,10 @@ def test_a_batch_at_another_place_than_the_known_one_is_needed() -> None:
 
 def test_a_pass_tells_how_much_is_superfluous_in_each_segment() -> None:
     machine = with_records()
+    began = machine.now
     machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     waited(machine)
+    assert machine.superfluous_since == began + 1.0, "when the pass began, after a first rest"
     kind, payload, location = batches(machine)[1]
     kept = machine.node.needed(kind, payload, location)
     assert kept is not None
