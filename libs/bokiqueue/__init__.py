@@ -4,7 +4,13 @@
 the public `indilog.log.Log` interface; `bokiqueue.waiting` alone needs an event loop.
 """
 
-from bokiqueue.errors import LeaseLostError, QueueError, QueueSettingsError, QueueVersionError
+from bokiqueue.errors import (
+    LeaseLostError,
+    QueueError,
+    QueueSettingsError,
+    QueueTrimmedError,
+    QueueVersionError,
+)
 from bokiqueue.queue import Delivery, Queue, ShardStats, Stats
 from bokiqueue.replica import Replica
 
@@ -14,6 +20,7 @@ __all__ = [
     "Queue",
     "QueueError",
     "QueueSettingsError",
+    "QueueTrimmedError",
     "QueueVersionError",
     "Replica",
     "ShardStats",

@@ -1,22 +1,30 @@
-"""Checkpoints of a shard in the log: which of them counts.
+"""Checkpoints of a shard in the log: how they are written, and which of them counts.
 
 Processes write checkpoints whenever they have seen enough, so one that lags may write an older
 state behind a newer one. What is trimmed is decided by the checkpoint that is furthest on, never
 by the newest: all who trim agree on it, so it never gives way to one that is behind what was given
 back.
+
+A checkpoint of many messages is several records. It counts when all of them are there.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
-from bokiqueue.records import Checkpoint, checkpoint_decoded
-from indilog.errors import TrimmedError
+import msgspec
+
+from bokiqueue.records import Checkpoint, checkpoint_decoded, encoded
+from indilog.errors import TooLargeError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log
 
 _PAGE: Final = 16
+_HELD_MAX: Final = 10_000
+"""Messages in one record, of 45 bytes each at most; fewer where the log's limit is lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +41,35 @@ class Kept:
         return min((held.seqnum for held in checkpoint.messages), default=checkpoint.end)
 
 
+async def write(log: Log, tag: str, checkpoint: Checkpoint) -> None:
+    """Append a checkpoint, in parts that the log takes."""
+    held_max = _HELD_MAX
+    while True:
+        try:
+            return await _write_parts(log, tag, checkpoint, held_max)
+        except TooLargeError:
+            if held_max == 1:
+                raise
+            held_max //= 2
+
+
+async def _write_parts(log: Log, tag: str, checkpoint: Checkpoint, held_max: int) -> None:
+    held = checkpoint.messages
+    parts = max(1, -(-len(held) // held_max))
+    first: SeqNum | None = None
+    for part in range(parts):
+        record = msgspec.structs.replace(
+            checkpoint, messages=held[part * held_max :][:held_max], parts=parts, part=part,
+            first=first,
+        )  # fmt: skip
+        seqnum = await log.append(encoded(record), tags=[tag])
+        first = seqnum if first is None else first
+
+
 async def furthest(log: Log, tag: str) -> Kept | None:
     """Return the checkpoint that is furthest on, of all that are left; None: there is none."""
     best: Kept | None = None
+    parts: defaultdict[SeqNum, dict[int, Checkpoint]] = defaultdict(dict)
     start = 0
     while True:
         try:
@@ -46,9 +80,20 @@ async def furthest(log: Log, tag: str) -> Kept | None:
         if not page:
             return best
         for record in page:
-            checkpoint = checkpoint_decoded(record.data)
-            if checkpoint is None:
+            part = checkpoint_decoded(record.data)
+            if part is None or part.part >= part.parts:
                 continue
-            if best is None or checkpoint.end >= best.checkpoint.end:
-                best = Kept(record.seqnum, checkpoint)
+            if best is not None and part.end < best.checkpoint.end:
+                continue
+            first = record.seqnum if part.first is None else part.first
+            parts[first][part.part] = part
+            if len(parts[first]) == part.parts:
+                best = Kept(first, _joined(parts.pop(first)))
         start = page[-1].seqnum + 1
+
+
+def _joined(parts: dict[int, Checkpoint]) -> Checkpoint:
+    if len(parts) == 1:
+        return parts[0]
+    held = chain.from_iterable(parts[number].messages for number in range(len(parts)))
+    return Checkpoint(parts[0].end, parts[0].clock, tuple(held))

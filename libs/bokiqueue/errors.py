@@ -19,3 +19,15 @@ class LeaseLostError(QueueError):
 
 class QueueVersionError(QueueError):
     """A record was written by a later version of BokiQueue; upgrade this program to read it."""
+
+
+class QueueTrimmedError(QueueError):
+    """Records of the queue were trimmed with its whole log, so nobody knows what is in it."""
+
+    def __init__(self, name: str, first_seqnum: int) -> None:
+        super().__init__(
+            f"The log of queue {name!r} was trimmed as a whole below seqnum {first_seqnum} (a "
+            "retention policy, or trim() without a tag), so what is in the queue cannot be known; "
+            "keep queues in a log that is not trimmed."
+        )
+        self.first_seqnum = first_seqnum

@@ -190,6 +190,11 @@ class Fold:
         """Outstanding messages, dead letters not counted."""
         return len(self._messages)
 
+    @property
+    def kept(self) -> int:
+        """How many messages a checkpoint of it has: outstanding ones and dead letters."""
+        return len(self._messages) + len(self._dead)
+
     def message(self, seqnum: SeqNum) -> Message | None:
         """Return a message that is outstanding, or None."""
         return self._messages.get(seqnum)

@@ -110,11 +110,16 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """A shard as its records below seqnum `end` leave it."""
+    """A shard as its records below seqnum `end` leave it, or one of `parts` records that are it
+    together: the other parts say by `first` where the first one is.
+    """
 
     end: _SeqNum
     clock: float
     messages: tuple[Held, ...]
+    parts: Annotated[int, msgspec.Meta(ge=1)] = 1
+    part: Annotated[int, msgspec.Meta(ge=0)] = 0
+    first: _SeqNum | None = None
 
 
 class Tags(NamedTuple):

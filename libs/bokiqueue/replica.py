@@ -19,9 +19,9 @@ from itertools import count
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from bokiqueue.checkpoints import furthest
+from bokiqueue.checkpoints import furthest, write
 from bokiqueue.contents import Contents
-from bokiqueue.errors import QueueError, QueueSettingsError
+from bokiqueue.errors import QueueError, QueueSettingsError, QueueTrimmedError
 from bokiqueue.fold import Fold
 from bokiqueue.records import (
     Acknowledge,
@@ -43,7 +43,9 @@ from indilog.ids import SeqNum
 from indilog.log import Log, Record
 
 CHECKPOINT_EVERY: Final = 1024
-"""Records of a shard between two checkpoints."""
+"""Records of a shard between two checkpoints, at least."""
+_MESSAGES_PER_RECORD: Final = 4
+"""Of those that a checkpoint has, for each record before it: it costs about what they do."""
 KEPT_BEHIND: Final[int] = 128
 """Records behind a checkpoint that are not trimmed yet: others may not have read theirs of them."""
 _OUTCOMES_MAX: Final = 4096
@@ -172,6 +174,7 @@ class Replica:
 
         Raises:
             QueueSettingsError: the queue was made with another number of shards.
+            QueueTrimmedError: its log was trimmed as a whole.
         """
         if self._opened:
             return
@@ -193,7 +196,10 @@ class Replica:
         """Return what the first record of settings says; write one if there is none."""
         bound = 0
         while True:
-            record = await log.read_next(self.tags.settings, bound)
+            try:
+                record = await log.read_next(self.tags.settings, bound)
+            except TrimmedError as error:
+                raise QueueTrimmedError(self._name, error.first_seqnum) from error
             if record is None:
                 mine = encoded(Settings(len(self.shards)))
                 await log.append(mine, tags=[self.tags.settings])
@@ -262,7 +268,7 @@ class Replica:
                 await log.tail()
                 await self._load(log, shard)
                 if shard.fold.end < error.first_seqnum:
-                    raise
+                    raise QueueTrimmedError(self._name, error.first_seqnum) from error
                 continue
             for record in page:
                 shard.apply(record, self._contents)
@@ -275,7 +281,10 @@ class Replica:
         """Return the bytes of an outstanding message."""
         if (data := self._contents.take(seqnum)) is not None:
             return data
-        record = await log.read(seqnum)
+        try:
+            record = await log.read(seqnum)
+        except TrimmedError as error:
+            raise QueueTrimmedError(self._name, error.first_seqnum) from error
         push = None if record is None else command_decoded(record.data)
         if not isinstance(push, Push):
             raise QueueError(f"The message at seqnum {seqnum} cannot be read.")
@@ -399,14 +408,14 @@ class Replica:
         trimmed is decided by the one that is furthest on, which stays. It raises nothing of the
         log: what was asked for has taken effect, and the next checkpoint makes up for this one.
         """
-        if shard.unsaved >= CHECKPOINT_EVERY:
+        if shard.unsaved >= max(CHECKPOINT_EVERY, shard.fold.kept // _MESSAGES_PER_RECORD):
             shard.unsaved = 0
             with suppress(IndilogError):
                 await self._save(log, shard)
 
     async def _save(self, log: Log, shard: Shard) -> None:
         tag = self.tags.checkpoints[shard.number]
-        await log.append(encoded(shard.fold.checkpoint()), tags=[tag])
+        await write(log, tag, shard.fold.checkpoint())
         kept = await furthest(log, tag)
         if kept is None:
             return  # another process has trimmed it already, below one that is further on
@@ -419,7 +428,7 @@ class Replica:
         """Return from where on news of a shard are needed. One that nobody uses holds nothing
         back: all that was pushed below the cursor is heard of.
         """
-        if len(shard.fold) or shard.fold.dead or shard.stale:
+        if shard.fold.kept or shard.stale:
             return shard.fold.needed_from
         return max(shard.known, self._cursor)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from bokiqueue import Queue, Replica
+from bokiqueue import Queue, Replica, checkpoints
 from bokiqueue import replica as replica_module
 from bokiqueue.contents import Contents
+from bokiqueue.records import Checkpoint, encoded
 from bokiqueue.replica import CHECKPOINT_EVERY, KEPT_BEHIND
+from indilog.config import ClusterConfig
 from indilog.errors import AppendOutcomeUnknownError, TrimmedError
 from indilog.ids import UserTag
 from indilog.log import Record
@@ -201,3 +203,43 @@ async def test_the_checkpoint_of_a_process_that_lags_replaces_no_better_one(
     assert await newcomer.take() is None
     await newcomer.push(b"2")
     assert (await newcomer.stats()).depth == 1
+
+
+@pytest.mark.parametrize("record_bytes_max", [600, 1024 * 1024])
+async def test_a_checkpoint_may_be_larger_than_a_record(
+    record_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", 50)
+    monkeypatch.setattr(checkpoints, "_HELD_MAX", 100)
+    monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
+    logs = MemoryLogs(ClusterConfig(record_bytes_max=record_bytes_max), page_bytes_max=1000)
+    log = MemoryLog("work", logs=logs)
+    queue = Queue(log, "mail", shards=1)
+    (tag,) = queue.replica.tags.checkpoints
+    for number in range(350):
+        await queue.push(b"%d" % number)
+    for _ in range(50):
+        async with queue.pop() as message:
+            assert message is not None
+    parts = await records_left(log, tag)
+    assert 3 <= parts <= 60
+    assert await records_left(log, queue.replica.tags.shards[0]) < 500, "some are trimmed"
+    newcomer = Queue(MemoryLog("work", logs=logs), "mail", shards=1, replica=Replica("mail", 1))
+    assert (await newcomer.stats()).depth == 300
+    async with newcomer.pop() as message:
+        assert message is not None
+        assert message.data == b"50"
+
+
+async def test_a_checkpoint_of_which_a_part_is_missing_does_not_count() -> None:
+    log = MemoryLog("work")
+    whole, half = Checkpoint(5, 0.0, ()), Checkpoint(9, 0.0, (), parts=2)
+    await log.append(encoded(whole), tags=["c"])
+    first = await log.append(encoded(half), tags=["c"])
+    kept = await checkpoints.furthest(log, "c")
+    assert kept == checkpoints.Kept(0, whole)
+    await log.append(encoded(Checkpoint(9, 0.0, (), parts=2, part=1, first=0)), tags=["c"])
+    assert await checkpoints.furthest(log, "c") == kept, "it is another one's part"
+    await log.append(encoded(Checkpoint(9, 0.0, (), parts=2, part=1, first=first)), tags=["c"])
+    kept = await checkpoints.furthest(log, "c")
+    assert kept == checkpoints.Kept(first, Checkpoint(9, 0.0, ()))

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from bokiqueue import LeaseLostError, Queue, QueueSettingsError, QueueVersionError, Replica
+from bokiqueue import (
+    LeaseLostError,
+    Queue,
+    QueueSettingsError,
+    QueueTrimmedError,
+    QueueVersionError,
+    Replica,
+)
 from bokiqueue import queue as queue_module
 from bokiqueue import replica as replica_module
 from indilog.errors import (
@@ -269,6 +276,21 @@ async def test_a_process_that_was_left_behind_goes_on_from_a_checkpoint(
         if number < 19:
             assert await taken(queue) is not None
     assert await taken(sleeper) == b"19"
+
+
+async def test_a_queue_of_a_log_that_was_trimmed_as_a_whole_says_so(log: MemoryLog) -> None:
+    queue = Queue(log, "mail", shards=2)
+    running = elsewhere(log)
+    for _ in range(2):
+        await queue.push(b"x")
+        assert await running.take() is not None
+    await queue.push(b"y")
+    await log.trim(await log.tail())
+    with pytest.raises(QueueTrimmedError, match="'mail' was trimmed as a whole below seqnum 6"):
+        await elsewhere(log).take()
+    with pytest.raises(QueueTrimmedError, match="in a log that is not trimmed"):
+        await running.stats()
+    await queue.push(b"z")
 
 
 async def test_a_consumer_that_waits_is_woken_by_a_push() -> None:
