@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
+import structlog
+
 from bokiflow.fold import Run
 from bokiflow.records import RUNS_TAG, Started, run_in, run_record, run_tag
-from bokiflow.run_log import read_run
-from indilog.errors import TrimmedError
+from bokiflow.run_log import is_passing, read_run
+from indilog.errors import IndilogError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
 
@@ -84,7 +86,18 @@ class Cleaner:
         return await self._look(log, run_id, before)
 
     async def _look(self, log: Log, run_id: str, before: float) -> int:
-        """Forget a run if it ended long enough ago; 1: so it is now."""
+        """Forget a run if it ended long enough ago; 1: so it is now. One that cannot be read is
+        kept.
+        """
+        try:
+            return await self._look_at(log, run_id, before)
+        except IndilogError as error:
+            if is_passing(error):
+                raise
+            structlog.get_logger().error("run cannot be read", run=run_id, reason=str(error))
+            return 0
+
+    async def _look_at(self, log: Log, run_id: str, before: float) -> int:
         run = await read_run(log, run_id, Run(), is_reused=True)
         if run.started is not None:
             if run.finished is None:

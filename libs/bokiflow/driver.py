@@ -14,13 +14,13 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 import structlog
 
 from bokiflow import waiting
 from bokiflow.cleaning import Cleaner
-from bokiflow.departed import Remains, left_by, stream
+from bokiflow.departed import left_by, stream
 from bokiflow.fold import Run
 from bokiflow.presence import BEATS
 from bokiflow.records import (
@@ -34,7 +34,7 @@ from bokiflow.records import (
     run_in,
     run_tag,
 )
-from bokiflow.run_log import Stopped, appended, read_run
+from bokiflow.run_log import Stopped, appended, is_passing, read_run
 from bokiflow.runner import Runner
 from bokiflow.suspects import (
     CRASHES_PARKED,
@@ -45,6 +45,7 @@ from bokiflow.suspects import (
 )
 from bokiflow.workflow import Logs
 from indilog.errors import IndilogError, TrimmedError
+from indilog.ids import SeqNum
 from indilog.log import Entry, Log
 
 _AGAIN_S: Final = 0.05
@@ -86,13 +87,15 @@ class Driver:
             on_cancel[:] = [told for told in on_cancel if told != self._on_cancel]
             await self._runner.stop(log)
 
-    async def _until_done(self, act: Callable[[], Awaitable[None]]) -> None:
+    async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
         """Do something, again if the log is away."""
         while True:
             try:
-                return await act()
+                await act()
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("driver waits for the log", reason=str(error))
+            else:
+                return
             await waiting.pause(_PROBLEM_S)
 
     async def _clean(self, log: Log, logs: Logs) -> None:
@@ -145,8 +148,11 @@ class Driver:
         if name == runner.lease.name:
             await runner.retire(log)
             return
-        if not (await left_by(log, name)).runs and not runner.executors.left_to(name):
+        left = await left_by(log, name)
+        if not left.runs and not runner.executors.left_to(name):
             runner.executors.forget(name)
+            if left.end:
+                await log.trim(left.end, tag=executor_tag(name))
             return
         lease = runner.living()
         dead = Entry(encoded(Dead(name, lease.name)), (EXECUTORS_TAG,))
@@ -156,15 +162,16 @@ class Driver:
         """Take over all that a dead executor has left; then nobody needs to know of it."""
         left = await left_by(log, name)
         structlog.get_logger().info("taking over runs", executor=name, runs=len(left.runs))
-        await self._take_all(log, logs, name, left.runs)
+        are_read = await self._take_all(log, logs, name, left.runs)
         if name not in self._suspects:
-            await self._taken_from(log, name, left)
+            await self._taken_from(log, name, left.end if are_read else 0)
 
-    async def _taken_from(self, log: Log, name: str, left: Remains) -> None:
-        """Nothing is left of what a dead executor had."""
+    async def _taken_from(self, log: Log, name: str, end: SeqNum) -> None:
+        """Of what a dead executor had nothing is left below `end`; the rest nobody can take now."""
         over = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
         seqnum = await appended(log, [over])
-        await log.trim(left.end, tag=executor_tag(name))
+        if end:
+            await log.trim(end, tag=executor_tag(name))
         await self._runner.look(log, seqnum)
 
     async def _look_again(self, log: Log, logs: Logs, name: str) -> None:
@@ -174,8 +181,9 @@ class Driver:
         left = await left_by(log, name, departed.end(name))
         await self._runner.look(log)  # a sign of life stands before what was done under it
         if self._is_nobodys(name):
-            await self._take_all(log, logs, name, left.runs)
-            departed.looked(name, now, 0 if name in self._suspects else left.end)
+            are_read = await self._take_all(log, logs, name, left.runs)
+            is_over = are_read and name not in self._suspects
+            departed.looked(name, now, left.end if is_over else 0)
         else:
             departed.looked(name, now, 0)
 
@@ -186,9 +194,13 @@ class Driver:
         """
         return name != self._runner.lease.name and name not in self._runner.executors.known
 
-    async def _take_all(self, log: Log, logs: Logs, name: str, left: list[str]) -> None:
-        """Take over runs of an executor, as many at once as there is room for; suspects later."""
+    async def _take_all(self, log: Log, logs: Logs, name: str, left: list[str]) -> bool:
+        """Take over runs of an executor, as many at once as there is room for; suspects later.
+
+        Return whether all could be read; the others are passed over.
+        """
         suspects: dict[str, int] = {}
+        are_read = True
         while left:
             await self._room()
             count = max(1, min(_TAKEN_AT_ONCE, self._runner.room))
@@ -197,10 +209,12 @@ class Driver:
                 if not is_free:
                     left.append(id_)
             free = [id_ for id_ in now if id_ not in left]
-            await asyncio.gather(*(self._take(log, logs, id_, (name,), suspects) for id_ in free))
+            took = (self._take(log, logs, id_, (name,), suspects) for id_ in free)
+            are_read = all(await asyncio.gather(*took)) and are_read
         if suspects:
             taking = partial(self._take_suspects, log, logs, name, suspects)
             self._suspects.begin(name, taking)
+        return are_read
 
     async def _take_suspects(
         self, log: Log, logs: Logs, name: str, suspects: dict[str, int]
@@ -214,7 +228,7 @@ class Driver:
         async def be_done() -> None:
             left = await left_by(log, name)
             if not left.runs and name in self._runner.executors.left_to(self._runner.lease.name):
-                await self._taken_from(log, name, left)
+                await self._taken_from(log, name, left.end)
 
         await self._suspects.take(suspects, take)
         await self._until_done(be_done)
@@ -252,10 +266,22 @@ class Driver:
         id_: str,
         holders: Iterable[str],
         suspects: dict[str, int] | None = None,
-    ) -> None:
+    ) -> bool:
         """Take a run over if one of `holders` still has it, and execute it; but only note it in
-        `suspects`, with its crashes, if that is given and it is one.
+        `suspects`, with its crashes, if that is given and it is one. Return whether it can be read.
         """
+        with _PassingOver(id_) as passing_over:
+            await self._take_readable(log, logs, id_, holders, suspects)
+        return not passing_over.failed
+
+    async def _take_readable(
+        self,
+        log: Log,
+        logs: Logs,
+        id_: str,
+        holders: Iterable[str],
+        suspects: dict[str, int] | None,
+    ) -> None:
         try:
             run = await read_run(log, id_, Run(), is_reused=True)
         except TrimmedError:
@@ -286,10 +312,17 @@ class Driver:
 
     async def _resume_parked(self, log: Log, logs: Logs) -> None:
         """Try the parked runs with the code of now; what does not fit is parked again."""
-        parked = await stream(log, PARKED_TAG)
-        for id_ in dict.fromkeys(run_in(record.tags) for record in parked):
-            if id_ is not None:
-                await self._take_parked(log, logs, id_)
+        parked: dict[str, SeqNum] = {}
+        end: SeqNum = 0
+        for record in await stream(log, PARKED_TAG):
+            end = record.seqnum + 1
+            if (id_ := run_in(record.tags)) is not None:
+                parked[id_] = record.seqnum
+        for id_ in list(parked):
+            if not await self._take_parked(log, logs, id_):
+                del parked[id_]
+        if end:
+            await log.trim(min(parked.values(), default=end), tag=PARKED_TAG)
 
     def _on_cancel(self, run: str) -> None:
         self._cancelled[run] = None
@@ -318,20 +351,55 @@ class Driver:
         *,
         is_given_up: bool = False,
         is_its_time: bool = False,
-    ) -> None:
+    ) -> bool:
         """Take a run if it is parked; with `is_given_up`, only if it was cancelled since. One that
         is parked because its executors ended is taken when it is its time, at once if it was
-        cancelled, and in either case alone.
+        cancelled, and in either case alone. Return whether it may be parked still.
         """
+        with _PassingOver(id_) as passing_over:
+            return await self._take_parked_readable(
+                log, logs, id_, is_given_up=is_given_up, is_its_time=is_its_time
+            )
+        return passing_over.failed
+
+    async def _take_parked_readable(
+        self, log: Log, logs: Logs, id_: str, *, is_given_up: bool, is_its_time: bool
+    ) -> bool:
         try:
             run = await read_run(log, id_, Run(), is_reused=True)
         except TrimmedError:
-            return
-        if run.parked is None or not (run.is_given_up or not is_given_up):
-            return
+            return False
+        if run.parked is None:
+            return False
+        if id_ in self._runner.running or (is_given_up and not run.is_given_up):
+            return True
         if run.crashes >= CRASHES_PARKED and not is_its_time:
             wait_s = 0.0 if run.cancel_asked else pause_s(run.crashes)
             self._retry_at(id_, run.parked_at + wait_s)
-            return
+            return True
         await self._room()
         await self._take_run(log, logs, id_, run)
+        return False
+
+
+class _PassingOver:
+    """What is wrong with one run for good is logged, so that it does not hold up the others.
+
+    Attributes:
+        failed: whether anything was.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.failed = False
+        self._run = run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        self.failed = isinstance(error, IndilogError) and not is_passing(error)
+        if self.failed:
+            structlog.get_logger().error(
+                "run cannot be taken over", run=self._run, reason=str(error)
+            )
+        return self.failed

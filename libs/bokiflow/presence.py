@@ -65,6 +65,7 @@ class Presence(ABC):
         self._beating: asyncio.Task[None] | None = None
         self._ended_since_trim = 0
         self._beats_since_trim = 0
+        self._needed_before: SeqNum = 0
 
     # --- what it executes
 
@@ -196,11 +197,15 @@ class Presence(ABC):
     async def _trim(self, log: Log) -> None:
         """Now and then, forget the starts and ends of what is over."""
         self._beats_since_trim += 1
-        if self._ended_since_trim < _TRIM_EVERY and self._beats_since_trim < _TRIM_BEATS:
+        is_due = self._ended_since_trim >= _TRIM_EVERY and self._beats_since_trim >= BEATS
+        if not is_due and self._beats_since_trim < _TRIM_BEATS:
             return
         self._ended_since_trim = self._beats_since_trim = 0
         await log.trim(self._needed_from, tag=executor_tag(self.lease.name))
-        await log.trim(self.executors.needed_from, tag=EXECUTORS_TAG)
+        # Others may not have read yet what this process has just read: cancellations stand there.
+        if self._needed_before:
+            await log.trim(self._needed_before, tag=EXECUTORS_TAG)
+        self._needed_before = self.executors.needed_from
 
     # --- the end
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final
 
 import structlog
+from cachetools import LRUCache
 
 from bokiflow import waiting
 from bokiflow.compensation import compensated
@@ -56,6 +57,7 @@ EXECUTIONS_MAX: Final = 1024
 """Runs that a process executes at once, unless told otherwise."""
 RUNS_PER_EXECUTION: Final = 16
 """Runs in a process for each that it may execute at once; the others wait for news or a time."""
+_CANCELS_MAX: Final = 4096
 _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
 
@@ -88,6 +90,8 @@ class Runner(Presence):
         self._starting = 0
         self._resting = 0
         self._unclear = Unclear()
+        self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
+        """Cancellations that were read last: a run may have been read without, or end parked."""
         self.on_room: list[Callable[[], None]] = []
         self.on_cancel: list[Callable[[str], None]] = []
         """Told which run that is not executed here somebody wants cancelled."""
@@ -226,6 +230,7 @@ class Runner(Presence):
             return self.running.get(id)
         execution = Execution(logs.log(self.log_name), id, run, lease)
         running = self.running[id] = Running(definition, execution)
+        self._tell_cancelled(execution)
         running.task = asyncio.create_task(self._execute(logs, running))
         running.task.add_done_callback(partial(self._ended, logs, running))
         self._keep_beating(logs)
@@ -245,6 +250,9 @@ class Runner(Presence):
         execution = running.execution
         id_, run = execution.id, execution.run
         del self.running[id_]
+        if not running.has_finished and self._is_cancelled(execution):
+            for told in self.on_cancel:  # it may be parked
+                told(id_)
         running.end(None)
         self._ended_since_trim += 1
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -264,6 +272,7 @@ class Runner(Presence):
                     if not isinstance(anew, Execution):
                         return anew
                     running.execution = anew
+                    self._tell_cancelled(anew)
                 return await self._once(logs, running)
             except ChangedWorkflowError:
                 raise
@@ -416,11 +425,20 @@ class Runner(Presence):
         return [running.task for running in self.running.values() if running.task is not None]
 
     def _on_cancel(self, run: str, seqnum: SeqNum) -> None:
-        if (running := self.running.get(run)) is None:
+        self._cancels[run] = seqnum
+        if (running := self.running.get(run)) is not None:
+            self._tell_cancelled(running.execution)
+        else:
             for told in self.on_cancel:
                 told(run)
-        elif seqnum > running.execution.run.started_at:  # not of an earlier run
-            running.execution.ask_cancel()
+
+    def _is_cancelled(self, execution: Execution) -> bool:
+        """Whether a cancellation of the run was read: not one of an earlier run of that id."""
+        return self._cancels.get(execution.id, -1) > execution.run.started_at
+
+    def _tell_cancelled(self, execution: Execution) -> None:
+        if self._is_cancelled(execution):
+            execution.ask_cancel()
 
     @property
     def _needed_from(self) -> SeqNum:

@@ -28,6 +28,11 @@ class Running:
         self.waits = 0
         self.failures = 0
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether it came to its end here."""
+        return self.ended.done() and self.ended.result() is not None
+
     def end(self, finished: Finished | None) -> None:
         """Tell who waits for it."""
         if not self.ended.done():
