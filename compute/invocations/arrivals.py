@@ -15,11 +15,11 @@ class Arrivals:
     """Who waits for what.
 
     Args:
-        outcomes_max: who may wait for outcomes at once.
+        callers_max: who may wait for outcomes at once, and who for records.
     """
 
-    def __init__(self, outcomes_max: int) -> None:
-        self._outcomes_max = outcomes_max
+    def __init__(self, callers_max: int) -> None:
+        self._callers_max = callers_max
         self._waiting = 0
         self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
         self._outcomes: dict[str, list[asyncio.Future[Ended | None]]] = {}
@@ -32,6 +32,16 @@ class Arrivals:
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._reading, (seqnum, next(self._numbers), waiting))
         await waiting
+
+    async def seqnum_for_caller(self, seqnum: SeqNum, end: SeqNum) -> None:
+        """Wait like `seqnum`, for somebody who asks.
+
+        Raises:
+            OverloadedError: too many wait already, or have waited since a record was read last.
+        """
+        if seqnum >= end and len(self._reading) >= self._callers_max:
+            raise _too_many(len(self._reading), "records")
+        await self.seqnum(seqnum, end)
 
     async def outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
         """Wait until the outcome of an open invocation is read, and return it; None: it may have
@@ -60,11 +70,8 @@ class Arrivals:
         Raises:
             OverloadedError: too many wait already.
         """
-        if self._waiting >= self._outcomes_max:
-            raise OverloadedError(
-                f"{self._waiting:,} callers wait for outcomes on this node, which is its limit; "
-                "try again later."
-            )
+        if self._waiting >= self._callers_max:
+            raise _too_many(self._waiting, "outcomes")
 
     def read(self, end: SeqNum) -> None:
         """The records below `end` are read."""
@@ -86,3 +93,9 @@ class Arrivals:
         for waiting in self._outcomes.pop(id_, ()):
             if not waiting.done():
                 waiting.set_result(event)
+
+
+def _too_many(waiting: int, what: str) -> OverloadedError:
+    return OverloadedError(
+        f"{waiting:,} callers wait for {what} on this node, which is its limit; try again later."
+    )

@@ -57,6 +57,8 @@ from indilog.subscription import pages
 
 _AGAIN_S: Final = 1.0
 """After an error it goes on after this."""
+_ENTRIES_MAX: Final = 100
+"""What is appended at once, so that it fits however small a batch may be."""
 
 
 class State(enum.StrEnum):
@@ -184,7 +186,7 @@ class InvocationService:
         seqnum = await self._recorded(event)
         if not key:
             return event.id
-        await self._arrivals.seqnum(seqnum, self._fold.end)
+        await self._arrivals.seqnum_for_caller(seqnum, self._fold.end)
         decided = self._fold.with_key(function, key)
         if decided is None:
             raise CallOutcomeUnknownError(
@@ -279,7 +281,7 @@ class InvocationService:
         """Wait until what anybody was told is recorded has been read here."""
         last = await self._last(fresh=True)
         if last is not None:
-            await self._arrivals.seqnum(last, self._fold.end)
+            await self._arrivals.seqnum_for_caller(last, self._fold.end)
 
     async def _last(self, *, fresh: bool) -> SeqNum | None:
         """Return the seqnum of the last record that can be read."""
@@ -418,9 +420,11 @@ class InvocationService:
                 self._runs.abandon(abandon.id)
         actions = self._executor.actions(time.time())
         entries = [entry for action in actions if (entry := self._done(action)) is not None]
-        if entries:
-            last = (await self._log.append_batch(entries))[-1]
-            await self._arrivals.seqnum(last, self._fold.end)
+        places: list[SeqNum] = []
+        for start in range(0, len(entries), _ENTRIES_MAX):
+            places += await self._log.append_batch(entries[start : start + _ENTRIES_MAX])
+        if places:
+            await self._arrivals.seqnum(places[-1], self._fold.end)
             self._executor.recorded(time.time())
         if WriteCheckpoint() in actions:  # last: one that fails holds up nothing
             await self._checkpoints.write()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,10 +16,12 @@ import pytest
 
 from compute.invocations.checkpoint import checkpoint_parts
 from compute.invocations.records import Ended, encoded
+from compute.invocations.scheduling import Scheduled
 from compute.invocations.service import InvocationService, State
 from compute.workers.call import Call
 from indilog.calls import Failed, Returned, failed
 from indilog.config import KIB, ClusterConfig, NodeConfig
+from indilog.deployed import ScheduleSpec
 from indilog.errors import (
     CallOutcomeUnknownError,
     DataLossError,
@@ -427,6 +430,19 @@ async def test_nothing_is_done_before_what_follows_a_checkpoint_is_read() -> Non
         await asyncio.sleep(0.01)
         assert not service._fold.open
     assert node.begun == {id_: 1}
+
+
+async def test_more_due_times_than_a_batch_holds_are_accepted() -> None:
+    """After a long stop, with many schedules that catch up all that they missed."""
+    logs = MemoryLogs(ClusterConfig(record_bytes_max=8 * KIB, batch_bytes_max=72 * KIB))
+    node = Node(*[Returned(0, b"1")] * 800)
+    async with running(logs, node, schedule_catch_up_max=100) as service:
+        spec = ScheduleSpec("f", "* * * * *", "UTC", "all")
+        since = time.time() - 3 * 3600
+        service.schedule(Scheduled(f"app.f{n}", spec, since) for n in range(8))
+        async with asyncio.timeout(30):
+            while len(node.begun) < 800:  # noqa: ASYNC110 - the node tells nobody of each
+                await asyncio.sleep(0.01)
 
 
 async def test_an_outcome_that_others_have_trimmed_is_not_waited_for() -> None:

@@ -39,3 +39,23 @@ async def test_a_caller_too_many_is_refused_until_another_one_has_gone() -> None
     one.cancel()
     await asyncio.wait([one])
     assert not (await waiting(arrivals, "k")).done()
+
+
+async def test_callers_who_wait_for_records_are_bounded_and_the_node_itself_is_not() -> None:
+    """Also those who have left, as long as nothing is read."""
+    arrivals = Arrivals(2)
+    callers = [asyncio.ensure_future(arrivals.seqnum_for_caller(7, 5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    await asyncio.wait(callers[:1])
+    with pytest.raises(OverloadedError, match="2 callers wait for records"):
+        await arrivals.seqnum_for_caller(7, 5)
+    await arrivals.seqnum_for_caller(4, 5)
+    itself = asyncio.ensure_future(arrivals.seqnum(7, 5))
+    await asyncio.sleep(0)
+    arrivals.read(8)
+    await asyncio.gather(callers[1], itself)
+    again = asyncio.ensure_future(arrivals.seqnum_for_caller(9, 8))
+    await asyncio.sleep(0)
+    assert not again.done()
+    again.cancel()
