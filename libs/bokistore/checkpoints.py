@@ -11,6 +11,7 @@ or there is none, and then `p` deleted the object.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from bokistore.records import (
@@ -23,7 +24,7 @@ from bokistore.records import (
 )
 from indilog.errors import IndilogError, TrimmedError
 from indilog.ids import SeqNum
-from indilog.log import Log
+from indilog.log import Log, Record
 
 CHECKPOINT_EVERY: Final = 64
 """Records of an object between two checkpoints, at most."""
@@ -82,24 +83,28 @@ class Checkpoints:
         """Return what the checkpoint keeps that is as of the record below `floor`; None: it is not
         seen.
         """
-        kept: View | None = None
-        start, is_read = floor, False
-        while not is_read:  # where the checkpoints stand alone
+        page = await self._log.read_range(tag_of(name), floor, limit=_PAGE)
+        if not page:
+            return None
+        kept = _as_of_in(page, name, floor) or await self._as_of_alone(name, floor)
+        while page and kept is None:
+            page = await self._log.read_range(tag_of(name), page[-1].seqnum + 1, limit=_PAGE)
+            kept = _as_of_in(page, name, floor)
+        return kept
+
+    async def _as_of_alone(self, name: str, floor: SeqNum) -> View | None:
+        """Look for the same where the checkpoints stand alone; there it may be trimmed."""
+        start = floor
+        while True:
             try:
-                kept = await self._found(name, checkpoint_tag_of(name), floor, start)
-                is_read = True
+                page = await self._log.read_range(checkpoint_tag_of(name), start, limit=_PAGE)
             except TrimmedError as error:
                 start = error.first_seqnum
-        return kept or await self._found(name, tag_of(name), floor, floor)
-
-    async def _found(self, name: str, tag: str, floor: SeqNum, start: SeqNum) -> View | None:
-        while page := await self._log.read_range(tag, start, limit=_PAGE):
-            for record in page:
-                kept = checkpoint_in(command_decoded(record.data), name)
-                if kept is not None and kept.seqnum == floor - 1:
-                    return kept
+                continue
+            kept = _as_of_in(page, name, floor)
+            if not page or kept is not None:
+                return kept
             start = page[-1].seqnum + 1
-        return None
 
     async def refuse_whole(self, floor: SeqNum) -> None:
         """Go on only if `floor` is that of one sub-stream.
@@ -116,6 +121,12 @@ class Checkpoints:
             return await self._log.append(checkpoint_encoded(name, view), tags=tags)
         except IndilogError:
             return None
+
+
+def _as_of_in(page: Sequence[Record], name: str, floor: SeqNum) -> View | None:
+    """Return what the checkpoint among `page` keeps that is as of the record below `floor`."""
+    views = (checkpoint_in(command_decoded(record.data), name) for record in page)
+    return next((view for view in views if view and view.seqnum == floor - 1), None)
 
 
 def is_due(view: View) -> bool:

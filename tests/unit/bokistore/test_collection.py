@@ -220,8 +220,9 @@ async def test_deleted_objects_go_wholly(log: MemoryLog, clock: Clock) -> None:
     clock.now += 100
     await store.collect(keep=10)
     assert await alive(log) == 0
-    reader = newcomer(log)
+    reader = newcomer(counted := CountedLog(log))
     assert not await reader.get("o1")
+    assert counted.calls == 3, "what is seen below the floor is looked at twice"
     assert await reader.increment("o1", "n") is None
     assert (await newcomer(log).get("o1")).value == {"n": 1}
     with pytest.raises(TrimmedError):

@@ -133,6 +133,20 @@ async def test_a_checkpoint_of_the_past_is_found_far_behind_it(
     assert counted.calls <= 3, "the newest checkpoint is of now"
 
 
+async def test_a_checkpoint_that_is_left_among_the_writes_only_is_found(log: MemoryLog) -> None:
+    """Two collections at once may trim what stands alone further than the object's history."""
+    stores = newcomer(log), newcomer(log)
+    for number in range(600):
+        await write_blindly(stores, number)
+    replay = stores[0]._replay
+    assert await replay.checkpoint("hot", await replay.view("hot", 100)) == 600
+    await log.trim(101, tag="store:hot")
+    await log.trim(601, tag="ckpt:hot")
+    log.logs.drop_aux()
+    assert (await newcomer(log).at(100).get("hot"))["n"] == 100
+    assert (await newcomer(log).get("hot"))["n"] == 599
+
+
 async def test_the_index_of_a_tag_is_collected(log: MemoryLog, clock: Clock) -> None:
     store = newcomer(log)
     for number in range(200):

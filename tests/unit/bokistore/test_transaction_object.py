@@ -19,17 +19,24 @@ pytestmark = pytest.mark.asyncio
 
 
 class Slow(MemoryLog):
-    """A log whose appends begin, and end when they may."""
+    """A log whose appends, and questions for the tail, begin, and end when they may."""
 
     def __init__(self) -> None:
         super().__init__("objects")
         self.has_begun = asyncio.Event()
         self.may_end = asyncio.Event()
+        self.is_asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         self.has_begun.set()
         await self.may_end.wait()
         return await super().append(data, tags=tags)
+
+    async def tail(self) -> SeqNum:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return await super().tail()
 
 
 async def sorted_and_counted(store: Store) -> None:
@@ -82,6 +89,7 @@ async def test_all_ways_to_read_give_copies() -> None:
 async def test_a_write_while_the_record_is_appended_is_refused() -> None:
     log = Slow()
     store = Store(log, cache=ViewCache())
+    log.may_answer.set()
     held: list[TxnObject] = []
 
     async def transaction() -> None:
@@ -98,3 +106,14 @@ async def test_a_write_while_the_record_is_appended_is_refused() -> None:
     for reader in (store, Store(log, cache=ViewCache())):
         assert (await reader.get("a")).value == {"n": 1}
     assert held[0].value == {"n": 1}
+
+
+async def test_an_object_that_comes_after_the_end_is_refused() -> None:
+    """What would be written to it is in no record."""
+    log = Slow()
+    async with Store(log).transaction() as txn:
+        reading = asyncio.create_task(txn.get("a"))
+        await log.is_asked.wait()
+    log.may_answer.set()
+    with pytest.raises(RuntimeError, match="over"):
+        await reading
