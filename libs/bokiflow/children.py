@@ -32,7 +32,7 @@ from bokiflow.records import (
     encoded,
     run_tag,
 )
-from bokiflow.run_log import Stopped, appended, patiently, read_run
+from bokiflow.run_log import Unreadable, appended, patiently, read_run
 from indilog.errors import DataLossError, TrimmedError
 from indilog.log import Entry
 
@@ -166,7 +166,7 @@ class Child:
         """Return how it ended, if it has; a child that is forgotten is told from a new one.
 
         Raises:
-            Stopped: it cannot be read, which is no failure of its parent.
+            Unreadable: it cannot be read, which is no failure of its parent.
         """
         log = self._execution.log
         try:
@@ -177,7 +177,7 @@ class Child:
             words = f"Run {self.id!r} ended long ago and is forgotten."
             return Finished(1, b"", Failure(UnknownRunError.__name__, words))
         except (DataLossError, FlowVersionError) as error:
-            raise Stopped(f"Run {self.id!r} cannot be read: {error}") from error
+            raise Unreadable(f"Run {self.id!r} cannot be read: {error}") from error
         return self._run.finished
 
     async def _cancelled(self, _: str) -> Outcome:

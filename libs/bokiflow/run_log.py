@@ -25,10 +25,14 @@ _PAUSE_S_MAX: Final = 5.0
 
 
 class Stopped(BaseException):
-    """This execution must not go on: the run has another executor, or the log is away or damaged.
+    """This execution must not go on: the run has another executor, or the log is away.
 
     No `Exception`, so that no workflow takes it for a failure of a step.
     """
+
+
+class Unreadable(Stopped):
+    """This execution must not go on: its run, or one that it waits for, cannot be read now."""
 
 
 async def read_run(
@@ -127,12 +131,13 @@ async def readable(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
     workflow, so it must not look like a failure of it, after which its steps are taken back.
 
     Raises:
-        Stopped: the run cannot be read now.
+        Unreadable: the run cannot be read now.
+        Stopped: the log was away for too long.
     """
     try:
         return await patiently(ask)
     except IndilogError as error:
-        raise Stopped(f"The run cannot be read: {error}") from error
+        raise Unreadable(f"The run cannot be read: {error}") from error
 
 
 def is_passing(error: IndilogError) -> bool:

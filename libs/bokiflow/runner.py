@@ -37,7 +37,7 @@ from bokiflow.records import (
     executor_tag,
     run_tag,
 )
-from bokiflow.run_log import Stopped, is_passing, read_run
+from bokiflow.run_log import Stopped, Unreadable, is_passing, read_run
 from bokiflow.running import Running, awaited
 from bokiflow.suspects import CRASHES_PARKED, pause_s, sentence
 from bokiflow.unclear import Unclear
@@ -280,7 +280,9 @@ class Runner(Presence):
                 structlog.get_logger().warning(
                     "run is tried again", run=running.execution.id, reason=str(error)
                 )
-                is_away = isinstance(error, Stopped) or is_passing(error)
+                is_away = not isinstance(error, Unreadable) and (
+                    isinstance(error, Stopped) or is_passing(error)
+                )
                 wait_s = _AGAIN_S if is_away else min(2 * wait_s, _AGAIN_S_MAX)
             await waiting.pause(wait_s)
             is_again = True

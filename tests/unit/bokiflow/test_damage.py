@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bokiflow import Flow, Workflow
+from bokiflow import Flow, Workflow, waiting
 from bokiflow.records import Finished, encoded, run_tag
 from bokiflow.run_log import Stopped
 from indilog.errors import DataLossError
@@ -15,7 +15,7 @@ from indilog.ids import SeqNum, UserTag
 from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.flow_executions import FLOW_LOG as LOG
-from tests.flow_executions import begin, decided, execute, take
+from tests.flow_executions import OneLog, begin, decided, execute, take
 
 pytestmark = pytest.mark.asyncio
 
@@ -145,3 +145,42 @@ async def test_a_child_that_cannot_be_read_has_not_failed(logs: MemoryLogs, flow
     await take(plain, "p", "second")
     finished = await execute(log, "p", parent)
     assert finished.result == b"1"
+
+
+@pytest.mark.parametrize("what", ["run", "child"])
+async def test_a_run_goes_on_when_it_can_be_read_again_and_is_tried_ever_more_rarely(
+    logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    undone: list[str] = []
+    pauses: list[float] = []
+    ids = {"run": "r", "child": "r"}
+
+    async def pause(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+        if seconds >= 1:
+            pauses.append(seconds)
+            log.is_damaged = len(pauses) < 3
+
+    monkeypatch.setattr(waiting, "pause", pause)
+    log, flow = Damaged(logs, lambda: ids[what]), Flow("shop", lease=2)
+    flow.attach(OneLog(log))
+
+    @flow.workflow
+    async def child(wf: Workflow) -> int:
+        return 1
+
+    @flow.workflow
+    async def parent(wf: Workflow) -> int:
+        await wf.step(lambda: "car", name="book", compensate=undone.append)
+        running = await wf.start_child(child)
+        ids["child"] = running.id
+        if not pauses:
+            await child.handle(running.id).result(5)
+            log.is_damaged = True
+        await wf.sleep(0.02)
+        return await running.result()
+
+    assert await (await parent.start(id="r")).result(10) == 1
+    assert undone == []
+    assert len(pauses) == 3
+    assert pauses == sorted(set(pauses)), "each is longer"
