@@ -93,7 +93,8 @@ def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> Found |
     """Return the one that counts, of those that are whole.
 
     `records` are all that are left, ascending by seqnum. Trims leave nothing before the first part
-    of one that counts, so the first that is left follows the newest of its time.
+    of one that counts, so the first that is left follows the newest of its time. One that follows a
+    later one than is known here counts too: that one is lost.
     """
     newest: SeqNum | None = None
     found: Found | None = None
@@ -103,7 +104,7 @@ def newest_checkpoint(records: Iterable[tuple[SeqNum, Checkpointed]]) -> Found |
         parts[record.part] = record.data
         if newest is None:
             newest = record.follows
-        if record.part == record.parts - 1 and record.follows == newest:
+        if record.part == record.parts - 1 and record.follows >= newest:
             newest = seqnum + 1
             if len(parts) == record.parts:  # otherwise one of them is lost
                 found = Found(_decode(b"".join(parts[n] for n in range(record.parts))), newest)

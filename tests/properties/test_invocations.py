@@ -16,6 +16,7 @@ from compute.invocations.records import (
     STREAMS,
     Accepted,
     Alive,
+    Checkpointed,
     Claimed,
     Ended,
     Event,
@@ -168,3 +169,34 @@ def test_what_is_kept_is_bounded(history: list[tuple[Event, float]]) -> None:
         for stream, until in fold.trimmable(fold.end):
             own = [i.seqnum for i in fold.open.values() if i.stream == stream]
             assert all(seqnum >= until for seqnum in own), needed
+
+
+@given(st.data())
+def test_a_reader_begins_where_those_who_read_everything_say(data: st.DataObject) -> None:
+    """Whoever writes checkpoints at the same time, from whatever they went by, in whatever order
+    their parts come, and however late those who have written one that counts trim.
+    """
+    fold, records, trims, floor = Fold(LIMITS), list[tuple[int, Checkpointed]](), list[int](), 0
+    writing: list[tuple[list[Checkpointed], list[int]]] = []
+    known = [0]
+    for seqnum in range(100, 100 + data.draw(st.integers(1, 40))):
+        if not writing or data.draw(st.booleans()):
+            follows = known[-1] if data.draw(st.booleans()) else data.draw(st.sampled_from(known))
+            state = fold.checkpoint()
+            part_bytes = len(msgspec.msgpack.encode(state)) // data.draw(st.integers(1, 3)) + 1
+            writing.append((checkpoint_parts(state, f"c{seqnum}", follows, part_bytes), []))
+        left, places = data.draw(st.sampled_from(writing))
+        part = left.pop(0)
+        places.append(seqnum)
+        fold.apply(seqnum, 0.0, part)
+        records.append((seqnum, part))
+        if not left:
+            writing = [one for one in writing if one[0]]
+            if fold.checkpoint_place == seqnum + 1:
+                known.append(seqnum + 1)
+                trims.append(places[0])
+        is_trimmed = data.draw(st.booleans())
+        if trims and is_trimmed:
+            floor = max(floor, trims.pop(data.draw(st.integers(0, len(trims) - 1))))
+        found = newest_checkpoint((at, one) for at, one in records if at >= floor)
+        assert (found.place if found is not None else 0) == fold.checkpoint_place

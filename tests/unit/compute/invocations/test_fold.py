@@ -338,6 +338,17 @@ def test_a_checkpoint_that_lost_a_part_is_passed_over() -> None:
         assert found.place == 61
 
 
+def test_a_checkpoint_that_follows_a_lost_one_counts() -> None:
+    story = Story()
+    story.accept("i")
+    [first] = checkpoint_parts(story.fold.checkpoint(), "first", 0)
+    story.accept("j")
+    [third] = checkpoint_parts(story.fold.checkpoint(), "third", 71)
+    found = newest_checkpoint([(60, first), (80, third)])  # the second was at 70
+    assert found is not None
+    assert found.place == 81
+
+
 def test_what_was_not_trimmed_is_trimmed_with_the_next_checkpoint() -> None:
     story = Story()
     story.accept("i")
