@@ -26,7 +26,6 @@ replaces everything from there on.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,6 +33,7 @@ from typing import NamedTuple
 from indilog.ids import Epoch, MetalogPosition
 from indilog.metalog import Entry, entry_decoded, entry_encoded
 from indilog.roles import FrameKind, Persist
+from ordering.entries import Entries
 from ordering.metalog_state import Extent, MetalogState, state_decoded, state_encoded
 
 
@@ -75,7 +75,7 @@ class StoredMetalog:
         """The oldest incarnation of the primary that may be followed, durably."""
         self.epoch_seen = Epoch(0)
         """The newest incarnation that is known from the disk."""
-        self._entries: list[Entry] = []
+        self._entries = Entries()
         self._frames = 0
         """Frames recovered and written; the next one's token."""
         self._unstored: deque[MetalogPosition | MetalogState | None] = deque()
@@ -92,7 +92,7 @@ class StoredMetalog:
 
     def page(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
         """Return the entries from `start` on, below `end`."""
-        return tuple(self._entries[start:end])
+        return self._entries.between(start, end)
 
     def epoch_before(self, end: MetalogPosition) -> Epoch:
         """Return which incarnation of the primary proposed the last entry below `end`; 0: none."""
@@ -115,8 +115,7 @@ class StoredMetalog:
         the entries here up to the last one that is not newer.
         """
         if epoch < self.epoch_before(len(self._entries)):
-            survived = bisect_right(self._entries, epoch, key=lambda entry: entry.epoch)
-            return min(length, survived)
+            return min(length, self._entries.count_not_newer(epoch))
         return min(length, len(self._entries))
 
     # --- recovery
@@ -152,7 +151,8 @@ class StoredMetalog:
         if self.incomplete and entry.position > len(self._entries):
             return
         assert follows or entry.position <= length, "entries are persisted without gaps"
-        del self._entries[entry.position :]
+        if entry.position < length:
+            self._entries.cut_off(entry.position)
         self._entries.append(entry)
         self.stored = len(self._entries)
 
@@ -214,7 +214,7 @@ class StoredMetalog:
 
     def give_up(self) -> None:
         """Forget all entries: some may be missing, or be such as were replaced."""
-        self._entries.clear()
+        self._entries.cut_off(0)
         self.stored = 0
         self.incomplete = True
 
@@ -226,7 +226,7 @@ class StoredMetalog:
     def cut_off_last_epoch(self) -> None:
         """Forget the entries of the incarnation that proposed the last one."""
         last = self.epoch_before(len(self._entries))
-        self.cut_off(bisect_left(self._entries, last, key=lambda entry: entry.epoch))
+        self.cut_off(self._entries.count_older(last))
 
     def promise(self, epoch: Epoch) -> Persist:
         """Return what makes it durable that no older incarnation is followed; see `promised`."""
@@ -270,7 +270,7 @@ class StoredMetalog:
         After a restart they are here again, unless another entry has been stored in their place.
         """
         assert 0 <= end <= len(self._entries), "only what is here can be cut off"
-        del self._entries[end:]
+        self._entries.cut_off(end)
         self.stored = min(self.stored, end)
         self._unstored = deque(
             None if isinstance(content, int) and content >= end else content

@@ -47,6 +47,7 @@ from indilog.sequencer_messages import (
     MetalogStored,
 )
 from indilog.view import View, view_of
+from ordering.entries import Entries
 from ordering.sequencer import Sequencer
 
 VIEW: Final[View] = view_of(sequencers=3, storage_nodes=3, replicas=2, engines=3)
@@ -108,6 +109,7 @@ class Process:
     def recovered(self) -> Sequencer:
         """Return the role that a restart finds."""
         role = Sequencer(self.name, [VIEW], CONFIG)
+        role._metalog._entries = Entries(page=3, unpacked_min=2)  # so that some are packed
         self.wiped = self.wiped and not self.disk
         if self.wiped:
             role.lost(Lost(None, b"", NOWHERE))

@@ -1,0 +1,101 @@
+"""Metalog entries in memory: the newest as they are, all before packed.
+
+A metalog only grows, and an entry as an object takes some 600 bytes. Packed by pages it takes six
+to twelve, and still is there for who is far behind; a page is unpacked when it is asked for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from cachetools import LRUCache
+
+from indilog.ids import Epoch, MetalogPosition
+from indilog.metalog import Entry, entries_decoded, entries_encoded
+
+PAGE: Final = 512
+"""Entries that are packed together."""
+UNPACKED_MIN: Final = 2048
+"""Newest entries that are kept as they are, at least; more than are ever under way by default."""
+_PAGES_CACHED: Final = 4
+_FAST: Final = 1
+
+
+class Entries:
+    """Entries at dense positions from 0, of ascending epochs; as a list, but smaller.
+
+    Args:
+        page: entries in a pack.
+        unpacked_min: newest entries that are not packed.
+    """
+
+    __slots__ = ("_cached", "_last_epochs", "_newest", "_packed", "_page", "_unpacked_min")
+
+    def __init__(self, *, page: int = PAGE, unpacked_min: int = UNPACKED_MIN) -> None:
+        self._page = page
+        self._unpacked_min = unpacked_min
+        self._packed: list[bytes] = []
+        self._last_epochs = array("Q")
+        """Of each pack, the epoch of its last entry."""
+        self._newest: list[Entry] = []
+        self._cached: LRUCache[int, tuple[Entry, ...]] = LRUCache(_PAGES_CACHED)
+
+    def __len__(self) -> int:
+        return len(self._packed) * self._page + len(self._newest)
+
+    def __getitem__(self, position: MetalogPosition) -> Entry:
+        assert 0 <= position < len(self), "there is an entry"
+        number = min(position // self._page, len(self._packed))
+        return self._at(number)[position - number * self._page]
+
+    def between(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
+        """Return the entries from `start` on, below `end`, that there are."""
+        found = list[Entry]()
+        end = min(end, len(self))
+        while (position := start + len(found)) < end:
+            number = min(position // self._page, len(self._packed))
+            offset = position - number * self._page
+            found += self._at(number)[offset : offset + end - position]
+        return tuple(found)
+
+    def append(self, entry: Entry) -> None:
+        """Add the next entry."""
+        self._newest.append(entry)
+        if len(self._newest) >= self._unpacked_min + self._page:
+            pack, self._newest = self._newest[: self._page], self._newest[self._page :]
+            self._packed.append(zlib.compress(entries_encoded(pack), _FAST))
+            self._last_epochs.append(pack[-1].epoch)
+
+    def cut_off(self, end: MetalogPosition) -> None:
+        """Forget the entries from `end` on."""
+        number = min(end // self._page, len(self._packed))
+        self._newest = list(self._at(number)[: end - number * self._page])
+        del self._packed[number:], self._last_epochs[number:]
+        self._cached.clear()
+
+    def count_older(self, epoch: Epoch) -> MetalogPosition:
+        """Return how many entries are of an epoch before this one."""
+        number = bisect_left(self._last_epochs, epoch)
+        return number * self._page + bisect_left(self._at(number), epoch, key=_epoch_of)
+
+    def count_not_newer(self, epoch: Epoch) -> MetalogPosition:
+        """Return how many entries are of this epoch or one before it."""
+        number = bisect_right(self._last_epochs, epoch)
+        return number * self._page + bisect_right(self._at(number), epoch, key=_epoch_of)
+
+    def _at(self, number: int) -> Sequence[Entry]:
+        """Return the entries of a pack, or the newest, which are behind the last one."""
+        if number == len(self._packed):
+            return self._newest
+        page = self._cached.get(number)
+        if page is None:
+            page = self._cached[number] = entries_decoded(zlib.decompress(self._packed[number]))
+        return page
+
+
+def _epoch_of(entry: Entry) -> Epoch:
+    return entry.epoch
