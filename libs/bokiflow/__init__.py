@@ -25,8 +25,9 @@ from bokiflow.errors import (
     StepFailedError,
     UnknownRunError,
 )
-from bokiflow.flow import Flow, Handle, Startable, Status
+from bokiflow.flow import Flow, Startable
 from bokiflow.fold import State
+from bokiflow.handle import Handle, Status
 from bokiflow.lock import Held, Lock
 from bokiflow.workflow import Workflow
 

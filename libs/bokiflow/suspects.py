@@ -61,8 +61,8 @@ def sentence(crashes: int) -> str:
     """Return why such a run is parked."""
     return (
         f"{crashes} processes in a row ended right after they had begun to execute it; something "
-        f"in it may end them (os._exit, too much memory). It is tried {pause_s(crashes):,.0f} "
-        "s later again; cancel it to end it."
+        f"in it may end them (os._exit, too much memory). It is tried again in "
+        f"{pause_s(crashes):,.0f} s; cancel it to end it."
     )
 
 

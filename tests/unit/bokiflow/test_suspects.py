@@ -106,6 +106,7 @@ async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
     status = await last.work.handle("poison").status()
     assert status.problem is not None
     assert "5 processes in a row ended" in status.problem
+    assert "It is tried again in 0 s; cancel it to end it." in status.problem
     for number in range(20):
         neighbour = last.work.handle(f"neighbour {number}")
         assert (await neighbour.status()).state is State.RUNNING
