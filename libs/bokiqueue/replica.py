@@ -159,6 +159,7 @@ class Replica:
         """Over the shards, for messages without a key."""
         self._name = name
         self._opened = False
+        self._opening: Event | None = None
         self._cursor: SeqNum = 0
         self._turn = 0
         self._claims_since_look = _CLAIMS_PER_LOOK
@@ -170,14 +171,24 @@ class Replica:
     # --- opening
 
     async def open(self, log: Log) -> None:
-        """Agree on the settings and begin at the checkpoints; only the first call does anything.
+        """Agree on the settings and begin at the checkpoints; one caller does it for all.
 
         Raises:
             QueueSettingsError: the queue was made with another number of shards.
             QueueTrimmedError: its log was trimmed as a whole.
         """
-        if self._opened:
-            return
+        while not self._opened:
+            if self._opening is not None:
+                await self._opening.wait()
+                continue
+            self._opening = opening = Event()
+            try:
+                await self._open(log)
+            finally:
+                self._opening = None
+                opening.set()
+
+    async def _open(self, log: Log) -> None:
         settings = await self._settings(log)
         if settings.shards != len(self.shards):
             raise QueueSettingsError(
@@ -188,9 +199,8 @@ class Replica:
         for shard in self.shards:
             await self._load(log, shard)
             shard.hear(tail)
-        if not self._opened:
-            self._cursor = tail
-            self._opened = True
+        self._cursor = tail
+        self._opened = True
 
     async def _settings(self, log: Log) -> Settings:
         """Return what the first record of settings says; write one if there is none."""

@@ -1,0 +1,98 @@
+"""Callers of one process that share a queue's replica: one opens it, and one reads, for all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bokiqueue import Queue, Replica
+from indilog.errors import NotReadyError
+from indilog.ids import UserTag
+from indilog.log import Record
+from indilog.testing import MemoryLog, MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_of_many_who_use_a_queue_first_one_opens_it_for_all() -> None:
+    class Slow(MemoryLog):
+        asked = 0
+
+        async def tail(self) -> int:
+            self.asked += 1
+            await asyncio.sleep(0)
+            if self.asked == 1:
+                raise NotReadyError("not yet")
+            return await super().tail()
+
+    log = Slow("work")
+    queue = Queue(log, "mail")
+    pushing = [asyncio.create_task(queue.push(b"x")) for _ in range(20)]
+    told = await asyncio.gather(*pushing, return_exceptions=True)
+    assert sum(isinstance(one, NotReadyError) for one in told) == 1
+    assert log.asked == 2, "the second one goes on for those who waited"
+    assert (await queue.stats()).depth == 19
+
+
+class SlowReads(MemoryLog):
+    """A log whose reads of a shard, once made, arrive when the test says so."""
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        super().__init__("work", logs=logs)
+        self.arrive = asyncio.Event()
+        self.under_way = 0
+        self.made = 0
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: int = 0,
+        **options: Any,  # noqa: ANN401 - as the log's
+    ) -> list[Record]:
+        page = await super().read_range(tag, bound, **options)
+        if "shard" in str(tag):
+            self.made += 1
+            self.under_way += 1
+            await self.arrive.wait()
+            self.under_way -= 1
+        return page
+
+
+async def until_reading(log: SlowReads) -> None:
+    while not log.under_way:  # noqa: ASYNC110 - a few turns of the loop
+        await asyncio.sleep(0)
+
+
+async def test_what_another_consumer_of_the_process_is_reading_is_not_taken_for_absent() -> None:
+    logs = MemoryLogs()
+    for data in (b"1", b"2"):
+        await Queue(MemoryLog("work", logs=logs), "mail", shards=1).push(data)
+    log = SlowReads(logs)
+    queue = Queue(log, "mail", shards=1, replica=Replica("mail", 1))
+    first = asyncio.create_task(queue.take())
+    await until_reading(log)
+    second = asyncio.create_task(queue.take())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    log.arrive.set()
+    got = await asyncio.gather(first, second)
+    assert [delivery.data for delivery in got if delivery is not None] == [b"1", b"2"]
+
+
+async def test_of_many_who_acknowledge_at_once_a_few_read_for_all() -> None:
+    log = SlowReads(MemoryLogs())
+    log.arrive.set()
+    queue = Queue(log, "mail", shards=1)
+    for _ in range(50):
+        await queue.push(b"x")
+    held = [delivery for _ in range(50) if (delivery := await queue.take()) is not None]
+    log.arrive.clear()
+    log.made = 0
+    telling = [asyncio.create_task(delivery.acknowledge()) for delivery in held]
+    await until_reading(log)
+    log.arrive.set()
+    await asyncio.gather(*telling)
+    assert log.made <= 2
+    assert (await queue.stats()).depth == 0
