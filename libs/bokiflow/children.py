@@ -14,12 +14,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from bokiflow.compensation import Compensations
-from bokiflow.errors import (
-    FlowSettingsError,
-    FlowVersionError,
-    RunIdInUseError,
-    UnknownRunError,
-)
+from bokiflow.errors import FlowSettingsError, RunIdInUseError, UnknownRunError
 from bokiflow.execution import Execution, Outcome, raise_failure
 from bokiflow.fold import Run
 from bokiflow.news import decided_waiting, waited_for
@@ -32,8 +27,8 @@ from bokiflow.records import (
     encoded,
     run_tag,
 )
-from bokiflow.run_log import Unreadable, appended, patiently, read_run
-from indilog.errors import DataLossError, TrimmedError
+from bokiflow.run_log import appended, read_run, undamaged
+from indilog.errors import TrimmedError
 from indilog.log import Entry
 
 START_CHILD: Final = "start child"
@@ -122,7 +117,7 @@ class Child:
             decided.result, type=str
         )  # a fork has the child of its origin
         compensations.add(self._number, name, CANCEL_CHILD, self._cancelled)
-        await patiently(self._start)
+        await undamaged(self._start)
 
     async def _start(self) -> None:
         finished, started = await self._finished(), self._run.started
@@ -156,18 +151,14 @@ class Child:
 
     async def _ended(self, *, wakes: bool = True) -> Finished:
         async def found() -> Finished | None:
-            return await patiently(self._finished)
+            return await undamaged(self._finished)
 
         finished = await waited_for(self._execution, math.inf, found, wakes=wakes)
         assert finished is not None, "it waits without end"
         return finished
 
     async def _finished(self) -> Finished | None:
-        """Return how it ended, if it has; a child that is forgotten is told from a new one.
-
-        Raises:
-            Unreadable: it cannot be read, which is no failure of its parent.
-        """
+        """Return how it ended, if it has; a child that is forgotten is told from a new one."""
         log = self._execution.log
         try:
             if self._run.started is None:
@@ -176,17 +167,15 @@ class Child:
         except TrimmedError:
             words = f"Run {self.id!r} ended long ago and is forgotten."
             return Finished(1, b"", Failure(UnknownRunError.__name__, words))
-        except (DataLossError, FlowVersionError) as error:
-            raise Unreadable(f"Run {self.id!r} cannot be read: {error}") from error
         return self._run.finished
 
     async def _cancelled(self, _: str) -> Outcome:
         """Cancel the child if it runs, and wait for its end."""
         try:
-            await patiently(self._start)
+            await undamaged(self._start)
         except RunIdInUseError:
             return Outcome(b"false")  # it is nobody's child
-        if await patiently(self._finished) is None:
+        if await undamaged(self._finished) is None:
             entry = Entry(encoded(CancelAsked()), (run_tag(self.id), EXECUTORS_TAG))
             await appended(self._execution.log, [entry])
         finished = await self._ended(wakes=False)

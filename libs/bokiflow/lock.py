@@ -79,7 +79,8 @@ class Held:
             LockLostError: the lease has ended before; it was handed on then.
         """
         await self._tell(Release(self.token))
-        await self._replica.save(self._log)
+        with contextlib.suppress(IndilogError):  # it is released; whoever begins reads more
+            await self._replica.save(self._log)
 
     async def _tell(self, command: Extend | Release) -> None:
         outcome = await self._replica.tell(self._log, command)

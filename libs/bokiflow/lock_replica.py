@@ -20,7 +20,7 @@ from bokiflow.lock_records import (
     encoded,
     tags_of,
 )
-from indilog.errors import TooLargeError, TrimmedError
+from indilog.errors import DataLossError, TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.log import Log, Record
 
@@ -119,6 +119,11 @@ class LockReplica:
                 page = await log.read_range(self.tags.checkpoints, start, limit=_CHECKPOINTS_PAGE)
             except TrimmedError as error:
                 start = error.first_seqnum
+                continue
+            except DataLossError as error:
+                if error.next_seqnum is None:
+                    raise
+                start = error.next_seqnum  # one before or behind it may do
                 continue
             for record in page:
                 checkpoint = checkpoint_decoded(record.data)

@@ -26,7 +26,7 @@ from bokiflow.lock import Held, Lock
 from bokiflow.lock_replica import replica_of
 from bokiflow.news import Woken, decided_waiting, unless_cancelled
 from bokiflow.records import Failure
-from bokiflow.run_log import patiently
+from bokiflow.run_log import undamaged
 from indilog.errors import IndilogError
 from indilog.log import Log
 
@@ -85,7 +85,7 @@ class HeldByRun:
 
         async def asked() -> Outcome:
             try:
-                return await patiently(ask)
+                return await undamaged(ask)
             except LockLostError as error:
                 return Outcome(b"", Failure(LockLostError.__name__, str(error)))
 
@@ -180,9 +180,9 @@ class RunLock:
                 return Outcome(b"", failure_of(error))
 
         try:
-            return await unless_cancelled(self._execution, patiently(acquire))
+            return await unless_cancelled(self._execution, undamaged(acquire))
         except Woken:  # whether the lock was got is not known, so its place is given up
-            await patiently(self._lock.leave)
+            await undamaged(self._lock.leave)
             raise
 
     async def __aexit__(

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from bokiflow import waiting
+from bokiflow.errors import FlowVersionError
 from bokiflow.fold import Run
 from bokiflow.records import run_record, run_tag
-from indilog.errors import IndilogError, OutcomeUnknownError, TrimmedError
+from indilog.errors import DataLossError, IndilogError, OutcomeUnknownError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
 
@@ -138,6 +139,21 @@ async def readable(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
         return await patiently(ask)
     except IndilogError as error:
         raise Unreadable(f"The run cannot be read: {error}") from error
+
+
+async def undamaged(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
+    """As `patiently`, for what a run needs beside itself (another run, a lock): damage of it, or
+    records of a later version in it, are no failure of the workflow.
+
+    Raises:
+        Unreadable: it cannot be read now.
+        Stopped: the log was away for too long.
+        IndilogError: what else repeating does not help.
+    """
+    try:
+        return await patiently(ask)
+    except (DataLossError, FlowVersionError) as error:
+        raise Unreadable(f"What the run needs cannot be read: {error}") from error
 
 
 def is_passing(error: IndilogError) -> bool:

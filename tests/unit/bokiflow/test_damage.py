@@ -21,7 +21,9 @@ pytestmark = pytest.mark.asyncio
 
 
 class Damaged(MemoryLog):
-    """A log of which a run, `r` unless told otherwise, cannot be read while it is damaged."""
+    """A log of which a run, `r` unless told otherwise, and a lock cannot be read while it is
+    damaged.
+    """
 
     def __init__(self, logs: MemoryLogs, run: Callable[[], str] = lambda: "r") -> None:
         super().__init__(LOG, logs=logs)
@@ -54,7 +56,7 @@ class Damaged(MemoryLog):
         return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
 
     def _check(self, tag: UserTag | None) -> None:
-        if self.is_damaged and tag == run_tag(self._run()):
+        if self.is_damaged and tag in {run_tag(self._run()), "lock:hotel:7"}:
             raise DataLossError("A record of the run is lost.")
 
 
@@ -145,6 +147,32 @@ async def test_a_child_that_cannot_be_read_has_not_failed(logs: MemoryLogs, flow
     await take(plain, "p", "second")
     finished = await execute(log, "p", parent)
     assert finished.result == b"1"
+
+
+@pytest.mark.parametrize("when", ["acquire", "check", "release"])
+async def test_a_lock_that_cannot_be_read_fails_no_run(logs: MemoryLogs, when: str) -> None:
+    log, plain = Damaged(logs, lambda: "another"), logs.log(LOG)
+    await begin(plain, "r")
+    undone: list[str] = []
+
+    async def hold(wf: Workflow) -> int:
+        def at(place: str) -> None:
+            log.is_damaged = place == when and not log.was_damaged
+            log.was_damaged = log.was_damaged or log.is_damaged
+
+        await wf.step(lambda: "car", name="book", compensate=undone.append)
+        at("acquire")
+        async with wf.lock("hotel:7") as lock:
+            at("check")
+            await lock.check()
+            at("release")
+        return lock.token
+
+    with pytest.raises(Stopped):
+        await execute(log, "r", hold)
+    await take(plain, "r", "second")
+    assert (await execute(log, "r", hold)).failure is None
+    assert undone == []
 
 
 @pytest.mark.parametrize("what", ["run", "child"])
