@@ -39,6 +39,7 @@ from bokiflow.runner import Runner
 from bokiflow.suspects import (
     CRASHES_PARKED,
     Suspects,
+    Tasks,
     crashes_of,
     is_suspect,
     pause_s,
@@ -53,6 +54,8 @@ _PROBLEM_S: Final = 1.0
 _TAKEN_AT_ONCE: Final = 16
 _RETRIED_MAX: Final = 4096
 _WATCH_BEATS: Final = 2
+_DEPARTED: Final = "of those who departed"
+_CANCELLED: Final = "of those who cancelled"
 
 
 class Driver:
@@ -64,6 +67,10 @@ class Driver:
         self._cancelled: dict[str, None] = {}
         """Runs that may be parked and are to be cancelled."""
         self._suspects = Suspects(runner.lease_s * _WATCH_BEATS / BEATS)
+        self._taking = Tasks()
+        """By whose runs they take: so that nothing waits for room, or for a body that does not end,
+        but what must."""
+        self._one_takes = waiting.Mutex()
         self._retried: dict[str, float] = {}
         """When to try runs again that are parked because their executors ended."""
 
@@ -81,6 +88,7 @@ class Driver:
                 await self._until_done(lambda: self._turn(log, logs))
         finally:
             cleaning.cancel()
+            await self._taking.stop()
             await self._suspects.stop()
             if self._retry_at in self._runner.on_suspect:
                 self._runner.on_suspect.remove(self._retry_at)
@@ -105,7 +113,7 @@ class Driver:
                 await self._cleaner.clean(log, waiting.seconds_now())
                 await self._runner.look(log)
                 for run, executor in self._cleaner.open.items():
-                    if self._is_nobodys(executor) and executor not in self._suspects:
+                    if self._is_nobodys(executor) and not self._is_taken(executor):
                         await self._take_all(log, logs, executor, [run])
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("old runs are not forgotten", reason=str(error))
@@ -116,24 +124,42 @@ class Driver:
         for name in runner.executors.lapsed(waiting.seconds_now()):
             await self._on_lapsed(log, name)
         for name in runner.executors.left_to(runner.lease.name):
-            if name not in self._suspects:
-                await self._take_from(log, logs, name)
-        for name in runner.executors.departed.due(waiting.seconds_now()):
-            if name not in self._suspects:
-                await self._look_again(log, logs, name)
+            if not self._is_taken(name):
+                self._begin(name, partial(self._take_from, log, logs, name))
+        if runner.executors.departed.due(waiting.seconds_now()):
+            self._begin(_DEPARTED, partial(self._look_at_departed, log, logs))
         self._retry_parked(log, logs)
+        if self._cancelled:
+            self._begin(_CANCELLED, partial(self._take_cancelled, log, logs))
+        await self._news(log)
+
+    def _begin(self, name: str, take: Callable[[], Awaitable[None]]) -> None:
+        """Take runs in a task; again if the log is away."""
+        self._taking.begin(name, lambda: self._until_done(take))
+
+    def _is_taken(self, name: str) -> bool:
+        """Whether what an executor left is being taken."""
+        return name in self._suspects or name in self._taking
+
+    async def _look_at_departed(self, log: Log, logs: Logs) -> None:
+        for name in self._runner.executors.departed.due(waiting.seconds_now()):
+            if not self._is_taken(name):
+                await self._look_again(log, logs, name)
+
+    async def _take_cancelled(self, log: Log, logs: Logs) -> None:
         while self._cancelled:
             id_ = next(iter(self._cancelled))
             await self._take_parked(log, logs, id_, is_given_up=True)
-            del self._cancelled[id_]
-        await self._news(log)
+            self._cancelled.pop(id_, None)
 
     async def _news(self, log: Log) -> None:
         """Wait for a sign of life, or for the time when one is missing or may have come late."""
         executors = self._runner.executors
         next_retry = min(self._retried.values(), default=None)
-        look_at = waiting.seconds_now() + self._runner.lease_s if self._suspects else None
-        times = (executors.next_lapse(), executors.departed.next_due(), next_retry, look_at)
+        is_taking = self._suspects or self._taking
+        look_at = waiting.seconds_now() + self._runner.lease_s if is_taking else None
+        next_due = None if _DEPARTED in self._taking else executors.departed.next_due()
+        times = (executors.next_lapse(), next_due, next_retry, look_at)
         next_time = min((time for time in times if time is not None), default=math.inf)
         wait_s = max(_AGAIN_S, next_time - waiting.seconds_now())
         try:
@@ -202,15 +228,15 @@ class Driver:
         suspects: dict[str, int] = {}
         are_read = True
         while left:
-            await self._room()
-            count = max(1, min(_TAKEN_AT_ONCE, self._runner.room))
-            now, left = left[:count], left[count:]
-            for id_, is_free in zip(now, await self._freed(now), strict=True):
-                if not is_free:
-                    left.append(id_)
-            free = [id_ for id_ in now if id_ not in left]
-            took = (self._take(log, logs, id_, (name,), suspects) for id_ in free)
-            are_read = all(await asyncio.gather(*took)) and are_read
+            async with self._one_takes:
+                await self._room()
+                count = max(1, min(_TAKEN_AT_ONCE, self._runner.room))
+                free = [id_ for id_ in left if id_ not in self._runner.running][:count]
+                took = (self._take(log, logs, id_, (name,), suspects) for id_ in free)
+                are_read = all(await asyncio.gather(*took)) and are_read
+            left = [id_ for id_ in left if id_ not in free]
+            if not free:
+                await self._freed(left)
         if suspects:
             taking = partial(self._take_suspects, log, logs, name, suspects)
             self._suspects.begin(name, taking)
@@ -237,14 +263,14 @@ class Driver:
         running = self._runner.running.get(id_)
         return None if running is None else running.task
 
-    async def _freed(self, runs: list[str]) -> list[bool]:
-        """Wait for runs that this process executed under an old name and whose tasks still end;
-        tell which have.
+    async def _freed(self, runs: list[str]) -> None:
+        """Wait for one of runs that this process executed under an old name, whose tasks still end;
+        not for long.
         """
         tasks = {task for task in map(self._task, runs) if task is not None}
         if tasks:
-            await asyncio.wait(tasks, timeout=_PROBLEM_S)
-        return [run not in self._runner.running for run in runs]
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait(tasks, timeout=_PROBLEM_S, return_when=first)
 
     async def _room(self) -> None:
         """Return when a further run may be executed here."""
@@ -377,7 +403,8 @@ class Driver:
             wait_s = 0.0 if run.cancel_asked else pause_s(run.crashes)
             self._retry_at(id_, run.parked_at + wait_s)
             return True
-        await self._room()
+        if not is_given_up:
+            await self._room()
         await self._take_run(log, logs, id_, run)
         return False
 

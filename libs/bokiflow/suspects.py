@@ -66,28 +66,22 @@ def sentence(crashes: int) -> str:
     )
 
 
-class Suspects:
-    """Takes suspects in groups, one group after the other, whoever left them.
+class Tasks:
+    """Tasks that take runs over, one for each name at most."""
 
-    Args:
-        watch_s: how long a group is watched before the next one is taken.
-    """
-
-    def __init__(self, watch_s: float) -> None:
-        self._watch_s = watch_s
+    def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._alone = waiting.Mutex()
 
     def __contains__(self, name: str) -> bool:
-        """Whether suspects of that name are being taken."""
+        """Whether there is one of that name."""
         return name in self._tasks
 
     def __len__(self) -> int:
-        """How many tasks take suspects."""
+        """How many there are."""
         return len(self._tasks)
 
     def begin(self, name: str, taking: Callable[[], Awaitable[None]]) -> None:
-        """Begin to take suspects in a task, unless one is at work; `name` says whose they are."""
+        """Begin one, unless it is at work; `name` says whose runs it takes."""
         if name in self._tasks:
             return
         task = self._tasks[name] = asyncio.ensure_future(taking())
@@ -97,6 +91,26 @@ class Suspects:
         del self._tasks[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error("runs are not taken over", executor=name, exc_info=error)
+
+    async def stop(self) -> None:
+        """Take nothing any more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Suspects(Tasks):
+    """Takes suspects in groups, one group after the other, whoever left them.
+
+    Args:
+        watch_s: how long a group is watched before the next one is taken.
+    """
+
+    def __init__(self, watch_s: float) -> None:
+        super().__init__()
+        self._watch_s = watch_s
+        self._alone = waiting.Mutex()
 
     async def take(self, runs: dict[str, int], take: Take) -> None:
         """Take runs, whose crashes are given."""
@@ -115,10 +129,3 @@ class Suspects:
             tasks = [task for run in runs if (task := await take(run)) is not None]
             if tasks:
                 await asyncio.wait(tasks, timeout=self._watch_s)
-
-    async def stop(self) -> None:
-        """Take nothing any more."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

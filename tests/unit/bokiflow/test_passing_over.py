@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from bokiflow import Flow, Startable, State, Workflow, departed
+from bokiflow import Flow, RunCancelledError, Startable, State, Workflow, departed
 from bokiflow.cleaning import Cleaner
 from bokiflow.presence import BEATS
 from bokiflow.records import (
@@ -85,6 +85,10 @@ class Process:
     async def stop(self) -> None:
         await self.flow.runner.stop(self.logs.log(FLOW_LOG))
 
+    @property
+    def name(self) -> str:
+        return self.flow.runner.lease.name
+
     async def goes_on(self, run: str) -> None:
         handle = self.waits.handle(run)
         await handle.signal("go", "on")
@@ -108,12 +112,13 @@ async def test_a_run_that_cannot_be_read_is_passed_over_and_taken_when_it_can(
         await dead.waits.start(id=run)
     await also_dead.waits.start(id="other")
     logs.is_damaged = True
+    name = dead.name
     await dead.stop()
     await also_dead.stop()
     async with heir.driven():
         await heir.goes_on("good")
         await heir.goes_on("other")
-        await until(lambda: dead.flow.runner.lease.name not in heir.flow.runner.executors.known)
+        await until(lambda: name not in heir.flow.runner.executors.known)
         logs.is_damaged = False
         await heir.goes_on("bad")
 
@@ -135,6 +140,58 @@ async def test_a_parked_run_that_cannot_be_read_keeps_no_driver_from_its_work() 
         await heir.goes_on("r")
     log = logs.log(FLOW_LOG)
     assert await log.read_range(PARKED_TAG, await floor(log, PARKED_TAG)), "it is parked still"
+
+
+async def test_a_takeover_that_waits_for_room_holds_up_no_cancellation() -> None:
+    logs = MemoryLogs()
+    old, dead, full = Process(logs), Process(logs), Process(logs)
+    await old.waits.start(id="parked")
+    await old.stop()
+    definition = full.flow.runner.definitions.pop("waits")
+    async with full.driven():
+        while (await full.waits.handle("parked").status()).state is not State.PARKED:
+            await logs.log(FLOW_LOG).read_next(run_tag("parked"), logs.position, wait=0.1)
+        await dead.waits.start(id="r")
+        name = dead.name
+        full.flow.runner.executions_max = 0
+        await dead.stop()
+        await until(lambda: bool(full.flow.runner.on_room))
+        await full.waits.handle("parked").cancel()
+        with pytest.raises(RunCancelledError):
+            await full.waits.handle("parked").result(10)
+        assert (await full.waits.handle("r").status()).executor == name, "there is no room"
+        full.flow.runner.definitions["waits"] = definition
+
+
+async def test_a_body_that_does_not_let_itself_be_stopped_holds_up_no_takeover() -> None:
+    logs = MemoryLogs()
+    process, dead = Process(logs), Process(logs)
+    gate = asyncio.Event()
+
+    async def stubborn() -> str:
+        while not gate.is_set():
+            with suppress(asyncio.CancelledError):
+                await gate.wait()
+        return "at last"
+
+    async def steps(wf: Workflow) -> str:
+        return await wf.step(stubborn)
+
+    waits = process.waits.definition.body
+    process.waits.definition.body = steps
+    await dead.waits.start(id="r")
+    async with process.driven():
+        await process.waits.start(id="stubborn")
+        await asyncio.sleep(0)
+        process.flow.runner._lose()
+        process.waits.definition.body = waits
+        await until(lambda: bool(process.flow.runner.executors.left_to(process.name)))
+        await dead.stop()
+        try:
+            await process.goes_on("r")
+            assert "stubborn" in process.flow.runner.running
+        finally:
+            gate.set()
 
 
 async def test_the_cleaning_goes_on_behind_a_run_that_cannot_be_read() -> None:
