@@ -127,8 +127,13 @@ class Appends:
 
     def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
         """Give records their seqnums; return their batches, as far as they are in memory."""
-        batches = shard.order(span)
-        self._unordered_bytes -= sum(len(batch.buffer) for batch in batches)
+        if shard.lost_opening_of(span):
+            before = _held_bytes(shard)
+            batches = shard.order(span)
+            self._unordered_bytes += _held_bytes(shard) - before
+        else:
+            batches = shard.order(span)
+            self._unordered_bytes -= sum(len(batch.buffer) for batch in batches)
         return batches
 
     # --- writers
@@ -163,9 +168,9 @@ class Appends:
         return self._change(event.sender, shard, state)
 
     def _change(self, sender: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
-        before = sum(len(batch.buffer) for batch in shard.unordered)
+        before = _held_bytes(shard)
         shard.apply(state)
-        self._unordered_bytes += sum(len(batch.buffer) for batch in shard.unordered) - before
+        self._unordered_bytes += _held_bytes(shard) - before
         shard.changing += 1
         token = self._token()
         self._states[token] = (sender, state)
@@ -221,6 +226,10 @@ class Appends:
         assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
         assert not self._progressed, "said at the turn's end"
         assert not self._refused, "said at the turn's end"
+
+
+def _held_bytes(shard: Shard) -> int:
+    return sum(len(batch.buffer) for batch in shard.unordered)
 
 
 def _claimed(shard: Shard) -> ShardClaimed:

@@ -217,9 +217,9 @@ class StorageNode:
             case AuxSet() as message:
                 effects = self._on_aux_set(event, message)
             case ShardClaim() as message:
-                effects = self._appends.on_claim(event, message)
+                effects = self._after_entries(self._appends.on_claim(event, message))
             case ShardOpen() as message:
-                effects = self._appends.on_open(event, message)
+                effects = self._after_entries(self._appends.on_open(event, message))
             case _:
                 effects = self._on_seldom(event, now)
         return effects
@@ -229,7 +229,7 @@ class StorageNode:
             case BatchesWanted() as message:
                 return self._on_batches_wanted(event, message)
             case Batches() as message:
-                return self._care.repair.on_batches(event, message, now)
+                return self._after_entries(self._care.repair.on_batches(event, message, now))
             case TagFloorsWanted() as message:
                 self._catch_up.start()  # who asks may know of a trim that was not heard here
                 return [floors_page(self._ordering.floors, message, event.sender)]
@@ -295,11 +295,24 @@ class StorageNode:
                 self._care.reclaim.risen()
                 effects += told_of(entry, self._views[-1]) if self._speaks_for_empty else []
         if len(self._unjournaled) >= self._config.ordering_frame_entries:
-            payload = entries_encoded(self._unjournaled)
-            effects.append(Persist(FrameKind.ORDERING, payload, _ORDERING_TOKEN))
-            self._unjournaled = []
+            effects.append(self._journaled())
         for read in self._waiting.ready(self._ordering.tail, self._ordering.floors.trims):
             effects += self._start(event, self._page(read))
+        return effects
+
+    def _journaled(self) -> Persist:
+        """Write what was applied to the ordering journal."""
+        payload = entries_encoded(self._unjournaled)
+        self._unjournaled = []
+        return Persist(FrameKind.ORDERING, payload, _ORDERING_TOKEN)
+
+    def _after_entries(self, effects: list[Effect]) -> list[Effect]:
+        """Persist states and repaired batches behind the entries that were applied before.
+
+        A restart must know by then what is beyond doubt, and which records a lost opening dropped.
+        """
+        if self._unjournaled and any(isinstance(effect, Persist) for effect in effects):
+            return [self._journaled(), *effects]
         return effects
 
     def _order(self, position: MetalogPosition, spans: Sequence[Span]) -> None:

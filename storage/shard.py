@@ -130,13 +130,15 @@ class Shard:
     def can_open_at(self, start: LocalId) -> bool:
         """Tell whether dropping all from `start` on keeps what is ordered and splits no batch.
 
-        A replica that is not authoritative may lack what lies before `start`.
+        A replica that is not authoritative may lack what lies before `start`. What is in doubt is
+        dropped whatever `start` is, and where batches begin in a hole only other replicas know.
         """
         if start < self.ordered:
             return False
-        if start > self.stored:
+        end = self.stored if self._doubted is None else min(self.stored, self._doubted)
+        if start > end:
             return not self.authoritative
-        return start == self.stored or self._batch_starts_at(start)
+        return start == end or self.lacks(start) or self._batch_starts_at(start)
 
     def _batch_starts_at(self, localid: LocalId) -> bool:
         index = bisect_left(self._firsts, localid)
@@ -369,14 +371,23 @@ class Shard:
 
     # --- order
 
+    def lost_opening_of(self, span: Span) -> bool:
+        """Whether the writer of records that were ordered had opened this shard, and it is not
+        known here any more, nor what its opening dropped.
+        """
+        return span.writer > self.opened and span.writer != UNSAID and not self._alone
+
     def order(self, span: Span) -> list[RecordBatch]:
         """Take in what an entry ordered; return the batches of it that are still in memory."""
-        if span.writer > self.opened and span.writer != UNSAID and not self._alone:
-            # Its opening was lost here, and with it what that dropped.
+        end = span.first_localid + span.length
+        if self.lost_opening_of(span):
             self._truncate(span.first_localid)
+        if self._doubted is not None and span.writer != UNSAID:
+            # Of a writer that opened here: no later opening dropped it. Else it is a hole now.
+            self._doubted = max(self._doubted, end)
         self._span_seqnums.append(span.first_seqnum)
         self._span_localids.append(span.first_localid)
-        self.ordered = end = span.first_localid + span.length
+        self.ordered = end
         self.skip_to(end)
         batches: list[RecordBatch] = []
         while self.unordered and self.unordered[0].header.first < end:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.config import Config
-from indilog.ids import Epoch, LocalId, NodeId, ShardId, ViewNumber
+from indilog.ids import Epoch, LocalId, NodeId, ViewNumber
 from indilog.messages import (
     AppendBatch,
     Batches,
     BatchesWanted,
     IndexData,
     IndexDataWanted,
-    Message,
     MetalogEntries,
     ReadRecords,
     RecordsRead,
@@ -22,8 +20,8 @@ from indilog.messages import (
     ShardOpened,
     ShardStored,
 )
-from indilog.metalog import Floor, NewRecords, Trim
-from indilog.roles import FrameKind, Location, Lost, Send
+from indilog.metalog import Floor, Trim
+from indilog.roles import FrameKind, Location
 from indilog.view import view_of
 from storage.shard import Shard, ShardState
 from tests.unit.storage.machine import (
@@ -39,69 +37,16 @@ from tests.unit.storage.machine import (
     messages,
     read,
 )
-
-VIEW = view_of(storage_nodes=2, replicas=2)
-A, B = NodeId("storage-0"), NodeId("storage-1")
-E1, E2 = Epoch(1), Epoch(2)
-
-
-class Pair:
-    """Two replicas of one shard that hear each other."""
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or config_of()
-        self.nodes = {name: Machine(VIEW, self.config, name) for name in (A, B)}
-
-    def tell(self, name: NodeId, *told: Message, sender: NodeId = ENGINE) -> list[Send]:
-        return self._deliver(name, self.nodes[name].tell(*told, sender=sender))
-
-    def tell_both(self, *told: Message, sender: NodeId = ENGINE) -> None:
-        for name in (A, B):
-            self.tell(name, *told, sender=sender)
-
-    def wait(self, seconds: float) -> None:
-        for name in (A, B):
-            self._deliver(name, self.nodes[name].wait(seconds))
-
-    def settle(self) -> None:
-        """Let both have time for what they ask again for."""
-        for _ in range(20):
-            self.wait(2.0)
-
-    def wipe(self, name: NodeId) -> None:
-        self.nodes[name] = Machine(VIEW, self.config, name)
-
-    def restart(self, name: NodeId) -> None:
-        self.nodes[name] = self.nodes[name].restarted()
-        self._deliver(name, self.nodes[name].started)
-
-    def _deliver(self, sender: NodeId, sent: list[Send]) -> list[Send]:
-        others: list[Send] = []
-        for send in sent:
-            if send.to in self.nodes:
-                others += self.tell(send.to, send.message, sender=sender)
-            else:
-                others.append(send)
-        return others
-
-
-def replicated(records: int = 6, **limits: float) -> Pair:
-    """Two replicas with batches of two records, all ordered."""
-    pair = Pair(config_of(**limits))
-    pair.tell_both(ShardClaim(SHARD, E1))
-    pair.tell_both(ShardOpen(SHARD, E1, 0))
-    for first in range(0, records, 2):
-        pair.tell_both(AppendBatch(batch(first, [b"%d" % first, b"%d" % (first + 1)])))
-    pair.tell_both(entries({SHARD: records}), sender=PRIMARY)
-    return pair
-
-
-def all_of(machine: Machine, records: int) -> list[tuple[int, bytes]]:
-    return [found for seqnum in range(records) for found in data_of(read(machine, seqnum))]
-
-
-def expected(records: int) -> list[tuple[int, bytes]]:
-    return [(number, b"%d" % number) for number in range(records)]
+from tests.unit.storage.replicas import (
+    E1,
+    E2,
+    A,
+    B,
+    all_of,
+    expected,
+    replicated,
+    shard_of,
+)
 
 
 def test_a_damaged_batch_is_served_by_the_other_replica_repaired_and_counted() -> None:
@@ -345,107 +290,7 @@ def test_what_cannot_be_read_now_is_not_given_up_where_nobody_else_has_it() -> N
     assert shard.location_of(0) == Location(1, 32, 10)
 
 
-# --- damage that is found at the start
-
-
-def restarted_without(machine: Machine, index: int, *, kind: bool, payload: bool) -> Machine:
-    """Return the next life; of the frame at `index` so much is left."""
-    after = Machine(VIEW, machine.config, machine.name)
-    for number, (frame_kind, data, location) in enumerate(machine.frames):
-        if number == index:
-            after.node.lost(Lost(frame_kind if kind else None, data if payload else b"", location))
-        else:
-            after.node.recover(frame_kind, data, location)
-        after.frames.append((frame_kind, data, location))
-    after.node.recovered()
-    return after
-
-
-@pytest.mark.parametrize(("kind", "payload"), [(True, True), (True, False), (False, False)])
-def test_a_replica_recovers_around_any_lost_frame(*, kind: bool, payload: bool) -> None:
-    """A5: whatever it was, the rest is there, and what was lost is got back."""
-    pair = replicated()
-    before = pair.nodes[A]
-    for index in range(len(before.frames)):
-        machine = restarted_without(before, index, kind=kind, payload=payload)
-        pair.nodes[A] = machine
-        machine.node.check_invariants()
-        pair.tell(A, entries({SHARD: 6}), sender=PRIMARY)
-        assert all_of(machine, 6) == expected(6), f"frame {index}"
-
-
-@pytest.mark.parametrize("payload", [True, False])
-def test_a_repaired_batch_is_lost_again_where_the_first_one_left_no_trace(*, payload: bool) -> None:
-    """The first one was at the end of a segment, and cut as a torn tail."""
-    pair = replicated(4)
-    before = pair.nodes[A]
-    batches = [f for f in before.frames if f[0] is FrameKind.RECORDS]
-    cut = before.frames.index(batches[0])
-    _, data, location = before.frames[cut]
-    before.frames[cut] = (FrameKind.REPAIRED, data, location)
-    machine = pair.nodes[A] = restarted_without(before, cut, kind=True, payload=payload)
-    machine.node.check_invariants()
-    pair.tell(A, entries({SHARD: 4}), sender=PRIMARY)
-    assert all_of(machine, 4) == expected(4)
-
-
-def test_an_opening_that_was_lost_is_concluded_from_the_batches_behind_it() -> None:
-    """What it dropped must not be taken for what the next writer appended."""
-    pair = replicated(2)
-    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
-    pair.tell_both(ShardClaim(SHARD, E2))
-    pair.tell_both(ShardOpen(SHARD, E2, 2))
-    lost = [len(pair.nodes[A].frames) - 1]
-    pair.tell_both(AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
-    lost.append(len(pair.nodes[A].frames) - 1)
-    pair.tell_both(AppendBatch(batch(4, [b"4"], epoch=2)))
-    before = pair.nodes[A]
-    for index in lost:
-        machine = pair.nodes[A] = restarted_without(before, index, kind=False, payload=False)
-        assert machine.node.records == 5
-        pair.tell_both(entries({SHARD: 2}, {SHARD: 3}), sender=PRIMARY)
-        pair.settle()
-        assert all_of(machine, 5) == expected(5)
-
-
-def test_an_entry_of_a_writer_that_never_opened_here_tells_of_a_lost_opening() -> None:
-    pair = replicated(2)
-    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
-    machine = pair.nodes[A] = restarted_without(pair.nodes[A], 0, kind=False, payload=False)
-    pair.tell(B, ShardClaim(SHARD, E2))
-    pair.tell(B, ShardOpen(SHARD, E2, 2))
-    pair.tell(B, AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
-    (first, second) = entries({SHARD: 2}, {SHARD: 2}).entries
-    second = NewRecords(1, second.view, E2, dict(second.counts), {SHARD: E2})
-    pair.tell_both(MetalogEntries((first, second)), sender=PRIMARY)
-    pair.settle()
-    assert all_of(machine, 4) == expected(4)
-
-
-def test_after_unknown_damage_a_replica_is_not_authoritative_until_it_is_opened() -> None:
-    known = [False]
-    shard = Shard(ShardId(0), leading=True)
-    shard.apply(ShardState(shard.id, E1, 0))
-    known.append(shard.authoritative)
-    shard.doubt()
-    known.append(shard.authoritative)
-    assert shard.can_open_at(7)
-    shard.apply(ShardState(shard.id, E2, 7))
-    known.append(shard.authoritative)
-    assert known == [False, True, False, True]
-    assert dict(shard.holes) == {0: 7}
-    assert not shard.can_open_at(9)
-
-
 # --- holes
-
-
-def shard_of(*batches: tuple[LocalId, LocalId]) -> Shard:
-    shard = Shard(ShardId(0), leading=True)
-    shard.apply(ShardState(shard.id, E1, 0))
-    for first, end in batches:
-        shard.store(first, end, Location(1, 100 * first + 32, 10))
-    return shard
 
 
 def test_holes_are_filled_in_any_order() -> None:

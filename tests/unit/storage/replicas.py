@@ -1,0 +1,97 @@
+"""Two replicas of one shard, for tests of what they get back from each other."""
+
+from __future__ import annotations
+
+from indilog.config import Config
+from indilog.ids import Epoch, LocalId, NodeId, ShardId
+from indilog.messages import (
+    AppendBatch,
+    Message,
+    ShardClaim,
+    ShardOpen,
+)
+from indilog.roles import Location, Send
+from indilog.view import view_of
+from storage.shard import Shard, ShardState
+from tests.unit.storage.machine import (
+    ENGINE,
+    PRIMARY,
+    SHARD,
+    Machine,
+    batch,
+    config_of,
+    data_of,
+    entries,
+    read,
+)
+
+VIEW = view_of(storage_nodes=2, replicas=2)
+A, B = NodeId("storage-0"), NodeId("storage-1")
+E1, E2 = Epoch(1), Epoch(2)
+
+
+class Pair:
+    """Two replicas of one shard that hear each other."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or config_of()
+        self.nodes = {name: Machine(VIEW, self.config, name) for name in (A, B)}
+
+    def tell(self, name: NodeId, *told: Message, sender: NodeId = ENGINE) -> list[Send]:
+        return self._deliver(name, self.nodes[name].tell(*told, sender=sender))
+
+    def tell_both(self, *told: Message, sender: NodeId = ENGINE) -> None:
+        for name in (A, B):
+            self.tell(name, *told, sender=sender)
+
+    def wait(self, seconds: float) -> None:
+        for name in (A, B):
+            self._deliver(name, self.nodes[name].wait(seconds))
+
+    def settle(self) -> None:
+        """Let both have time for what they ask again for."""
+        for _ in range(20):
+            self.wait(2.0)
+
+    def wipe(self, name: NodeId) -> None:
+        self.nodes[name] = Machine(VIEW, self.config, name)
+
+    def restart(self, name: NodeId) -> None:
+        self.nodes[name] = self.nodes[name].restarted()
+        self._deliver(name, self.nodes[name].started)
+
+    def _deliver(self, sender: NodeId, sent: list[Send]) -> list[Send]:
+        others: list[Send] = []
+        for send in sent:
+            if send.to in self.nodes:
+                others += self.tell(send.to, send.message, sender=sender)
+            else:
+                others.append(send)
+        return others
+
+
+def replicated(records: int = 6, **limits: float) -> Pair:
+    """Two replicas with batches of two records, all ordered."""
+    pair = Pair(config_of(**limits))
+    pair.tell_both(ShardClaim(SHARD, E1))
+    pair.tell_both(ShardOpen(SHARD, E1, 0))
+    for first in range(0, records, 2):
+        pair.tell_both(AppendBatch(batch(first, [b"%d" % first, b"%d" % (first + 1)])))
+    pair.tell_both(entries({SHARD: records}), sender=PRIMARY)
+    return pair
+
+
+def all_of(machine: Machine, records: int) -> list[tuple[int, bytes]]:
+    return [found for seqnum in range(records) for found in data_of(read(machine, seqnum))]
+
+
+def expected(records: int) -> list[tuple[int, bytes]]:
+    return [(number, b"%d" % number) for number in range(records)]
+
+
+def shard_of(*batches: tuple[LocalId, LocalId]) -> Shard:
+    shard = Shard(ShardId(0), leading=True)
+    shard.apply(ShardState(shard.id, E1, 0))
+    for first, end in batches:
+        shard.store(first, end, Location(1, 100 * first + 32, 10))
+    return shard

@@ -1,0 +1,286 @@
+"""What a replica concludes from damage that it finds at its start (A5, decision 0009)."""
+
+from __future__ import annotations
+
+import pytest
+
+from indilog.ids import Epoch, NodeId, ShardId, ViewNumber
+from indilog.messages import (
+    AppendBatch,
+    MetalogEntries,
+    ShardClaim,
+    ShardClaimed,
+    ShardOpen,
+    ShardOpened,
+)
+from indilog.metalog import NewRecords, Span
+from indilog.roles import FrameKind, Location, Lost
+from storage.shard import Shard, ShardState
+from tests.unit.storage.machine import (
+    PRIMARY,
+    SHARD,
+    Frame,
+    Machine,
+    batch,
+    config_of,
+    entries,
+    messages,
+)
+from tests.unit.storage.replicas import (
+    E1,
+    E2,
+    VIEW,
+    A,
+    B,
+    Pair,
+    all_of,
+    expected,
+    replicated,
+    shard_of,
+)
+
+
+def restarted_without(machine: Machine, index: int, *, kind: bool, payload: bool) -> Machine:
+    """Return the next life; of the frame at `index` so much is left."""
+    after = Machine(VIEW, machine.config, machine.name)
+    for number, (frame_kind, data, location) in enumerate(machine.frames):
+        if number == index:
+            after.node.lost(Lost(frame_kind if kind else None, data if payload else b"", location))
+        else:
+            after.node.recover(frame_kind, data, location)
+        after.frames.append((frame_kind, data, location))
+    after.node.recovered()
+    return after
+
+
+@pytest.mark.parametrize(("kind", "payload"), [(True, True), (True, False), (False, False)])
+def test_a_replica_recovers_around_any_lost_frame(*, kind: bool, payload: bool) -> None:
+    """A5: whatever it was, the rest is there, and what was lost is got back."""
+    pair = replicated()
+    before = pair.nodes[A]
+    for index in range(len(before.frames)):
+        machine = restarted_without(before, index, kind=kind, payload=payload)
+        pair.nodes[A] = machine
+        machine.node.check_invariants()
+        pair.tell(A, entries({SHARD: 6}), sender=PRIMARY)
+        assert all_of(machine, 6) == expected(6), f"frame {index}"
+
+
+@pytest.mark.parametrize("payload", [True, False])
+def test_a_repaired_batch_is_lost_again_where_the_first_one_left_no_trace(*, payload: bool) -> None:
+    """The first one was at the end of a segment, and cut as a torn tail."""
+    pair = replicated(4)
+    before = pair.nodes[A]
+    batches = [f for f in before.frames if f[0] is FrameKind.RECORDS]
+    cut = before.frames.index(batches[0])
+    _, data, location = before.frames[cut]
+    before.frames[cut] = (FrameKind.REPAIRED, data, location)
+    machine = pair.nodes[A] = restarted_without(before, cut, kind=True, payload=payload)
+    machine.node.check_invariants()
+    pair.tell(A, entries({SHARD: 4}), sender=PRIMARY)
+    assert all_of(machine, 4) == expected(4)
+
+
+def test_an_opening_that_was_lost_is_concluded_from_the_batches_behind_it() -> None:
+    """What it dropped must not be taken for what the next writer appended."""
+    pair = replicated(2)
+    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
+    pair.tell_both(ShardClaim(SHARD, E2))
+    pair.tell_both(ShardOpen(SHARD, E2, 2))
+    lost = [len(pair.nodes[A].frames) - 1]
+    pair.tell_both(AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
+    lost.append(len(pair.nodes[A].frames) - 1)
+    pair.tell_both(AppendBatch(batch(4, [b"4"], epoch=2)))
+    before = pair.nodes[A]
+    for index in lost:
+        machine = pair.nodes[A] = restarted_without(before, index, kind=False, payload=False)
+        assert machine.node.records == 5
+        pair.tell_both(entries({SHARD: 2}, {SHARD: 3}), sender=PRIMARY)
+        pair.settle()
+        assert all_of(machine, 5) == expected(5)
+
+
+def written_by(writer: Epoch, *cuts: int, start: int = 0) -> MetalogEntries:
+    """Return the entries from position `start` on that order so many records of one writer."""
+    return MetalogEntries(
+        tuple(
+            NewRecords(start + index, ViewNumber(1), E1, {SHARD: count}, {SHARD: writer})
+            for index, count in enumerate(cuts)
+        )
+    )
+
+
+def test_an_entry_of_a_writer_that_never_opened_here_tells_of_a_lost_opening() -> None:
+    """And what follows from it is still known after further starts."""
+    pair = replicated(2, ordering_frame_entries=64)
+    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
+    machine = pair.nodes[A] = restarted_without(pair.nodes[A], 0, kind=False, payload=False)
+    pair.tell(B, ShardClaim(SHARD, E2))
+    pair.tell(B, ShardOpen(SHARD, E2, 2))
+    pair.tell(B, AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
+    pair.tell_both(written_by(E1, 2), written_by(E2, 2, start=1), sender=PRIMARY)
+    pair.settle()
+    assert all_of(machine, 4) == expected(4)
+    pair.tell(A, ShardClaim(SHARD, E2))
+    assert pair.tell(A, ShardOpen(SHARD, E2, 4))
+    pair.restart(A)
+    pair.tell_both(written_by(E1, 2), written_by(E2, 2, start=1), sender=PRIMARY)
+    pair.settle()
+    assert all_of(pair.nodes[A], 4) == expected(4)
+
+
+def test_a_replica_that_lost_an_opening_as_a_torn_tail_forgets_for_good_what_that_dropped() -> None:
+    pair = replicated(2, ordering_frame_entries=64)
+    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
+    kept = len(pair.nodes[A].frames)
+    pair.tell_both(ShardClaim(SHARD, E2))
+    pair.tell_both(ShardOpen(SHARD, E2, 2))
+    pair.tell_both(AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
+    del pair.nodes[A].frames[kept:]
+    pair.restart(A)
+    pair.tell_both(written_by(E1, 2), written_by(E2, 2, start=1), sender=PRIMARY)
+    pair.settle()
+    assert all_of(pair.nodes[A], 4) == expected(4)
+    pair.tell(A, ShardClaim(SHARD, E2))
+    assert pair.tell(A, ShardOpen(SHARD, E2, 4))
+    pair.restart(A)
+    pair.tell_both(written_by(E1, 2), written_by(E2, 2, start=1), sender=PRIMARY)
+    assert all_of(pair.nodes[A], 4) == expected(4)
+
+
+def ordered_and_reopened(journal: list[tuple[NodeId, Frame]] | None = None) -> Pair:
+    """Two replicas with ordered records of one writer, opened for the next one where these end."""
+    pair = Pair(config_of(ordering_frame_entries=64))
+    if journal is not None:
+        for name, machine in pair.nodes.items():
+            machine.frames = Noted(name, journal)
+    pair.tell_both(ShardClaim(SHARD, E1))
+    pair.tell_both(ShardOpen(SHARD, E1, 0))
+    pair.tell_both(AppendBatch(batch(0, [b"0", b"1"])))
+    pair.tell_both(AppendBatch(batch(2, [b"2", b"3"])))
+    pair.tell_both(written_by(E1, 2, 2), sender=PRIMARY)
+    pair.tell_both(ShardClaim(SHARD, E2))
+    pair.tell_both(ShardOpen(SHARD, E2, 4))
+    return pair
+
+
+class Noted(list[Frame]):
+    """The frames of one of the replicas that share `journal`."""
+
+    def __init__(self, name: NodeId, journal: list[tuple[NodeId, Frame]]) -> None:
+        super().__init__()
+        self._name = name
+        self._journal = journal
+
+    def append(self, frame: Frame) -> None:
+        super().append(frame)
+        self._journal.append((self._name, frame))
+
+
+def test_one_lost_header_in_a_shared_journal_loses_nothing_of_all_replicas() -> None:
+    """A5, embedded: each role hears of damage that does not say whose it was."""
+    journal: list[tuple[NodeId, Frame]] = []
+    before = ordered_and_reopened(journal)
+    for rotten in range(len(journal)):
+        pair = Pair(before.config)
+        for number, (name, (kind, payload, location)) in enumerate(journal):
+            if number == rotten:
+                for machine in pair.nodes.values():
+                    machine.node.lost(Lost(None, b"", location))
+            else:
+                pair.nodes[name].node.recover(kind, payload, location)
+                pair.nodes[name].frames.append((kind, payload, location))
+        pair.tell_both(written_by(E1, 2, 2), sender=PRIMARY)
+        pair.tell_both(ShardClaim(SHARD, Epoch(3)))
+        pair.tell_both(ShardOpen(SHARD, Epoch(3), 4))
+        pair.settle()
+        for machine in pair.nodes.values():
+            assert all_of(machine, 4) == expected(4), f"frame {rotten}"
+
+
+def test_unknown_damage_before_an_opening_drops_nothing_that_was_ordered() -> None:
+    """Replicas that share a journal hear all of it: together they would have lost the records."""
+    before = ordered_and_reopened().nodes[A]
+    states = [n for n, (kind, _, _) in enumerate(before.frames) if kind is FrameKind.SHARD_STATE]
+    machine = restarted_without(before, states[2], kind=False, payload=False)
+    assert machine.node.status()["missing_records"] == 0
+    machine.tell(written_by(E1, 2, 2), sender=PRIMARY)
+    assert all_of(machine, 4) == expected(4)
+
+
+def test_what_is_ordered_after_unknown_damage_is_beyond_doubt_if_its_writer_opened_here() -> None:
+    """The writer opens the shard again before the entries reached the journal."""
+    pair = replicated(0, ordering_frame_entries=64)
+    for first in (0, 2):
+        pair.tell_both(AppendBatch(batch(first, [b"%d" % first, b"%d" % (first + 1)])))
+    before = pair.nodes[A]
+    before.frames.append((FrameKind.ORDERING, b"rotten", Location(9, 32, 6)))
+    machine = restarted_without(before, len(before.frames) - 1, kind=False, payload=False)
+    machine.frames.pop()
+    machine.tell(written_by(E1, 2, 2), sender=PRIMARY)
+    machine.tell(ShardClaim(SHARD, E2))
+    machine.tell(ShardOpen(SHARD, E2, 4))
+    assert machine.node.status()["missing_records"] == 0
+    assert all_of(machine, 4) == expected(4)
+
+
+def test_what_a_lost_opening_dropped_is_not_counted_as_waiting_for_its_order() -> None:
+    pair = replicated(2, ordering_frame_entries=64)
+    pair.tell(A, AppendBatch(batch(2, [b"stale", b"stale"])))
+    pair.tell(A, written_by(E2, 2, start=1), sender=PRIMARY)
+    pair.nodes[A].node.check_invariants()
+
+
+def test_after_unknown_damage_a_replica_is_not_authoritative_until_it_is_opened() -> None:
+    known = [False]
+    shard = Shard(ShardId(0), leading=True)
+    shard.apply(ShardState(shard.id, E1, 0))
+    known.append(shard.authoritative)
+    shard.doubt()
+    known.append(shard.authoritative)
+    assert shard.can_open_at(7)
+    shard.apply(ShardState(shard.id, E2, 7))
+    known.append(shard.authoritative)
+    assert known == [False, True, False, True]
+    assert dict(shard.holes) == {0: 7}
+    assert not shard.can_open_at(9)
+
+
+def test_a_shard_can_be_opened_inside_a_hole() -> None:
+    """Only other replicas know where the batches in it begin; refused, it would stay shut."""
+    shard = shard_of((0, 2), (2, 6), (6, 9))
+    assert shard.lose(Location(1, 232, 10))
+    assert not shard.can_open_at(1), "a batch would be split"
+    assert not shard.can_open_at(7)
+    assert shard.can_open_at(4)
+    shard.apply(ShardState(shard.id, E2, 4))
+    assert (dict(shard.holes), shard.stored) == ({2: 4}, 4)
+    shard.check_invariants()
+
+
+def test_what_is_in_doubt_does_not_keep_a_shard_from_being_opened() -> None:
+    """It is dropped, so no batch of it can be split."""
+    shard = shard_of((0, 2))
+    shard.order(Span(shard.id, 0, 0, 2, E1))
+    shard.store(2, 6, Location(1, 232, 10))
+    shard.doubt()
+    assert not shard.can_open_at(1), "it is ordered"
+    assert shard.can_open_at(4)
+    shard.apply(ShardState(shard.id, E2, 4))
+    assert (dict(shard.holes), shard.stored) == ({2: 4}, 4)
+    shard.check_invariants()
+
+
+def test_a_replica_that_takes_a_lost_batch_for_a_hole_opens_where_the_others_end() -> None:
+    """It has more than they, with a hole where they end: the writer asks for ever."""
+    pair = replicated(2)
+    pair.tell(B, AppendBatch(batch(2, [b"2"])))
+    pair.tell(A, AppendBatch(batch(2, [b"2"])), AppendBatch(batch(3, [b"3", b"4"])))
+    pair.tell(A, AppendBatch(batch(5, [b"5"])))
+    lost = [n for n, f in enumerate(pair.nodes[A].frames) if f[0] is FrameKind.RECORDS][1:3]
+    frames = [f for n, f in enumerate(pair.nodes[A].frames) if n not in lost]
+    pair.nodes[A] = Machine(VIEW, pair.config, A, frames)
+    assert pair.nodes[A].node.status()["missing_records"] == 3
+    claimed = messages(pair.tell(A, ShardClaim(SHARD, E2)))
+    assert claimed == [ShardClaimed(SHARD, E2, 6, authoritative=True)]
+    assert ShardOpened(SHARD, E2, 3) in messages(pair.tell(A, ShardOpen(SHARD, E2, 3)))
