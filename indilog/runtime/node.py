@@ -446,23 +446,24 @@ class NodeShell:
 
     def _fail(self, error: BaseException) -> None:
         """End for good, once: nothing that was not synced leaves any more."""
-        if self.failed is not None:
-            return
-        self.failed = error
-        # What has a sentence of its own needs no traceback.
-        log.error(
-            "node failed",
-            error=str(error),
-            exc_info=None if isinstance(error, IndilogError) else error,
-        )
-        self._abandon_held(str(error))
+        if first := self.failed is None:
+            self.failed = error
+            # What has a sentence of its own needs no traceback.
+            info = None if isinstance(error, IndilogError) else error
+            log.error("node failed", error=str(error), exc_info=info)
+        # A sync that was running in the thread may fail later, and leaves callers of its own.
+        self._abandon(str(error))
+        if first:
+            self._on_fatal(error)
+
+    def _abandon(self, reason: str) -> None:
+        self._abandon_held(reason)
         self._outbox.clear()
         self._inbox.clear()
         self._later.clear()
         settled, self._settled = self._settled, []
         resolve_all(settled)
         self._abandon_callers()
-        self._on_fatal(error)
 
     def _abandon_held(self, reason: str) -> None:
         """Tell the callers whose answers will not leave. An append may be on the disk all the same:

@@ -455,6 +455,33 @@ async def test_a_failed_sync_in_the_thread_tells_everyone_and_lets_the_shell_clo
 
 
 @pytest.mark.asyncio
+async def test_a_sync_that_fails_after_the_shell_has_failed_tells_its_callers() -> None:
+    def script(event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return [Persist(FrameKind.METALOG, b"entry", 1)]
+            case Persisted():
+                return [Appended([told], 5, 1)]
+            case _:
+                raise AssertionError("cuts only grow")
+
+    house = House({A: Scripted(script)}, sync_inline_s_max=0.0)
+    house.shell.sync_average_s = 1.0
+    told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    house.journal.gate.clear()
+    house.journal.error = OSError(5, "EIO")
+    await turns()
+    _nudge(house)
+    await turns()
+    assert isinstance(house.shell.failed, AssertionError)
+    house.journal.gate.set()
+    with pytest.raises(AppendOutcomeUnknownError, match="EIO"):
+        await asyncio.wait_for(told, 5)
+    assert len(house.fatal) == 1
+    await house.shell.close()
+
+
+@pytest.mark.asyncio
 async def test_what_a_role_says_of_the_disk_is_counted_as_damage_and_logged() -> None:
     def script(event: Event) -> list[Effect]:
         match event:
