@@ -20,7 +20,8 @@ from indilog.log import Entry, Log
 _ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000
 PATIENCE_TRIES: Final = 12
-"""Tries to append, with growing pauses (20 s together), before an execution gives up."""
+"""Tries to append before an execution gives up. The pauses between grow, to 25 s together; each try
+may itself wait until the log says that it has no answer (`append_timeout_s`)."""
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 5.0
 

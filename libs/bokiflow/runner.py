@@ -90,6 +90,7 @@ class Runner(Presence):
         self._starting = 0
         self._resting = 0
         self._unclear = Unclear()
+        self._left_from: SeqNum | None = None
         self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
         """Cancellations that were read last: a run may have been read without, or end parked."""
         self.on_room: list[Callable[[], None]] = []
@@ -255,7 +256,9 @@ class Runner(Presence):
                 told(id_)
         running.end(None)
         self._ended_since_trim += 1
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() and run.executor == self.lease.name:
+            self._leave_to_others(run.started_at)
+        elif not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error("execution of a run broke off", run=id_, exc_info=error)
             if run.executor == self.lease.name:  # nobody else goes on with it
                 self._unclear.broke_off(id_, run.started_at, execution.epoch, running.failures)
@@ -341,7 +344,8 @@ class Runner(Presence):
                 raise
             except BaseException:  # also of a caller that is cancelled: the record is on its way
                 if lease is not self.lease or not unclear.has_room:
-                    unclear.clear(id_)  # whoever inherits the old name looks for it
+                    # Whoever inherits the name looks for it.
+                    self._leave_to_others(unclear.clear(id_))
                 else:
                     self._keep_beating(logs)
                 raise
@@ -388,7 +392,7 @@ class Runner(Presence):
                 if is_passing(error):
                     raise
                 structlog.get_logger().error("run cannot be read", run=id_, reason=str(error))
-                self._unclear.look_again(id_)
+                self._leave_to_others(self._unclear.look_again(id_))
 
     async def _look_for(self, log: Log, logs: Logs, id_: str) -> None:
         unclear, lease = self._unclear, self.lease
@@ -400,6 +404,9 @@ class Runner(Presence):
             except TrimmedError:
                 run = Run()
             if lease is not self.lease or id_ not in unclear:
+                return
+            if id_ in self.running:
+                unclear.clear(id_)
                 return
             if not _is_open(run, lease):
                 unclear.look_again(id_)  # what gives it to this executor may still come
@@ -418,7 +425,13 @@ class Runner(Presence):
         """Whether it executes anything, or may have to."""
         return bool(self.running or self._starting or self._unclear)
 
+    def _leave_to_others(self, place: SeqNum | None) -> None:
+        """What gave this executor a run at `place` or later is for those who inherit its name."""
+        if place is not None:
+            self._left_from = place if self._left_from is None else min(self._left_from, place)
+
     def _on_lost(self) -> None:
+        self._left_from = None
         self._unclear.reset()  # whoever inherits the old name looks for them
         for task in self._tasks():
             task.cancel()
@@ -446,7 +459,8 @@ class Runner(Presence):
     def _needed_from(self) -> SeqNum:
         """Below this seqnum nothing gave this executor a run that it still has or may get."""
         runs = (running.execution.run.started_at for running in self.running.values())
-        return min((*runs, *self._unclear.since, self.executors.end))
+        end = self.executors.end if self._left_from is None else self._left_from
+        return min((*runs, *self._unclear.since, end))
 
 
 def _is_open(run: Run, lease: Lease) -> bool:

@@ -96,9 +96,10 @@ class Unclear:
         waits = min(2**failures, _BEATS_MAX) - 1
         self._doubts[run] = _Doubt(since, epoch=epoch, failures=failures + 1, waits=waits)
 
-    def clear(self, run: str) -> None:
-        """It is executed, or waits, or is another's."""
-        self._doubts.pop(run, None)
+    def clear(self, run: str) -> SeqNum | None:
+        """It is executed, or waits, or is another's. Return since when it was noted, if it was."""
+        doubt = self._doubts.pop(run, None)
+        return None if doubt is None else doubt.since
 
     def reset(self) -> None:
         """This executor has no runs any more."""
@@ -119,9 +120,13 @@ class Unclear:
             doubt.waits -= 1
         return due
 
-    def look_again(self, run: str) -> None:
-        """It is not there: look again, but not for ever."""
+    def look_again(self, run: str) -> SeqNum | None:
+        """It is not there: look again, but not for ever.
+
+        Return since when it was noted, once that is over.
+        """
         if (doubt := self._doubts.get(run)) is not None:
             doubt.looks -= 1
             if not doubt.looks:
-                del self._doubts[run]
+                return self.clear(run)
+        return None

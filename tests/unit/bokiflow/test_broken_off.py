@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bokiflow import Flow, Startable, State, Workflow, waiting
+from bokiflow.departed import left_by
 from bokiflow.execution import Execution
 from bokiflow.records import (
     EXECUTORS_TAG,
@@ -318,4 +319,28 @@ async def test_a_takeover_under_way_is_not_trimmed_away() -> None:
         assert any(isinstance(run_record(r.data), Taken) for r in left)
         gate.set()
         await running.result(10)
+    await process.stop()
+
+
+async def test_what_was_stopped_without_a_word_is_kept_for_whoever_inherits_it() -> None:
+    logs = MemoryLogs()
+    process, log = Process(logs), logs.log(FLOW_LOG)
+    runner = process.flow.runner
+    never = asyncio.Event()
+
+    async def stops_itself(wf: Workflow) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return str(await wf.step(never.wait))
+
+    await (await process.two.start(id="before")).result(10)
+    process.two.definition.body = stops_itself
+    await process.two.start(id="r")
+    while "r" in runner.running:
+        await asyncio.wait(runner._tasks())
+    runner._beats_since_trim = 1000
+    await runner._renew(log)
+    name = runner.lease.name
+    assert (await left_by(log, name)).runs == ["r"]
     await process.stop()
