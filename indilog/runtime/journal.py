@@ -114,7 +114,7 @@ class Journal:
         self._frames_flushed = 0
         self._frames_synced = 0
         self._rolled_bytes = 0
-        """Of the segments that were filled in this life."""
+        """Of the segments that were filled in this life, without what was in the first before."""
         # What `indilog.runtime.rewriting` works on, too.
         self.directory = directory
         self.segment_bytes = segment_bytes
@@ -223,6 +223,7 @@ class Journal:
             elif not scan.damaged_end:
                 # Its end is cut off. It is left as it is, so that this is found again.
                 size = noted.size_bytes if file.first == noted.number else scan.end
+                self.old.spoil(file)
                 yield self._noted(Damage(file.first, scan.end, size, None, b""))
         self._activate(active, end)
 
@@ -235,6 +236,7 @@ class Journal:
         scan = SegmentScan(file.path, file.first, newest=newest)
         for found in scan:
             if isinstance(found, Damage):
+                self.old.spoil(file)
                 yield self._noted(found)
                 continue
             header, payload, location = found
@@ -265,6 +267,7 @@ class Journal:
         note_newest(self.directory, NewestSegment(number, self._capacity))
         self._number = self.files.active = number
         self._end = self._flushed = self._synced = end
+        self._rolled_bytes = -end
         if not self.old.has(number):
             self.old.add(SegmentFile(number, number, path), self._capacity)
 
@@ -452,7 +455,7 @@ class Journal:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of frames since the start."""
+        """Bytes of frames that were written in this life."""
         return self._rolled_bytes + self._end
 
     def mark(self) -> int:

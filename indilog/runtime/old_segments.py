@@ -26,7 +26,8 @@ class OldSegment:
 
     Attributes:
         dead_bytes: of frames that were discarded.
-        settled: whether a rewrite left what roles call superfluous: they are not believed again.
+        settled: whether the rewrite that wrote it left more than twice what was expected: what
+            roles call superfluous in it is not believed any more.
         spoilt: whether it cannot be rewritten, because it is damaged.
         copied_from: when the rewrite began that wrote it.
     """
@@ -74,6 +75,11 @@ class OldSegments:
         if (old := self._with(segment)) is not None:
             old.dead_bytes += size_bytes
             self.changed = True
+
+    def spoil(self, file: SegmentFile) -> None:
+        """Never rewrite a file, because it is damaged."""
+        if (old := self._with(file.first)) is not None:
+            old.spoilt = True
 
     def superfluous(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
         """Take note what `owner` does not need of frames that it still needs; all of it, anew.

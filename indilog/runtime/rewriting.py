@@ -115,8 +115,7 @@ class Rewriting:
             return self._go_on(now)
         except DamagedSegmentError as error:
             log.warning("a segment stays as it is", error=str(error))
-            for old in self._run:
-                old.spoilt = True
+            self._journal.old.spoil(error.file)
             self._give_up(now)
         except OSError as error:
             log.warning("no segment is rewritten for now", error=str(error))

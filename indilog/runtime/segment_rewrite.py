@@ -47,6 +47,10 @@ the payload or a smaller one; None: nothing but which records it had.
 class DamagedSegmentError(Exception):
     """A file is damaged, so it has to stay as it is."""
 
+    def __init__(self, file: SegmentFile, what: str) -> None:
+        super().__init__(f"{file.path} {what}")
+        self.file = file
+
 
 class Slice(NamedTuple):
     """What comes next in the copy, from `offset` on, if there is enough to be written; `read_bytes`
@@ -138,10 +142,10 @@ class SegmentRewrite:
             scan = SegmentScan(file.path, file.first, newest=False)
             for found in scan:
                 if isinstance(found, Damage) or self.bytes > SEGMENT_BYTES_MAX // 2:
-                    raise DamagedSegmentError(f"{file.path} is damaged")
+                    raise DamagedSegmentError(file, "is damaged")
                 yield found
             if not scan.sealed:
-                raise DamagedSegmentError(f"{file.path} has no end")
+                raise DamagedSegmentError(file, "has no end")
 
     def _taken(self) -> list[bytes]:
         buffers, self._buffers = self._buffers, []

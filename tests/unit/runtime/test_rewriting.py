@@ -290,6 +290,41 @@ def test_a_damaged_segment_stays_as_it_is(rewriter: Rewriter) -> None:
     assert not (rewriter.directory / "rewritten.new").exists()
 
 
+def test_a_damaged_segment_does_not_keep_its_neighbours_from_being_rewritten(
+    rewriter: Rewriter,
+) -> None:
+    places = filled(rewriter, segments=4)
+    rewriter.discard(*places[: A_SEGMENT * 4])
+    spoilt = segment_path(rewriter.directory, 3)
+    spoil(spoilt, places[A_SEGMENT * 2].offset - 20)
+    before = spoilt.read_bytes()
+    assert rewriter.rest() == 2
+    assert spoilt.read_bytes() == before
+    assert sorted(rewriter.sizes()) == ["00000001-00000002", "00000003", "00000004"]
+
+
+def test_a_segment_that_was_damaged_at_the_start_is_not_tried(rewriter: Rewriter) -> None:
+    places = filled(rewriter, segments=3)
+    spoil(segment_path(rewriter.directory, 2), places[A_SEGMENT].offset - 20)
+    again = rewriter.again()
+    again.discard(*(place for place in again.places if place.segment < 4))
+    with structlog.testing.capture_logs() as logs:
+        assert again.rest() == 2
+    assert not [entry for entry in logs if entry["event"] == "a segment stays as it is"]
+    again.close()
+
+
+def test_what_the_share_of_appends_is_taken_of_was_written_in_this_life(
+    rewriter: Rewriter,
+) -> None:
+    rewriter.written(3)
+    again = rewriter.again()
+    assert again.journal.written_bytes == 0
+    again.written(A_SEGMENT, first=6)
+    assert again.journal.written_bytes > SEGMENT_BYTES // 2
+    again.close()
+
+
 def test_without_room_for_a_copy_none_is_begun(
     rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
