@@ -142,7 +142,8 @@ class Repair:
         except MalformedFrameError:
             return [Ignore(event, "not an intact record batch")]
         header = batch.header
-        if header.shard != shard.id or header.end > end or not shard.lacks(header.first):
+        lacking = shard.lacks(header.first, header.end)
+        if header.shard != shard.id or header.end > end or not lacking:
             return [Ignore(event, "a batch that is not missing here")]
         self._last_token -= 1
         self._persisting[self._last_token] = (shard, batch)

@@ -243,10 +243,11 @@ class Shard:
             self.holes[hole] = first
         return True
 
-    def lacks(self, localid: LocalId) -> bool:
-        """Whether `localid` is in a hole."""
+    def lacks(self, localid: LocalId, end: LocalId | None = None) -> bool:
+        """Whether `localid` is in a hole, and if `end` is given all from there to `end` in it."""
         index = self.holes.bisect_right(localid) - 1
-        return index >= 0 and localid < self.holes.peekitem(index)[1]
+        end = localid + 1 if end is None else end
+        return index >= 0 and localid < end <= self.holes.peekitem(index)[1]
 
     def lost_within(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
         """Return what of [first, end) is lost for good: in holes, while there is no other replica.

@@ -234,6 +234,7 @@ class Journal:
         self.files.named(file)
         self.old.add(file, file.path.stat().st_size)
         scan = SegmentScan(file.path, file.first, newest=newest)
+        durable = False
         for found in scan:
             if isinstance(found, Damage):
                 self.old.spoil(file)
@@ -241,7 +242,10 @@ class Journal:
                 continue
             header, payload, location = found
             if header.kind == FrameKind.GONE:
-                # A crash may have come between mark and punch.
+                # A crash may have come between mark and punch, or before the mark was durable.
+                if not durable:
+                    os.fdatasync(self.files.fd(file.first))
+                    durable = True
                 self.discards.punch(location)
                 self.old.died(file.first, frame_bytes(header.length))
             yield header.stream, _kind_of(header.kind), payload, location

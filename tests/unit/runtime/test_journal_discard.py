@@ -15,7 +15,7 @@ from indilog.records import HEADER_BYTES, BatchBuilder, batch_header
 from indilog.roles import FrameKind, Location
 from indilog.runtime import discards, open_segments
 from indilog.runtime.journal import Journal
-from indilog.runtime.segment import mark_gone, segment_path
+from indilog.runtime.segment import mark_gone, punch, segment_path
 from indilog.runtime.segment_scan import Damage
 
 STREAM = 7
@@ -94,6 +94,33 @@ def test_nothing_goes_before_what_was_written_until_then_is_synced(tmp_path: Pat
     assert payload is not None
     assert not any(payload[HEADER_BYTES + 4096 : -4096])
     journal.close()
+
+
+def test_a_start_makes_marks_durable_before_it_gives_room_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may have died between the mark and its sync; the machine may die next."""
+    journal, _ = opened(tmp_path)
+    for place in written(journal, 100_000, 100_000):
+        journal.discard(place)
+    journal.give_back()
+    journal.close()
+    story: list[str] = []
+    sync = os.fdatasync
+
+    def synced(fd: int) -> None:
+        story.append("sync")
+        sync(fd)
+
+    def punched(fd: int, place: Location) -> None:
+        story.append("punch")
+        punch(fd, place)
+
+    monkeypatch.setattr(os, "fdatasync", synced)
+    monkeypatch.setattr(discards, "punch", punched)
+    again, _ = opened(tmp_path)
+    assert story[:3] == ["sync", "punch", "punch"]
+    again.close()
 
 
 def test_a_crash_between_mark_and_punch_leaves_a_gone_frame_whose_room_goes_later(

@@ -242,6 +242,23 @@ def test_a_strange_answer_is_ignored(stray: bytes) -> None:
     assert len(machine.ignored) == 3
 
 
+def test_a_batch_that_would_not_fit_into_one_hole_is_not_written() -> None:
+    """It would be fetched and written again and again."""
+    pair = replicated(record_cache_bytes_max=0)
+    machine = pair.nodes[A]
+    batches = [n for n, (kind, _, _) in enumerate(machine.frames) if kind is FrameKind.RECORDS]
+    for lost in (batches[0], batches[2]):
+        machine.damage(lost)
+    machine.tell(ReadRecords(1, ENGINE, SHARD, (0, 1, 4, 5)))
+    machine.tell(Batches(SHARD, 0, ()), sender=B)
+    for wide in (batch(0, [b"x"] * 4), batch(0, [b"x"] * 6)):
+        machine.tell(Batches(SHARD, 4, (wide,)), sender=B)
+        machine.wait(30.0)
+        machine.tell(Batches(SHARD, 0, (wide,)), sender=B)
+    assert FrameKind.REPAIRED not in [kind for kind, _, _ in machine.frames]
+    assert machine.node.status()["missing_records"] == 4
+
+
 def test_a_single_replica_serves_all_but_what_it_lost() -> None:
     machine = Machine(config=config_of(record_cache_bytes_max=0))
     machine.tell(ShardClaim(SHARD, E1))
