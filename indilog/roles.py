@@ -101,7 +101,7 @@ class SnapshotsAnswered(NamedTuple):
 
 
 class SpaceChanged(NamedTuple):
-    """The disk is full but for `room` bytes, which are for what is under way; None: no longer.
+    """The disk is full but for `room` bytes, a role's share for batches under way; None: no longer.
 
     Told to roles that persist (`SurvivesLoss`). What they write beyond `room` is kept waiting.
     """

@@ -3,8 +3,10 @@ decision 0009, PITFALLS 18).
 
 A journal that finds no room for a further segment has the rest of its last one. Of that a reserve
 is kept for what is under way and for what a restart writes: when it is reached, the roles are told
-to take no more (`SpaceChanged`). Should they need more than the reserve all the same, their frames
-wait here, in order, as if the disk were slow: nothing that promises them leaves the process.
+to take no more (`SpaceChanged`): half of what is left is for batches, in equal shares for the roles
+that keep some. Should they need more than the reserve all the same, their frames wait here, in
+order, as if the disk were slow: nothing that promises them leaves the process. Metalog entries do
+not wait for batches of other roles: a trim is one, and gives the room back.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import structlog
 
 from indilog.config import NodeConfig
 from indilog.ids import Instant, NodeId
-from indilog.roles import Location, Persist, Persisted, SpaceChanged
+from indilog.roles import FrameKind, Location, Persist, Persisted, SpaceChanged
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment import NO_ROOM
 
@@ -35,17 +37,25 @@ class _Waiting(NamedTuple):
 class DiskSpace:
     """Writes frames to the journal, and knows whether there is room for more.
 
+    So many roles share what is left for batches.
+
     Attributes:
         full: whether the roles have been told to take no more.
     """
 
     def __init__(
-        self, journal: Journal, config: NodeConfig, call_later: Callable[[float], object]
+        self,
+        journal: Journal,
+        config: NodeConfig,
+        call_later: Callable[[float], object],
+        *,
+        sharers: int,
     ) -> None:
         self._journal = journal
         self._reserve_bytes = min(config.disk_reserve_bytes, config.segment_bytes // _SEGMENT_SHARE)
         self._retry_s = config.disk_retry_s
         self._call_later = call_later
+        self._sharers = max(1, sharers)
         self._waiting: deque[_Waiting] = deque()
         self._retry_at: Instant | None = None
         self.full = False
@@ -56,10 +66,16 @@ class DiskSpace:
         Raises:
             OSError: the journal has failed.
         """
-        if not self._waiting and (location := self._written(stream, effect)) is not None:
+        passes = not self._waiting or self._passes(stream, effect)
+        if passes and (location := self._written(stream, effect)) is not None:
             return location
         self._waiting.append(_Waiting(node, stream, effect))
         return None
+
+    def _passes(self, stream: int, effect: Persist) -> bool:
+        """Whether a frame need not wait for those that wait: order matters within a stream only."""
+        metalog = effect.kind is FrameKind.METALOG
+        return metalog and all(waiting.stream != stream for waiting in self._waiting)
 
     def _written(self, stream: int, effect: Persist) -> Location | None:
         try:
@@ -88,7 +104,7 @@ class DiskSpace:
         self.full = full
         if full:
             log.error("no disk space left: read-only", room_bytes=room)
-            return SpaceChanged(room // 2)
+            return SpaceChanged(room // 2 // self._sharers)
         log.warning("disk space again: no longer read-only")
         return SpaceChanged(None)
 

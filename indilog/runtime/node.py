@@ -49,6 +49,7 @@ from indilog.roles import (
     Role,
     Send,
     ServesCallers,
+    Shrinks,
     SnapshotsAnswered,
     Started,
     Superfluous,
@@ -131,7 +132,8 @@ class NodeShell:
         self._scheduled = False
         self._sync: asyncio.Future[None] | None = None
         """The sync that runs in the thread."""
-        self._disk_space = DiskSpace(journal, config.node, self._wake_after)
+        sharers = sum(isinstance(role, Shrinks) for role in self.roles.values())
+        self._disk_space = DiskSpace(journal, config.node, self._wake_after, sharers=sharers)
         self.rewriting = Rewriting(journal, self.roles, config.node, self._wake_after, self.metrics)
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []

@@ -28,9 +28,9 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     opened.close()
 
 
-def space_of(journal: Journal) -> DiskSpace:
+def space_of(journal: Journal, *, sharers: int = 1) -> DiskSpace:
     config = NodeConfig(segment_bytes=SEGMENT_BYTES)
-    return DiskSpace(journal, config, lambda _seconds: None)
+    return DiskSpace(journal, config, lambda _seconds: None, sharers=sharers)
 
 
 def write(space: DiskSpace, journal: Journal, number: int) -> bool:
@@ -81,6 +81,43 @@ def test_a_frame_behind_one_that_waits_waits_too(
             write(space, journal, number)
         assert not write(space, journal, 7)
         assert space.write(NODE, 7, Persist(FrameKind.METALOG, b"small", 9)) is None
+
+
+def test_what_is_left_is_promised_once_to_all_roles_that_keep_batches(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their batches leave no room for the trim that would give some back."""
+    space = space_of(journal, sharers=3)
+    with monkeypatch.context() as full:
+        full.setattr(os, "statvfs", _no_room)
+        for number in range(6):
+            assert write(space, journal, number)
+        told = space.news(T0)
+    assert told is not None
+    assert told.room == (16 * KIB - 32) // 2 // 3
+
+
+def test_a_metalog_entry_waits_for_no_batch_of_another_role(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the trim that gives room back."""
+    space, small = space_of(journal), b"small"
+    with monkeypatch.context() as full:
+        full.setattr(os, "statvfs", _no_room)
+        for number in range(7):
+            write(space, journal, number)
+        for stream, kind in ((7, FrameKind.RECORDS), (9, FrameKind.METALOG_STATE)):
+            big = Persist(kind, bytes(8 * KIB), stream)
+            assert space.write(NODE, stream, big) is None
+        assert space.write(NODE, 8, Persist(FrameKind.METALOG, small, 8)) is not None
+        assert space.write(NODE, 8, Persist(FrameKind.SHARD_STATE, small, 9)) is None
+        assert space.write(NODE, 8, Persist(FrameKind.METALOG, small, 10)) is None, "its own waits"
+        assert space.write(NODE, 9, Persist(FrameKind.METALOG, small, 11)) is None
+    space.retried(T1)
+    journal.spare.pool.submit(int).result()
+    space.news(T1)
+    written = space.retried(Instant(T1 + 2))
+    assert [persisted.token for _, persisted in written] == [7, 9, 9, 10, 11]
 
 
 def test_a_full_disk_that_nobody_needs_is_no_news(
