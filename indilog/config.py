@@ -195,7 +195,9 @@ class NodeConfig:
     retention_logs_max: int = 10_000
     """Logs whose retention policies are enforced; those of further ones are not, with a warning."""
     page_bytes_max: int = 4 * MIB
-    """Bytes of records, tags and aux data in one answer to `read_range`."""
+    """Bytes of records, tags and aux data in one answer to `read_range`, and of metalog entries in
+    one message.
+    """
 
     disk_reserve_bytes: int = 16 * MIB
     """When the disk has no room for a further segment and so much is left in the last one (or a

@@ -89,6 +89,12 @@ Entry: TypeAlias = NewRecords | Trim
 TRIM_FLOORS_MAX: Final = 1024
 """Floors in one entry."""
 _SHARDS_MAX: Final = 1 << 16
+_ENTRY_BYTES: Final = 64
+_FLOOR_BYTES: Final = 20
+_COUNT_BYTES: Final = 12
+"""What an entry, a floor in it and a shard's number in it take at most: integers have up to nine
+bytes, shards three.
+"""
 
 
 def is_possible(entry: Entry) -> bool:
@@ -105,6 +111,13 @@ def is_possible(entry: Entry) -> bool:
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 _page_decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
+
+
+def size_bound(entry: Entry) -> int:
+    """Return how many bytes an entry takes at most, encoded; without encoding it."""
+    if isinstance(entry, Trim):
+        return _ENTRY_BYTES + _FLOOR_BYTES * len(entry.floors)
+    return _ENTRY_BYTES + _COUNT_BYTES * (len(entry.counts) + len(entry.writers))
 
 
 def entry_encoded(entry: Entry) -> bytes:

@@ -67,6 +67,7 @@ class Backup:
     ) -> None:
         self._primary = primary
         self._page_entries = config.node.metalog_entries_in_flight_max
+        self._page_bytes = config.node.page_bytes_max
         self._metalog = metalog
         self._life = life
         """The incarnation of this backup."""
@@ -178,7 +179,7 @@ class Backup:
             metalog.epoch_before(start) if start <= length else NOBODY,
             anchor,
             anchor_epoch,
-            metalog.page(start, end) if start < end else (),
+            metalog.page(start, end, self._page_bytes) if start < end else (),
         )
 
     def _contradiction(self, ours: Epoch, theirs: Epoch) -> str | None:

@@ -55,6 +55,7 @@ class Primary:
         self._view = view
         self._epoch = epoch
         self._page_entries = config.node.metalog_entries_in_flight_max
+        self._page_bytes = config.node.page_bytes_max
         self._resend_s = config.node.resend_s
         self._metalog = metalog
         self._recovered = len(metalog)
@@ -164,7 +165,8 @@ class Primary:
         if message.start < 0:
             return [Ignore(event, "a position is never negative")]
         end = min(message.start + self._page_entries, self.committed)
-        return [Send(event.sender, MetalogEntries(self._metalog.page(message.start, end)))]
+        page = self._metalog.page(message.start, end, self._page_bytes)
+        return [Send(event.sender, MetalogEntries(page))]
 
     def _on_tail_wanted(self, event: Received, message: TailWanted) -> list[Effect]:
         if event.sender not in self._reader_set:
@@ -210,7 +212,8 @@ class Primary:
             return []
         for position in range(start, end):
             self._committed.apply(self._metalog[position])
-        message = MetalogEntries(self._metalog.page(max(start, end - self._page_entries), end))
+        first = max(start, end - self._page_entries)
+        message = MetalogEntries(self._metalog.newest(first, end, self._page_bytes))
         # An engine has callers that wait for it; storage has what it takes to answer them.
         effects: list[Effect] = [
             Send(reader, message, reader in self._engines) for reader in self._readers
@@ -234,10 +237,12 @@ class Primary:
         start = end = length
         if not backup.probed:
             start, end = backup.sent, min(length, backup.stored + self._page_entries)
+        entries = metalog.page(start, end, self._page_bytes)
+        end = min(end, start + len(entries))
         completes = backup.incomplete if end == length else NOBODY
         says = backup.probed or (completes and backup.stored == length)
         if start < end or (says and backup.resend_at is None):
-            previous, entries = metalog.epoch_before(start), metalog.page(start, end)
+            previous = metalog.epoch_before(start)
             yield Send(
                 node,
                 MetalogAppend(self._epoch, start, previous, entries, self.committed, completes),

@@ -27,11 +27,11 @@ replaces everything from there on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from indilog.ids import Epoch, MetalogPosition
-from indilog.metalog import Entry, entry_decoded, entry_encoded
+from indilog.metalog import Entry, entry_decoded, entry_encoded, size_bound
 from indilog.roles import FrameKind, Persist
 from ordering.entries import Entries
 from ordering.metalog_state import Extent, MetalogState, state_decoded, state_encoded
@@ -90,9 +90,21 @@ class StoredMetalog:
     def __getitem__(self, position: MetalogPosition) -> Entry:
         return self._entries[position]
 
-    def page(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
-        """Return the entries from `start` on, below `end`."""
-        return self._entries.between(start, end)
+    def page(
+        self, start: MetalogPosition, end: MetalogPosition, bytes_max: int | None = None
+    ) -> tuple[Entry, ...]:
+        """Return the entries from `start` on, below `end`: the first of them, one at least, if all
+        would take more than `bytes_max`.
+        """
+        entries = self._entries.between(start, end)
+        return entries if bytes_max is None else entries[: _fitting(entries, bytes_max)]
+
+    def newest(
+        self, start: MetalogPosition, end: MetalogPosition, bytes_max: int
+    ) -> tuple[Entry, ...]:
+        """Return as `page` does, but the last of them."""
+        entries = self._entries.between(start, end)
+        return entries[len(entries) - _fitting(reversed(entries), bytes_max) :]
 
     def epoch_before(self, end: MetalogPosition) -> Epoch:
         """Return which incarnation of the primary proposed the last entry below `end`; 0: none."""
@@ -291,3 +303,14 @@ class StoredMetalog:
             self.stored = content + 1
             if self._later and self.stored == len(self._entries):
                 self._close_gaps()
+
+
+def _fitting(entries: Iterable[Entry], bytes_max: int) -> int:
+    """Return how many of the entries, from the first on, fit into so many bytes; one at least."""
+    count = size = 0
+    for entry in entries:
+        size += size_bound(entry)
+        if size > bytes_max and count:
+            break
+        count += 1
+    return count

@@ -84,14 +84,14 @@ BUGS: Final = (
     Bug(
         "a page of entries for the backup that missed some leaves one out",
         "ordering/primary.py",
-        "metalog.page(start, end)\n            yield",
-        "metalog.page(start + 1, end)\n            yield",
+        "entries = metalog.page(start, end,",
+        "entries = metalog.page(start + 1, end,",
     ),
     Bug(
         "a metalog entry recovered from disk replaces nothing",
         "ordering/stored_metalog.py",
-        "        del self._entries[entry.position :]\n        self._entries.append(entry)",
-        "        self._entries.append(entry)",
+        "        if entry.position < length:\n            self._entries.cut_off(entry.position)\n",
+        "",
     ),
     # --- storage
     Bug(

@@ -6,7 +6,17 @@ import pytest
 
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, ShardId, ViewNumber
-from indilog.metalog import MetalogReplay, NewRecords, Span, entry_decoded, entry_encoded
+from indilog.metalog import (
+    TRIM_FLOORS_MAX,
+    Floor,
+    MetalogReplay,
+    NewRecords,
+    Span,
+    Trim,
+    entry_decoded,
+    entry_encoded,
+    size_bound,
+)
 
 
 def entry(position: int, **counts: int) -> NewRecords:
@@ -21,6 +31,17 @@ def entry(position: int, **counts: int) -> NewRecords:
 def test_an_entry_survives_its_encoding() -> None:
     written = entry(7, s0=3, s65535=1)
     assert entry_decoded(entry_encoded(written)) == written
+
+
+def test_no_entry_is_larger_than_its_bound_nor_much_smaller_when_its_numbers_are_great() -> None:
+    big, largest = 2**63, 2**64 - 1
+    shards = {ShardId(65535 - n): big for n in range(300)}
+    writers = {shard: Epoch(big) for shard in shards}
+    records = NewRecords(big, ViewNumber(big), Epoch(big), shards, writers, big)
+    floors = tuple(Floor(largest, big, of_log=False) for _ in range(TRIM_FLOORS_MAX))
+    for written in (records, Trim(big, ViewNumber(big), Epoch(big), big, floors), entry(0)):
+        size = len(entry_encoded(written))
+        assert size <= size_bound(written) <= size + 64
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"\xc1", entry_encoded(entry(1, s0=1))[:-1]])

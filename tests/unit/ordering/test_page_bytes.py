@@ -1,0 +1,94 @@
+"""A page of metalog entries is bounded in bytes, too: trims are large (ARCHITECTURE 8.3)."""
+
+from __future__ import annotations
+
+from indilog.config import Config, NodeConfig
+from indilog.ids import MAX_SEQNUM, Epoch, Instant, NodeId, ViewNumber
+from indilog.messages import MetalogEntries, MetalogWanted
+from indilog.metalog import TRIM_FLOORS_MAX, Entry, Floor, Trim, entries_encoded, entry_encoded
+from indilog.roles import Effect, FrameKind, Location, Persist, Persisted, Received, Send, Started
+from indilog.sequencer_messages import (
+    MetalogAppend,
+    MetalogCopy,
+    MetalogCopyWanted,
+    MetalogStored,
+)
+from indilog.view import View, view_of
+from ordering.sequencer import Sequencer
+
+PRIMARY, BACKUP = NodeId("sequencer-0"), NodeId("sequencer-1")
+STORAGE = NodeId("storage-0")
+T0 = Instant(1000.0)
+PAGE_BYTES = 100_000
+FLOORS = tuple(Floor(2**64 - 1 - n, MAX_SEQNUM - n, of_log=True) for n in range(TRIM_FLOORS_MAX))
+TRIMS = tuple(Trim(n, ViewNumber(1), Epoch(1), n, FLOORS) for n in range(20))
+"""Some 20 KB each."""
+
+
+def sequencer(
+    name: NodeId, view: View, *, page_bytes: int = PAGE_BYTES, entries: tuple[Entry, ...] = TRIMS
+) -> Sequencer:
+    node = Sequencer(name, [view], Config(node=NodeConfig(page_bytes_max=page_bytes)))
+    for entry in entries:
+        node.recover(FrameKind.METALOG, entry_encoded(entry), Location(0, 0, 0))
+    return node
+
+
+def sent(effects: list[Effect]) -> list[object]:
+    return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
+    primary = sequencer(PRIMARY, view_of())
+    primary.handle([Started(Epoch(5))], T0)
+    heard: list[Entry] = []
+    while len(heard) < len(TRIMS):
+        (page,) = sent(primary.handle([Received(STORAGE, MetalogWanted(len(heard)))], T0))
+        assert isinstance(page, MetalogEntries)
+        assert len(page.entries) > 1
+        assert len(entries_encoded(page.entries)) <= PAGE_BYTES
+        heard += page.entries
+    assert tuple(heard) == TRIMS
+
+
+def test_an_entry_larger_than_a_page_travels_alone() -> None:
+    primary = sequencer(PRIMARY, view_of(), page_bytes=1)
+    primary.handle([Started(Epoch(5))], T0)
+    wanted = Received(STORAGE, MetalogWanted(3))
+    assert sent(primary.handle([wanted], T0)) == [MetalogEntries(TRIMS[3:4])]
+
+
+def test_of_much_that_is_committed_at_once_the_newest_is_published_so_that_a_gap_is_seen() -> None:
+    primary = sequencer(PRIMARY, view_of())
+    published = sent(primary.handle([Started(Epoch(5))], T0))
+    pages = [message for message in published if isinstance(message, MetalogEntries)]
+    assert pages
+    for page in pages:
+        assert page.entries == TRIMS[-len(page.entries) :]
+        assert len(entries_encoded(page.entries)) <= PAGE_BYTES
+
+
+def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
+    view = view_of(sequencers=3)
+    primary = sequencer(PRIMARY, view)
+    primary.handle([Started(Epoch(5))], T0)
+    length = 0
+    while length < len(TRIMS):
+        stored = MetalogStored(Epoch(1) if length else Epoch(0), length)
+        messages = sent(primary.handle([Received(BACKUP, stored)], T0))
+        (append,) = (m for m in messages if isinstance(m, MetalogAppend))
+        assert append.start == length
+        assert append.entries == TRIMS[length : length + len(append.entries)]
+        assert len(entries_encoded(append.entries)) <= PAGE_BYTES
+        length += len(append.entries)
+
+
+def test_a_backup_gives_a_copy_in_pages_of_so_many_bytes() -> None:
+    backup = sequencer(BACKUP, view_of(sequencers=3))
+    backup.handle([Started(Epoch(2))], T0)
+    asked = Received(PRIMARY, MetalogCopyWanted(Epoch(5), 0, len(TRIMS) - 1))
+    (promise,) = (e for e in backup.handle([asked], T0) if isinstance(e, Persist))
+    answers = sent(backup.handle([Persisted(promise.token, Location(0, 0, 0))], T0))
+    (copy,) = (m for m in answers if isinstance(m, MetalogCopy))
+    assert 1 < len(copy.entries) < len(TRIMS)
+    assert len(entries_encoded(copy.entries)) <= PAGE_BYTES
