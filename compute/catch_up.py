@@ -1,7 +1,7 @@
 """When an engine asks for metalog entries and index data that it has missed (PITFALLS 8: a gap is
 fetched, it never stalls).
 
-A gap is asked for at once; a loss that no gap shows, after `resend_s` without anything new while
+A gap is asked for at once; a loss that no gap shows, after `resend_s` without progress while
 something is known to be missing. Who waits for records that nobody has appended yet knows of
 nothing missing: for them the primary is asked seldom, however many they are.
 """
@@ -26,7 +26,7 @@ class CatchUp:
         known_end: metalog entries below this exist, as far as was told.
     """
 
-    __slots__ = ("_asked_from", "_at", "_fetching", "_resend_s", "_since", "_views", "known_end")
+    __slots__ = ("_asked_from", "_at", "_fetch_end", "_resend_s", "_since", "_views", "known_end")
 
     def __init__(self, views: Views, resend_s: float) -> None:
         self._views = views
@@ -34,10 +34,13 @@ class CatchUp:
         self.known_end: MetalogPosition = 0
         self._asked_from: MetalogPosition = -1
         """Where the metalog was last asked for."""
-        self._fetching = False
-        """Whether index data was asked for that has not all come."""
+        self._fetch_end: MetalogPosition = 0
+        """Index data below this was asked for, and what has come of it is asked on from.
+
+        What is ordered later comes unasked: under load the metalog may stay ahead for ever.
+        """
         self._since: Instant | None = None
-        self._at = (0, 0)
+        self._at = (0, False)
 
     def heard_of(self, position: MetalogPosition) -> None:
         """Take note that there is an entry at `position`."""
@@ -54,29 +57,25 @@ class CatchUp:
         self._asked_from = position
         return [Send(self._views[-1].primary, MetalogWanted(position))]
 
-    def on_index_data(
-        self, before: MetalogPosition, tag_position: MetalogPosition, position: MetalogPosition
-    ) -> list[Effect]:
+    def on_index_data(self, before: MetalogPosition, tag_position: MetalogPosition) -> list[Effect]:
         """Ask for the next page after one that took the engine from `before` to `tag_position`."""
-        if not self._fetching:
-            return []
-        if tag_position == position:
-            self._fetching = False
-        elif tag_position > before:
-            return self._want_index_data(tag_position, position)
+        if before < tag_position < self._fetch_end:
+            return self._want_index_data(tag_position, self._fetch_end)
         return []
 
-    def _want_index_data(
-        self, tag_position: MetalogPosition, position: MetalogPosition
-    ) -> list[Effect]:
-        self._fetching = True
-        wanted = IndexDataWanted(tag_position, position, 1)
+    def _want_index_data(self, start: MetalogPosition, end: MetalogPosition) -> list[Effect]:
+        self._fetch_end = end
+        wanted = IndexDataWanted(start, end, 1)
         return [Send(node, wanted) for node in self._views[-1].storage_nodes]
 
     def note(self, now: Instant, position: MetalogPosition, tag_position: MetalogPosition) -> None:
-        """Take note how far the engine is: from the last change on it counts how long it waits."""
-        if self._since is None or self._at != (position, tag_position):
-            self._since, self._at = now, (position, tag_position)
+        """Take note how far the engine is: from the last progress on it counts how long it waits.
+
+        Where index data is missing, more of the metalog is no progress: it may never cease to come.
+        """
+        at = tag_position, tag_position < position
+        if self._since is None or self._at != at:
+            self._since, self._at = now, at
 
     def due(self, *, behind: bool) -> Instant | None:
         """When to ask whether something was missed; None: nobody waits for anything."""
@@ -93,7 +92,7 @@ class CatchUp:
         behind: bool,
         watched: bool,
     ) -> list[Effect]:
-        """Ask for what may have been lost, after a while without anything new."""
+        """Ask for what may have been lost, after a while without progress."""
         if not (behind or watched):
             self._since = None
             return []

@@ -436,7 +436,7 @@ class Engine:
         self._feed.put(message.blocks)
         effects = self._apply_index_data(local, now)
         if event.sender in self._views[-1].storage_nodes:
-            effects += self._catch_up.on_index_data(before, self.tag_position, self.position)
+            effects += self._catch_up.on_index_data(before, self.tag_position)
         return effects
 
     def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:

@@ -286,8 +286,7 @@ class Reads:
     def _ask_for_tail(self, now: Instant) -> list[Effect]:
         if not self._tails.is_due(now):
             return []
-        request = self._number()
-        self._tails.asked(request, now)
+        request = self._tails.asked(self._number(), now)
         return [Send(self._views[-1].primary, TailWanted(request))]
 
     def _number(self) -> int:

@@ -38,11 +38,17 @@ class TailQuestions:
             return now >= self._asked_at + self._resend_s
         return bool(self._waiting)
 
-    def asked(self, request: int, now: Instant) -> None:
-        """Take note that the question is under way as `request`; the one before is forgotten."""
-        self._asked += self._waiting
-        self._waiting.clear()
-        self._request, self._asked_at = request, now
+    def asked(self, request: int, now: Instant) -> int:
+        """Take note that the question is under way; return its number.
+
+        That is `request`, or that of the question under way, which is sent again as it was: the
+        answer to any of its sendings serves those for whom it was asked first, and may be older
+        than who came since.
+        """
+        self._asked_at = now
+        if not self._asked:
+            self._asked, self._waiting, self._request = self._waiting, [], request
+        return self._request
 
     def answered(self, request: int) -> list[Operation]:
         """Take out the operations that the answer serves; none: it is late, or repeated."""
@@ -69,7 +75,7 @@ class TailQuestions:
         return waiting
 
     def deadline(self, timeout_s: float) -> Instant | None:
-        """When to ask again, or when an operation has waited for `timeout_s`."""
-        if not self._asked:
-            return None
+        """When to ask, or to ask again, or when an operation has waited for `timeout_s`."""
+        if not self._asked:  # those that had the question asked may just have failed
+            return self._waiting[0].created if self._waiting else None
         return Instant(min(self._asked_at + self._resend_s, self._asked[0].created + timeout_s))

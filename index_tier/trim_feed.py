@@ -1,9 +1,9 @@
 """What an index node knows of trims, and how it learns what it misses (ARCHITECTURE 13).
 
 Every index node needs every trim: a floor holds for all positions of the log, whichever index shard
-has them. Storage sends each trim unasked; trims are numbered, so one that is missed is noticed, at
-the latest by a lookup that knows of it. Then all floors are fetched, page by page: floors only
-grow, so it does no harm that some are newer than the count that comes with them.
+has them. Two storage nodes send each trim unasked; trims are numbered, so one that is missed is
+noticed, at the latest by a lookup that knows of it. Then all floors are fetched, page by page:
+floors only grow, so it does no harm that some are newer than the count that comes with them.
 """
 
 from __future__ import annotations

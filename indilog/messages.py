@@ -228,7 +228,7 @@ class IndexData(WireMessage, frozen=True):
     """storage → index, engine: index data of some metalog positions, the type-S data.
 
     The first replica of a shard sends it unasked: each position to one index shard, and to every
-    engine.
+    engine. Of positions without records two storage nodes tell.
     Lost: an index node that is asked about a later position, and an engine that sees a gap, say
     `IndexDataWanted`.
     Repeated: positions and parts already applied are skipped.

@@ -40,9 +40,9 @@ class TrimIs(WireMessage, frozen=True):
 class TagFloors(WireMessage, frozen=True):
     """storage → index: floors that lead from the first `start` trims to the first `trims`.
 
-    Sent unasked for every trim, and as pages of all floors when asked for (`start` None): a page
-    names the tags above `after`, in order, and whether it is the last one; a floor in it may be
-    newer than `trims` says.
+    Sent unasked for every trim by two storage nodes, and as pages of all floors when asked for
+    (`start` None): a page names the tags above `after`, in order, and whether it is the last one; a
+    floor in it may be newer than `trims` says.
     Lost: a lookup names more trims than are applied, or the next one does not follow on; the index
     node says `TagFloorsWanted`.
     Repeated: floors only grow.

@@ -64,7 +64,7 @@ from storage.recovery import BATCHES, Recovery
 from storage.repair import BatchPage
 from storage.rewritten import needed
 from storage.shard import Shard
-from storage.trims import floors_page, told_of
+from storage.trims import floors_page, speaks_for_empty, told_of
 
 _NEVER: Final = Instant(math.inf)
 _ENTRIES_AHEAD_MAX: Final = 4096
@@ -84,7 +84,7 @@ class StorageNode:
         self._aux_bytes_max = config.cluster.aux_bytes_max
         self._shards = _shards_of(node, views)
         self._appends = Appends(self._shards, views[-1].logspace, config)
-        self._speaks_for_empty = views[-1].storage_nodes[0] == node
+        self._speaks_for_empty = speaks_for_empty(node, views[-1])
         self._ordering = Ordering(ahead_max=_ENTRIES_AHEAD_MAX)
         self._recovery = Recovery(self._shards, self._ordering)
         self._catch_up = CatchUp(config.node.resend_s)

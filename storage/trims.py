@@ -12,6 +12,16 @@ from indilog.tag_messages import TagFloors, TagFloorsWanted
 from indilog.view import View
 
 _FLOORS_PER_PAGE: Final = 4096
+_SPEAKERS: Final = 2
+"""So many nodes say what is of no shard: while one is down, nobody waits for it."""
+
+
+def speaks_for_empty(node: NodeId, view: View) -> bool:
+    """Whether a node tells of positions without records and of trims; what is repeated is harmless.
+
+    Receivers skip index data and trims that they have.
+    """
+    return node in view.storage_nodes[:_SPEAKERS]
 
 
 def told_of(trim: Trim, view: View) -> list[Effect]:

@@ -176,7 +176,7 @@ class IndexTier:
         for node in self.view.storage_nodes:
             first_of = {int(s) for s, p in self.view.shards.items() if p.replicas[0] == node}
             block = self.history.block(position, first_of)
-            if block.parts or (not block.productive and node == self.view.storage_nodes[0]):
+            if block.parts or (not block.productive and node in self.view.storage_nodes[:2]):
                 for receiver in receivers:
                     self.network.append((node, receiver, IndexData((block,))))
 

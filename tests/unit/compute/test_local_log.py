@@ -11,9 +11,11 @@ import pytest
 from compute.engine import Engine
 from compute.local_log import LocalLogs
 from indilog.config import ClusterConfig
-from indilog.ids import NodeId
+from indilog.ids import NodeId, log_tag
 from indilog.log import Entry, Session
+from indilog.messages import IndexBlock, IndexData, ShardTags
 from indilog.runtime.node import NodeShell
+from tests.unit.compute.engine_driver import ENGINE, SHARD, A, joined
 
 pytestmark = pytest.mark.asyncio
 
@@ -40,3 +42,25 @@ async def test_a_session_takes_the_position_of_its_append_and_not_the_engines() 
     await asyncio.sleep(0)
     waiters.pop().set_result((5, 6))
     assert (await together, session.position) == ([5, 6], 6)
+
+
+async def test_a_read_that_waits_makes_an_idle_engine_look_for_what_was_lost() -> None:
+    """A29: the read itself is answered on the spot, so that nothing else calls the engine."""
+    driver = joined()
+    driver.order(1, index_data=False)
+    tags = ShardTags(SHARD, 0, 1, b"\x01", log_tag("orders").to_bytes(8, "little"))
+    driver.hear(A, IndexData((IndexBlock(0, 1, (SHARD,), (tags,)),)))
+    driver.now += 1
+    driver.turn()
+    assert driver.engine.deadline() is None
+    woken: list[NodeId] = []
+    shell = SimpleNamespace(wake=woken.append, holding=False, ended=False)
+    logs = LocalLogs(cast("NodeShell", shell), ENGINE, driver.engine, ClusterConfig())
+    waiting = asyncio.create_task(logs.log("orders").read_next(bound=1, wait=60))
+    await asyncio.sleep(0)
+    assert driver.engine.status()["progress"]["reads_pending"] == 0
+    assert woken == [ENGINE]
+    driver.turn()
+    assert driver.engine.deadline() is not None
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

@@ -75,7 +75,8 @@ def test_a_fresh_read_waits_until_what_was_committed_is_applied_here() -> None:
     assert answer.position == 1
 
 
-def test_a_lost_question_is_asked_again_and_an_answer_to_the_first_finds_nothing() -> None:
+def test_a_lost_question_is_asked_again_and_who_came_later_waits_for_the_next() -> None:
+    """The answer may be to the first sending, which was before the later read came."""
     driver = joined(resend_s=1, read_timeout_s=5)
     fresh(driver, "reader")
     (lost,) = questions(driver.turn())
@@ -84,10 +85,46 @@ def test_a_lost_question_is_asked_again_and_an_answer_to_the_first_finds_nothing
     assert deadline <= Instant(1)
     driver.now = 1.0
     fresh(driver, "later")
-    (again,) = questions(driver.turn())
-    assert answered(driver.hear(PRIMARY, tail_is(lost, 0, 0))) == {}
-    effects = driver.hear(PRIMARY, tail_is(again, 0, 0))
-    assert list(answered(effects)) == ["reader", "later"]
+    assert questions(driver.turn()) == [lost]
+    effects = driver.hear(PRIMARY, tail_is(lost, 0, 0))
+    assert list(answered(effects)) == ["reader"]
+    (following,) = questions(effects)
+    assert answered(driver.hear(PRIMARY, tail_is(lost, 0, 0))) == {}, "repeated"
+    assert list(answered(driver.hear(PRIMARY, tail_is(following, 0, 0)))) == ["later"]
+
+
+def test_fresh_reads_are_served_by_a_primary_that_is_slower_than_questions_are_repeated() -> None:
+    driver = joined(resend_s=1, read_timeout_s=5)
+    under_way: list[tuple[float, int]] = []
+    told: list[object] = []
+    for step in range(40):
+        driver.now = step / 4
+        fresh(driver, f"reader {step}")
+        arrived = [request for at, request in under_way if at <= driver.now]
+        under_way = [(at, request) for at, request in under_way if at > driver.now]
+        effects = driver.hear(PRIMARY, *(tail_is(request, 0, 0) for request in arrived))
+        under_way += [(driver.now + 1.5, request) for request in questions(effects)]
+        told += answered(effects).values()
+    assert len(told) > 20
+    assert all(isinstance(answer, Answered) for answer in told)
+
+
+def test_who_waits_for_the_next_question_has_it_asked_when_the_one_under_way_has_failed() -> None:
+    driver = joined(resend_s=1, read_timeout_s=3)
+    fresh(driver, "early")
+    driver.turn()
+    driver.now = 2.0
+    fresh(driver, "late")
+    driver.turn()
+    asked: list[int] = []
+    told: list[object] = []
+    while (due := driver.engine.deadline()) is not None and due < 20:
+        driver.now = max(due, driver.now + 0.01)
+        effects = driver.turn()
+        asked += questions(effects)
+        told += answered(effects)
+    assert told == ["early", "late"]
+    assert len(set(asked)) == 2
 
 
 def test_a_fresh_read_fails_as_retryable_when_the_primary_is_silent() -> None:

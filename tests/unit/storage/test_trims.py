@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from indilog.ids import Epoch, NodeId, ViewNumber
 from indilog.messages import (
+    IndexBlock,
     IndexData,
     IndexDataWanted,
     MetalogEntries,
@@ -15,6 +16,7 @@ from indilog.metalog import Floor, Trim
 from indilog.records import HEADER_BYTES
 from indilog.roles import FrameKind
 from indilog.tag_messages import TagFloors, TagFloorsWanted
+from indilog.view import view_of
 from tests.unit.storage.machine import (
     ENGINE,
     INDEX,
@@ -76,6 +78,21 @@ def test_a_read_waits_for_the_trims_that_its_reader_has_seen() -> None:
     sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     (answer,) = [m for m in messages(sent, ENGINE) if isinstance(m, RecordsRead)]
     assert answer.trimmed == (1,)
+
+
+def test_two_storage_nodes_speak_for_what_is_of_no_shard() -> None:
+    """With one that does, each trim would wait for being asked for while that one is down."""
+    view = view_of(storage_nodes=3, replicas=3, index_shards=2)
+    floor = Floor(LOG, 0, of_log=True)
+    spoken: list[NodeId] = []
+    for node in view.storage_nodes:
+        machine = machine_of(view, node)
+        sent = messages(machine.tell(trim(0, 0, LOG, 0, of_log=True), sender=PRIMARY))
+        if sent:
+            spoken.append(node)
+            assert IndexData((IndexBlock(0, 0, (), ()),)) in sent
+            assert TagFloors(0, 1, (floor,)) in sent
+    assert spoken == list(view.storage_nodes[:2])
 
 
 def test_a_trim_is_told_to_every_index_node_and_again_on_demand() -> None:
