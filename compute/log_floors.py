@@ -105,7 +105,8 @@ class LogFloors:
         """Tell whether the log's floor lets the local index answer with `found` (None: nothing).
 
         False: the index tier is to be asked. The floor is not known well enough here, or the answer
-        is "trimmed" and the floor of the tag, which may be higher, is not known.
+        is "trimmed" and the floor of the tag, which may be higher, is not known; or index data from
+        before a trim is not applied, in which there may be a record that is left.
 
         Raises:
             TrimmedError: the floor is above the bound, or above what was found before it.
@@ -114,6 +115,8 @@ class LogFloors:
         if floor is not None and bound >= floor and direction is Direction.PREV and found != bound:
             bound = found or 0
             floor = self.floor_of(log, bound)
+            if floor is not None and bound < floor and self._ahead:
+                return False  # what is left may be in index data before the trim
         if floor is None or (bound < floor and tag not in (EMPTY_TAG, log)):
             return False
         if bound < floor:

@@ -29,6 +29,7 @@ from compute.local_reads import LocalReads
 from compute.log_floors import LogFloors
 from compute.lookup_routes import LookupRoutes
 from compute.operation import Answered, Operation, Stage
+from compute.parked_reads import ParkedReads
 from compute.record_cache import RecordCache
 from compute.storage_questions import StorageQuestions
 from compute.tag_questions import TagQuestions
@@ -75,7 +76,7 @@ class Reads:
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
         self._starting: list[Operation] = []
-        self._parked: dict[Operation, None] = {}
+        self._parked = ParkedReads(config.node.read_timeout_s)
         self._requests: OrderedDict[int, Operation] = OrderedDict()
         self._next_request = 0
         self._now = Instant(0.0)
@@ -145,18 +146,15 @@ class Reads:
         """Decide the operations whose position is applied now."""
         if not self._parked or self._local is None:
             return []
-        reached = self._local.tag_position
-        ready = [operation for operation in self._parked if operation.position <= reached]
-        for operation in ready:
-            del self._parked[operation]
+        ready = self._parked.reached(self._local.tag_position)
         return [effect for operation in ready for effect in self._decide(operation, now)]
 
     def abandon(self, error: IndilogError) -> list[Effect]:
         """Fail every read."""
-        waiting = (*self._starting, *self._parked, *self._requests.values(), *self._tails.clear())
+        parked, asking = self._parked.clear(), self._tails.clear()
+        waiting = (*self._starting, *parked, *self._requests.values(), *asking)
         operations = list(dict.fromkeys(waiting))
         self._starting.clear()
-        self._parked.clear()
         self._requests.clear()
         self._storage.hedges.clear()
         return [self._fail(operation, error) for operation in operations]
@@ -170,8 +168,7 @@ class Reads:
             return []
         local = self._local
         if local is None or operation.position > local.tag_position:
-            operation.stage = Stage.POSITION
-            self._parked[operation] = None
+            self._parked.add(operation)
             return []
         # The Suffix, which answers for the empty tag, is ahead of the Tag Cache.
         whole = operation.tag == EMPTY_TAG
@@ -181,6 +178,8 @@ class Reads:
                 return self._decide_page(operation, local)
             return self._decide_one(operation, local)
         except TrimmedError as error:
+            if operation.bound < error.first_seqnum:
+                operation.reflects = self._replay.position  # floors of logs are ahead of tags
             return [_answer(operation, error)]
 
     def _decide_one(self, operation: Operation, local: LocalIndex) -> list[Effect]:
@@ -451,8 +450,8 @@ class Reads:
         if self._requests:
             oldest = next(iter(self._requests.values()))
             times.append(oldest.started + self._config.lookup_timeout_s)
-        if self._parked:
-            times.append(next(iter(self._parked)).created + self._config.read_timeout_s)
+        if (parked := self._parked.deadline()) is not None:
+            times.append(parked)
         if (asking := self._tails.deadline(self._config.read_timeout_s)) is not None:
             times.append(asking)
         if (hedging := self._storage.hedges.deadline(self._requests)) is not None:
@@ -477,13 +476,8 @@ class Reads:
                 effects.append(self._fail(operation, self._unavailable()))
             else:
                 effects += self._decide(operation, now)
-        while self._parked:
-            operation = next(iter(self._parked))
-            if now < operation.created + self._config.read_timeout_s:
-                break
-            del self._parked[operation]
-            effects.append(self._fail(operation, self._unavailable()))
-        expired = self._tails.expired(now, self._config.read_timeout_s)
+        expired = self._parked.expired(now)
+        expired += self._tails.expired(now, self._config.read_timeout_s)
         effects += [self._fail(operation, self._unavailable()) for operation in expired]
         effects += self._storage.hedge(self._requests, self._replay.trims, now)
         return effects + self._ask_for_tail(now)
