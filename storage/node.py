@@ -219,10 +219,17 @@ class StorageNode:
             case ShardClaim() as message:
                 effects = self._after_entries(self._appends.on_claim(event, message))
             case ShardOpen() as message:
-                effects = self._after_entries(self._appends.on_open(event, message))
+                effects = self._on_shard_open(event, message)
             case _:
                 effects = self._on_seldom(event, now)
         return effects
+
+    def _on_shard_open(self, event: Received, message: ShardOpen) -> list[Effect]:
+        shard = self._shards.get(message.shard)
+        if shard is not None and shard.in_doubt and self._catch_up.behind:
+            # What is ordered is beyond doubt, but this restart may not know yet that it is.
+            return [Ignore(event, "opening a shard in doubt before the metalog is known here")]
+        return self._after_entries(self._appends.on_open(event, message))
 
     def _on_seldom(self, event: Received, now: Instant) -> list[Effect]:
         match event.message:

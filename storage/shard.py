@@ -127,6 +127,13 @@ class Shard:
         """Whether `stored` is all that this replica ever had; never before the first opening."""
         return self.opened != NEVER and self._certain
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an opening will drop what is not known to be ordered, because another opening may
+        have been lost.
+        """
+        return self._doubted is not None
+
     def can_open_at(self, start: LocalId) -> bool:
         """Tell whether dropping all from `start` on keeps what is ordered and splits no batch.
 

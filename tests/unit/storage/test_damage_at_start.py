@@ -14,9 +14,10 @@ from indilog.messages import (
     ShardOpened,
 )
 from indilog.metalog import NewRecords, Span
-from indilog.roles import FrameKind, Location, Lost
+from indilog.roles import FrameKind, Location, Lost, Started
 from storage.shard import Shard, ShardState
 from tests.unit.storage.machine import (
+    ENGINE,
     PRIMARY,
     SHARD,
     Frame,
@@ -220,6 +221,24 @@ def test_what_is_ordered_after_unknown_damage_is_beyond_doubt_if_its_writer_open
     machine.tell(written_by(E1, 2, 2), sender=PRIMARY)
     machine.tell(ShardClaim(SHARD, E2))
     machine.tell(ShardOpen(SHARD, E2, 4))
+    assert machine.node.status()["missing_records"] == 0
+    assert all_of(machine, 4) == expected(4)
+
+
+def test_a_shard_in_doubt_is_opened_when_it_is_known_what_is_ordered() -> None:
+    """A writer may be faster than the entries that were not in the ordering journal."""
+    pair = replicated(0, ordering_frame_entries=64)
+    pair.tell(A, AppendBatch(batch(0, [b"0", b"1"])), AppendBatch(batch(2, [b"2", b"3"])))
+    before = pair.nodes[A]
+    before.frames.append((FrameKind.ORDERING, b"rotten", Location(9, 32, 6)))
+    machine = restarted_without(before, len(before.frames) - 1, kind=False, payload=False)
+    machine.turn(Started(Epoch(2)))
+    machine.tell(ShardClaim(SHARD, E2))
+    opening = ShardOpen(SHARD, E2, 4)
+    assert messages(machine.tell(opening), ENGINE) == []
+    machine.tell(written_by(E1, 2, 2), sender=PRIMARY)
+    machine.tell(MetalogEntries(()), sender=PRIMARY)
+    assert messages(machine.tell(opening), ENGINE) == [ShardOpened(SHARD, E2, 4)]
     assert machine.node.status()["missing_records"] == 0
     assert all_of(machine, 4) == expected(4)
 
