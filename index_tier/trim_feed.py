@@ -70,8 +70,9 @@ class TrimFeed:
     def _on_page(self, sender: NodeId, message: TagFloors, now: Instant) -> list[Send]:
         if self._cursor != message.after:
             return []
-        if self._cursor == 0:
-            self._promised = message.trims
+        first = self._cursor == 0
+        # A later page may come from the same node after a restart, when it knows less.
+        self._promised = message.trims if first else min(self._promised, message.trims)
         if message.last:
             self.trimmed.trims = max(self.trims, self._promised)
             self._cursor = self._due = None

@@ -74,6 +74,21 @@ def test_a_lost_trim_is_noticed_by_the_next_and_all_floors_are_fetched() -> None
     assert node.status()["trims"] == 2, "as many as the first page covered"
 
 
+def test_a_page_of_a_node_that_knows_fewer_trims_than_the_first_promises_no_more() -> None:
+    node = index_node()
+    node.handle([trims(2, Floor(9, 2, of_log=False))], T0)
+    due = node.deadline()
+    assert due is not None
+    ((source, _),) = asks(node.handle([], due))
+    page = TagFloors(None, 3, (Floor(7, 3, of_log=False),), 0, last=False)
+    assert asks(node.handle([Received(source, page)], due)) == [(source, 7)]
+    node.handle([Received(source, TagFloors(None, 1, (), 7))], due)
+    assert node.status()["trims"] == 1
+    again = node.deadline()
+    assert again is not None
+    assert [after for _, after in asks(node.handle([], again))] == [0]
+
+
 def test_floors_are_asked_for_elsewhere_when_a_node_stays_silent() -> None:
     node = index_node()
     node.handle([lookup_after(1, 4)], T0)
