@@ -362,7 +362,7 @@ class RecordsRead(WireMessage, frozen=True):
     """storage → engine: the records asked for; `unknown` are those that this replica cannot show.
 
     Unknown never means absent: the engine asks another replica. `trimmed` are those that are
-    trimmed as of `position` (metalog entries applied): whole, or in all of their tags.
+    trimmed as of `position` (that of the last trim known here): whole, or in all of their tags.
     Lost: asked again elsewhere.
     Repeated: the second one finds no request.
     """

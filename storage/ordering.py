@@ -22,11 +22,12 @@ class Ordering:
 
     Attributes:
         floors: what the applied trims add up to.
+        trimmed_at: the position after the last of them: whoever is there knows all floors.
     """
 
     __slots__ = (
         "_ahead", "_ahead_max", "_lengths", "_localids", "_replay", "_shards", "_span_ends",
-        "_tails", "_times", "floors",
+        "_tails", "_times", "floors", "trimmed_at",
     )  # fmt: skip
 
     def __init__(self, *, ahead_max: int) -> None:
@@ -41,6 +42,7 @@ class Ordering:
         self._localids = array("Q")
         self._lengths = array("Q")
         self.floors = Trimmed()
+        self.trimmed_at: MetalogPosition = 0
 
     @property
     def position(self) -> MetalogPosition:
@@ -88,6 +90,7 @@ class Ordering:
         if isinstance(entry, Trim):
             self.floors.apply(entry.floors)
             self.floors.trims = self._replay.trims
+            self.trimmed_at = self.position
         self._tails.append(self._replay.tail)
         self._span_ends.append(len(self._shards))
         return spans

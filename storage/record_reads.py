@@ -96,8 +96,8 @@ class TrimmedHere(Protocol):
         """All floors."""
 
     @property
-    def position(self) -> MetalogPosition:
-        """How many metalog entries are applied: those trims are among them."""
+    def trimmed_at(self) -> MetalogPosition:
+        """The metalog position after the last trim that is applied."""
 
 
 class RecordPage(BatchTask):
@@ -186,5 +186,5 @@ class RecordPage(BatchTask):
             tuple(self._records),
             tuple(self._unknown),
             tuple(self._trimmed),
-            self._trimmed_here.position if self._trimmed else 0,
+            self._trimmed_here.trimmed_at if self._trimmed else 0,
         )

@@ -57,6 +57,18 @@ def test_records_below_the_floor_of_their_log_are_trimmed_never_unknown() -> Non
     assert (answer.trimmed, answer.unknown, answer.position) == ((0, 1, 2), (), 2)
 
 
+def test_what_is_trimmed_is_so_since_the_last_trim_however_far_the_log_has_come() -> None:
+    """A reader that believes it only from `position` on would never catch up with appends."""
+    machine = with_records()
+    machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
+    append(machine, b"e", first=4)
+    machine.tell(entries({0: 1}, start=2), sender=PRIMARY)
+    assert machine.node.position == 3
+    for node in (machine, machine.restarted()):
+        answer = read(node, 0, 4)
+        assert (data_of(answer), answer.trimmed, answer.position) == ([(4, b"e")], (0,), 2)
+
+
 def test_a_record_that_is_trimmed_in_all_its_tags_is_trimmed() -> None:
     machine = with_records()
     machine.tell(trim(1, 0, TAG, 3, of_log=False), sender=PRIMARY)
