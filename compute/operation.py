@@ -14,6 +14,7 @@ from indilog.errors import TrimmedError
 from indilog.ids import EMPTY_TAG, Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
 from indilog.log import Record
 from indilog.messages import Direction, RecordsRead
+from indilog.roles import Answer
 
 
 class Pending:
@@ -72,6 +73,7 @@ class Operation:
         asked: what each shard was asked for in this try, and of whom, while it has not answered.
         asked_at: when this try went to storage.
         log: the tag of the log that is read; 0: not of one log.
+        told: the floor, and the position of a trim, that it waits for since a lookup told of it.
         trimmed: of `seqnums`, those that turned out to be trimmed.
         denied: replicas that said "unknown" about something wanted.
     """
@@ -79,7 +81,7 @@ class Operation:
     __slots__ = (
         "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction", "fresh",
         "limit", "log", "log_names", "page", "position", "probed", "records", "reflects", "route",
-        "seqnums", "shards", "stage", "started", "tag", "trimmed", "trims", "waiter",
+        "seqnums", "shards", "stage", "started", "tag", "told", "trimmed", "trims", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +100,7 @@ class Operation:
     ) -> None:
         self.log = log
         self.trimmed: set[SeqNum] = set()
+        self.told: tuple[SeqNum, MetalogPosition] | None = None
         self.direction = direction
         self.tag = tag
         self.bound = bound
@@ -121,6 +124,10 @@ class Operation:
         self.asked_at = Instant(0.0)
         self.trims = 0
         self.denied: set[tuple[NodeId, ShardId]] = set()
+
+    def answer(self, value: object) -> Answer:
+        """Tell the caller, as of what is reflected."""
+        return Answer(self.waiter, Answered(value, self.reflects))
 
     @property
     def whole(self) -> bool:
@@ -170,6 +177,23 @@ class Operation:
             # Seqnums are dense: there was a record.
             return TrimmedError(self.bound + 1)
         return [] if self.page else None
+
+    def told_trimmed(self, error: TrimmedError, position: MetalogPosition) -> TrimmedError | None:
+        """Return what is trimmed as of `reflects`, when a lookup says so as of `position`.
+
+        None: it is not known yet; the read has to go on at `self.position`. It does not wait twice
+        for a floor: `position` may be that of a trim of something else.
+        """
+        floor = error.first_seqnum
+        if self.reflects >= position:
+            return error
+        if self.told is not None and self.reflects >= self.told[1]:
+            known = self.told[0]
+            if known == floor or (self.direction is Direction.NEXT and self.bound < known):
+                return TrimmedError(known)
+        self.told = floor, position
+        self.position = max(self.position, position)
+        return None
 
     def contradicted_by(self, message: RecordsRead) -> str | None:
         """Say why an answer from storage cannot be one to what was asked; None: it can."""

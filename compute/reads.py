@@ -28,7 +28,7 @@ from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
 from compute.local_reads import LocalReads
 from compute.log_floors import LogFloors
 from compute.lookup_routes import LookupRoutes
-from compute.operation import Answered, Operation, Stage
+from compute.operation import Operation, Stage
 from compute.parked_reads import ParkedReads
 from compute.record_cache import RecordCache
 from compute.storage_questions import StorageQuestions
@@ -180,7 +180,7 @@ class Reads:
         except TrimmedError as error:
             if operation.bound < error.first_seqnum:
                 operation.reflects = self._replay.position  # floors of logs are ahead of tags
-            return [_answer(operation, error)]
+            return [operation.answer(error)]
 
     def _decide_one(self, operation: Operation, local: LocalIndex) -> list[Effect]:
         find = local.find_next if operation.direction is Direction.NEXT else local.find_prev
@@ -191,7 +191,7 @@ class Reads:
                     return self._collect(operation, (seqnum,), (shard,))
             case Empty():
                 if self._permitted(operation, None):
-                    return [_answer(operation, None)]
+                    return [operation.answer(None)]
             case Miss():
                 if self._permitted(operation, operation.bound):
                     return self._try_bound(operation, local) or self._look_up(operation)
@@ -211,7 +211,7 @@ class Reads:
             case Matches(seqnums, shards) if seqnums:
                 return self._collect(operation, seqnums, shards)
             case Matches():
-                return [_answer(operation, [])]
+                return [operation.answer([])]
             case unreachable:
                 assert_never(unreachable)
 
@@ -225,7 +225,7 @@ class Reads:
         if record is None:
             return self._probe(operation, local)
         operation.reflects = self._replay.position
-        return [_answer(operation, record)]
+        return [operation.answer(record)]
 
     def _probe(self, operation: Operation, local: LocalIndex) -> list[Effect]:
         """Try the record at the bound itself: every log has most seqnums of a logspace, or all."""
@@ -257,7 +257,7 @@ class Reads:
     ) -> list[Effect]:
         """Gather the records at `seqnums`: from the cache, and from storage what is not there."""
         if operation.passed_by(seqnums[0]):
-            return [_answer(operation, TrimmedError(seqnums[0]))]
+            return [operation.answer(TrimmedError(seqnums[0]))]
         operation.stage = Stage.RECORDS
         operation.seqnums, operation.shards = seqnums, shards
         missing: dict[ShardId, list[SeqNum]] = {}
@@ -270,7 +270,7 @@ class Reads:
             else:
                 missing.setdefault(shard, []).append(seqnum)
         if not missing:
-            return [_answer(operation, operation.gathered(self._config.page_bytes_max))]
+            return [operation.answer(operation.gathered(self._config.page_bytes_max))]
         return self._ask_storage(operation, missing)
 
     def _ask_storage(
@@ -307,7 +307,7 @@ class Reads:
             case RecordsRead():
                 return self._on_records(sender, message, now)
             case LookupResult():
-                return self._on_result(message)
+                return self._on_result(message, now)
             case TagFirsts():
                 return self.questions.on_firsts(sender, message)
             case unreachable:
@@ -362,7 +362,7 @@ class Reads:
         assert prefix is not None
         for record in records:
             if record.names == prefix or record.names.startswith(prefix + b"\x1f"):
-                return [_answer(operation, record)]
+                return [operation.answer(record)]
         operation.denied.clear()
         return self._decide(operation, now)
 
@@ -381,10 +381,10 @@ class Reads:
     def _pass_over(self, operation: Operation, seqnum: SeqNum, now: Instant) -> list[Effect]:
         """Go on behind a record that is trimmed in all its tags, if a whole log is read."""
         if not operation.whole or operation.tag == EMPTY_TAG:
-            return [_answer(operation, TrimmedError(seqnum + 1))]
+            return [operation.answer(TrimmedError(seqnum + 1))]
         if operation.step_over(seqnum):
             return self._decide(operation, now)
-        return [_answer(operation, None)]
+        return [operation.answer(None)]
 
     def _on_fetched(
         self, operation: Operation, message: RecordsRead, records: list[Record], now: Instant
@@ -402,10 +402,10 @@ class Reads:
                 return self._pass_over(operation, last, now)
         first_missing = next((s for s in operation.seqnums if s not in operation.records), None)
         if first_missing is None or (operation.page and first_missing != operation.seqnums[0]):
-            return [_answer(operation, operation.gathered(self._config.page_bytes_max))]
+            return [operation.answer(operation.gathered(self._config.page_bytes_max))]
         return self._collect(operation, operation.seqnums, operation.shards)
 
-    def _on_result(self, message: LookupResult) -> list[Effect]:
+    def _on_result(self, message: LookupResult, now: Instant) -> list[Effect]:
         """Take in the aggregator's word: nothing matches, or where the records are."""
         if (effects := self.questions.on_result(message)) is not None:
             return effects
@@ -419,12 +419,22 @@ class Reads:
         del self._requests[message.request]
         if operation.route is not None:
             self._tier.routes.answered(operation.route)
-        self._floors.learned(operation.log, message.log_floor)
+        if message.position <= self._replay.position:
+            self._floors.learned(operation.log, message.log_floor)
         if not message.seqnums:
-            self._tier.none_came()
-            return [_answer(operation, operation.value_of_nothing(message.floor))]
+            return self._on_none(operation, message, now)
         self._tier.came(operation, message.seqnums[0], message.shards[0], self._local)
         return self._collect_learned(operation, message.seqnums, message.shards)
+
+    def _on_none(self, operation: Operation, message: LookupResult, now: Instant) -> list[Effect]:
+        value = operation.value_of_nothing(message.floor)
+        if isinstance(value, TrimmedError):
+            value = operation.told_trimmed(value, message.position)
+            if value is None:
+                operation.start_anew()
+                return self._decide(operation, now)
+        self._tier.none_came()
+        return [operation.answer(value)]
 
     def on_tail(self, message: TailIs, now: Instant) -> list[Effect]:
         """Take in the primary's word where the log ends; fresh reads go on from there."""
@@ -436,7 +446,7 @@ class Reads:
                 effects += self._decide(operation, now)
             else:
                 operation.reflects = message.position
-                effects.append(_answer(operation, message.tail))
+                effects.append(operation.answer(message.tail))
         return effects + self._ask_for_tail(now)
 
     def _fail(self, operation: Operation, error: IndilogError) -> Effect:
@@ -486,7 +496,3 @@ class Reads:
         return QuorumUnavailableError(
             f"The read found no answer within {self._config.read_timeout_s:g} s; try again."
         )
-
-
-def _answer(operation: Operation, value: object) -> Effect:
-    return Answer(operation.waiter, Answered(value, operation.reflects))

@@ -367,7 +367,7 @@ class IndexNode:
         answer = IndexAnswer(
             lookup.request, origin, lookup.direction, self.index_shard,
             lookup.count, exact, seqnums, shards, lookup.names_first,
-            lookup.bound, floor, log_floor, lookup.trims,
+            lookup.bound, floor, log_floor, lookup.trims, self._floors.position,
         )  # fmt: skip
         if lookup.aggregator == self._node:
             effects = self._merging.add(self._node, answer, now)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from index_tier.tag_index import Matches
 from indilog.config import NodeConfig
-from indilog.ids import Instant, NodeId, SeqNum, ShardId
+from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.messages import Direction, IndexAnswer, LookupResult, ReadRecords
 from indilog.roles import Effect, Ignore, Send
 from indilog.view import Views, placement_of
@@ -22,7 +22,7 @@ class _Lookup:
 
     __slots__ = (
         "answered", "bound", "count", "direction", "done", "expires", "floor", "log_floor",
-        "matches", "trims",
+        "matches", "position", "trims",
     )  # fmt: skip
 
     def __init__(self, answer: IndexAnswer, expires: Instant) -> None:
@@ -35,6 +35,7 @@ class _Lookup:
         below.
         """
         self.log_floor: SeqNum = 0
+        self.position: MetalogPosition = 0
         self.expires = expires
         self.answered: set[int] = set()
         """The index shards that have answered."""
@@ -53,6 +54,7 @@ class _Lookup:
         self.matches += zip(answer.seqnums, answer.shards, strict=True)
         self.floor = max(self.floor, answer.floor)
         self.log_floor = max(self.log_floor, answer.log_floor)
+        self.position = max(self.position, answer.position)
 
     def merged(self) -> Matches:
         """The best matches of all index shards; a seqnum is in one index shard only.
@@ -136,7 +138,9 @@ class Merging:
         """Tell the origin, or for a single match have storage tell it."""
         seqnums, shards = lookup.merged()
         if lookup.count > 1 or not seqnums or answer.names_first:
-            result = LookupResult(answer.request, seqnums, shards, lookup.floor, lookup.log_floor)
+            result = LookupResult(
+                answer.request, seqnums, shards, lookup.floor, lookup.log_floor, lookup.position
+            )
             return [Send(answer.origin, result)]
         placement = placement_of(self._views, shards[0])
         if placement is None:

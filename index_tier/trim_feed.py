@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from indilog.floors import Trimmed
-from indilog.ids import Instant, NodeId, TagHash
+from indilog.ids import Instant, MetalogPosition, NodeId, TagHash
 from indilog.messages import (
     ShardTags,
 )
@@ -27,10 +27,12 @@ class TrimFeed:
 
     Attributes:
         trimmed: the floors; at least those of the first `trimmed.trims` trims.
+        position: who has applied so many metalog entries has applied all that `trimmed` knows.
     """
 
     def __init__(self, sources: Sequence[NodeId], resend_s: float) -> None:
         self.trimmed = Trimmed()
+        self.position: MetalogPosition = 0
         self._sources = sources
         self._resend_s = resend_s
         self._wanted = 0
@@ -60,6 +62,7 @@ class TrimFeed:
     ) -> tuple[list[Floor], list[Send]]:
         """Take in floors; return those that are news, and what to ask next."""
         news = self.trimmed.apply(message.floors)
+        self.position = max(self.position, message.position)
         self.want(message.trims)
         if message.start is None:
             return news, self._on_page(sender, message, now)

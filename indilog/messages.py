@@ -310,6 +310,8 @@ class IndexAnswer(WireMessage, frozen=True):
     log_floor: SeqNum = 0
     trims: int = 0
     """As in the lookup."""
+    position: MetalogPosition = 0
+    """The metalog position after the last trim that the node knows."""
 
 
 class LookupResult(WireMessage, frozen=True):
@@ -327,6 +329,8 @@ class LookupResult(WireMessage, frozen=True):
     shards: tuple[ShardId, ...]
     floor: SeqNum = 0
     log_floor: SeqNum = 0
+    position: MetalogPosition = 0
+    """Who has applied so many metalog entries has applied all trims that are in the answer."""
 
 
 # --- records

@@ -42,7 +42,8 @@ class TagFloors(WireMessage, frozen=True):
 
     Sent unasked for every trim by two storage nodes, and as pages of all floors when asked for
     (`start` None): a page names the tags above `after`, in order, and whether it is the last one; a
-    floor in it may be newer than `trims` says.
+    floor in it may be newer than `trims` says. Who has applied `position` metalog entries has
+    applied all trims that it tells of.
     Lost: a lookup names more trims than are applied, or the next one does not follow on; the index
     node says `TagFloorsWanted`.
     Repeated: floors only grow.
@@ -53,6 +54,7 @@ class TagFloors(WireMessage, frozen=True):
     floors: tuple[Floor, ...]
     after: TagHash = 0
     last: bool = True
+    position: MetalogPosition = 0
 
 
 class TagFloorsWanted(WireMessage, frozen=True):

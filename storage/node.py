@@ -239,7 +239,8 @@ class StorageNode:
                 return self._after_entries(self._care.repair.on_batches(event, message, now))
             case TagFloorsWanted() as message:
                 self._catch_up.start()  # who asks may know of a trim that was not heard here
-                return [floors_page(self._ordering.floors, message, event.sender)]
+                known = self._ordering
+                return [floors_page(known.floors, known.trimmed_at, message, event.sender)]
             case _:
                 return [Ignore(event, "not a message for a storage node")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from indilog.floors import Trimmed
-from indilog.ids import NodeId
+from indilog.ids import MetalogPosition, NodeId
 from indilog.metalog import Trim
 from indilog.roles import Effect, Send
 from indilog.tag_messages import TagFloors, TagFloorsWanted
@@ -26,12 +26,14 @@ def speaks_for_empty(node: NodeId, view: View) -> bool:
 
 def told_of(trim: Trim, view: View) -> list[Effect]:
     """Send a trim to all index nodes."""
-    floors = TagFloors(trim.number, trim.number + 1, trim.floors)
+    floors = TagFloors(trim.number, trim.number + 1, trim.floors, position=trim.position + 1)
     return [Send(node, floors) for node in view.index_nodes]
 
 
-def floors_page(floors: Trimmed, message: TagFloorsWanted, to: NodeId) -> Send:
-    """Answer with the next page of all floors."""
+def floors_page(
+    floors: Trimmed, trimmed_at: MetalogPosition, message: TagFloorsWanted, to: NodeId
+) -> Send:
+    """Answer with the next page of all floors; `trimmed_at` is the position after the last trim."""
     after = min(max(message.after, 0), 2**64 - 1)
     page, last = floors.page(after, _FLOORS_PER_PAGE)
-    return Send(to, TagFloors(None, floors.trims, page, after, last))
+    return Send(to, TagFloors(None, floors.trims, page, after, last, trimmed_at))

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from compute.log_floors import LogFloors
-from compute.operation import PENDING, Answered
+from compute.operation import PENDING, Answered, Operation
 from indilog.errors import TrimmedError
-from indilog.ids import Epoch, ViewNumber
-from indilog.messages import Direction, IndexLookup, MetalogEntries
+from indilog.ids import Epoch, NodeId, ViewNumber
+from indilog.messages import (
+    Direction,
+    IndexBlock,
+    IndexData,
+    IndexLookup,
+    LookupResult,
+    MetalogEntries,
+)
 from indilog.metalog import Floor, Trim
-from tests.unit.compute.engine_driver import LOG, PRIMARY, Driver, answers, joined, sends
+from indilog.roles import Effect
+from tests.unit.compute.engine_driver import LOG, PRIMARY, A, Driver, answers, joined, sends
+
+AGGREGATOR = NodeId("aggregator-0")
 
 
 def trim(driver: Driver, until: int, *, tag: int = LOG) -> None:
@@ -53,3 +65,67 @@ def test_a_trim_that_index_data_has_come_to_needs_no_index_tier() -> None:
     floors.reached(5)
     with pytest.raises(TrimmedError):
         floors.permit(Direction.PREV, LOG, LOG, 9, None)
+
+
+def lookup_in(effects: Sequence[Effect]) -> IndexLookup:
+    lookup = sends(effects, IndexLookup)[0][1]
+    assert isinstance(lookup, IndexLookup)
+    return lookup
+
+
+def result(lookup: IndexLookup, *, floor: int, position: int) -> LookupResult:
+    return LookupResult(lookup.request, (), (), floor, 0, position)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_floor_from_beyond_what_is_applied_here_is_waited_for(direction: Direction) -> None:
+    driver = joined(join_at=(4, 40))
+    driver.engine.read(direction, 99, 10, 0, "reader")
+    early = lookup_in(driver.turn())
+    assert answers(driver.hear(AGGREGATOR, result(early, floor=20, position=5))) == []
+    trim(driver, 20, tag=99)
+    again = lookup_in(driver.hear(A, IndexData((IndexBlock(4, 40, (), ()),))))
+    assert again.position == 5
+    (answer,) = answers(driver.hear(AGGREGATOR, result(again, floor=20, position=5)))
+    assert isinstance(answer, Answered)
+    assert isinstance(answer.value, TrimmedError)
+    assert (answer.value.first_seqnum, answer.position) == (20, 5)
+
+
+def test_trims_of_other_tags_do_not_keep_a_read_waiting_for_ever() -> None:
+    driver = joined(join_at=(4, 40))
+    driver.engine.read(Direction.PREV, 99, 30, 0, "reader")
+    early = lookup_in(driver.turn())
+    assert answers(driver.hear(AGGREGATOR, result(early, floor=20, position=5))) == []
+    trim(driver, 20, tag=99)
+    again = lookup_in(driver.hear(A, IndexData((IndexBlock(4, 40, (), ()),))))
+    (answer,) = answers(driver.hear(AGGREGATOR, result(again, floor=20, position=9)))
+    assert isinstance(answer, Answered)
+    assert isinstance(answer.value, TrimmedError)
+    assert answer.position == 5
+
+
+def test_a_higher_floor_than_the_one_waited_for_is_believed_of_no_earlier_position() -> None:
+    def asked(direction: Direction, bound: int) -> Operation:
+        operation = Operation(direction, 99, bound, 0, "reader")
+        operation.reflects = 4
+        assert operation.told_trimmed(TrimmedError(20), 5) is None
+        assert operation.position == 5
+        operation.reflects = 5
+        return operation
+
+    told = asked(Direction.NEXT, 10).told_trimmed(TrimmedError(25), 6)
+    assert told is not None
+    assert told.first_seqnum == 20, "it is trimmed there already, up to that floor"
+    last = asked(Direction.PREV, 30)
+    assert last.told_trimmed(TrimmedError(25), 6) is None
+    assert last.position == 6
+
+
+def test_a_logs_floor_from_beyond_what_is_applied_here_is_not_learned() -> None:
+    driver = joined(join_at=(4, 40))
+    driver.engine.read(Direction.PREV, LOG, 30, 0, "reader", log=LOG)
+    early = lookup_in(driver.turn())
+    late = LookupResult(early.request, (), (), 20, 20, 5)
+    assert answers(driver.hear(AGGREGATOR, late)) == []
+    assert driver.engine.read(Direction.NEXT, LOG, 3, 0, "other", log=LOG) is PENDING

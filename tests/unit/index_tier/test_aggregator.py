@@ -84,6 +84,18 @@ def test_no_match_anywhere_is_proven_to_the_origin() -> None:
     assert effects == [Send(ENGINE, LookupResult(1, (), ()))]
 
 
+def test_a_result_is_as_of_the_last_trim_that_any_index_shard_knows() -> None:
+    def at(index_shard: int, position: int) -> Received:
+        message = answer(index_shard).message
+        assert isinstance(message, IndexAnswer)
+        return Received(
+            NodeId(f"index-{index_shard}-0"), msgspec.structs.replace(message, position=position)
+        )
+
+    effects = aggregator().handle([at(0, 3), at(1, 7), at(2, 5)], T0)
+    assert effects == [Send(ENGINE, LookupResult(1, (), (), position=7))]
+
+
 def test_a_match_is_named_to_an_origin_that_wants_to_be_told_first() -> None:
     node = aggregator()
     effects: list[Effect] = []

@@ -103,7 +103,7 @@ def test_two_storage_nodes_speak_for_what_is_of_no_shard() -> None:
         if sent:
             spoken.append(node)
             assert IndexData((IndexBlock(0, 0, (), ()),)) in sent
-            assert TagFloors(0, 1, (floor,)) in sent
+            assert TagFloors(0, 1, (floor,), position=1) in sent
     assert spoken == list(view.storage_nodes[:2])
 
 
@@ -112,10 +112,10 @@ def test_a_trim_is_told_to_every_index_node_and_again_on_demand() -> None:
     sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     floor = Floor(LOG, 3, of_log=True)
     for node in machine.view.index_nodes:
-        assert TagFloors(0, 1, (floor,)) in messages(sent, node)
+        assert TagFloors(0, 1, (floor,), position=2) in messages(sent, node)
     machine.tell(trim(2, 1, TAG, 2, of_log=False), sender=PRIMARY)
     (page,) = messages(machine.tell(TagFloorsWanted(0), sender=INDEX), NodeId(INDEX))
-    assert page == TagFloors(None, 2, (floor, Floor(TAG, 2, of_log=False)))
+    assert page == TagFloors(None, 2, (floor, Floor(TAG, 2, of_log=False)), position=3)
 
 
 def test_who_asks_beyond_what_is_known_makes_the_node_ask_the_primary() -> None:
