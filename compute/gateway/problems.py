@@ -58,7 +58,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         title: the name of the error's class, for programs.
         kind: of a function that raised: the name of what it raised.
         errors: for arguments that do not fit, one `{"field", "problem"}` each.
-        seqnum, next_seqnum: of records that are lost, the first one, and where to read on.
+        seqnum, next_seqnum: of records that are lost, the first one, and where to read on; of
+            trimmed ones, where to read on.
     """
 
     title: str
@@ -83,7 +84,7 @@ def problem_of(error: Exception) -> Problem:
         kind=error.kind if isinstance(error, FunctionFailedError) else "",
         errors=error.errors if isinstance(error, InvalidArgumentsError) else [],
         seqnum=error.seqnum if isinstance(error, DataLossError) else None,
-        next_seqnum=error.next_seqnum if isinstance(error, DataLossError) else None,
+        next_seqnum=_next_seqnum(error),
     )
 
 
@@ -94,6 +95,12 @@ def problem_of_stop(error: IndilogError) -> Problem:
     may simply be repeated then.
     """
     return msgspec.structs.replace(problem_of(error), status=int(HTTPStatus.SERVICE_UNAVAILABLE))
+
+
+def _next_seqnum(error: Exception) -> int | None:
+    if isinstance(error, TrimmedError):
+        return error.first_seqnum
+    return error.next_seqnum if isinstance(error, DataLossError) else None
 
 
 def _status(error: Exception) -> HTTPStatus:

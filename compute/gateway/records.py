@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import pydantic
@@ -23,6 +23,7 @@ from indilog.log import (
     Entry,
     Log,
     LogSource,
+    Record,
     Session,
     check_log_name,
 )
@@ -123,23 +124,21 @@ class LogRoutes:
     ) -> Response:
         """Read records with a tag from `bound` on, ascending (`next`) or descending (`prev`).
 
-        An empty list is proven. `next_bound` continues; null: there is nothing further down. With
-        `wait` the answer waits up to that many seconds for a first record (`next` only).
+        Below what is trimmed a `bound` is answered with 410; `since`, or no bound, begins at what
+        is left. An empty list is proven. `next_bound` continues; null: there is nothing further
+        down. With `wait` the answer waits up to that many seconds for a first record (`next` only).
         """
         opened, session = self._opened(log, position)
         wanted = tag_of(tag, tag_int)
-        if since is not None:
-            if direction == "prev":
-                raise ValueError("since goes with direction=next; with prev give a bound.")
-            bound = max(bound or 0, await opened.find_time(_seconds(since)))
         if direction == "prev":
-            bound = MAX_SEQNUM if bound is None else bound
+            if since is not None:
+                raise ValueError("since goes with direction=next; with prev give a bound.")
             records = await _backwards(opened, wanted, bound, limit, fresh=fresh)
             below = records[-1]["seqnum"] - 1 if records else -1
             next_bound = below if below >= 0 else None
         else:
-            records = await _forwards(opened, wanted, bound or 0, limit, wait, fresh=fresh)
-            next_bound = records[-1]["seqnum"] + 1 if records else bound or 0
+            start = await _start(opened, bound, since)
+            records, next_bound = await _forwards(opened, wanted, start, limit, wait, fresh=fresh)
         return _json({"records": records, "next_bound": next_bound}, session)
 
     async def read_one(
@@ -198,12 +197,14 @@ class LogRoutes:
     ) -> StreamingResponse:
         """Stream records as server-sent events: history from `bound` on, then live, without end.
 
-        A client that comes back with `Last-Event-ID` continues behind it.
+        `since`, or no bound, begins at what is left of a trimmed log; a `bound` below it is an
+        error. A client that comes back with `Last-Event-ID` continues behind it.
         """
         opened, _ = self._opened(log, 0)
-        start = bound or 0 if last_event_id is None else last_event_id + 1
-        if since is not None and last_event_id is None:
-            start = max(start, await opened.find_time(_seconds(since)))
+        if last_event_id is None:
+            start = await _start(opened, bound, since)
+        else:
+            start = _Start(last_event_id + 1, asked=True)
         events = _events(opened, tag_of(tag, tag_int), start)
         return StreamingResponse(
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
@@ -240,22 +241,58 @@ def _entries(body: bytes) -> tuple[list[Entry], bool]:
     return given.entries()
 
 
+class _Start(NamedTuple):
+    """Where a read begins.
+
+    Attributes:
+        asked: whether the caller named this seqnum: then it is an error that it is trimmed.
+            Otherwise the read begins at the floor.
+    """
+
+    seqnum: int
+    asked: bool
+
+    def at_floor(self, trimmed: TrimmedError) -> _Start:
+        """Return the start at the floor that a read told.
+
+        Raises:
+            TrimmedError: the caller named the seqnum, or the floor is not above it.
+        """
+        if self.asked or trimmed.first_seqnum <= self.seqnum:
+            raise trimmed
+        return _Start(trimmed.first_seqnum, asked=False)
+
+
+async def _start(log: Log, bound: int | None, since: datetime | None) -> _Start:
+    at = await log.find_time(_seconds(since)) if since is not None else 0
+    if bound is None or at > bound:
+        return _Start(at, asked=False)
+    return _Start(bound, asked=True)
+
+
 async def _forwards(
-    log: Log, tag: UserTag | None, bound: int, limit: int, wait_s: float, *, fresh: bool
-) -> list[dict[str, Any]]:
-    found = await log.read_range(tag, bound, limit=limit, wait=wait_s, fresh=fresh)
-    return [record_out(record) for record in found]
+    log: Log, tag: UserTag | None, start: _Start, limit: int, wait_s: float, *, fresh: bool
+) -> tuple[list[dict[str, Any]], int]:
+    """Return records, and the bound to go on at."""
+    while True:
+        try:
+            found = await log.read_range(tag, start.seqnum, limit=limit, wait=wait_s, fresh=fresh)
+        except TrimmedError as error:
+            start = start.at_floor(error)
+        else:
+            return [record_out(r) for r in found], found[-1].seqnum + 1 if found else start.seqnum
 
 
 async def _backwards(
-    log: Log, tag: UserTag | None, bound: int, limit: int, *, fresh: bool
+    log: Log, tag: UserTag | None, given: int | None, limit: int, *, fresh: bool
 ) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
+    bound = MAX_SEQNUM if given is None else given
     while len(records) < limit and bound >= 0:
         try:
             record = await log.read_prev(tag, bound, fresh=fresh)
         except TrimmedError:
-            if not records:
+            if not records and given is not None:
                 raise
             break
         fresh = False
@@ -266,8 +303,23 @@ async def _backwards(
     return records
 
 
-async def _events(log: Log, tag: UserTag | None, bound: int) -> AsyncIterator[bytes]:
-    async with contextlib.aclosing(pages(log, tag, bound, idle_s=_STREAM_ALIVE_S)) as found:
+async def _pages(
+    log: Log, tag: UserTag | None, start: _Start
+) -> AsyncGenerator[list[Record], None]:
+    while True:
+        found = pages(log, tag, start.seqnum, idle_s=_STREAM_ALIVE_S)
+        try:
+            async with contextlib.aclosing(found):
+                async for page in found:
+                    if page:  # from here on a gap would be one in what the caller was given
+                        start = start._replace(asked=True)
+                    yield page
+        except TrimmedError as error:
+            start = start.at_floor(error)
+
+
+async def _events(log: Log, tag: UserTag | None, start: _Start) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(_pages(log, tag, start)) as found:
         async for page in found:
             if not page:
                 yield b": alive\n\n"

@@ -26,14 +26,17 @@ _SSE_DATA: Final = "data: "
 def follow(
     gateway: Gateway,
     path: str,
-    bound: int,
+    bound: int | None,
     show: Callable[[dict[str, Any]], None],
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     **query: object,
 ) -> None:
-    """Show records from `bound` on for ever; end with a sentence when the platform stays away."""
+    """Show records from `bound` on for ever; end with a sentence when the platform stays away.
+
+    Without a bound the platform begins at the first record that is left.
+    """
     follower = _Follower(gateway, path, bound, show, query)
     away_since: float | None = None
     pause_s = _PAUSE_S_MIN
@@ -63,7 +66,7 @@ class _Follower:
         self,
         gateway: Gateway,
         path: str,
-        bound: int,
+        bound: int | None,
         show: Callable[[dict[str, Any]], None],
         query: dict[str, object],
     ) -> None:
@@ -86,6 +89,7 @@ class _Follower:
                     if line.startswith(_SSE_DATA):
                         record: dict[str, Any] = json.loads(line.removeprefix(_SSE_DATA))
                         self._bound = record["seqnum"] + 1
+                        self._query.pop("since", None)
                         self._show(record)
         except httpx.HTTPError as error:
             return error

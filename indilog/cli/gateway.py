@@ -67,7 +67,7 @@ class Gateway:
         """Return a page of records from `bound` on; what is lost is passed over with a warning."""
         while True:
             response = self._response("GET", path, query=query | {"bound": bound})
-            behind = _behind_lost(response)
+            behind = _next_seqnum(response, "DataLossError")
             if behind is None or behind <= (bound or 0):
                 return self._json(response)
             sys.stderr.write(f"warning: {_sentence(response)}\n")
@@ -159,6 +159,11 @@ class Gateway:
         sentence = _sentence(response)
         if sentence is None:
             sentence = f"{self.url} answered {response.status_code} and no reason."
+        floor = _next_seqnum(response, "TrimmedError")
+        if floor is not None:
+            sentence = (
+                f"Records below seqnum {floor} were trimmed; read from there: --bound {floor}."
+            )
         stop(sentence, MISTAKE if response.is_client_error else FAILURE)
 
     def unreachable(self, error: Exception) -> NoReturn:
@@ -181,11 +186,11 @@ def _sentence(response: httpx.Response) -> str | None:
         return None
 
 
-def _behind_lost(response: httpx.Response) -> int | None:
-    """Return where to read on if records are lost; None: that is not what was answered."""
+def _next_seqnum(response: httpx.Response, title: str) -> int | None:
+    """Return where to read on after the error `title`; None: that is not what was answered."""
     try:
         problem = response.json()
-        return int(problem["next_seqnum"]) if problem["title"] == "DataLossError" else None
+        return int(problem["next_seqnum"]) if problem["title"] == title else None
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -27,7 +27,8 @@ TagIntOption = Annotated[
     int | None, typer.Option("--tag-int", help="Only records with this integer tag.")
 ]
 BoundOption = Annotated[
-    int | None, typer.Option(min=0, max=MAX_SEQNUM, help="Seqnum to start at, inclusive.")
+    int | None,
+    typer.Option(min=0, max=MAX_SEQNUM, help="Seqnum to start at, inclusive; else what is left."),
 ]
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")
@@ -101,12 +102,11 @@ def read(
 ) -> None:
     """Print the first records from --bound on (or the last ones)."""
     gateway = Gateway(url)
-    if since is not None:
-        if last:
-            stop("Give --since or --last, not both.")
-        bound = max(bound or 0, _since(gateway, log, since))
+    if since is not None and last:
+        stop("Give --since or --last, not both.")
+    at = _time(since) if since is not None else None
     if follow and not last:
-        _follow(gateway, log, tag, tag_int, bound, as_json=as_json)
+        _follow(gateway, log, tag, tag_int, bound, since=at, as_json=as_json)
         return
     # Backwards the sentence says how to go on.
     ask = gateway.get if last else gateway.get_records
@@ -115,6 +115,7 @@ def read(
         tag=tag,
         tag_int=tag_int,
         bound=bound,
+        since=at,
         limit=limit,
         direction="prev" if last else "next",
         fresh=fresh,
@@ -125,7 +126,7 @@ def read(
     records = answer["records"][::-1]
     show.records(records, as_json=as_json)
     # Without any so far, what comes is behind the start: nothing is missed from there on.
-    behind = records[-1]["seqnum"] + 1 if records else 0
+    behind = records[-1]["seqnum"] + 1 if records else None
     _follow(gateway, log, tag, tag_int, behind, as_json=as_json)
 
 
@@ -142,7 +143,7 @@ def range_(
 ) -> None:
     """Print every record from --bound on, page by page."""
     gateway = Gateway(url)
-    start, left = bound or 0, limit
+    start, left = bound, limit
     while left is None or left > 0:
         page = gateway.get_records(
             _path(log, "records"),
@@ -177,13 +178,11 @@ def tail(
         show.line(str(seqnum))
 
 
-def _since(gateway: Gateway, log: str, since: str) -> int:
-    """Return the first seqnum that was ordered at that time or later."""
+def _time(since: str) -> str:
+    """Return the time that `--since` means, as a gateway takes it."""
     with mistakes_told():
         seconds = seconds_of(since, time.time())
-    at = datetime.fromtimestamp(seconds, tz=UTC).isoformat()
-    seqnum: int = gateway.get(_path(log, "at"), time=at)["seqnum"]
-    return seqnum
+    return datetime.fromtimestamp(seconds, tz=UTC).isoformat()
 
 
 @logs.command()
@@ -246,8 +245,10 @@ def _follow(
     bound: int | None,
     *,
     as_json: bool,
+    since: str | None = None,
 ) -> None:
     def shown(record: dict[str, Any]) -> None:
         show.records([record], as_json=as_json)
 
-    follow_stream(gateway, _path(log, "stream"), bound or 0, shown, tag=tag, tag_int=tag_int)
+    path = _path(log, "stream")
+    follow_stream(gateway, path, bound, shown, tag=tag, tag_int=tag_int, since=since)

@@ -194,6 +194,36 @@ def test_reading_goes_on_behind_what_is_lost_with_a_warning(
     assert done.stderr == "warning: Seqnums 5 to 8 are lost.\n"
 
 
+def test_a_bound_below_what_is_left_names_the_option(platform: type[Platform]) -> None:
+    platform({"title": "TrimmedError", "detail": "Trimmed.", "next_seqnum": 541}, 410)
+    done = run("log", "read", "orders", "--bound", "3")
+    told = "Records below seqnum 541 were trimmed; read from there: --bound 541.\n"
+    assert (done.exit_code, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [
+        (("read", "orders"), {}),
+        (("range", "orders"), {}),
+        (("read", "orders", "--since", "2026-11-21T18:00Z"),
+         {"since": "2026-11-21T18:00:00+00:00"}),
+        (("read", "orders", "--follow"), {}),
+        (("read", "orders", "--follow", "--since", "2026-11-21T18:00Z"),
+         {"since": "2026-11-21T18:00:00+00:00"}),
+    ],
+)  # fmt: skip
+def test_no_bound_is_sent_that_nobody_named(
+    platform: type[Platform], arguments: tuple[str, ...], sent: dict[str, str]
+) -> None:
+    """So the platform begins at what is left of a trimmed log."""
+    asked = platform({"detail": "The end."}, 404)
+    run("log", *arguments)
+    [request] = asked.asked
+    query = dict(request.url.params)
+    assert {name: query[name] for name in query if name in ("bound", "since")} == sent
+
+
 def test_status_and_apps_are_readable(platform: type[Platform]) -> None:
     platform({"ready": True, "engine": {"suffix": {"entries": 1234}}, "functions": {"workers": []}})
     shown = run("status").stdout
