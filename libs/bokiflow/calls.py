@@ -15,7 +15,8 @@ from bokiflow.body import Body, check_function
 from bokiflow.errors import FlowSettingsError
 from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.keys import short_key
-from bokiflow.run_log import PATIENCE_TRIES, Stopped, is_passing
+from bokiflow.public_call import Stopped
+from bokiflow.run_log import PATIENCE_TRIES, is_passing
 from indilog.app import Context, function_of
 from indilog.errors import IndilogError, OutcomeUnknownError
 from indilog.signature import ResultType, plain_value

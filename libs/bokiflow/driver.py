@@ -23,6 +23,7 @@ from bokiflow.cleaning import Cleaner
 from bokiflow.departed import left_by, stream
 from bokiflow.fold import Run
 from bokiflow.presence import BEATS
+from bokiflow.public_call import Stopped, public_call
 from bokiflow.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
@@ -34,7 +35,7 @@ from bokiflow.records import (
     run_in,
     run_tag,
 )
-from bokiflow.run_log import Stopped, appended, is_passing, read_run
+from bokiflow.run_log import appended, is_passing, read_run
 from bokiflow.runner import Runner
 from bokiflow.suspects import (
     CRASHES_PARKED,
@@ -93,7 +94,15 @@ class Driver:
             if self._retry_at in self._runner.on_suspect:
                 self._runner.on_suspect.remove(self._retry_at)
             on_cancel[:] = [told for told in on_cancel if told != self._on_cancel]
-            await self._runner.stop(log)
+            await self._stop(log)
+
+    async def _stop(self, log: Log) -> None:
+        """Leave; if the log is away, others go on when the lease is over."""
+        try:
+            with public_call():
+                await self._runner.stop(log)
+        except IndilogError as error:
+            structlog.get_logger().warning("driver leaves in silence", reason=str(error))
 
     async def _until_done(self, act: Callable[[], Awaitable[object]]) -> None:
         """Do something, again if the log is away."""

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from bokiflow import waiting
 from bokiflow.errors import Cancelled, ChangedWorkflowError, StepFailedError
 from bokiflow.fold import Run
+from bokiflow.public_call import Stopped
 from bokiflow.records import (
     PARKED_TAG,
     RUNS_TAG,
@@ -32,7 +33,7 @@ from bokiflow.records import (
     executor_tag,
     run_tag,
 )
-from bokiflow.run_log import Stopped, appended, read_run, readable
+from bokiflow.run_log import appended, read_run, readable
 from indilog.errors import TooLargeError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log

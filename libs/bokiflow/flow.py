@@ -19,6 +19,7 @@ from bokiflow.errors import FlowSettingsError
 from bokiflow.fold import Run, State
 from bokiflow.handle import Handle, Status, status_of, unknown
 from bokiflow.history import decided_before, listed
+from bokiflow.public_call import public_call
 from bokiflow.records import LEASE_S_MAX, Origin, run_tag
 from bokiflow.run_log import read_run
 from bokiflow.runner import EXECUTIONS_MAX, Runner
@@ -63,6 +64,9 @@ class Startable(Generic[_ResultT_co]):
             InvalidArgumentsError: they do not fit the workflow's type hints; nothing was started.
             RunIdInUseError: the id is that of a run of another workflow.
             OverloadedError: too much runs here; nothing was started.
+            DiskFullError: at once, if the log has no room; nothing was started.
+            NotReadyError: the platform was away for half a minute or more; nothing was started.
+            OutcomeUnknownError: it may have begun. With an `id`, repeating is harmless.
             FlowSettingsError: outside of a function the flow does not know where its log is
                 (`Flow.attach`).
         """
@@ -70,7 +74,8 @@ class Startable(Generic[_ResultT_co]):
             run_tag(id)
         definition, logs = self.definition, self._flow.logs()
         text = self.arguments_text(arguments, named)
-        run, _ = await self._flow.runner.start(logs, definition, text, id)
+        with public_call():
+            run, _ = await self._flow.runner.start(logs, definition, text, id)
         return Handle(self._flow.runner, definition, run, logs)
 
     def __call__(self, *_: object, **__: object) -> Never:
@@ -278,9 +283,9 @@ class Flow:
             raise unknown(id, self.log_name)
         number, decided = decided_before(run, step)
         definition = self._definition(run.started.workflow)
-        new = await self.runner.fork(
-            logs, definition, run.started.arguments, Origin(id, number), decided
-        )
+        origin = Origin(id, number)
+        with public_call():
+            new = await self.runner.fork(logs, definition, run.started.arguments, origin, decided)
         return Handle(self.runner, definition, new, logs)
 
     def _definition(self, workflow: str) -> Definition:

@@ -20,6 +20,7 @@ from bokiflow.errors import (
     UnknownRunError,
 )
 from bokiflow.fold import Run, State
+from bokiflow.public_call import public_call
 from bokiflow.records import (
     EXECUTORS_TAG,
     CancelAsked,
@@ -183,7 +184,8 @@ class Handle(Generic[_ResultT_co]):
 
     async def _tell(self, record: RunRecord, *tags: str) -> None:
         entry = Entry(encoded(record), (run_tag(self.id), *tags))
-        await appended(self._log(), [entry])
+        with public_call():
+            await appended(self._log(), [entry])
 
     def _log(self) -> Log:
         return self._logs.log(self._runner.log_name)

@@ -21,6 +21,7 @@ from bokiflow import waiting
 from bokiflow.departed import left_by
 from bokiflow.executors import Executors
 from bokiflow.lease import Lease
+from bokiflow.public_call import CALL, Stopped
 from bokiflow.records import (
     EXECUTORS_TAG,
     Alive,
@@ -32,7 +33,7 @@ from bokiflow.records import (
     run_in,
     run_record,
 )
-from bokiflow.run_log import Stopped, appended, patiently
+from bokiflow.run_log import appended, patiently
 from bokiflow.workflow import Logs
 from indilog.errors import IndilogError, TrimmedError
 from indilog.ids import SeqNum
@@ -148,6 +149,7 @@ class Presence(ABC):
 
     async def _beat(self, logs: Logs) -> None:
         """Say that it lives as long as it executes anything."""
+        CALL.set(None)  # it outlives the call that began it
         log = logs.log(self.log_name)
         while self._is_busy:
             await waiting.pause(self.lease_s / BEATS)

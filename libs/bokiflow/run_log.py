@@ -12,8 +12,15 @@ from typing import Final, TypeVar
 from bokiflow import waiting
 from bokiflow.errors import FlowVersionError
 from bokiflow.fold import Run
+from bokiflow.public_call import CALL, Stopped
 from bokiflow.records import run_record, run_tag
-from indilog.errors import DataLossError, IndilogError, OutcomeUnknownError, TrimmedError
+from indilog.errors import (
+    DataLossError,
+    DiskFullError,
+    IndilogError,
+    OutcomeUnknownError,
+    TrimmedError,
+)
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
 
@@ -24,13 +31,6 @@ PATIENCE_TRIES: Final = 12
 may itself wait until the log says that it has no answer (`append_timeout_s`)."""
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 5.0
-
-
-class Stopped(BaseException):
-    """This execution must not go on: the run has another executor, or the log is away.
-
-    No `Exception`, so that no workflow takes it for a failure of a step.
-    """
 
 
 class Unreadable(Stopped):
@@ -95,7 +95,10 @@ async def appended(
             return await log.append(entries[0].data, tags=entries[0].tags)
         return (await log.append_batch(entries))[-1]
 
-    return await patiently(append, on_again)
+    last = await patiently(append, on_again)
+    if (call := CALL.get()) is not None:
+        call.appended()
+    return last
 
 
 async def patiently(
@@ -110,21 +113,27 @@ async def patiently(
         on_again: told before each try but the first.
 
     Raises:
-        Stopped: it was away for too long.
+        Stopped: it was away for too long; in a public call also at once if its disk is full.
         IndilogError: what repeating does not help.
     """
     pause_s = _PAUSE_S_MIN
+    call, last = CALL.get(), None
     for tries in range(PATIENCE_TRIES):
         if tries and on_again is not None:
             on_again()
         try:
             return await ask()
         except IndilogError as error:
+            last = error
+            if call is not None and isinstance(error, OutcomeUnknownError):
+                call.unknown = error
             if not is_passing(error):
                 raise
+            if call is not None and isinstance(error, DiskFullError):
+                break
         await waiting.pause(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-    raise Stopped("The platform is away.")
+    raise Stopped("The platform is away.", last)
 
 
 async def readable(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
@@ -139,7 +148,7 @@ async def readable(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
     try:
         return await patiently(ask)
     except IndilogError as error:
-        raise Unreadable(f"The run cannot be read: {error}") from error
+        raise Unreadable(f"The run cannot be read: {error}", error) from error
 
 
 async def undamaged(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
@@ -154,7 +163,7 @@ async def undamaged(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
     try:
         return await patiently(ask)
     except (DataLossError, FlowVersionError) as error:
-        raise Unreadable(f"What the run needs cannot be read: {error}") from error
+        raise Unreadable(f"What the run needs cannot be read: {error}", error) from error
 
 
 def is_passing(error: IndilogError) -> bool:

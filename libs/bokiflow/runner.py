@@ -26,6 +26,7 @@ from bokiflow.fold import Run
 from bokiflow.lease import Lease
 from bokiflow.news import RESTS
 from bokiflow.presence import Presence
+from bokiflow.public_call import CALL, Stopped
 from bokiflow.records import (
     RUNS_TAG,
     Decided,
@@ -37,7 +38,7 @@ from bokiflow.records import (
     executor_tag,
     run_tag,
 )
-from bokiflow.run_log import Stopped, Unreadable, is_passing, read_run
+from bokiflow.run_log import Unreadable, is_passing, read_run
 from bokiflow.running import Running, awaited
 from bokiflow.suspects import CRASHES_PARKED, pause_s, sentence
 from bokiflow.unclear import Unclear
@@ -162,7 +163,12 @@ class Runner(Presence):
             return None
         if run.started_at != seqnum and not await self._retake(log, run_id, run, lease):
             return None  # an earlier start had it, and it has ended since
-        return await self.take_on(logs, log, run_id, run, lease)
+        try:
+            return await self.take_on(logs, log, run_id, run, lease)
+        except Stopped as stopped:
+            if stopped.error is not None:
+                raise
+            return None  # somebody else executes it
 
     async def fork(
         self,
@@ -238,6 +244,7 @@ class Runner(Presence):
         return running
 
     async def _execute(self, logs: Logs, running: Running) -> None:
+        CALL.set(None)  # it outlives the call that began it
         if isinstance(logs, Context):
             logs.begin()
         RESTS.set(partial(self._rests, running))
@@ -342,8 +349,11 @@ class Runner(Presence):
             except (TooLargeError, RunIdInUseError):
                 unclear.restore(id_, before)
                 raise
-            except BaseException:  # also of a caller that is cancelled: the record is on its way
-                if lease is not self.lease or not unclear.has_room:
+            except BaseException as error:
+                # Of a caller that is cancelled, too: the record is on its way.
+                if _has_done_nothing(error):
+                    unclear.restore(id_, before)
+                elif lease is not self.lease or not unclear.has_room:
                     # Whoever inherits the name looks for it.
                     self._leave_to_others(unclear.clear(id_))
                 else:
@@ -461,6 +471,13 @@ class Runner(Presence):
         runs = (running.execution.run.started_at for running in self.running.values())
         end = self.executors.end if self._left_from is None else self._left_from
         return min((*runs, *self._unclear.since, end))
+
+
+def _has_done_nothing(error: BaseException) -> bool:
+    """Whether a public call that fails so has appended nothing: so it is if the log always said."""
+    call = CALL.get()
+    has_answer = isinstance(error, IndilogError | Stopped)
+    return call is not None and has_answer and call.has_done_nothing
 
 
 def _is_open(run: Run, lease: Lease) -> bool:

@@ -16,8 +16,9 @@ from bokiflow import waiting
 from bokiflow.body import Body
 from bokiflow.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.keys import short_key
+from bokiflow.public_call import Stopped
 from bokiflow.records import Failure
-from bokiflow.run_log import Stopped, is_passing
+from bokiflow.run_log import is_passing
 from indilog.errors import ConflictError, IndilogError
 
 if TYPE_CHECKING:

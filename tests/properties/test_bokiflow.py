@@ -18,6 +18,7 @@ from bokiflow import waiting
 from bokiflow.definition import Definition
 from bokiflow.execution import Execution
 from bokiflow.fold import Run
+from bokiflow.public_call import Stopped
 from bokiflow.records import (
     Decided,
     Finished,
@@ -28,7 +29,7 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
-from bokiflow.run_log import Stopped, read_run
+from bokiflow.run_log import read_run
 from bokiflow.workflow import Workflow
 from indilog.log import Session
 from indilog.testing import MemoryLogs

@@ -16,8 +16,9 @@ from bokiflow import Workflow, children, waiting
 from bokiflow.compensation import Compensations, compensated
 from bokiflow.execution import Execution
 from bokiflow.fold import Run
+from bokiflow.public_call import Stopped
 from bokiflow.records import CancelAsked, Finished, Origin, Started, encoded, run_record, run_tag
-from bokiflow.run_log import Stopped, read_run
+from bokiflow.run_log import read_run
 from indilog.ids import SeqNum
 from indilog.log import Log
 from indilog.testing import MemoryLogs

@@ -22,6 +22,7 @@ from bokiflow.compensation import compensated
 from bokiflow.execution import Execution
 from bokiflow.fold import Run
 from bokiflow.lock_records import Acquire, Release, command_decoded
+from bokiflow.public_call import Stopped
 from bokiflow.records import (
     Decided,
     Finished,
@@ -33,7 +34,7 @@ from bokiflow.records import (
     run_tag,
 )
 from bokiflow.run_lock import RunLock
-from bokiflow.run_log import Stopped, read_run
+from bokiflow.run_log import read_run
 from bokiflow.signals import Signals
 from bokistore import Store, Transaction
 from indilog.log import Log

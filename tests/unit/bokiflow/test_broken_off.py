@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from bokiflow import Flow, Startable, State, Workflow, waiting
 from bokiflow.departed import left_by
 from bokiflow.execution import Execution
+from bokiflow.public_call import Stopped
 from bokiflow.records import (
     EXECUTORS_TAG,
     Dead,
@@ -27,9 +28,8 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
-from bokiflow.run_log import Stopped
 from bokiflow.suspects import CRASHES_PARKED
-from indilog.errors import AppendOutcomeUnknownError, NotReadyError
+from indilog.errors import AppendOutcomeUnknownError, NotReadyError, OutcomeUnknownError
 from indilog.ids import SeqNum, UserTag
 from indilog.log import Entry, Log, Record, Session
 from indilog.testing import MemoryLogs
@@ -156,7 +156,7 @@ async def test_a_start_that_fails_behind_its_append_goes_on_in_this_process() ->
     process = Process(logs)
     await (await process.two.start(id="before")).result(10)
     logs.reads_fail = 1
-    with pytest.raises(NotReadyError):
+    with pytest.raises(OutcomeUnknownError, match="the platform begins"):
         await process.two.start(id="r")
     assert await process.two.handle("r").result(10) == "12"
     assert (await process.two.handle("r").status()).epoch == 1, "it was not executed before"
@@ -169,7 +169,7 @@ async def test_a_start_that_fails_behind_its_append_may_be_repeated() -> None:
     process.flow.runner.lease_s = 3600.0  # nobody looks for it meanwhile
     await (await process.two.start(id="before")).result(10)
     logs.reads_fail = 1
-    with pytest.raises(NotReadyError):
+    with pytest.raises(OutcomeUnknownError, match="the platform begins"):
         await process.two.start(id="r")
     handle = await process.two.start(id="r")
     assert await handle.result(10) == "12"

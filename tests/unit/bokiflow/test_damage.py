@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bokiflow import Flow, Workflow, waiting
+from bokiflow.public_call import Stopped
 from bokiflow.records import Finished, encoded, run_tag
-from bokiflow.run_log import Stopped
 from indilog.errors import DataLossError
 from indilog.ids import SeqNum, UserTag
 from indilog.log import Record

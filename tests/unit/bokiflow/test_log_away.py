@@ -1,0 +1,240 @@
+"""Whoever calls the library while the log is full or away is told so, and never `Stopped`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import pytest
+
+from bokiflow import Flow, Handle, Startable, State, Workflow, waiting
+from bokiflow.run_log import PATIENCE_TRIES
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    DiskFullError,
+    IndilogError,
+    NotReadyError,
+    OutcomeUnknownError,
+    QuorumUnavailableError,
+)
+from indilog.ids import SeqNum, UserTag
+from indilog.log import Entry, Record, Session
+from indilog.testing import MemoryLogs
+from indilog.testing.memory_log import MemoryLog
+
+pytestmark = pytest.mark.asyncio
+
+
+class FailingLog(MemoryLog):
+    """A log whose calls fail as `failing` says."""
+
+    failing: FailingLogs
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        self.failing.fail_append()
+        return await super().append(data, tags=tags)
+
+    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+        self.failing.fail_append()
+        return await super().append_batch(entries)
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 100,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        if self.failing.of_reads is not None:
+            raise self.failing.of_reads
+        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
+
+
+class FailingLogs(MemoryLogs):
+    """Logs that fail as a test says.
+
+    Attributes:
+        of_appends: what the next appends say.
+        is_for_ever: whether the last of these is what all further ones say.
+        of_reads: what each read of several records says.
+        tries: how many appends failed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_appends: list[IndilogError] = []
+        self.of_reads: IndilogError | None = None
+        self.tries = 0
+        self.is_for_ever = True
+
+    def log(self, name: str, session: Session | None = None) -> FailingLog:
+        log = FailingLog(name, logs=self, session=session)
+        log.failing = self
+        return log
+
+    def fail_append(self) -> None:
+        if self.of_appends:
+            self.tries += 1
+            is_last = len(self.of_appends) == 1 and self.is_for_ever
+            raise self.of_appends[0] if is_last else self.of_appends.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "pause", lambda s: asyncio.sleep(s / 1000))
+
+
+@pytest.fixture
+def logs() -> FailingLogs:
+    return FailingLogs()
+
+
+class Shop:
+    """A flow with a run `done` and one that `waits`, of which another process executes nothing."""
+
+    def __init__(self, logs: FailingLogs) -> None:
+        self.flow, self.logs = Flow("shop"), logs
+        self.flow.attach(logs)
+        self.wait: Startable[str] = self.flow.workflow(wait)
+
+    async def begin(self) -> None:
+        await self.wait.start("no", id="done")
+        await self.wait.start("yes", id="waits")
+        await self.handle("done").result(10)
+
+    def handle(self, run: str = "waits") -> Handle[str]:
+        return self.wait.handle(run)
+
+    async def drive(self) -> None:
+        """Begin to drive, and leave."""
+        driving = asyncio.create_task(self.flow.drive(self.logs))
+        await asyncio.sleep(0.01)
+        driving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await driving
+
+
+async def wait(wf: Workflow, how: str) -> str:
+    def step() -> str:
+        return how
+
+    how = await wf.step(step)
+    return how if how == "no" else str(await wf.signal("go"))
+
+
+Call = Callable[[Shop], Awaitable[object]]
+APPENDING: dict[str, Call] = {
+    "start": lambda shop: shop.wait.start("no"),
+    "start with an id": lambda shop: shop.wait.start("no", id="new"),
+    "fork": lambda shop: shop.flow.fork("done", "step"),
+    "signal": lambda shop: shop.handle().signal("go"),
+    "cancel": lambda shop: shop.handle().cancel(),
+}
+READING: dict[str, Call] = {
+    "status": lambda shop: shop.handle().status(),
+    "result": lambda shop: shop.handle("done").result(1),
+    "runs": lambda shop: shop.flow.runs(),
+}
+
+
+@pytest.mark.parametrize("name", APPENDING)
+async def test_a_full_disk_is_told_at_once(logs: FailingLogs, name: str) -> None:
+    shop = Shop(logs)
+    await shop.begin()
+    logs.of_appends = [DiskFullError("There is no room.")]
+    with pytest.raises(DiskFullError, match="There is no room") as told:
+        await APPENDING[name](shop)
+    assert told.value.retryable
+    assert logs.tries == 1
+    logs.of_appends = []
+    await APPENDING[name](shop)
+
+
+async def test_what_was_refused_for_a_full_disk_keeps_nobody_busy(logs: FailingLogs) -> None:
+    shop = Shop(logs)
+    logs.of_appends = [DiskFullError("There is no room.")]
+    for _ in range(3):
+        with pytest.raises(DiskFullError):
+            await shop.wait.start("no")
+    assert not shop.flow.runner._is_busy
+
+
+@pytest.mark.parametrize("name", APPENDING)
+async def test_a_log_that_is_away_is_waited_for_then_told(logs: FailingLogs, name: str) -> None:
+    shop = Shop(logs)
+    await shop.begin()
+    logs.of_appends = [QuorumUnavailableError("nobody answers"), NotReadyError("it begins")]
+    with pytest.raises(NotReadyError, match="it begins"):
+        await APPENDING[name](shop)
+    assert logs.tries >= PATIENCE_TRIES
+
+
+@pytest.mark.parametrize("last", [NotReadyError("it begins"), DiskFullError("There is no room.")])
+@pytest.mark.parametrize("name", APPENDING)
+async def test_one_try_whose_outcome_is_unknown_is_told_whatever_the_others_say(
+    logs: FailingLogs, name: str, last: IndilogError
+) -> None:
+    shop = Shop(logs)
+    await shop.begin()
+    logs.of_appends = [AppendOutcomeUnknownError("no answer"), last]
+    with pytest.raises(AppendOutcomeUnknownError, match="no answer"):
+        await APPENDING[name](shop)
+
+
+@pytest.mark.parametrize("name", ["start with an id", "fork"])
+async def test_a_start_that_stands_but_could_not_be_read_is_not_told_as_undone(
+    logs: FailingLogs, name: str
+) -> None:
+    shop = Shop(logs)
+    await shop.begin()
+    before = len(await shop.flow.runs())
+
+    def fail_append() -> None:
+        logs.of_reads = NotReadyError("it begins")
+
+    logs.fail_append = fail_append  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknownError, match="at least in part, then: it begins"):
+        await APPENDING[name](shop)
+    logs.fail_append = lambda: None  # type: ignore[method-assign]
+    logs.of_reads = None
+    assert len(await shop.flow.runs()) == before + 1
+
+
+@pytest.mark.parametrize("name", APPENDING | READING)
+async def test_reads_that_fail_are_told_as_they_are(logs: FailingLogs, name: str) -> None:
+    shop = Shop(logs)
+    await shop.begin()
+    logs.of_appends, logs.of_reads = [NotReadyError("away")], NotReadyError("away")
+    with pytest.raises(NotReadyError, match="away"):
+        await (APPENDING | READING)[name](shop)
+
+
+async def test_reads_go_on_while_the_disk_is_full(logs: FailingLogs) -> None:
+    shop = Shop(logs)
+    await shop.begin()
+    logs.of_appends = [DiskFullError("There is no room.")]
+    assert (await shop.handle().status()).state is State.RUNNING
+    assert await shop.handle("done").result(1) == "no"
+    assert len(await shop.flow.runs()) == 2
+
+
+@pytest.mark.parametrize("error", [NotReadyError("away"), DiskFullError("There is no room.")])
+async def test_a_driver_leaves_while_the_log_is_away(
+    logs: FailingLogs, error: IndilogError
+) -> None:
+    shop = Shop(logs)
+    logs.of_appends = [error]
+    await shop.drive()
+
+
+async def test_an_execution_that_a_call_began_is_as_patient_as_ever(logs: FailingLogs) -> None:
+    shop = Shop(logs)
+    handle = await shop.wait.start("no")
+    full: IndilogError = DiskFullError("There is no room.")
+    logs.of_appends = [full] * 3
+    logs.is_for_ever = False
+    assert await handle.result(10) == "no"
+    assert logs.tries == 3
+    assert (await handle.status()).epoch == 1, "it was not broken off"
