@@ -82,6 +82,18 @@ class Definition:
         return self.signature.result_text(await self.body(wf, **arguments))
 
 
+def check_workflow(id: str, workflow: str, begun: Started) -> None:  # noqa: A002
+    """Look whether a run is one of a workflow.
+
+    Raises:
+        RunIdInUseError: it is one of another.
+    """
+    if begun.workflow != workflow:
+        raise RunIdInUseError(
+            f"Run {id!r} is one of workflow {begun.workflow!r}, not of {workflow!r}."
+        )
+
+
 def check_same_run(id: str, definition: Definition, arguments: bytes, begun: Started) -> None:  # noqa: A002
     """Look whether a start with an id means the run that began under it.
 

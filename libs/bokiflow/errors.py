@@ -14,7 +14,7 @@ class FlowSettingsError(FlowError):
 
 
 class RunIdInUseError(FlowError):
-    """There is a run of this id already, of another workflow; nothing was started."""
+    """The run of this id is one of another workflow; nothing was started or done."""
 
 
 class UnknownRunError(FlowError):

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from bokiflow import waiting
-from bokiflow.definition import Definition
+from bokiflow import suspects, waiting
+from bokiflow.definition import Definition, check_workflow
 from bokiflow.errors import (
     FlowSettingsError,
     RunCancelledError,
@@ -32,6 +32,7 @@ from bokiflow.records import (
 )
 from bokiflow.run_log import appended, read_run
 from bokiflow.runner import Runner
+from bokiflow.signals import check_name
 from bokiflow.workflow import Logs
 from indilog.errors import FunctionFailedError, TrimmedError
 from indilog.ids import SeqNum
@@ -49,7 +50,8 @@ class Status:
         steps: how many operations are decided.
         epoch: how often it got an executor.
         executor: who that is.
-        problem: why it waits or failed, if it does.
+        problem: why it waits or failed, if it does; of one that runs, how many processes in a row
+            ended right after they had begun to execute it, if any.
         place: the seqnum of its start.
         began: when that was, seconds since 1970.
     """
@@ -70,6 +72,8 @@ def status_of(id: str, run: Run) -> Status:  # noqa: A002
     assert run.started is not None, "only what began has a status"
     finished, parked = run.finished, run.parked
     problem = parked.reason if parked else None
+    if run.state is State.RUNNING and run.crashes:
+        problem = suspects.problem(run.crashes)
     if finished is not None and finished.failure is not None:
         problem = f"{finished.failure.kind}: {finished.failure.message}"
     return Status(
@@ -99,10 +103,12 @@ class Handle(Generic[_ResultT_co]):
             RunFailedError: it ended with an error. RunCancelledError: it was cancelled.
             TimeoutError: it has not ended within `timeout` seconds.
             UnknownRunError: there is no such run, or it was forgotten.
+            RunIdInUseError: it is a run of another workflow.
         """
         ends = math.inf if timeout is None else waiting.steady_now() + timeout
         finished: Finished | None = None
         if (running := self._runner.running.get(self.id)) is not None:
+            self._check(running.execution.run)
             left = ends - waiting.steady_now()
             finished = await waiting.within(running.ended, left, self._late())
         if finished is None:
@@ -114,6 +120,7 @@ class Handle(Generic[_ResultT_co]):
         log, run = self._log(), Run()
         while True:
             await self._read(log, run)
+            self._check(run)
             if run.finished is not None:
                 return run.finished
             left = ends - waiting.steady_now()
@@ -136,10 +143,11 @@ class Handle(Generic[_ResultT_co]):
         """Return how the run is.
 
         Raises:
-            UnknownRunError: as `result`.
+            UnknownRunError: as `result`. RunIdInUseError: as `result`.
         """
         run = Run()
         await self._read(self._log(), run)
+        self._check(run)
         assert run.started is not None, "a run that was read has begun"
         return status_of(self.id, run)
 
@@ -150,9 +158,12 @@ class Handle(Generic[_ResultT_co]):
 
         Raises:
             UnknownRunError: there is no such run. RunEndedError: it has ended otherwise.
+            RunIdInUseError: it is a run of another workflow that there is code of.
         """
         run = Run()
         await self._read(self._log(), run)
+        if run.started is not None and run.started.workflow in self._runner.definitions:
+            self._check(run)  # else no handle of its own could end it
         if run.finished is not None:
             if run.finished.was_cancelled:
                 return
@@ -173,11 +184,14 @@ class Handle(Generic[_ResultT_co]):
 
         Raises:
             UnknownRunError: there is no such run. RunEndedError: it takes no signals any more.
-            FlowSettingsError: the value has no JSON form; nothing was sent.
+            RunIdInUseError: it is a run of another workflow; nothing was sent.
+            FlowSettingsError: the name is empty, or the value has no JSON form; nothing was sent.
         """
+        check_name(name)
         text = _signal_text(name, value)
         run = Run()
         await self._read(self._log(), run)
+        self._check(run)
         if run.finished is not None:
             raise RunEndedError(f"Run {self.id!r} has ended; nobody would get the signal.")
         await self._tell(Signalled(name, text, waiting.new_name() if key is None else key))
@@ -186,6 +200,10 @@ class Handle(Generic[_ResultT_co]):
         entry = Entry(encoded(record), (run_tag(self.id), *tags))
         with public_call():
             await appended(self._log(), [entry])
+
+    def _check(self, run: Run) -> None:
+        assert run.started is not None, "a run that was read has begun"
+        check_workflow(self.id, self._definition.name, run.started)
 
     def _log(self) -> Log:
         return self._logs.log(self._runner.log_name)

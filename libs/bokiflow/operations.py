@@ -18,7 +18,7 @@ from bokiflow.execution import Execution
 from bokiflow.gathering import AT_ONCE, gather
 from bokiflow.lock import LEASE_S
 from bokiflow.run_lock import RunLock
-from bokiflow.signals import Signals
+from bokiflow.signals import Signals, check_name
 from bokiflow.timers import sleep, timer
 from bokiflow.transactions import transact
 from indilog.app import Context
@@ -100,8 +100,9 @@ class Operations:
         log; one that comes when the time is over is kept for the next call.
 
         Raises:
-            Cancelled: the run was cancelled meanwhile.
+            Cancelled: the run was cancelled meanwhile. FlowSettingsError: the name is empty.
         """
+        check_name(name)
         ends = math.inf if timeout is None else timer(self.execution, name, timeout)
         return self._signals.next(self.execution.number(), name, ends)
 

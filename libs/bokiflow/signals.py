@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from bokiflow.errors import FlowSettingsError
 from bokiflow.execution import Execution, Outcome, raise_failure
 from bokiflow.news import decided_waiting, waited_for
 from bokiflow.records import Decided
@@ -20,6 +21,16 @@ from indilog.ids import SeqNum
 SIGNAL: Final = "signal"
 _NONE: Final = b"null"
 _decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
+
+
+def check_name(name: str) -> None:
+    """Look whether a signal can be called so.
+
+    Raises:
+        FlowSettingsError: it is empty.
+    """
+    if not name:
+        raise FlowSettingsError("A signal's name is not empty.")
 
 
 class Signals:

@@ -57,12 +57,19 @@ def at_once(crashes: int) -> int:
     return max(1, _GROUP_MAX >> (2 * (crashes - _SUSPECT_FROM)))
 
 
+def problem(crashes: int) -> str:
+    """Return what a run that goes on may do to those who execute it."""
+    processes = "1 process" if crashes == 1 else f"{crashes} processes in a row"
+    return (
+        f"{processes} ended right after they had begun to execute it; something in it may end them "
+        "(os._exit, too much memory)."
+    )
+
+
 def sentence(crashes: int) -> str:
     """Return why such a run is parked."""
     return (
-        f"{crashes} processes in a row ended right after they had begun to execute it; something "
-        f"in it may end them (os._exit, too much memory). It is tried again in "
-        f"{pause_s(crashes):,.0f} s; cancel it to end it."
+        f"{problem(crashes)} It is tried again in {pause_s(crashes):,.0f} s; cancel it to end it."
     )
 
 

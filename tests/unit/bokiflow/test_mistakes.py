@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from bokiflow import Flow, FlowSettingsError, RunFailedError, Workflow, waiting
+from bokiflow import (
+    Flow,
+    FlowSettingsError,
+    RunCancelledError,
+    RunFailedError,
+    RunIdInUseError,
+    Workflow,
+    waiting,
+)
 from indilog.testing import MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -81,6 +89,69 @@ async def test_a_signal_without_a_json_form_was_not_sent(flow: Flow) -> None:
         await handle.signal("x", object())
     await handle.signal("x", 0)
     assert await handle.result(10) == 0
+
+
+async def test_a_signal_has_a_name(flow: Flow) -> None:
+    @flow.workflow
+    async def waits(wf: Workflow, name: str) -> object:
+        return await wf.signal(name)
+
+    with pytest.raises(RunFailedError, match="A signal's name is not empty"):
+        await (await waits.start("")).result(10)
+    handle = await waits.start("x")
+    with pytest.raises(FlowSettingsError, match="A signal's name is not empty"):
+        await handle.signal("", 1)
+    await handle.signal("x", 2)
+    assert await handle.result(10) == 2
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_a_handle_of_another_workflow_is_told_so(flow: Flow, is_here: bool) -> None:
+    """Whether the run is executed in this process or elsewhere; and nothing is done to it."""
+
+    @flow.workflow
+    async def order(wf: Workflow) -> str:
+        return str(await wf.signal("go"))
+
+    @flow.workflow
+    async def badflow(wf: Workflow) -> int:
+        return 1
+
+    right = await order.start(id="o1")
+    asked = flow
+    if not is_here:
+        asked = Flow("shop")
+        asked.attach(flow.logs())
+        for startable in (order, badflow):
+            asked.workflow(startable.definition.body)
+    wrong = asked.handle("badflow", "o1")
+    told = r"^Run 'o1' is one of workflow 'order', not of 'badflow'\.$"
+    for ask in (wrong.status, wrong.result, lambda: wrong.signal("go", "bad"), wrong.cancel):
+        with pytest.raises(RunIdInUseError, match=told):
+            await ask()
+    await right.signal("go", "good")
+    assert await right.result(10) == "good"
+    with pytest.raises(RunIdInUseError, match=told):
+        await wrong.result()
+
+
+async def test_a_run_whose_code_is_gone_can_be_cancelled_by_any_handle(flow: Flow) -> None:
+    """There is no handle of its own."""
+
+    @flow.workflow
+    async def order(wf: Workflow) -> str:
+        return str(await wf.signal("go"))
+
+    handle = await order.start(id="o1")
+    later = Flow("shop")
+    later.attach(flow.logs())
+
+    @later.workflow
+    async def renamed(wf: Workflow) -> None: ...
+
+    await later.handle("renamed", "o1").cancel()
+    with pytest.raises(RunCancelledError):
+        await handle.result(10)
 
 
 async def test_a_result_that_is_late_says_that_the_run_goes_on(flow: Flow) -> None:

@@ -75,6 +75,26 @@ class Process:
 async def _nothing(log: object) -> None: ...
 
 
+@pytest.mark.parametrize(
+    ("crashes", "said"), [(0, None), (1, "1 process ended"), (3, "3 processes in a row ended")]
+)
+async def test_a_run_that_ends_its_processes_says_so_before_it_is_parked(
+    crashes: int, said: str | None
+) -> None:
+    logs = MemoryLogs()
+    asked, log = Process(logs), logs.log("shop/flow")
+    started = Started("work", b'{"kind": "ends"}', "first", "version")
+    await log.append(encoded(started), tags=[run_tag("r")])
+    await log.append(encoded(Taken(2, "second", crashes)), tags=[run_tag("r")])
+    status = await asked.work.handle("r").status()
+    assert status.state is State.RUNNING
+    if said is None:
+        assert status.problem is None
+    else:
+        assert status.problem is not None
+        assert status.problem.startswith(f"{said} right after they had begun to execute it;")
+
+
 async def die_in_turn(logs: MemoryLogs, run: str) -> tuple[int, Process]:
     """Start processes until one survives the run, because it parked it; return how many died, and
     that one.
