@@ -253,7 +253,7 @@ class Engine:
             "position": self.position,
             "tag_position": self.tag_position,
             "tail": self.tail,
-            "appends_pending": self._writer.pending if self._writer is not None else 0,
+            **(w.status() if (w := self._writer) else {"appends_pending": 0, "read_only": 0}),
             "reads_pending": self._reads.pending,
             "reads_hedged": self._reads.hedged,
             "watches": len(self.watches),

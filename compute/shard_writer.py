@@ -129,6 +129,10 @@ class ShardWriter:
         """Appends that wait to be ordered."""
         return self._pending
 
+    def status(self) -> dict[str, int]:
+        """Return figures for people; `read_only`: a disk that appends need is full."""
+        return {"appends_pending": self._pending, "read_only": int(bool(self._full_disks))}
+
     # --- appends
 
     def add(

@@ -89,6 +89,7 @@ class NodeConfig:
     data_dir: Path = Path(".indilog")
     host: str = "127.0.0.1"
     port: int = 8080
+    """HTTP; 0 takes a free one. With `--processes`, `engine-n` listens on `port` + n."""
     segment_bytes: int = 32 * MIB
     """Size of a journal segment; the newest and the one prepared behind it are never given back."""
     sync_inline_s_max: float = 0.0015

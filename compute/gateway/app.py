@@ -126,7 +126,8 @@ def create_gateway(
     Args:
         host: runs the functions; started by the caller.
         logs: the logs, for callers without a function.
-        status: the platform's numbers for `/status`; its `ready` decides `/readyz`.
+        status: the platform's numbers for `/status`; its `ready` and `read_only` decide
+            `/readyz`.
         config: limits.
         registry: what `/metrics` shows besides the host's numbers.
     """

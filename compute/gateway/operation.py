@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -73,9 +74,14 @@ def operation_router(
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """Say whether calls and appends are served now."""
-        if status().get("ready", True):
-            return Response(b'{"status":"ready"}', media_type="application/json")
+        """Say whether calls and reads are served now; `read-only`: appends are not, a disk is full.
+
+        Then it is 200 still: what only reads is served, and no other node could append.
+        """
+        now = status()
+        if now.get("ready", True):
+            how = "read-only" if now.get("read_only") else "ready"
+            return JSONResponse({"status": how})
         told = problem_of(NotReadyError("The platform is starting or recovering; try again."))
         return Response(
             problem_text(told),

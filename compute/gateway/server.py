@@ -36,8 +36,11 @@ class GatewayServer:
         port: where; valid when `start` has returned.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, message_bytes_max: int) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, *, message_bytes_max: int, port_is: str = ""
+    ) -> None:
         self.port = port
+        self._port_is = port_is
         self._host = host
         self._server = _Server(
             uvicorn.Config(
@@ -62,7 +65,7 @@ class GatewayServer:
         Raises:
             ConfigError: the port is in use or not allowed, or the host is unknown.
         """
-        listening = _bound(self._host, self.port)
+        listening = _bound(self._host, self.port, self._port_is)
         self.port = listening.getsockname()[1]
         self._serving = asyncio.ensure_future(self._server.serve(sockets=[listening]))
         while not self._server.started:
@@ -95,7 +98,7 @@ async def serve_gateway(
     return server
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, port_is: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,8 +108,8 @@ def _bound(host: str, port: int) -> socket.socket:
         listening.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"Port {port} is in use on {host}; stop what listens there, or choose another "
-                "with --port."
+                f"Port {port}{port_is} is in use on {host}; stop what listens there, or choose "
+                "another with --port."
             ) from None
         raise ConfigError(
             f"The gateway cannot listen on {host}, port {port}: {error.strerror}."

@@ -26,6 +26,7 @@ from compute.invocations.executor import (
     WriteCheckpoint,
 )
 from compute.invocations.fold import Fold, FoldLimits
+from compute.invocations.notices import Notices
 from compute.invocations.records import (
     INVOCATIONS_LOG,
     KEY_CHARACTERS_MAX,
@@ -124,6 +125,7 @@ class InvocationService:
         self._appending = 0
         self._lost_to: SeqNum = 0
         self._given_up = 0
+        self._notices = Notices(_AGAIN_S)
 
     async def start(self) -> None:
         """Follow the log, and run what is to run, from now on.
@@ -399,13 +401,15 @@ class InvocationService:
             try:
                 did = await self._round()
             except IndilogError as error:
-                structlog.get_logger().warning("invocations not advanced", reason=str(error))
+                if self._notices.is_due(time.monotonic()):
+                    structlog.get_logger().warning("invocations not advanced", reason=str(error))
                 await asyncio.sleep(_AGAIN_S)
                 continue
             except Exception:  # noqa: BLE001 - outermost: the next round may do better
                 structlog.get_logger().exception("invocations failed")
                 await asyncio.sleep(_AGAIN_S)
                 continue
+            self._notices.over()
             if not did:
                 await self._rest()
 

@@ -138,7 +138,10 @@ def invoke(
         str | None, typer.Option("--json", help="All arguments as a JSON object.")
     ] = None,
     in_background: Annotated[
-        bool, typer.Option("--async", help="Do not wait; print the invocation's id.")
+        bool,
+        typer.Option(
+            "--async", help="Do not wait; print the id: GET /invocations/ID has the outcome."
+        ),
     ] = False,
     key: Annotated[
         str | None,

@@ -228,11 +228,12 @@ async def retention_enforced(
 
 @asynccontextmanager
 async def gateway_running(
-    shell: NodeShell, logs: LocalLogs, config: Config, run: Path | None = None
+    shell: NodeShell, logs: LocalLogs, config: Config, run: Path | None = None, port_is: str = ""
 ) -> AsyncIterator[str]:
     """Run the functions and the gateway of one compute node; gives the gateway's URL.
 
-    Processes tell their figures in the directory `run`, if there are others.
+    Processes tell their figures in the directory `run`, if there are others. `port_is` tells
+    people where the port comes from.
 
     Raises:
         ConfigError: the port is in use, or the host is unknown.
@@ -259,7 +260,10 @@ async def gateway_running(
         )
         gateway = create_gateway(host, logs, status, config, registry)
         limit = config.cluster.message_bytes_max
-        server = GatewayServer(gateway, config.node.host, config.node.port, message_bytes_max=limit)
+        node = config.node
+        server = GatewayServer(
+            gateway, node.host, node.port, message_bytes_max=limit, port_is=port_is
+        )
         try:
             await server.start()
             yield f"http://{config.node.host}:{server.port}"
@@ -273,13 +277,16 @@ async def gateway_running(
 def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dict[str, Any]:
     """Return what this process knows of the platform, for people: `GET /status`.
 
+    `ready` and `read_only` are of this compute node: it serves; a full disk keeps it from appends.
     `nodes` are the figures of roles, of those in other processes as they told them lately;
     `elsewhere` are the names of those, `silent` the ones that have told nothing for some seconds.
     """
     view = shell.view
     told = _told_elsewhere(shell, run)
+    engine = _figures_of_engine(logs)
     return {
         "ready": shell.failed is None and not shell.closed,
+        "read_only": bool(engine["progress"]["read_only"]),
         "view": view.number,
         "shards": {
             str(shard): {"writer": placed.writer, "replicas": list(placed.replicas)}
@@ -288,7 +295,7 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
         "nodes": {**figures_of_nodes(shell), **told.figures},
         "elsewhere": _elsewhere(shell),
         "silent": told.silent,
-        "engine": _figures_of_engine(logs),
+        "engine": engine,
     }
 
 

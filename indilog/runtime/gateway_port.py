@@ -4,6 +4,7 @@ run, the same one again when the process is started again, so that its URL holds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from indilog.ids import NodeId
@@ -28,6 +29,12 @@ def keep_port(directory: Path, name: NodeId, port: int) -> None:
     whole = path.with_suffix(".port-new")
     whole.write_text(str(port))
     whole.replace(path)
+
+
+def words_for_port(configured: int, engines: Sequence[NodeId], name: NodeId) -> str:
+    """Say which sum the port of the engine `name` is, if it is not the one that is configured."""
+    index = engines.index(name)
+    return f" (port + {index} for {name})" if configured and index else ""
 
 
 def _path(directory: Path, name: NodeId) -> Path:

@@ -39,7 +39,7 @@ from indilog.runtime.assembly import (
 from indilog.runtime.cluster_state import NodeStart, node_start
 from indilog.runtime.data_directory import directory_usable, journal_lost
 from indilog.runtime.figures_files import figures_published
-from indilog.runtime.gateway_port import keep_port, port_chosen
+from indilog.runtime.gateway_port import keep_port, port_chosen, words_for_port
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
@@ -186,9 +186,11 @@ async def _serve(
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
             config = _config_of_engine(name, node.start)
+            configured = node.start.config.node.port
+            port_is = words_for_port(configured, node.start.view.engines, name)
             await stack.enter_async_context(retention_enforced(node.shell, logs, config))
             detail = await stack.enter_async_context(
-                gateway_running(node.shell, logs, config, node.start.directory)
+                gateway_running(node.shell, logs, config, node.start.directory, port_is)
             )
             if (port := urlsplit(detail).port) is not None:
                 keep_port(node.start.directory, name, port)

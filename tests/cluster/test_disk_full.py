@@ -121,6 +121,8 @@ def test_a35_processes_on_a_full_disk_answer_507_and_come_back(disk: SmallDisk) 
         while not is_read_only(running.url, "storage-0"):
             assert time.monotonic() < deadline, "the gateway does not hear of it"
             time.sleep(0.1)
+        with urllib.request.urlopen(f"{running.url}/readyz") as answer:
+            assert msgspec.json.decode(answer.read()) == {"status": "read-only"}
         with urllib.request.urlopen(f"{running.url}/metrics") as answer:
             assert b'indilog_node{figure="read_only",part="storage-0"} 1.0' in answer.read()
         disk.free()

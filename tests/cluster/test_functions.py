@@ -15,7 +15,9 @@ import indilog
 from compute.gateway import GatewayServer
 from indilog.config import KIB, MIB
 from indilog.errors import CallOutcomeUnknownError
+from indilog.ids import NodeId
 from indilog.runtime.assembly import embedded
+from indilog.runtime.gateway_port import words_for_port
 from tests.cluster.function_platform import (
     DEMO,
     Platform,
@@ -212,8 +214,12 @@ async def test_nobody_at_the_other_end_is_one_sentence() -> None:
 
 async def test_a_port_in_use_is_one_sentence(platform: Platform) -> None:
     port = int(platform.url.rpartition(":")[2])
-    server = GatewayServer(lambda *_: asyncio.sleep(0), "127.0.0.1", port, message_bytes_max=1)
-    with pytest.raises(indilog.ConfigError, match=f"Port {port} is in use"):
+    words = words_for_port(port - 1, [NodeId("engine-0"), NodeId("engine-1")], NodeId("engine-1"))
+    server = GatewayServer(
+        lambda *_: asyncio.sleep(0), "127.0.0.1", port, message_bytes_max=1, port_is=words
+    )
+    told = rf"Port {port} \(port \+ 1 for engine-1\) is in use on 127.0.0.1"
+    with pytest.raises(indilog.ConfigError, match=told):
         await server.start()
 
 

@@ -30,8 +30,8 @@ class Served:
         self.now = 1_700_000_000.0
         self.logs = MemoryLogs(config.cluster, clock=lambda: self.now)
         self.host = FunctionHost(config, self.logs)
-        self.ready = True
-        app = create_gateway(self.host, self.logs, lambda: {"ready": self.ready, "n": 1}, config)
+        self.status: dict[str, object] = {"ready": True, "n": 1}
+        app = create_gateway(self.host, self.logs, lambda: self.status, config)
         transport = httpx.ASGITransport(app)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
@@ -277,8 +277,11 @@ async def test_deploying_without_workers_is_worth_trying_again(served: Served) -
 
 async def test_readiness_is_the_platforms(served: Served) -> None:
     assert (await served.client.get("/healthz")).status_code == 200
-    assert (await served.client.get("/readyz")).status_code == 200
-    served.ready = False
+    assert (await served.client.get("/readyz")).json() == {"status": "ready"}
+    served.status["read_only"] = True
+    answer = await served.client.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "read-only"})
+    served.status["ready"] = False
     assert problem(await served.client.get("/readyz"))[0] == 503
 
 
