@@ -31,7 +31,8 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
     """
     frames = 0
     if lost:
-        log.error("the journal is gone: its directory was here at an earlier start")
+        if journal.created:  # later starts, while it is empty, have nothing new to say
+            log.error("the journal is gone: its directory was here at an earlier start")
         _tell(Damage(0, 0, 0, None, b""), roles)
     takers = [role for role in roles.values() if isinstance(role, TakesCopies)]
     for found in journal.recover():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 import indilog
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
@@ -17,6 +18,7 @@ from indilog.runtime.assembly import embedded
 from indilog.runtime.data_directory import journal_lost, opened_metadata
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import EmbeddedMetadataStore
+from indilog.runtime.recovery import recover
 from indilog.runtime.segment import segment_path
 
 
@@ -129,6 +131,21 @@ def test_a_journal_that_is_gone_is_told_from_one_that_never_was(tmp_path: Path) 
     assert asyncio.run(told()), "until something is in it"
     assert not asyncio.run(told(b"put back"))
     assert not asyncio.run(told())
+
+
+def test_a_journal_that_is_gone_is_logged_once_per_loss(tmp_path: Path) -> None:
+    """An index node's stays empty for long: its first frames are a snapshot."""
+
+    def told() -> int:
+        journal = Journal.open(tmp_path / "a", segment_bytes=4096, durability="fsync")
+        with capture_logs() as lines:
+            recover(journal, {}, lost=True)
+        journal.close()
+        return sum("journal is gone" in line["event"] for line in lines)
+
+    assert [told(), told()] == [1, 0]
+    shutil.rmtree(tmp_path / "a")
+    assert [told(), told()] == [1, 0]
 
 
 @pytest.mark.parametrize(
