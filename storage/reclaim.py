@@ -5,7 +5,9 @@ Which records are dead is said by their tags, and those are in the batches. So w
 risen a pass begins that reads the batches below the highest floor, oldest first, at most
 `reclaim_bytes_per_s`; a batch of which all records are dead is discarded. Of what is partly alive a
 pass adds up how much is dead, by segments: so it is known which ones are worth rewriting (decision
-0016). It is read again by a later pass; passes take no more than a small share of the time.
+0016). It is read again by a later pass. Passes take no more than a small share of the time, and
+small batches, of which the work and not the bytes counts, are read with rests in between: many of
+them at once would hold up every append.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from storage.shard import Shard
 FIRST_TOKEN: Final = -(1 << 60)
 """Its tokens are this and below."""
 _CHUNK_BYTES: Final = 1024 * KIB
-_BATCHES_MAX: Final = 256
+_BATCHES_MAX: Final = 32
 """What is read in one turn, in bytes and in batches."""
+_BATCH_REST_S: Final = 0.0004
+"""The rest after a batch: about four times what reading and judging a small one takes."""
 _REST: Final = 10
-"""Between two passes lie so many times the time that the last one took, at least."""
+"""Between two passes lie so many times the time that the last one worked, at least."""
 
 
 class _Reading(NamedTuple):
@@ -57,6 +61,8 @@ class Reclaim:
         """Whether floors have risen since the last pass began."""
         self._began: Instant | None = None
         self._due = Instant(0.0)
+        self._rested_s = 0.0
+        """Within the pass that is under way."""
         self._todo: list[ShardId] = []
         """Shards of this pass, the one that is read now last."""
         self._at: LocalId = 0
@@ -84,7 +90,7 @@ class Reclaim:
             if not self._wanted:
                 return []
             self._wanted = False
-            self._began = now
+            self._began, self._rested_s = now, 0.0
             self._todo, self._at = sorted(self._shards, reverse=True), 0
         effects: list[Effect] = []
         size = 0
@@ -97,9 +103,13 @@ class Reclaim:
             self._last_token -= 1
             self._reading[self._last_token] = reading
             effects.append(ReadFrame(reading.location, self._last_token))
-        self._due = Instant(now + size / self._bytes_per_s)
+        rest_s = _BATCH_REST_S * len(effects)
+        self._rested_s += rest_s
+        self._due = Instant(now + rest_s + size / self._bytes_per_s)
         if not effects:
-            self._due = Instant(now + max(self._rest_s_min, _REST * (now - self._began)))
+            worked_s = now - self._began - self._rested_s
+            rest_s = max(self._rest_s_min, _REST * worked_s - self._rested_s)
+            self._due = Instant(now + rest_s)
             effects.append(Superfluous(dict(self._superfluous), self._began))
             self._began = None
             self._superfluous.clear()

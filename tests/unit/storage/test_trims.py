@@ -187,3 +187,23 @@ def test_reading_for_trimmed_batches_is_slow_and_rests() -> None:
     for _ in range(20):
         machine.wait(10.0)
     assert machine.reads - reads == 2, "once each: nothing was trimmed since"
+
+
+def test_reading_many_small_batches_leaves_most_of_the_time_to_appends() -> None:
+    """Their bytes are few; without rests a trim of thousands of them stops everything."""
+    machine = machine_of(reclaim_rest_s_min=0.001)
+    count = 1000
+    for first in range(count):
+        append(machine, b"x", first=first)
+    machine.tell(entries({0: count}), sender=PRIMARY)
+    waited(machine)
+    before = machine.reads
+    machine.tell(trim(1, 0, LOG, count, of_log=True), sender=PRIMARY)
+    in_turns: list[int] = []
+    while len(machine.discarded) < count:
+        assert len(in_turns) < count, "a thousandth of a second each"
+        machine.wait(0.001)
+        in_turns.append(machine.reads - before - sum(in_turns))
+    assert sum(in_turns) == count
+    assert max(in_turns) < 50, "some milliseconds of work in a turn"
+    assert len(in_turns) > 0.3 * count, "and more than three times as long between turns"
