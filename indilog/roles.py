@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
 from indilog.messages import Message
@@ -54,6 +54,14 @@ class FrameKind(enum.IntEnum):
     """A record batch that was discarded (storage): of its payload the batch's header is left. Never
     written as such: the byte of a `RECORDS` frame is changed.
     """
+
+
+METALOG_ENTRY_KINDS: Final = frozenset(
+    {FrameKind.METALOG, FrameKind.METALOG_FETCHED, FrameKind.METALOG_FILLED}
+)
+"""Frames that hold a metalog entry of a sequencer."""
+METALOG_KINDS: Final = METALOG_ENTRY_KINDS | {FrameKind.METALOG_STATE}
+"""All that a sequencer writes."""
 
 
 class Location(NamedTuple):

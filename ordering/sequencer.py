@@ -7,13 +7,14 @@ as METALOG frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, assert_never
+from typing import assert_never
 
 from indilog.config import Config
 from indilog.errors import DataLossError
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
 from indilog.metalog import entries_decoded
 from indilog.roles import (
+    METALOG_KINDS,
     Effect,
     Event,
     FrameKind,
@@ -31,16 +32,6 @@ from ordering.backup import Backup
 from ordering.primary import Primary
 from ordering.rebuild import Rebuild
 from ordering.stored_metalog import StoredMetalog
-
-_KINDS: Final = frozenset(
-    {
-        FrameKind.METALOG,
-        FrameKind.METALOG_FETCHED,
-        FrameKind.METALOG_FILLED,
-        FrameKind.METALOG_STATE,
-    }
-)
-"""What a sequencer writes."""
 
 
 class Sequencer:
@@ -97,12 +88,12 @@ class Sequencer:
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Take in the next metalog entry from disk."""
         assert self._part is None, f"recovery is over before {location} is"
-        assert kind in _KINDS, f"a sequencer never persisted a {kind.name} frame"
+        assert kind in METALOG_KINDS, f"a sequencer never persisted a {kind.name} frame"
         self._metalog.recover(payload, kind)
 
     def lost(self, frame: Lost, /) -> None:
         """Take note that a frame cannot be read."""
-        if frame.kind is None or frame.kind in _KINDS:
+        if frame.kind is None or frame.kind in METALOG_KINDS:
             self._metalog.doubt(frame.kind)
 
     def copied(self, payload: bytes, /) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import structlog
@@ -19,16 +18,12 @@ from indilog.config import Config
 from indilog.errors import ConfigError, NotReadyError
 from indilog.ids import MetalogPosition
 from indilog.metalog import entry_decoded
-from indilog.roles import FrameKind
+from indilog.roles import METALOG_ENTRY_KINDS
 from indilog.runtime.cluster_state import VIEW_KEY, Arrangement, view_decoded
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import MetadataStore, Written
 from indilog.runtime.segment_scan import Damage
 from indilog.view import View, view_of, with_index_tier_of
-
-_ENTRIES: Final = frozenset(
-    {FrameKind.METALOG, FrameKind.METALOG_FETCHED, FrameKind.METALOG_FILLED}
-)
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +115,7 @@ def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogP
         )
         try:
             for found in journal.recover():
-                if not isinstance(found, Damage) and found[1] in _ENTRIES:
+                if not isinstance(found, Damage) and found[1] in METALOG_ENTRY_KINDS:
                     position = max(position, entry_decoded(found[2]).position + 1)
         finally:
             journal.close()

@@ -18,11 +18,9 @@ from indilog.errors import DataLossError
 from indilog.ids import Epoch, NodeId
 from indilog.messages import Message, MetalogEntries
 from indilog.metalog import Entry, entry_decoded
-from indilog.roles import Event, FrameKind, Lost
+from indilog.roles import METALOG_ENTRY_KINDS, Event, Lost
 from tests.ordering_tier import NOWHERE, VIEW, OrderingTier, Process
 from tests.properties.test_ordering import faults, restarts, work
-
-ENTRIES = (FrameKind.METALOG, FrameKind.METALOG_FETCHED, FrameKind.METALOG_FILLED)
 
 decoded = functools.lru_cache(4096)(entry_decoded)
 
@@ -38,7 +36,7 @@ def evidence(process: Process) -> Mapping[int, Entry]:
     found: dict[int, Entry] = {}
     end = 0
     for frame in process.disk:
-        if frame.lost is None and frame.kind in ENTRIES:
+        if frame.lost is None and frame.kind in METALOG_ENTRY_KINDS:
             entry = decoded(frame.payload)
             if entry.position < end and found.get(entry.position) != entry:
                 for later in range(entry.position + 1, end):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from indilog.roles import FrameKind
+from indilog.roles import METALOG_KINDS
 from indilog.runtime.segment_files import segment_files
 from indilog.runtime.segment_scan import Damage, SegmentScan
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
@@ -21,14 +21,6 @@ _MEAN_S: Final = (0.1, 0.3)
 """Simulated seconds between two."""
 _WIPES: Final = (0.0, 0.1, 0.5)
 """How many of the losses are whole disks."""
-_KINDS: Final = frozenset(
-    {
-        FrameKind.METALOG,
-        FrameKind.METALOG_FETCHED,
-        FrameKind.METALOG_FILLED,
-        FrameKind.METALOG_STATE,
-    }
-)
 
 
 class SequencerLosses:
@@ -98,7 +90,7 @@ def _damage(process: SimulatedProcess, chance: random.Random) -> bool:
     places = [
         place
         for header, _, place in frames
-        if header.kind in _KINDS and place.offset + place.length < synced
+        if header.kind in METALOG_KINDS and place.offset + place.length < synced
     ]
     if not places:
         return False
