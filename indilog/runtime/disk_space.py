@@ -5,8 +5,8 @@ A journal that finds no room for a further segment has the rest of its last one.
 is kept for what is under way and for what a restart writes: when it is reached, the roles are told
 to take no more (`SpaceChanged`): half of what is left is for batches, in equal shares for the roles
 that keep some. Should they need more than the reserve all the same, their frames wait here, in
-order, as if the disk were slow: nothing that promises them leaves the process. Metalog entries do
-not wait for batches of other roles: a trim is one, and gives the room back.
+order, as if the disk were slow: nothing that promises them leaves the process. What sequencers
+write does not wait for batches of other roles: a trim is a metalog entry, and gives the room back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 
 from indilog.config import NodeConfig
 from indilog.ids import Instant, NodeId
-from indilog.roles import FrameKind, Location, Persist, Persisted, SpaceChanged
+from indilog.roles import METALOG_KINDS, Location, Persist, Persisted, SpaceChanged
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment import NO_ROOM
 
@@ -37,7 +37,8 @@ class _Waiting(NamedTuple):
 class DiskSpace:
     """Writes frames to the journal, and knows whether there is room for more.
 
-    So many roles share what is left for batches.
+    Args:
+        sharers: how many roles that keep batches share what is left for them.
 
     Attributes:
         full: whether the roles have been told to take no more.
@@ -74,7 +75,7 @@ class DiskSpace:
 
     def _passes(self, stream: int, effect: Persist) -> bool:
         """Whether a frame need not wait for those that wait: order matters within a stream only."""
-        metalog = effect.kind is FrameKind.METALOG
+        metalog = effect.kind in METALOG_KINDS
         return metalog and all(waiting.stream != stream for waiting in self._waiting)
 
     def _written(self, stream: int, effect: Persist) -> Location | None:

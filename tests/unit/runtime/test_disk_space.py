@@ -11,7 +11,7 @@ import pytest
 
 from indilog.config import KIB, NodeConfig
 from indilog.ids import Instant, NodeId
-from indilog.roles import FrameKind, Persist, Persisted, SpaceChanged
+from indilog.roles import METALOG_KINDS, FrameKind, Persist, Persisted, SpaceChanged
 from indilog.runtime.disk_space import DiskSpace
 from indilog.runtime.journal import Journal
 
@@ -97,22 +97,23 @@ def test_what_is_left_is_promised_once_to_all_roles_that_keep_batches(
     assert told.room == (16 * KIB - 32) // 2 // 3
 
 
-def test_a_metalog_entry_waits_for_no_batch_of_another_role(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", sorted(METALOG_KINDS))
+def test_what_a_sequencer_writes_waits_for_no_batch_of_another_role(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: FrameKind
 ) -> None:
-    """It may be the trim that gives room back."""
+    """It may be the trim that gives room back, or what a trim waits for: a copy or a promise."""
     space, small = space_of(journal), b"small"
     with monkeypatch.context() as full:
         full.setattr(os, "statvfs", _no_room)
         for number in range(7):
             write(space, journal, number)
-        for stream, kind in ((7, FrameKind.RECORDS), (9, FrameKind.METALOG_STATE)):
-            big = Persist(kind, bytes(8 * KIB), stream)
+        for stream, other in ((7, FrameKind.RECORDS), (9, FrameKind.METALOG_STATE)):
+            big = Persist(other, bytes(8 * KIB), stream)
             assert space.write(NODE, stream, big) is None
-        assert space.write(NODE, 8, Persist(FrameKind.METALOG, small, 8)) is not None
+        assert space.write(NODE, 8, Persist(kind, small, 8)) is not None
         assert space.write(NODE, 8, Persist(FrameKind.SHARD_STATE, small, 9)) is None
-        assert space.write(NODE, 8, Persist(FrameKind.METALOG, small, 10)) is None, "its own waits"
-        assert space.write(NODE, 9, Persist(FrameKind.METALOG, small, 11)) is None
+        assert space.write(NODE, 8, Persist(kind, small, 10)) is None, "its own waits"
+        assert space.write(NODE, 9, Persist(kind, small, 11)) is None
     space.retried(T1)
     journal.spare.pool.submit(int).result()
     space.news(T1)
