@@ -237,7 +237,7 @@ class Primary:
         start = end = length
         if not backup.probed:
             start, end = backup.sent, min(length, backup.stored + self._page_entries)
-        entries = metalog.page(start, end, self._page_bytes)
+        entries = metalog.page(start, end, self._page_bytes) if start < end else ()
         end = min(end, start + len(entries))
         completes = backup.incomplete if end == length else NOBODY
         says = backup.probed or (completes and backup.stored == length)
