@@ -42,7 +42,7 @@ _CELLS_MAX: Final = 32
 """Cells that one record of a collection covers; each is a tag of it."""
 _PAGE: Final = 1000
 _HOT_MAX: Final = 10_000
-"""Objects that wait for the last part of a run."""
+"""Objects that wait for the last part of a run; that many are seen to at once."""
 
 _Kept: TypeAlias = tuple[SeqNum, View]
 """A checkpoint's record, and what it keeps."""
@@ -85,7 +85,7 @@ class Collection:
             await self._part(self.end, end)
             self.end = end
             seqnum = await self._ended()
-        await self._settle_hot()
+        await self._settle_hot(self.end)
         await self._log.trim(seqnum, tag=_COLLECTED_TAG)
         return self.end
 
@@ -112,7 +112,7 @@ class Collection:
         for name in names:
             await self._settle(name, end)
             if len(self._hot) >= _HOT_MAX:
-                await self._settle_hot()
+                await self._settle_hot(end)
         for txn_id, last in ids.items():
             if await self._is_done(txn_id, last):
                 await self._log.trim(last + 1, tag=id_tag_of(txn_id))
@@ -137,11 +137,11 @@ class Collection:
                     yield record, command
             start = page[-1].seqnum + 1 if page else end
 
-    async def _settle_hot(self) -> None:
-        """Leave checkpoints of objects that do not rest, where that gives much back."""
+    async def _settle_hot(self, end: SeqNum) -> None:
+        """Leave checkpoints of objects that do not rest as of `end`, where that gives much back."""
         while self._hot:
             name, _ = self._hot.popitem()
-            await self._settle(name, self.end, is_last=True)
+            await self._settle(name, end, is_last=True)
 
     async def _settle(self, name: str, end: SeqNum, *, is_last: bool = False) -> None:
         """Trim what is superseded of an object below `end`."""

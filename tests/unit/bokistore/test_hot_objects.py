@@ -89,6 +89,25 @@ async def test_a_hot_object_without_checkpoints_is_collected(
         assert (await reader.get("hot"))["n"] == 509
 
 
+async def test_more_hot_objects_than_wait_for_the_end_of_a_collection_are_collected(
+    log: MemoryLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first part of a log, and in one that begins where a collection before ended."""
+    monkeypatch.setattr(collection, "_HOT_MAX", 1)
+    for module in (collection, decisions):
+        monkeypatch.setattr(module, "CELL", 32)
+    store = newcomer(log)
+    for ended in (0, 300):
+        for number in range(ended, ended + 300):
+            await store.multi_put({"hot": {"n": number}, "other": {"n": number}})
+        clock.now += 100
+        for number in range(ended + 300, ended + 310):
+            await store.multi_put({"hot": {"n": number}, "other": {"n": number}})
+        await newcomer(log).collect(keep=50)
+        for name in ("hot", "other"):
+            assert len(await alive_of(log, f"store:{name}")) <= 12 + 32, "as if they had waited"
+
+
 @pytest.mark.parametrize("write", WAYS)
 async def test_collections_write_little_and_leave_little(
     log: MemoryLog, clock: Clock, write: Callable[[tuple[Store, Store], int], Awaitable[None]]
