@@ -71,10 +71,10 @@ class IndexPositions:
         return cls(stretches)
 
     def __contains__(self, position: MetalogPosition) -> bool:
-        return any(
-            first <= position < end and not (position - first) % step
-            for first, end, step in self._stretches
-        )
+        for first, end, step in self._stretches:  # they do not overlap
+            if first <= position < end:
+                return not (position - first) % step
+        return False
 
     @property
     def end(self) -> MetalogPosition:

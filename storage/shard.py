@@ -261,7 +261,7 @@ class Shard:
 
         Nobody will ever know its tags.
         """
-        if not self._alone:
+        if not self._alone or not self.holes:
             return []
         return [
             (max(first, hole), min(end, hole_end))
