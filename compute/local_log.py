@@ -360,7 +360,8 @@ class LocalLog(Log):
                     return found
                 if end < math.inf:
                     timer = loop.call_at(end, _resolve_none(watch))
-                self._logs.wake()  # lest an idle engine never looks whether an entry was lost
+                if self._engine.deadline() is None:
+                    self._logs.wake()  # lest an idle engine never looks whether an entry was lost
                 await watch
             finally:
                 self._engine.watches.remove(hashed, watch)

@@ -62,5 +62,10 @@ async def test_a_read_that_waits_makes_an_idle_engine_look_for_what_was_lost() -
     assert woken == [ENGINE]
     driver.turn()
     assert driver.engine.deadline() is not None
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    further = asyncio.create_task(logs.log("orders").read_next(bound=1, wait=60))
+    await asyncio.sleep(0)
+    assert len(driver.engine.watches) == 2
+    assert woken == [ENGINE], "it looks by itself, for however many wait"
+    for one in (waiting, further):
+        one.cancel()
+    await asyncio.gather(waiting, further, return_exceptions=True)
