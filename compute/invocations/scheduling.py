@@ -137,10 +137,7 @@ class Schedules:
     def _times(self, watched: _Watched, fold: Fold, now: float) -> list[float]:
         spec = watched.scheduled.spec
         most = self._catch_up_max if spec.catch_up == "all" else 1
-        try:
-            times = due_between(spec, watched.after(fold), now, most=most)
-        except _NOT_UNDERSTOOD:
-            return []
+        times = due_between(spec, watched.after(fold), now, most=most)
         if spec.catch_up == "none":
             missed = [at for at in times if at + self._late_s_max < now]
             watched.skipped_to = max([watched.skipped_to, *missed])
