@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+import structlog
+
+from indilog.errors import IndilogError
+
 PAUSE_S_MAX: Final = 60.0
 """A fault that lasts is told at least this often."""
 
@@ -24,6 +28,17 @@ class Notices:
         self._due = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
         return True
+
+    def tell(self, what: str, error: Exception, now: float) -> None:
+        """Log that `what` goes on, if that is due: what the platform may answer with its sentence,
+        what nobody foresaw with its traceback.
+        """
+        if not self.is_due(now):
+            return
+        if isinstance(error, IndilogError):
+            structlog.get_logger().warning(what, reason=str(error))
+        else:
+            structlog.get_logger().error(what, exc_info=error)
 
     def over(self) -> None:
         """The fault is over: the next one is told at once."""

@@ -125,7 +125,7 @@ class InvocationService:
         self._appending = 0
         self._lost_to: SeqNum = 0
         self._given_up = 0
-        self._notices = Notices(_AGAIN_S)
+        self._unread, self._unadvanced = Notices(_AGAIN_S), Notices(_AGAIN_S)
 
     async def start(self) -> None:
         """Follow the log, and run what is to run, from now on.
@@ -329,13 +329,9 @@ class InvocationService:
             try:
                 if not await self._read_on():
                     await self._restore()
-            except IndilogError as error:
-                structlog.get_logger().warning("invocations not followed", reason=str(error))
-                self._broken = None if error.retryable else error
-                await asyncio.sleep(_AGAIN_S)
             except Exception as error:  # noqa: BLE001 - outermost: others depend on it
-                structlog.get_logger().exception("invocations not followed")
-                self._broken = IndilogError(f"{type(error).__name__}; the log says why.")
+                self._unread.tell("invocations not followed", error, time.monotonic())
+                self._broken = _broken_by(error)
                 await asyncio.sleep(_AGAIN_S)
 
     async def _read_on(self) -> bool:
@@ -349,6 +345,7 @@ class InvocationService:
                 self._news.set()
                 if not is_whole:
                     return False
+                self._unread.over()
         except DataLossError as error:
             structlog.get_logger().error("invocation records lost", reason=str(error))
             self._lost_to = error.next_seqnum or self._fold.end + 1
@@ -400,16 +397,11 @@ class InvocationService:
             self._news.clear()
             try:
                 did = await self._round()
-            except IndilogError as error:
-                if self._notices.is_due(time.monotonic()):
-                    structlog.get_logger().warning("invocations not advanced", reason=str(error))
+            except Exception as error:  # noqa: BLE001 - outermost: the next round may do better
+                self._unadvanced.tell("invocations not advanced", error, time.monotonic())
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            except Exception:  # noqa: BLE001 - outermost: the next round may do better
-                structlog.get_logger().exception("invocations failed")
-                await asyncio.sleep(_AGAIN_S)
-                continue
-            self._notices.over()
+            self._unadvanced.over()
             if not did:
                 await self._rest()
 
@@ -456,6 +448,13 @@ class InvocationService:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancellation
                 await self._news.wait()
+
+
+def _broken_by(error: Exception) -> IndilogError | None:
+    """Return why nothing can be run here after `error`; None: it may pass."""
+    if isinstance(error, IndilogError):
+        return None if error.retryable else error
+    return IndilogError(f"{type(error).__name__}; the log says why.")
 
 
 def _forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so

@@ -1,4 +1,4 @@
-"""The service that runs invocations while the log takes nothing."""
+"""The service that runs invocations while the log takes nothing, or is away."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from structlog.testing import capture_logs
 from compute.invocations.notices import Notices
 from indilog.config import ClusterConfig, NodeConfig
 from indilog.errors import NotReadyError
+from indilog.ids import SeqNum, UserTag
+from indilog.log import Record, Session
 from indilog.testing import MemoryLogs
+from indilog.testing.memory_log import MemoryLog
 from tests.contract.test_invocations import Node, service_of
 
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_fault_that_lasts_is_not_told_at_every_try(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", [NotReadyError("no room"), RuntimeError("a bug")])
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [("_round", "invocations not advanced"), ("_read_on", "invocations not followed")],
+)
+async def test_a_fault_that_lasts_is_not_told_at_every_try(
+    monkeypatch: pytest.MonkeyPatch, part: str, what: str, fault: Exception
+) -> None:
     monkeypatch.setattr("compute.invocations.service._AGAIN_S", 0.001)
     tries = 0
     enough = asyncio.Event()
@@ -26,13 +36,65 @@ async def test_a_fault_that_lasts_is_not_told_at_every_try(monkeypatch: pytest.M
         tries += 1
         if tries == 20:
             enough.set()
-        raise NotReadyError("no room")
+        raise fault
 
     service = service_of(MemoryLogs(ClusterConfig()), NodeConfig(), Node(), "one")
-    service._notices = Notices(60.0)
-    monkeypatch.setattr(service, "_round", failing)
+    service._unread, service._unadvanced = Notices(60.0), Notices(60.0)
+    monkeypatch.setattr(service, part, failing)
     with capture_logs() as told:
         await service.start()
         await enough.wait()
         await service.stop()
-    assert [line["event"] for line in told].count("invocations not advanced") == 1
+    assert [line["event"] for line in told].count(what) == 1
+
+
+class UnsteadyLogs(MemoryLogs):
+    """While it is away nothing that was appended can be read; `failed` counts that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.failed = asyncio.Semaphore(0)
+
+    def log(self, name: str, session: Session | None = None) -> MemoryLog:
+        return UnsteadyLog(name, logs=self, session=session)
+
+
+class UnsteadyLog(MemoryLog):
+    """Of `UnsteadyLogs`."""
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        page = await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
+        assert isinstance(self.logs, UnsteadyLogs)
+        if page and self.logs.is_away:
+            self.logs.failed.release()
+            raise NotReadyError("away")
+        return page
+
+
+async def test_a_log_that_is_away_again_after_it_was_read_is_told_of_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("compute.invocations.service._AGAIN_S", 0.001)
+    logs = UnsteadyLogs()
+    service = service_of(logs, NodeConfig(), Node(), "one")
+    service._unread = Notices(60.0)
+    with capture_logs() as told:
+        await service.start()
+        for _ in range(2):
+            logs.failed, logs.is_away = asyncio.Semaphore(0), True
+            await service.accept("app.f", b"{}")
+            for _ in range(5):
+                await logs.failed.acquire()
+            logs.is_away = False
+            assert await service.told("nothing") is None, "it reads up to now"
+        await service.stop()
+    assert [line["event"] for line in told].count("invocations not followed") == 2
