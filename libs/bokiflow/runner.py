@@ -119,9 +119,7 @@ class Runner(Presence):
             OverloadedError: too many runs are executed here; nothing was done.
         """
         if id is not None and (running := self.running.get(id)) is not None:
-            begun = running.execution.run.started
-            assert begun is not None, "only what began is executed"
-            check_same_run(id, definition, arguments, begun)
+            running.check_same_run(definition, arguments)
             return id, running
         if parent is None:  # one that runs must not wait for room for what it starts
             self._check_room()
@@ -130,6 +128,7 @@ class Runner(Presence):
         try:
             async with self.given(logs, run_id) as lease:
                 if (running := self.running.get(run_id)) is not None:  # meanwhile
+                    running.check_same_run(definition, arguments)
                     return run_id, running
                 origin = (definition, arguments, parent)
                 return run_id, await self._begin(logs, run_id, lease, *origin, is_new=id is None)

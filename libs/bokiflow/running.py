@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from bokiflow.definition import Definition
+from bokiflow.definition import Definition, check_same_run
 from bokiflow.execution import Execution
 from bokiflow.records import Finished
 
@@ -32,6 +32,12 @@ class Running:
     def has_finished(self) -> bool:
         """Whether it came to its end here."""
         return self.ended.done() and self.ended.result() is not None
+
+    def check_same_run(self, definition: Definition, arguments: bytes) -> None:
+        """As `bokiflow.definition.check_same_run`, for a start with its id."""
+        begun = self.execution.run.started
+        assert begun is not None, "only what began is executed"
+        check_same_run(self.execution.id, definition, arguments, begun)
 
     def end(self, finished: Finished | None) -> None:
         """Tell who waits for it."""

@@ -11,13 +11,15 @@ from structlog.testing import capture_logs
 from bokiflow import (
     Flow,
     FlowSettingsError,
+    Handle,
     RunCancelledError,
     RunFailedError,
     RunIdInUseError,
     Workflow,
     waiting,
 )
-from indilog.testing import MemoryLogs
+from indilog.log import Record
+from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio
 
@@ -229,6 +231,42 @@ async def test_a_start_of_the_same_run_with_other_arguments_is_logged_and_change
     assert lines == [warning] * 2
     await handle.signal("go")
     assert await handle.result(10) == "2 tea"
+
+
+async def test_of_starts_of_one_id_at_once_those_of_another_workflow_are_told_so(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those with other arguments are logged: as if they had come one after the other."""
+    read_range = MemoryLog.read_range
+
+    async def slow(*given: Any, **named: Any) -> list[Record]:  # noqa: ANN401 - as the log's
+        await asyncio.sleep(0)  # the others begin
+        return await read_range(*given, **named)
+
+    monkeypatch.setattr(MemoryLog, "read_range", slow)
+
+    @flow.workflow
+    async def buy(wf: Workflow, item: str) -> str:
+        return f"{await wf.signal('go')} {item}"
+
+    @flow.workflow
+    async def other(wf: Workflow) -> None: ...
+
+    with capture_logs() as lines:
+        first, refused, again = await asyncio.gather(
+            buy.start("tea", id="x"),
+            other.start(id="x"),
+            buy.start("milk", id="x"),
+            return_exceptions=True,
+        )
+    assert isinstance(refused, RunIdInUseError)
+    assert [line["event"] for line in lines] == [
+        "start with the id of a run that has other arguments, which hold"
+    ]
+    for handle in (first, again):
+        assert isinstance(handle, Handle)
+    await buy.handle("x").signal("go", 2)
+    assert await buy.handle("x").result(10) == "2 tea"
 
 
 async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done(
