@@ -82,15 +82,15 @@ class Definition:
         return self.signature.result_text(await self.body(wf, **arguments))
 
 
-def check_workflow(id: str, workflow: str, begun: Started) -> None:  # noqa: A002
+def check_workflow(id: str, workflow: str, begun: Started, advice: str = "") -> None:  # noqa: A002
     """Look whether a run is one of a workflow.
 
     Raises:
-        RunIdInUseError: it is one of another.
+        RunIdInUseError: it is one of another; it ends with the `advice`.
     """
     if begun.workflow != workflow:
         raise RunIdInUseError(
-            f"Run {id!r} is one of workflow {begun.workflow!r}, not of {workflow!r}."
+            f"Run {id!r} is one of workflow {begun.workflow!r}, not of {workflow!r}{advice}."
         )
 
 
@@ -102,11 +102,7 @@ def check_same_run(id: str, definition: Definition, arguments: bytes, begun: Sta
     Raises:
         RunIdInUseError: it is a run of another workflow.
     """
-    if begun.workflow != definition.name:
-        raise RunIdInUseError(
-            f"Run {id!r} is one of workflow {begun.workflow!r}, not of {definition.name!r}; "
-            "choose another id."
-        )
+    check_workflow(id, definition.name, begun, "; choose another id")
     if arguments != begun.arguments and plain_value(arguments) != plain_value(begun.arguments):
         structlog.get_logger().warning(
             "start with the id of a run that has other arguments, which hold",

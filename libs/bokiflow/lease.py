@@ -1,4 +1,4 @@
-"""A process's hold on the runs that it executes, by its own clock (see `bokiflow.runner`)."""
+"""A process's hold on the runs that it executes, by its own clock (see `bokiflow.presence`)."""
 
 from __future__ import annotations
 

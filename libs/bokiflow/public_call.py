@@ -1,6 +1,6 @@
 """What a call of the library from outside of an execution tells when the log is away or full.
 
-An execution that cannot go on stops (`run_log.Stopped`) and is tried again; whoever calls `start`,
+An execution that cannot go on stops (`Stopped`) and is tried again; whoever calls `start`,
 `signal` and the like is told an `IndilogError`, by which to decide whether to repeat the call.
 """
 

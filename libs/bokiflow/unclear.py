@@ -16,7 +16,7 @@ from bokiflow import waiting
 from indilog.ids import SeqNum
 
 RUNS_MAX: Final = 1024
-"""Of further runs whose start failed nothing is kept; other drivers find them later."""
+"""Of further ones only the first place is kept, for whoever inherits the executor's name."""
 _LOOKS: Final = 64
 _BEATS_MAX: Final = 64
 

@@ -260,6 +260,7 @@ async def test_of_starts_of_one_id_at_once_those_of_another_workflow_are_told_so
             return_exceptions=True,
         )
     assert isinstance(refused, RunIdInUseError)
+    assert str(refused) == "Run 'x' is one of workflow 'buy', not of 'other'; choose another id."
     assert [line["event"] for line in lines] == [
         "start with the id of a run that has other arguments, which hold"
     ]
