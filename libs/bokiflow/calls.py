@@ -94,13 +94,14 @@ async def call(execution: Execution, number: str, ctx: Callable[[], Context], of
 async def _patiently(of: Call, ctx: Context, key: str) -> bytes:
     """Ask until there is an outcome: with the key, a repetition is harmless."""
     pause_s, unknown = _PAUSE_S_MIN, 0
-    for _ in range(PATIENCE_TRIES):
+    for tries in range(PATIENCE_TRIES):
+        if tries:
+            await waiting.pause(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         try:
             return await of.run(ctx, key)
         except IndilogError as error:
             unknown += isinstance(error, OutcomeUnknownError)
             if not is_passing(error) or unknown == _UNKNOWN_TRIES:
                 raise  # also what the platform gave up is an outcome
-        await waiting.pause(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
     raise Stopped("The platform is away.")

@@ -26,7 +26,7 @@ from indilog.log import Entry, Log
 
 _ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000
-PATIENCE_TRIES: Final = 12
+PATIENCE_TRIES: Final = 13
 """Tries to append before an execution gives up. The pauses between grow, to 25 s together; each try
 may itself wait until the log says that it has no answer (`append_timeout_s`)."""
 _PAUSE_S_MIN: Final = 0.02
@@ -119,8 +119,11 @@ async def patiently(
     pause_s = _PAUSE_S_MIN
     call, last = CALL.get(), None
     for tries in range(PATIENCE_TRIES):
-        if tries and on_again is not None:
-            on_again()
+        if tries:
+            await waiting.pause(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+            if on_again is not None:
+                on_again()
         try:
             return await ask()
         except IndilogError as error:
@@ -131,8 +134,6 @@ async def patiently(
                 raise
             if call is not None and isinstance(error, DiskFullError):
                 break
-        await waiting.pause(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
     raise Stopped("The platform is away.", last)
 
 

@@ -79,15 +79,16 @@ async def _patiently(
     """Commit it, however often that takes: with an id, a repetition is harmless."""
     pause_s = _PAUSE_S_MIN
     conflict: ConflictError | None = None
-    for _ in range(_TRIES):
+    for tries in range(_TRIES):
+        if tries:
+            await waiting.pause(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         try:
             return await store.transact(body, id=txn_id)
         except IndilogError as error:
             if not is_passing(error):
                 raise
             conflict = error if isinstance(error, ConflictError) else None
-        await waiting.pause(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
     if conflict is not None:
         raise conflict
     raise Stopped("The log is away.")

@@ -1,16 +1,18 @@
-"""How far a run is read."""
+"""How far a run is read, and how long an execution has patience."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from bokiflow import run_log
+from bokiflow import calls, run_log, transactions, waiting
 from bokiflow.fold import Run
+from bokiflow.public_call import Stopped
 from bokiflow.records import ChildEnded, Decided, Finished, RunRecord, Started, encoded, run_tag
-from bokiflow.run_log import read_run
+from bokiflow.run_log import PATIENCE_TRIES, patiently, read_run
+from indilog.errors import NotReadyError
 from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
 
@@ -58,3 +60,41 @@ async def test_without_a_place_everything_is_read(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(run_log, "_PAGE", 2)
     log = await log_with([("r", record) for record in [STARTED, *STEPS]])
     assert sorted((await read_run(log, "r", Run())).steps) == ["1", "2", "3"]
+
+
+class Away:
+    """A log, function or store that is never there; it counts who asks."""
+
+    tries = 0
+
+    async def ask(self, *_: object, **__: object) -> bytes:
+        self.tries += 1
+        raise NotReadyError("starting")
+
+    run = transact = ask
+
+
+ASKS: dict[str, Callable[[Any], Awaitable[object]]] = {
+    "log": lambda away: patiently(away.ask),
+    "call": lambda away: calls._patiently(away, away, "key"),
+    "transaction": lambda away: transactions._patiently(away, away.ask, "id"),
+}
+
+
+@pytest.mark.parametrize("what", ASKS)
+async def test_whoever_gives_up_does_not_pause_before(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It pauses between tries, for as long as is said."""
+    away, pauses = Away(), list[float]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(waiting, "pause", pause)
+    with pytest.raises(Stopped):
+        await ASKS[what](away)
+    assert len(pauses) == away.tries - 1
+    if what != "transaction":
+        assert away.tries == PATIENCE_TRIES
+        assert round(sum(pauses)) == 25
