@@ -31,10 +31,10 @@ from indilog.errors import (
     UnknownFunctionError,
     WorkerCrashedError,
 )
-from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.log import Record, Session
+from indilog.log import Record
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
+from tests.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
 FAST: dict[str, Any] = {
@@ -310,46 +310,19 @@ async def test_a_node_that_was_cut_off_covers_nothing_over_a_gap() -> None:
                 assert node._fold.count == node._fold.end, "there is no other log"
 
 
-class DamagedLog(MemoryLog):
-    """Reads as the platform does where no replica has an intact copy."""
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 1000,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        page = await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
-        whole = list(itertools.takewhile(lambda record: not self._is_lost(record), page))
-        if page and not whole:
-            raise DataLossError("Lost.", seqnum=page[0].seqnum, next_seqnum=page[0].seqnum + 1)
-        return whole
-
-    async def read_prev(
-        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
-    ) -> Record | None:
-        record = await super().read_prev(tag, bound, fresh=fresh)
-        if record is not None and self._is_lost(record):
-            raise DataLossError("Lost.", seqnum=record.seqnum, next_seqnum=record.seqnum + 1)
-        return record
-
-    def _is_lost(self, record: Record) -> bool:
-        assert isinstance(self.logs, DamagedLogs)
-        return record.seqnum in self.logs.lost
-
-
-class DamagedLogs(MemoryLogs):
-    """Some of its records can be read no more."""
+class DamagedLogs(HookedLogs):
+    """Some of its records are lost: it reads as the platform does without an intact copy."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lost: set[int] = set()
 
-    def log(self, name: str, session: Session | None = None) -> MemoryLog:
-        return DamagedLog(name, logs=self, session=session)
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        whole = list(itertools.takewhile(lambda record: record.seqnum not in self.lost, records))
+        if records and not whole:
+            lost = records[0].seqnum
+            raise DataLossError("Lost.", seqnum=lost, next_seqnum=lost + 1)
+        return whole
 
 
 async def test_a_lost_checkpoint_or_last_record_keeps_no_node_from_starting() -> None:

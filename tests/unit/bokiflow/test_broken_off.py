@@ -5,7 +5,7 @@ off has on its way does not count any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -30,10 +30,11 @@ from bokiflow.records import (
 )
 from bokiflow.suspects import CRASHES_PARKED
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError, OutcomeUnknownError
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Entry, Log, Record, Session
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log, Session
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
+from tests.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
 
@@ -41,43 +42,7 @@ LEASE_S = 2.0  # a busy machine does not lose it
 FLOW_LOG = "shop/flow"
 
 
-class BrokenLog(MemoryLog):
-    """A log on which calls fail as `broken` says."""
-
-    broken: BrokenLogs
-
-    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        given = tuple(tags)
-        if self.broken.is_held(run_record(data)):
-            self.broken.held.append(Entry(data, given))
-            raise AppendOutcomeUnknownError("no answer yet")
-        place = await super().append(data, tags=given)
-        self.broken.on_appended(run_record(data))
-        return place
-
-    async def append_batch(self, entries: Iterable[Entry]) -> list[SeqNum]:
-        given = list(entries)
-        places = await super().append_batch(given)
-        for entry in given:
-            self.broken.on_appended(run_record(entry.data))
-        return places
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 100,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        if str(tag).startswith("flow:") and self.broken.reads_fail:
-            self.broken.reads_fail -= 1
-            raise NotReadyError("the platform begins")
-        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
-
-
-class BrokenLogs(MemoryLogs):
+class BrokenLogs(HookedLogs):
     """Logs that fail as a test says.
 
     Attributes:
@@ -93,16 +58,22 @@ class BrokenLogs(MemoryLogs):
         self.held: list[Entry] = []
         self.is_held: Callable[[RunRecord | None], bool] = lambda _: False
 
-    def log(self, name: str, session: Session | None = None) -> BrokenLog:
-        log = BrokenLog(name, logs=self, session=session)
-        log.broken = self
-        return log
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        if any(self.is_held(run_record(entry.data)) for entry in entries):
+            self.held += entries
+            raise AppendOutcomeUnknownError("no answer yet")
 
-    def on_appended(self, record: RunRecord | None) -> None:
-        """Look whether it is the one after which a read fails."""
-        if self.fails_after is not None and isinstance(record, self.fails_after):
+    async def after_append(self, entries: Sequence[Entry]) -> None:
+        if self.fails_after is None:
+            return
+        if any(isinstance(run_record(entry.data), self.fails_after) for entry in entries):
             self.fails_after = None
             self.reads_fail = 1
+
+    async def before_read(self, read: Read) -> None:
+        if read.is_page and str(read.tag).startswith("flow:") and self.reads_fail:
+            self.reads_fail -= 1
+            raise NotReadyError("the platform begins")
 
 
 class Process:

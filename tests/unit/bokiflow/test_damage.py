@@ -11,16 +11,16 @@ from bokiflow import Flow, Workflow, waiting
 from bokiflow.public_call import Stopped
 from bokiflow.records import Finished, encoded, run_tag
 from indilog.errors import DataLossError
-from indilog.ids import SeqNum, UserTag
 from indilog.log import Record
-from indilog.testing import MemoryLog, MemoryLogs
+from indilog.testing import MemoryLogs
 from tests.flow_executions import FLOW_LOG as LOG
 from tests.flow_executions import OneLog, begin, decided, execute, take
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
 
-class Damaged(MemoryLog):
+class Damaged(HookedLog):
     """A log of which a run, `r` unless told otherwise, and a lock cannot be read while it is
     damaged.
     """
@@ -30,34 +30,13 @@ class Damaged(MemoryLog):
         self.is_damaged = self.was_damaged = False
         self._run = run
 
-    async def read_next(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> Record | None:
-        self._check(tag)
-        record = await super().read_next(tag, bound, wait=wait, fresh=fresh)
-        self._check(tag)
-        return record
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 1000,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        self._check(tag)
-        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
-
-    def _check(self, tag: UserTag | None) -> None:
-        if self.is_damaged and tag in {run_tag(self._run()), "lock:hotel:7"}:
+    async def before_read(self, read: Read) -> None:
+        if self.is_damaged and read.tag in {run_tag(self._run()), "lock:hotel:7"}:
             raise DataLossError("A record of the run is lost.")
+
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        await self.before_read(read)
+        return records
 
 
 Breaks = Callable[[Damaged], Awaitable[None]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -17,42 +17,13 @@ from indilog.errors import (
     OutcomeUnknownError,
     QuorumUnavailableError,
 )
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Entry, Record, Session
-from indilog.testing import MemoryLogs
-from indilog.testing.memory_log import MemoryLog
+from indilog.log import Entry
+from tests.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
 
 
-class FailingLog(MemoryLog):
-    """A log whose calls fail as `failing` says."""
-
-    failing: FailingLogs
-
-    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        self.failing.fail_append()
-        return await super().append(data, tags=tags)
-
-    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
-        self.failing.fail_append()
-        return await super().append_batch(entries)
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 100,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        if self.failing.of_reads is not None:
-            raise self.failing.of_reads
-        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
-
-
-class FailingLogs(MemoryLogs):
+class FailingLogs(HookedLogs):
     """Logs that fail as a test says.
 
     Attributes:
@@ -69,16 +40,15 @@ class FailingLogs(MemoryLogs):
         self.tries = 0
         self.is_for_ever = True
 
-    def log(self, name: str, session: Session | None = None) -> FailingLog:
-        log = FailingLog(name, logs=self, session=session)
-        log.failing = self
-        return log
-
-    def fail_append(self) -> None:
+    async def before_append(self, entries: Sequence[Entry]) -> None:
         if self.of_appends:
             self.tries += 1
             is_last = len(self.of_appends) == 1 and self.is_for_ever
             raise self.of_appends[0] if is_last else self.of_appends.pop(0)
+
+    async def before_read(self, read: Read) -> None:
+        if self.of_reads is not None and read.is_page:
+            raise self.of_reads
 
 
 @pytest.fixture(autouse=True)
@@ -185,19 +155,19 @@ async def test_one_try_whose_outcome_is_unknown_is_told_whatever_the_others_say(
 
 @pytest.mark.parametrize("name", ["start with an id", "fork"])
 async def test_a_start_that_stands_but_could_not_be_read_is_not_told_as_undone(
-    logs: FailingLogs, name: str
+    logs: FailingLogs, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     shop = Shop(logs)
     await shop.begin()
     before = len(await shop.flow.runs())
 
-    def fail_append() -> None:
+    async def away(_: object) -> None:
         logs.of_reads = NotReadyError("it begins")
 
-    logs.fail_append = fail_append  # type: ignore[method-assign]
-    with pytest.raises(OutcomeUnknownError, match="at least in part, then: it begins"):
-        await APPENDING[name](shop)
-    logs.fail_append = lambda: None  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(logs, "after_append", away)
+        with pytest.raises(OutcomeUnknownError, match="at least in part, then: it begins"):
+            await APPENDING[name](shop)
     logs.of_reads = None
     assert len(await shop.flow.runs()) == before + 1
 

@@ -22,10 +22,10 @@ from bokiflow.records import (
     run_tag,
 )
 from indilog.errors import DataLossError, TrimmedError
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Log, Record, Session
+from indilog.ids import SeqNum
+from indilog.log import Log
 from indilog.testing import MemoryLogs
-from indilog.testing.memory_log import MemoryLog
+from tests.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,31 +33,14 @@ LEASE_S = 1.0  # a busy machine does not lose it
 FLOW_LOG = "shop/flow"
 
 
-class DamagedLog(MemoryLog):
-    """A log whose run `bad` cannot be read while the logs are damaged."""
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 1000,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        assert isinstance(self.logs, DamagedLogs)
-        if tag == run_tag("bad") and self.logs.is_damaged:
-            raise DataLossError("A record of the run is lost.")
-        return await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
-
-
-class DamagedLogs(MemoryLogs):
-    """Logs in which one run can be damaged."""
+class DamagedLogs(HookedLogs):
+    """Logs whose run `bad` cannot be read while they are damaged."""
 
     is_damaged = False
 
-    def log(self, name: str, session: Session | None = None) -> DamagedLog:
-        return DamagedLog(name, logs=self, session=session)
+    async def before_read(self, read: Read) -> None:
+        if read.tag == run_tag("bad") and self.is_damaged:
+            raise DataLossError("A record of the run is lost.")
 
 
 class Process:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -12,10 +12,9 @@ from bokiflow import Flow, Startable, Workflow
 from bokiflow.records import run_tag
 from bokistore import Store, Transaction
 from indilog.errors import AppendOutcomeUnknownError
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Session
+from indilog.log import Entry
 from indilog.testing import MemoryLogs
-from indilog.testing.memory_log import MemoryLog
+from tests.hooked_log import HookedLogs
 
 pytestmark = pytest.mark.asyncio
 
@@ -83,40 +82,30 @@ async def test_its_transactions_and_children_are_its_own(flow: Flow, logs: Memor
     assert ran == [1, 2]
 
 
-class Unsure(MemoryLog):
-    """A log that appends single records, and once does not say that it did."""
+class UnsureLogs(HookedLogs):
+    """Logs that, if `is_unsure`, once do not say that they appended to a run."""
 
-    is_unsure = True
+    is_unsure = False
 
-    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        given = tuple(tags)
-        place = await super().append(data, tags=given)
-        if Unsure.is_unsure and any(str(tag).startswith("flow:") for tag in given):
-            Unsure.is_unsure = False
+    async def after_append(self, entries: Sequence[Entry]) -> None:
+        tags = [str(tag) for entry in entries for tag in entry.tags]
+        if self.is_unsure and any(tag.startswith("flow:") for tag in tags):
+            self.is_unsure = False
             raise AppendOutcomeUnknownError("no answer")
-        return place
-
-
-class UnsureLogs(MemoryLogs):
-    """Logs that once do not say that they appended."""
-
-    def log(self, name: str, session: Session | None = None) -> Unsure:
-        return Unsure(name, logs=self, session=session)
 
 
 async def test_a_start_that_was_appended_twice_has_the_keys_of_its_first_copy() -> None:
     """Whoever takes the run over sees the first copy, so the executor must, too."""
     logs, flow = UnsureLogs(), Flow("shop")
     flow.attach(logs)
-    Unsure.is_unsure = False
 
     @flow.workflow
     async def key(wf: Workflow) -> str:
         return await wf.step(lambda: wf.key, name="key")
 
     await (await key.start()).result(10)  # from now on a start is one record
-    Unsure.is_unsure = True
+    logs.is_unsure = True
     handle = await key.start()
-    assert not Unsure.is_unsure
+    assert not logs.is_unsure
     copies = await logs.log("shop/flow").read_range(run_tag(handle.id))
     assert await handle.result(10) == f"shop/flow/{handle.id}@{copies[0].seqnum}/1"

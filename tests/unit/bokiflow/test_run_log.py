@@ -13,20 +13,19 @@ from bokiflow.public_call import Stopped
 from bokiflow.records import ChildEnded, Decided, Finished, RunRecord, Started, encoded, run_tag
 from bokiflow.run_log import PATIENCE_TRIES, patiently, read_run
 from indilog.errors import NotReadyError
-from indilog.log import Record
-from indilog.testing import MemoryLog, MemoryLogs
+from indilog.testing import MemoryLogs
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
 
-class CountedLog(MemoryLog):
+class CountedLog(HookedLog):
     """A log that counts the pages that it was asked for."""
 
     pages = 0
 
-    async def read_range(self, *given: Any, **named: Any) -> list[Record]:  # noqa: ANN401 - as the log's
-        self.pages += 1
-        return await super().read_range(*given, **named)
+    async def before_read(self, read: Read) -> None:
+        self.pages += read.is_page
 
 
 async def log_with(records: Sequence[tuple[str, RunRecord]]) -> CountedLog:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -15,9 +14,9 @@ from bokiqueue.records import Checkpoint, encoded
 from bokiqueue.replica import CHECKPOINT_EVERY, KEPT_BEHIND
 from indilog.config import ClusterConfig
 from indilog.errors import AppendOutcomeUnknownError, TrimmedError
-from indilog.ids import UserTag
-from indilog.log import Record
+from indilog.log import Entry
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
@@ -66,7 +65,7 @@ async def test_acknowledged_messages_leave_log_and_memory(messages_wanted: int |
     assert len(queue.replica._contents) == 0
 
 
-class SlowReads(MemoryLog):
+class SlowReads(HookedLog):
     """A log whose reads of a shard begin when the test says so."""
 
     def __init__(self, logs: MemoryLogs) -> None:
@@ -74,15 +73,9 @@ class SlowReads(MemoryLog):
         self.go_on = asyncio.Event()
         self.go_on.set()
 
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: int = 0,
-        **options: Any,  # noqa: ANN401 - as the log's
-    ) -> list[Record]:
-        if "shard" in str(tag):
+    async def before_read(self, read: Read) -> None:
+        if "shard" in str(read.tag):
             await self.go_on.wait()
-        return await super().read_range(tag, bound, **options)
 
 
 @pytest.mark.parametrize("kept_behind", [1, KEPT_BEHIND])
@@ -163,7 +156,7 @@ async def test_small_messages_take_bounded_memory() -> None:
     assert contents.take(0) is None
 
 
-class SlowCheckpoints(MemoryLog):
+class SlowCheckpoints(HookedLog):
     """A log to which checkpoints are appended when the test says so."""
 
     def __init__(self, logs: MemoryLogs) -> None:
@@ -171,12 +164,10 @@ class SlowCheckpoints(MemoryLog):
         self.go_on = asyncio.Event()
         self.reached = asyncio.Event()
 
-    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
-        tags = list(tags)
-        if "checkpoint" in str(tags):
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        if any("checkpoint" in str(entry.tags) for entry in entries):
             self.reached.set()
             await self.go_on.wait()
-        return await super().append(data, tags=tags)
 
 
 async def test_the_checkpoint_of_a_process_that_lags_replaces_no_better_one(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -25,8 +24,9 @@ from indilog.errors import (
     TrimmedError,
 )
 from indilog.ids import UserTag
-from indilog.log import Log, Record
+from indilog.log import Entry, Log, Record
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
@@ -366,15 +366,9 @@ async def test_news_of_another_session_are_not_taken_for_absent(log: MemoryLog) 
     assert await queue.take() is None
     await queue.push(b"x")
 
-    class Behind(MemoryLog):
-        async def read_range(
-            self,
-            tag: UserTag | None = None,
-            bound: int = 0,
-            **options: Any,  # noqa: ANN401 - as the log's
-        ) -> list[Record]:
-            page = await super().read_range(tag, bound, **options)
-            return page if options.get("fresh") or "shard" not in str(tag) else []
+    class Behind(HookedLog):
+        async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+            return records if read.fresh or "shard" not in str(read.tag) else []
 
     behind = Queue(Behind("work", logs=log.logs), "mail", shards=1, replica=queue.replica)
     shard = queue.replica.shards[0]
@@ -382,31 +376,23 @@ async def test_news_of_another_session_are_not_taken_for_absent(log: MemoryLog) 
     assert len(shard.fold) == 1
 
 
-class Failing(MemoryLog):
+class Failing(HookedLog):
     """A log whose calls of one kind fail when the test says so."""
 
     what = ""
 
-    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
-        tags = list(tags)
-        if self.what == "checkpoint" and "checkpoint" in str(tags):
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        if self.what == "checkpoint" and any("checkpoint" in str(entry.tags) for entry in entries):
             raise AppendOutcomeUnknownError("perhaps")
-        return await super().append(data, tags=tags)
+
+    async def before_read(self, read: Read) -> None:
+        if self.what == "read":
+            raise NotReadyError("not now")
 
     async def trim(self, until: int, *, tag: UserTag | None = None) -> None:
         if self.what == "trim":
             raise QuorumUnavailableError("not now")
         await super().trim(until, tag=tag)
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: int = 0,
-        **options: Any,  # noqa: ANN401 - as the log's
-    ) -> list[Record]:
-        if self.what == "read":
-            raise NotReadyError("not now")
-        return await super().read_range(tag, bound, **options)
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "trim"])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from bokiqueue import Queue, Replica
 from indilog.errors import NotReadyError
-from indilog.ids import UserTag
 from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,7 +35,7 @@ async def test_of_many_who_use_a_queue_first_one_opens_it_for_all() -> None:
     assert (await queue.stats()).depth == 19
 
 
-class SlowReads(MemoryLog):
+class SlowReads(HookedLog):
     """A log whose reads of a shard, once made, arrive when the test says so."""
 
     def __init__(self, logs: MemoryLogs) -> None:
@@ -45,19 +44,13 @@ class SlowReads(MemoryLog):
         self.under_way = 0
         self.made = 0
 
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: int = 0,
-        **options: Any,  # noqa: ANN401 - as the log's
-    ) -> list[Record]:
-        page = await super().read_range(tag, bound, **options)
-        if "shard" in str(tag):
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        if "shard" in str(read.tag):
             self.made += 1
             self.under_way += 1
             await self.arrive.wait()
             self.under_way -= 1
-        return page
+        return records
 
 
 async def until_reading(log: SlowReads) -> None:

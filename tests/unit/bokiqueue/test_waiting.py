@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,9 @@ from bokiqueue import Delivery, Queue
 from bokiqueue.records import Claim, command_decoded
 from indilog.errors import NotReadyError
 from indilog.ids import UserTag
-from indilog.log import READ_RANGE_LIMIT_MAX, Record
+from indilog.log import READ_RANGE_LIMIT_MAX
 from indilog.testing import MemoryLog
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
@@ -172,16 +172,10 @@ async def test_more_consumers_can_wait_than_one_read_can_ask_for() -> None:
 
 
 async def test_whatever_goes_wrong_with_the_watcher_reaches_all_who_wait() -> None:
-    class Broken(MemoryLog):
-        async def read_range(
-            self,
-            tag: UserTag | None = None,
-            bound: int = 0,
-            **options: Any,  # noqa: ANN401 - as the log's
-        ) -> list[Record]:
-            if options.get("wait"):
+    class Broken(HookedLog):
+        async def before_read(self, read: Read) -> None:
+            if read.wait:
                 raise ValueError("a limit")
-            return await super().read_range(tag, bound, **options)
 
     queue = Queue(Broken("work"), "mail")
     takings = [asyncio.create_task(queue.take(wait=20)) for _ in range(3)]

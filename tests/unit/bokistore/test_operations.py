@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from bokistore import MismatchError, Store
 from bokistore.cache import ViewCache
-from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.log import Record
+from indilog.ids import SeqNum
+from indilog.log import Entry, Record
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 CALLERS = 64
 INCREMENT = b'{"store": 1, "writes": {"hot": [["increment", ["n"], 1]]}}'
 
 
-class Busy(MemoryLog):
+class Busy(HookedLog):
     """A log whose calls let others go on meanwhile; its reads of what is hot wait for
     `arrive`.
     """
@@ -29,36 +30,15 @@ class Busy(MemoryLog):
         self.arrive.set()
         self.reads = 0
 
-    async def append(self, data: bytes, **options: Any) -> SeqNum:  # noqa: ANN401 - as the log's
-        seqnum = await super().append(data, **options)
+    async def after_append(self, entries: Sequence[Entry]) -> None:
         await asyncio.sleep(0)
-        return seqnum
 
-    async def read_prev(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = MAX_SEQNUM,
-        **options: Any,  # noqa: ANN401
-    ) -> Record | None:
-        record = await super().read_prev(tag, bound, **options)
-        await self._on_its_way(tag)
-        return record
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        **options: Any,  # noqa: ANN401
-    ) -> list[Record]:
-        page = await super().read_range(tag, bound, **options)
-        await self._on_its_way(tag)
-        return page
-
-    async def _on_its_way(self, tag: UserTag | None) -> None:
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
         self.reads += 1
         await asyncio.sleep(0)
-        if "hot" in str(tag):
+        if "hot" in str(read.tag):
             await self.arrive.wait()
+        return records
 
 
 def store_on(log: MemoryLog) -> Store:

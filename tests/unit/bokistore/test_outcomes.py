@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,14 +13,14 @@ from indilog.errors import (
     NotReadyError,
     QuorumUnavailableError,
 )
-from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.log import Record
+from indilog.log import Entry
 from indilog.testing import MemoryLog
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
 
-class Unsteady(MemoryLog):
+class Unsteady(HookedLog):
     """A log of which, if `is_shaky`, the first read after each append fails."""
 
     def __init__(self, error: IndilogError | None = None) -> None:
@@ -29,30 +28,10 @@ class Unsteady(MemoryLog):
         self.error = error or NotReadyError("a node is away")
         self.is_shaky = self.will_fail = False
 
-    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        seqnum = await super().append(data, tags=tags)
+    async def after_append(self, entries: Sequence[Entry]) -> None:
         self.will_fail = self.is_shaky
-        return seqnum
 
-    async def read_prev(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = MAX_SEQNUM,
-        **options: Any,  # noqa: ANN401 - as the log's
-    ) -> Record | None:
-        self._may_fail()
-        return await super().read_prev(tag, bound, **options)
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        **options: Any,  # noqa: ANN401
-    ) -> list[Record]:
-        self._may_fail()
-        return await super().read_range(tag, bound, **options)
-
-    def _may_fail(self) -> None:
+    async def before_read(self, read: Read) -> None:
         if self.will_fail:
             self.will_fail = False
             raise self.error

@@ -11,15 +11,16 @@ import pytest
 
 from indilog import subscription
 from indilog.errors import DataLossError, NotReadyError
-from indilog.ids import SeqNum, UserTag
+from indilog.ids import SeqNum
 from indilog.log import Log, Record
 from indilog.subscription import SUBSCRIBE_PAGE, pages
-from indilog.testing import MemoryLog, MemoryLogs
+from indilog.testing import MemoryLogs
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
 
-class WatchedLog(MemoryLog):
+class WatchedLog(HookedLog):
     """Keeps what was read from it; `errors` come first."""
 
     def __init__(self, logs: MemoryLogs) -> None:
@@ -29,22 +30,15 @@ class WatchedLog(MemoryLog):
         self.given_bytes = 0
         self.errors: list[Exception] = []
 
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 1000,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        self.reads.append((bound, wait))
+    async def before_read(self, read: Read) -> None:
+        self.reads.append((read.bound, read.wait))
         if self.errors:
             raise self.errors.pop(0)
-        page = await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
-        self.given += len(page)
-        self.given_bytes += sum(len(record.data) for record in page)
-        return page
+
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        self.given += len(records)
+        self.given_bytes += sum(len(record.data) for record in records)
+        return records
 
 
 async def quiet() -> None:
