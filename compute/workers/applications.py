@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 
 from compute.deployments import Deployment, DeploymentLog, Placed
+from compute.invocations.notices import Notices
 from compute.workers.call import Deployed
 from compute.workers.loading import Trials, load_into
 from compute.workers.process import WorkerProcess
@@ -83,6 +84,7 @@ class Applications:
         )
         self._retrying: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
+        self._notices = Notices(_FOLLOW_AGAIN_S)
 
     async def read(self) -> None:
         """Take what the log says is deployed, to be loaded into workers as they come up.
@@ -108,8 +110,7 @@ class Applications:
         tasks = [task for task in (self._following, self._retrying) if task is not None]
         for task in tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._trials.stop()
 
     # --- questions
@@ -239,6 +240,7 @@ class Applications:
     # --- inside: following
 
     async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             try:
                 await self._news()
@@ -247,10 +249,12 @@ class Applications:
                 for placed in list(self._log.newest.values()):
                     if self._is_behind(placed):
                         await self._take(placed)
-            except IndilogError as error:
-                structlog.get_logger().warning("deployments not followed", reason=str(error))
+            except Exception as error:  # noqa: BLE001 - outermost: calls need what others deploy
+                self._notices.tell("deployments not followed", error, loop.time())
                 self._behind.set()
                 await asyncio.sleep(_FOLLOW_AGAIN_S)
+            else:
+                self._notices.over()
 
     async def _news(self) -> None:
         """Wait until the log has deployments that were not read, or not taken."""
@@ -348,6 +352,9 @@ class Applications:
     # --- inside: trying again
 
     def _try_later(self, deployed: Deployed) -> None:
+        """Give it a turn, unless another version has taken its place meanwhile."""
+        if not self._is_newest(deployed):
+            return
         self._retries.failed(deployed, asyncio.get_running_loop().time())
         self._failed.set()
 
@@ -357,7 +364,11 @@ class Applications:
         while True:
             self._failed.clear()
             if (deployed := self._retries.taken(loop.time())) is not None:
-                await self._tried_again(deployed)
+                try:
+                    await self._tried_again(deployed)
+                except Exception:  # noqa: BLE001 - outermost: others wait for their turns
+                    structlog.get_logger().exception("app not tried", app=deployed.record.name)
+                    self._try_later(deployed)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._retries.next_at):
