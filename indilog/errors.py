@@ -19,7 +19,8 @@ class IndilogError(Exception):
 
 class NotReadyError(IndilogError):
     """The platform cannot serve this now (starting, recovering, or a node is away); nothing was
-    done.
+    done, but that a call with an idempotency key may be recorded already: repeated with the same
+    key it is the same run.
     """
 
     retryable: ClassVar[bool] = True

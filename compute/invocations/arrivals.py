@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from compute.invocations.records import Ended
 from indilog.errors import OverloadedError
@@ -21,6 +23,7 @@ class Arrivals:
     def __init__(self, callers_max: int) -> None:
         self._callers_max = callers_max
         self._waiting = 0
+        self._appending = 0
         self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
         self._outcomes: dict[str, list[asyncio.Future[Ended | None]]] = {}
         self._numbers = itertools.count()
@@ -39,39 +42,58 @@ class Arrivals:
         Raises:
             OverloadedError: too many wait already, or have waited since a record was read last.
         """
-        if seqnum >= end and len(self._reading) >= self._callers_max:
-            raise _too_many(len(self._reading), "records")
+        if seqnum >= end:
+            self._check_room_for_record()
         await self.seqnum(seqnum, end)
 
-    async def outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
-        """Wait until the outcome of an open invocation is read, and return it; None: it may have
-        been read.
+    @contextmanager
+    def room_for_record(self) -> Iterator[None]:
+        """Keep room for one who appends a record and then waits until it is read (`seqnum`).
 
         Raises:
-            OverloadedError: too many wait already.
+            OverloadedError: as `seqnum_for_caller`; before anything is appended.
         """
-        self.check_room()
-        waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
-        self._outcomes.setdefault(id, []).append(waiting)
-        self._waiting += 1
+        self._check_room_for_record()
+        self._appending += 1
         try:
-            return await waiting
+            yield
         finally:
-            self._waiting -= 1
-            others = self._outcomes.get(id, [])
-            if waiting in others:  # not told: cancelled; others may have come since it was told
-                others.remove(waiting)
-                if not others:
-                    del self._outcomes[id]
+            self._appending -= 1
 
-    def check_room(self) -> None:
-        """Check that one more may wait for an outcome.
+    def _check_room_for_record(self) -> None:
+        waiting = len(self._reading) + self._appending
+        if waiting >= self._callers_max:
+            raise _too_many(waiting, "records")
+
+    @contextmanager
+    def room_for_outcome(self) -> Iterator[None]:
+        """Keep room for one who waits for outcomes (`outcome`).
 
         Raises:
             OverloadedError: too many wait already.
         """
         if self._waiting >= self._callers_max:
             raise _too_many(self._waiting, "outcomes")
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    async def outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
+        """Wait until the outcome of an open invocation is read, and return it; None: it may have
+        been read. There is room for who asks (`room_for_outcome`).
+        """
+        waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
+        self._outcomes.setdefault(id, []).append(waiting)
+        try:
+            return await waiting
+        finally:
+            others = self._outcomes.get(id, [])
+            if waiting in others:  # not told: cancelled; others may have come since it was told
+                others.remove(waiting)
+                if not others:
+                    del self._outcomes[id]
 
     def read(self, end: SeqNum) -> None:
         """The records below `end` are read."""

@@ -9,7 +9,7 @@ import enum
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -185,10 +185,12 @@ class InvocationService:
             depth=depth,
             key=key,
         )
-        seqnum = await self._recorded(event)
         if not key:
+            await self._recorded(event)
             return event.id
-        await self._arrivals.seqnum_for_caller(seqnum, self._fold.end)
+        with self._arrivals.room_for_record():  # refused now, while nothing is done
+            seqnum = await self._recorded(event)
+        await self._arrivals.seqnum(seqnum, self._fold.end)
         decided = self._fold.with_key(function, key)
         if decided is None:
             raise CallOutcomeUnknownError(
@@ -230,18 +232,19 @@ class InvocationService:
         if found is None:
             return None
         if found.ended is None and wait_s > 0:
-            with suppress(TimeoutError, OverloadedError):
+            with suppress(TimeoutError, OverloadedError), self._arrivals.room_for_outcome():
                 async with asyncio.timeout(wait_s):
                     await self._arrivals.outcome(id)
             found = self._fold.get(id) or found
         return await self._told(found)
 
     async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
-        """Return what came of an invocation, waiting for it as long as it takes.
+        """Return what came of an invocation, waiting for it as long as it takes; there is room for
+        who asks (`room_for_outcome`).
 
         Raises:
-            OverloadedError: too many wait already; it goes on.
             CallOutcomeUnknownError: it is forgotten already.
+            NotReadyError, QuorumUnavailableError: the log cannot be read; it goes on.
         """
         if self._fold.get(id) is None:
             await self._read_up_to_now()
@@ -258,13 +261,13 @@ class InvocationService:
                 raise _forgotten(id)
             return told.outcome
 
-    def check_room(self) -> None:
-        """Check that one more may wait for an outcome.
+    def room_for_outcome(self) -> AbstractContextManager[None]:
+        """Keep room for one who is going to wait for an outcome.
 
         Raises:
             OverloadedError: too many wait already.
         """
-        self._arrivals.check_room()
+        return self._arrivals.room_for_outcome()
 
     async def _told(self, found: Invocation) -> Told | None:
         if found.ended is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from compute.invocations.scheduling import Scheduled
@@ -205,13 +206,24 @@ class FunctionHost:
 
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or they do not fit.
-            UnknownFunctionError, OverloadedError, NotReadyError: nothing was done.
+            UnknownFunctionError, OverloadedError: nothing was done.
+            NotReadyError, QuorumUnavailableError: it may be recorded already, and run; repeat it
+                with the same key.
             CallOutcomeUnknownError: it may run or not.
         """
-        invocation = await self.accept_once(
-            name, arguments, key=key, position=position, depth=depth
-        )
-        return invocation, await self.outcome(invocation)
+        with self.room_for_outcome():
+            invocation = await self.accept_once(
+                name, arguments, key=key, position=position, depth=depth
+            )
+            return invocation, await self.outcome(invocation)
+
+    def room_for_outcome(self) -> AbstractContextManager[None]:
+        """Keep room for one who is going to start an invocation and wait for its outcome.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        return self._invocations.room_for_outcome()
 
     async def accept_once(
         self,
@@ -225,18 +237,14 @@ class FunctionHost:
         """Start `app.function` unless it has been called with this idempotency key; return the
         invocation's id. Errors as `call_once`.
         """
-        self._invocations.check_room()
         await self._check_arguments(name, arguments)
         return await self._invocations.accept(
             name, arguments, position=position, depth=depth, key=key
         )
 
     async def outcome(self, invocation: str) -> Returned | Failed:
-        """Return what came of a recorded invocation, waiting for it as long as it takes.
-
-        Raises:
-            OverloadedError: too many wait already; it goes on.
-            CallOutcomeUnknownError: it is forgotten already.
+        """Return what came of a recorded invocation, waiting for it as long as it takes; within
+        `room_for_outcome`. Errors as `InvocationService.outcome`.
         """
         return await self._invocations.outcome(invocation)
 

@@ -56,24 +56,22 @@ if TYPE_CHECKING:
 
 
 class _Keyed:
-    """A call with an idempotency key, whose caller waits for its outcome or has left."""
+    """A call with an idempotency key, whose caller may leave.
+
+    Attributes:
+        is_left: nobody wants its outcome any more.
+        waiting: what waits for its outcome, once it is recorded.
+    """
 
     def __init__(self) -> None:
-        self._is_left = False
-        self._waiting: asyncio.Task[Returned | Failed] | None = None
+        self.is_left = False
+        self.waiting: asyncio.Task[None] | None = None
 
     def leave(self) -> None:
         """Nobody wants the outcome any more."""
-        self._is_left = True
-        if self._waiting is not None:
-            self._waiting.cancel()
-
-    async def outcome(self, coming: Coroutine[Any, Any, Returned | Failed]) -> Returned | Failed:
-        """Return what comes; cancelled, as soon as nobody wants it."""
-        self._waiting = asyncio.get_running_loop().create_task(coming)
-        if self._is_left:
-            self._waiting.cancel()
-        return await self._waiting
+        self.is_left = True
+        if self.waiting is not None:
+            self.waiting.cancel()
 
 
 class LinkServer:
@@ -184,18 +182,20 @@ class LinkServer:
         """
         keyed = self._keyed[number]
         try:
-            invocation = await self._host.accept_once(
-                message.function,
-                message.arguments,
-                key=message.key,
-                position=message.position,
-                depth=0 if self._is_client else message.depth,
-            )
-            return await keyed.outcome(self._host.outcome(invocation))
+            with self._host.room_for_outcome():
+                invocation = await self._host.accept_once(
+                    message.function,
+                    message.arguments,
+                    key=message.key,
+                    position=message.position,
+                    depth=0 if self._is_client else message.depth,
+                )
+                if keyed.is_left:
+                    raise _left(message)
+                keyed.waiting = asyncio.current_task()
+                return await self._host.outcome(invocation)
         except asyncio.CancelledError:
-            raise CallOutcomeUnknownError(
-                f"{message.function} was cancelled by its caller; it goes on."
-            ) from None
+            raise _left(message) from None
         finally:
             del self._keyed[number]
 
@@ -215,6 +215,10 @@ class LinkServer:
         finally:
             self._is_deploying = False
         return Deployed(info)
+
+
+def _left(message: CallFunction) -> CallOutcomeUnknownError:
+    return CallOutcomeUnknownError(f"{message.function} was cancelled by its caller; it goes on.")
 
 
 async def _answered(link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:

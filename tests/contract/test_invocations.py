@@ -229,6 +229,25 @@ async def test_too_many_open_ones_are_refused() -> None:
             await service.accept("app.f", b"{}")
 
 
+async def test_a_call_with_a_key_that_is_refused_is_not_recorded() -> None:
+    """Nobody would wait for its record: there is room for one caller, and nothing is read."""
+    logs, node = MemoryLogs(), Node(*[Returned(0, b"1")] * 3)
+    async with running(logs, node, calls_pending_max=1) as service:
+        service._tasks[0].cancel()
+        first = asyncio.ensure_future(service.accept("app.f", b"{}", key="first"))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="1 callers wait for records"):
+            await service.accept("app.f", b"{}", key="second")
+        assert len(await logs.log("$invocations").read_range()) == 1
+        service._tasks[0] = asyncio.ensure_future(service._follow())
+        again = [await first]
+        again += [await service.accept("app.f", b"{}", key=key) for key in ("first", "second")]
+        assert again[0] == again[1] != again[2]
+        for id_ in again:
+            assert await service.outcome(id_) == Returned(0, b"1")
+    assert sorted(node.begun.values()) == [1, 1]
+
+
 async def test_a_key_that_is_none_is_refused() -> None:
     async with running(MemoryLogs(), Node()) as service:
         for key in ("x" * 256, "a\nb"):

@@ -14,8 +14,13 @@ pytestmark = pytest.mark.asyncio
 OVER = Ended("node#1", "i", 0, b"1")
 
 
+async def asked(arrivals: Arrivals, id_: str) -> Ended | None:
+    with arrivals.room_for_outcome():
+        return await arrivals.outcome(id_)
+
+
 async def waiting(arrivals: Arrivals, id_: str = "i") -> asyncio.Task[Ended | None]:
-    task = asyncio.ensure_future(arrivals.outcome(id_))
+    task = asyncio.ensure_future(asked(arrivals, id_))
     await asyncio.sleep(0)
     return task
 
@@ -35,7 +40,7 @@ async def test_a_caller_too_many_is_refused_until_another_one_has_gone() -> None
     arrivals = Arrivals(2)
     one, _ = [await waiting(arrivals, id_) for id_ in ("i", "j")]
     with pytest.raises(OverloadedError, match="2 callers wait"):
-        await arrivals.outcome("k")
+        await asked(arrivals, "k")
     one.cancel()
     await asyncio.wait([one])
     assert not (await waiting(arrivals, "k")).done()
@@ -59,3 +64,14 @@ async def test_callers_who_wait_for_records_are_bounded_and_the_node_itself_is_n
     await asyncio.sleep(0)
     assert not again.done()
     again.cancel()
+
+
+async def test_who_appends_first_has_room_to_wait_for_the_record() -> None:
+    arrivals = Arrivals(1)
+    with arrivals.room_for_record():
+        with pytest.raises(OverloadedError, match="1 callers wait"), arrivals.room_for_record():
+            raise AssertionError("it would append")
+        with pytest.raises(OverloadedError, match="1 callers wait"):
+            await arrivals.seqnum_for_caller(7, 5)
+    with arrivals.room_for_record():
+        pass
