@@ -9,7 +9,8 @@ from __future__ import annotations
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from cachetools import LRUCache
@@ -54,13 +55,11 @@ class Entries:
 
     def between(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
         """Return the entries from `start` on, below `end`, that there are."""
-        found = list[Entry]()
-        end = min(end, len(self))
-        while (position := start + len(found)) < end:
-            number = min(position // self._page, len(self._packed))
-            offset = position - number * self._page
-            found += self._at(number)[offset : offset + end - position]
-        return tuple(found)
+        return tuple(self.iterate(start, end))
+
+    def iterate(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Entry]:
+        """Yield the same, with one pack at a time in memory; nothing is changed meanwhile."""
+        return chain.from_iterable(self._slices(start, min(end, len(self))))
 
     def append(self, entry: Entry) -> None:
         """Add the next entry."""
@@ -86,6 +85,15 @@ class Entries:
         """Return how many entries are of this epoch or one before it."""
         number = bisect_right(self._last_epochs, epoch)
         return number * self._page + bisect_right(self._at(number), epoch, key=_epoch_of)
+
+    def _slices(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Sequence[Entry]]:
+        """Yield the entries of [start, end), those of each pack together."""
+        while start < end:
+            number = min(start // self._page, len(self._packed))
+            first = number * self._page
+            entries = self._at(number)[start - first : end - first]
+            yield entries
+            start += len(entries)
 
     def _at(self, number: int) -> Sequence[Entry]:
         """Return the entries of a pack, or the newest, which are behind the last one."""

@@ -72,9 +72,9 @@ class Primary:
         self._time_us = 0
         """The time of the last entry: a clock that was set back stands still until it is past."""
         proposed = MetalogReplay()
-        for position in range(len(metalog)):
-            proposed.apply(metalog[position])
-            self._time_us = max(self._time_us, metalog[position].time_us)
+        for entry in metalog.iterate(0, len(metalog)):
+            proposed.apply(entry)
+            self._time_us = max(self._time_us, entry.time_us)
         self._cut = proposed.cut
         """How far each shard is ordered by all entries, committed or not."""
         self._trims = proposed.trims
@@ -210,8 +210,8 @@ class Primary:
         start, end = self.committed, self._majority_length()
         if end <= start:
             return []
-        for position in range(start, end):
-            self._committed.apply(self._metalog[position])
+        for entry in self._metalog.iterate(start, end):
+            self._committed.apply(entry)
         first = max(start, end - self._page_entries)
         message = MetalogEntries(self._metalog.newest(first, end, self._page_bytes))
         # An engine has callers that wait for it; storage has what it takes to answer them.

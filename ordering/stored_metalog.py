@@ -27,7 +27,7 @@ replaces everything from there on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from indilog.ids import Epoch, MetalogPosition
@@ -98,6 +98,10 @@ class StoredMetalog:
         """
         entries = self._entries.between(start, end)
         return entries if bytes_max is None else entries[: _fitting(entries, bytes_max)]
+
+    def iterate(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Entry]:
+        """Yield the entries from `start` on, below `end`; quicker for many than one by one."""
+        return self._entries.iterate(start, end)
 
     def newest(
         self, start: MetalogPosition, end: MetalogPosition, bytes_max: int

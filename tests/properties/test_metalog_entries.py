@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.ids import Epoch, ShardId, ViewNumber
-from indilog.metalog import Entry, NewRecords, Trim
+from indilog.metalog import Entry, NewRecords, Trim, entries_decoded
 from ordering import entries
 from ordering.entries import Entries
 
@@ -48,10 +49,28 @@ def check_same(packed: Entries, model: list[Entry]) -> None:
     for start in range(len(model) + 2):
         for end in (start - 1, start, start + 1, start + 4, len(model) + 1):
             assert packed.between(start, end) == tuple(model[start : max(end, 0)])
+            assert list(packed.iterate(start, end)) == model[start : max(end, 0)]
     last = model[-1].epoch if model else 0
     for epoch in range(last + 2):
         assert packed.count_older(Epoch(epoch)) == sum(e.epoch < epoch for e in model)
         assert packed.count_not_newer(Epoch(epoch)) == sum(e.epoch <= epoch for e in model)
+
+
+def test_iterating_unpacks_each_pack_once_when_it_comes_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed = Entries(page=4, unpacked_min=0)
+    for position in range(42):
+        packed.append(entry_at(position, 1, is_trim=False))
+    unpacked: list[bytes] = []
+
+    def counted(payload: bytes) -> tuple[Entry, ...]:
+        unpacked.append(payload)
+        return entries_decoded(payload)
+
+    monkeypatch.setattr(entries, "entries_decoded", counted)
+    counts = [len(unpacked) for _ in packed.iterate(0, 42)]
+    assert counts == [1 + min(position, 39) // 4 for position in range(42)]
 
 
 def test_what_is_packed_takes_a_few_bytes_an_entry() -> None:
