@@ -8,7 +8,7 @@ it, and that tells the lost ones, as terms do in Raft. Rules:
    same incarnation.
 2. An entry replaces one of an older incarnation, and with it all that follow here.
 3. What an older incarnation sends is ignored: older than the newest that was heard, or, after a
-   restart, than the one that proposed the last entry here.
+   restart, than the newest that the disk knows: one that proposed an entry, or was promised.
 
 Write log(i) for all that incarnation i recovered and proposed. Epochs ascend along it; i proposes
 once at a position; and what a later incarnation recovers is on the primary's disk and never

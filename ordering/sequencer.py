@@ -1,7 +1,8 @@
 """The sequencer role: one replica of the metalog, a primary or a backup (ARCHITECTURE 8.3, 11).
 
-The newest view says which of the two this node is. Both keep their entries in memory, and on disk
-as METALOG frames.
+The newest view says which of the two this node is; a primary that lacks entries is a `Rebuild`
+until it has them again. All keep their entries in memory, and on disk as `ordering.stored_metalog`
+says.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Sequencer:
         return figures if self.tail is None else figures | {"tail": self.tail}
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
-        """Take in the next metalog entry from disk."""
+        """Take in the next frame from disk."""
         assert self._part is None, f"recovery is over before {location} is"
         assert kind in METALOG_KINDS, f"a sequencer never persisted a {kind.name} frame"
         self._metalog.recover(payload, kind)
