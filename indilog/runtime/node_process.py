@@ -179,10 +179,10 @@ async def _serve(
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(node_running(name, metadata, fail))
         detail = ""
-        await metalog_whole(node.shell)
         await stack.enter_async_context(
             figures_published(node.start.directory, name, lambda: _figures_of(node.shell))
         )
+        await metalog_whole(node.shell)  # may take long, and the figures tell of it
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
             config = _config_of_engine(name, node.start)

@@ -4,12 +4,16 @@ journal; the log goes on behind what was acknowledged, also over a restart of th
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 import indilog
@@ -17,7 +21,7 @@ from indilog.roles import FrameKind
 from indilog.runtime.segment import segment_numbers, segment_path
 from indilog.runtime.segment_scan import Damage, SegmentScan
 from tests.cluster.platform_process import platform
-from tests.cluster.test_wiped_replica import append, check, process_of, wipe
+from tests.cluster.test_wiped_replica import DEADLINE_S, append, check, process_of, wipe
 
 RECORDS = 60
 PRIMARY, BACKUP = "sequencer-0", "sequencer-1"
@@ -77,6 +81,37 @@ async def test_a4_a5_a_primary_that_lost_its_disk_or_a_part_of_it_goes_on_behind
         async with indilog.connect(running.url) as client:
             await check(client.log("kept"), RECORDS + 20)
             await append(client.log("kept"), RECORDS + 20, 5)
+
+
+async def primary_is_whole(url: str, wanted: int) -> None:
+    """Wait until the platform's status has this `whole` of the primary."""
+    deadline = time.monotonic() + DEADLINE_S
+    async with httpx.AsyncClient(base_url=url) as http:
+        while True:
+            status: dict[str, Any] = (await http.get("/status")).json()
+            if status["nodes"].get(PRIMARY, {}).get("whole") == wanted:
+                return
+            assert time.monotonic() < deadline, status
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.cluster
+@pytest.mark.asyncio
+async def test_a_primary_that_waits_for_a_backup_says_in_the_status_that_it_is_not_whole(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    with platform(data, "--processes") as running:
+        async with indilog.connect(running.url) as client:
+            log = client.log("kept")
+            await append(log, 0, 5)
+            running.signal_node(BACKUP, signal.SIGSTOP)
+            wipe(PRIMARY, data)
+            await primary_is_whole(running.url, 0)
+            running.signal_node(BACKUP, signal.SIGCONT)
+            await append(log, 5, 5)
+            await primary_is_whole(running.url, 1)
+            await check(log, 10)
 
 
 @pytest.mark.cluster
