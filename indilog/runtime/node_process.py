@@ -39,7 +39,7 @@ from indilog.runtime.assembly import (
 from indilog.runtime.cluster_state import NodeStart, node_start
 from indilog.runtime.data_directory import directory_usable, journal_lost
 from indilog.runtime.figures_files import figures_published
-from indilog.runtime.gateway_port import keep_port, port_chosen, words_for_port
+from indilog.runtime.gateway_port import keep_port, port_of
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
@@ -185,15 +185,16 @@ async def _serve(
         await metalog_whole(node.shell)  # may take long, and the figures tell of it
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
-            config = _config_of_engine(name, node.start)
-            configured = node.start.config.node.port
-            port_is = words_for_port(configured, node.start.view.engines, name)
+            port, port_is = port_of(
+                node.start.directory, name, node.start.view.engines, node.start.config.node.port
+            )
+            config = _config_of_engine(name, node.start, port)
             await stack.enter_async_context(retention_enforced(node.shell, logs, config))
             detail = await stack.enter_async_context(
                 gateway_running(node.shell, logs, config, node.start.directory, port_is)
             )
-            if (port := urlsplit(detail).port) is not None:
-                keep_port(node.start.directory, name, port)
+            if (listens_on := urlsplit(detail).port) is not None:
+                keep_port(node.start.directory, name, listens_on)
         line.ready(detail)
         await stop.wait()
 
@@ -207,15 +208,8 @@ def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
     return {node: {**figures, **journal} for node, figures in figures_of_nodes(shell).items()}
 
 
-def _config_of_engine(name: NodeId, start: NodeStart) -> Config:
-    """Give each engine of this machine a directory and a port of its own: the port that is
-    configured is the first engine's, the next ones follow; if any will do, it is the one that was
-    chosen first.
-    """
+def _config_of_engine(name: NodeId, start: NodeStart, port: int) -> Config:
+    """Give each engine of this machine a directory and a port of its own."""
     node = start.config.node
-    if node.port == 0:
-        port = port_chosen(start.directory, name)
-    else:
-        port = node.port + start.view.engines.index(name)
     own = dataclasses.replace(node, data_dir=node.data_dir / name, port=port)
     return dataclasses.replace(start.config, node=own)

@@ -17,7 +17,7 @@ from indilog.config import KIB, MIB
 from indilog.errors import CallOutcomeUnknownError
 from indilog.ids import NodeId
 from indilog.runtime.assembly import embedded
-from indilog.runtime.gateway_port import words_for_port
+from indilog.runtime.gateway_port import keep_port, port_of
 from tests.cluster.function_platform import (
     DEMO,
     Platform,
@@ -212,14 +212,20 @@ async def test_nobody_at_the_other_end_is_one_sentence() -> None:
             pass
 
 
-async def test_a_port_in_use_is_one_sentence(platform: Platform) -> None:
-    port = int(platform.url.rpartition(":")[2])
-    words = words_for_port(port - 1, [NodeId("engine-0"), NodeId("engine-1")], NodeId("engine-1"))
+@pytest.mark.parametrize("chosen", [False, True])
+async def test_a_port_in_use_is_one_sentence(
+    platform: Platform, tmp_path: Path, *, chosen: bool
+) -> None:
+    """It says where the port comes from, to somebody who chose none too."""
+    used = int(platform.url.rpartition(":")[2])
+    engine, engines = NodeId("engine-1"), [NodeId("engine-0"), NodeId("engine-1")]
+    keep_port(tmp_path, engine, used)
+    port, words = port_of(tmp_path, engine, engines, 0 if chosen else used - 1)
     server = GatewayServer(
         lambda *_: asyncio.sleep(0), "127.0.0.1", port, message_bytes_max=1, port_is=words
     )
-    told = rf"Port {port} \(port \+ 1 for engine-1\) is in use on 127.0.0.1"
-    with pytest.raises(indilog.ConfigError, match=told):
+    where = "chosen for engine-1 at its first start" if chosen else r"port \+ 1 for engine-1"
+    with pytest.raises(indilog.ConfigError, match=rf"Port {used} \({where}\) is in use on 127"):
         await server.start()
 
 
