@@ -36,6 +36,7 @@ from bokiflow.lock_replica import LockReplica, Outcome, replica_of
 from indilog.errors import IndilogError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log
+from indilog.outcomes import appended
 
 LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001
@@ -68,6 +69,7 @@ class Held:
 
         Raises:
             LockLostError: the lease has ended before.
+            AppendOutcomeUnknownError: it may be held so; harmless to repeat.
         """
         check_lease(lease)
         await self._tell(Extend(self.token, lease))
@@ -77,6 +79,7 @@ class Held:
 
         Raises:
             LockLostError: the lease has ended before; it was handed on then.
+            AppendOutcomeUnknownError: it may be handed on; else that happens when the lease ends.
         """
         await self._tell(Release(self.token))
         with contextlib.suppress(IndilogError):  # it is released; whoever begins reads more
@@ -140,8 +143,9 @@ class Lock:
         Raises:
             LockTimeoutError: not within `wait` seconds; the caller is out of the line.
             LockQueueFullError: too many wait for it.
-            AppendOutcomeUnknownError: the caller may stand in the line; an `owner` may ask again
-                and keeps its place, anybody else is passed over after `wait` or one lease.
+            AppendOutcomeUnknownError: the caller may stand in the line, or have the lock; an
+                `owner` may ask again and keeps its place, anybody else is passed over after `wait`
+                or one lease.
         """
         owner = self._owner or secrets.token_hex(8)
         ends = math.inf if self._wait_s is None else seconds_now() + self._wait_s
@@ -212,23 +216,34 @@ class _Line:
             ends: when it leaves the line, in our seconds.
             leaves: whether it leaves when it is interrupted, rather than keep its place.
         """
+        token: SeqNum | None = None
         try:
             token = await self._join(owner, ends)
-            if token is None:
-                return None
-            while not self._replica.fold.holds(token):
-                if self._replica.fold.place(token) is None:
-                    return None  # it stood still; its turn, or its time to wait, is over
-                if seconds_now() >= ends:
-                    await self._replica.tell(self._log, Release(token))
-                    return None
-                await self._news(token, ends)
+            return None if token is None else await self._turn(token, ends)
         except (IndilogError, asyncio.CancelledError):
-            if leaves:
-                with contextlib.suppress(IndilogError):  # its wait or one lease ends it then
-                    await self.leave(owner)
-            raise
+            has_left = leaves and await self._has_left(owner)
+            if token is None or has_left:
+                raise
+            with appended(token):  # its place stays
+                raise
+
+    async def _turn(self, token: SeqNum, ends: float) -> SeqNum | None:
+        """Return the token once it holds the lock; None: it is out of the line."""
+        while not self._replica.fold.holds(token):
+            if self._replica.fold.place(token) is None:
+                return None  # it stood still; its turn, or its time to wait, is over
+            if seconds_now() >= ends:
+                await self._replica.tell(self._log, Release(token))
+                return None
+            await self._news(token, ends)
         return token
+
+    async def _has_left(self, owner: str) -> bool:
+        """Leave the line, and tell whether that is sure; else its wait or one lease ends it."""
+        with contextlib.suppress(IndilogError):
+            await self.leave(owner)
+            return True
+        return False
 
     async def _join(self, owner: str, ends: float) -> SeqNum | None:
         """Return the place in the line; None: it has had it, and lost it again, unseen."""

@@ -23,6 +23,7 @@ from bokiflow.lock_records import (
 from indilog.errors import DataLossError, TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.log import Log, Record
+from indilog.outcomes import appended
 
 CHECKPOINT_EVERY: Final = 256
 """Records of a lock between two checkpoints."""
@@ -58,12 +59,17 @@ class LockReplica:
 
         None: that is not known any more, since hundreds of records came in between and were
         trimmed.
+
+        Raises:
+            AppendOutcomeUnknownError: as `Log.append`; or it was appended, and what came of it
+                cannot be read now.
         """
         telling = object()
         self._telling[telling] = self.fold.end
         try:
             seqnum = await log.append(encoded(command), tags=[self.tags.commands])
-            await self.catch_up(log, seqnum)
+            with appended(seqnum):
+                await self.catch_up(log, seqnum)
             return self._outcomes.get(seqnum)
         finally:
             del self._telling[telling]

@@ -41,6 +41,7 @@ from indilog.errors import AppendOutcomeUnknownError, IndilogError, TrimmedError
 from indilog.event import Event
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
+from indilog.outcomes import appended
 
 CHECKPOINT_EVERY: Final = 1024
 """Records of a shard between two checkpoints, at least."""
@@ -398,15 +399,8 @@ class Replica:
         if wakes:
             tags.append(self.tags.pushed)
         seqnum = await log.append(command, tags=tags)
-        try:
+        with appended(seqnum):
             await self.catch_up(log, shard, seqnum + 1, is_in_session=True)
-        except IndilogError as error:
-            if error.retryable:  # which would say that nothing was done
-                raise AppendOutcomeUnknownError(
-                    f"The command at seqnum {seqnum} is in the log, and its outcome cannot be "
-                    "read now; the message may come again."
-                ) from error
-            raise
         return seqnum
 
     # --- checkpoints

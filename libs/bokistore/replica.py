@@ -19,10 +19,10 @@ from struct import Struct
 from typing import Final, Generic, TypeVar
 
 from bokistore.errors import InvalidObjectError, StoreVersionError
-from bokistore.outcomes import appended
 from indilog.errors import IndilogError, TrimmedError
 from indilog.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
 from indilog.log import Log, Record
+from indilog.outcomes import appended
 
 SNAPSHOT_EVERY: Final = 1000
 _COMMANDS_TAG_PREFIX: Final = "smr:"

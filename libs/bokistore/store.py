@@ -40,7 +40,6 @@ from bokistore.objects import (
     set_at,
 )
 from bokistore.operations import Operations
-from bokistore.outcomes import appended
 from bokistore.records import View, command_encoded, tag_of
 from bokistore.replay import Replay
 from bokistore.snapshot import Snapshot, Version, versions
@@ -50,6 +49,7 @@ from bokistore.types import as_document
 from indilog.errors import AppendOutcomeUnknownError, ConflictError, IndilogError
 from indilog.ids import SeqNum
 from indilog.log import Log, check_bound
+from indilog.outcomes import appended
 
 RETRIES: Final = 16
 KEEP_S: Final = 86_400.0

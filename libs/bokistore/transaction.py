@@ -41,7 +41,6 @@ from bokistore.objects import (
     push_at,
     set_at,
 )
-from bokistore.outcomes import appended
 from bokistore.records import (
     Command,
     View,
@@ -56,6 +55,7 @@ from bokistore.types import as_document
 from indilog.errors import ConflictError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
+from indilog.outcomes import appended
 
 
 class Transaction:

@@ -416,7 +416,7 @@ async def test_a_read_that_fails_behind_an_append_does_not_say_that_nothing_was_
     held = await queue.take()
     assert held is not None
     log.what = "read"
-    with pytest.raises(AppendOutcomeUnknownError, match="outcome cannot be read") as caught:
+    with pytest.raises(AppendOutcomeUnknownError, match="appended at 3, but what") as caught:
         await held.acknowledge()
     assert isinstance(caught.value.__cause__, NotReadyError)
     log.what = ""

@@ -1,4 +1,7 @@
-"""What a failure means once a record is appended: no longer that nothing was done."""
+"""What a failure means once a record is appended: no longer that nothing was done.
+
+For libraries that append a record and then read what it came to.
+"""
 
 from __future__ import annotations
 
