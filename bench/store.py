@@ -180,14 +180,11 @@ async def over_http(run: Measuring, port: int) -> None:
 def main(asked: argparse.Namespace) -> None:
     """Start platforms in temporary directories, measure, print one table."""
     run = Measuring(asked)
-    with (
-        ended_in_order(),
-        temporary("in-process") as directory,
-        profiled(wanted=asked.profile),
-    ):
-        uvloop.run(in_process(run, directory / "data"))
-    with ended_in_order(), deployed(APP, "bench") as there:
-        uvloop.run(over_http(run, there.port))
+    with ended_in_order():
+        with temporary("in-process") as directory, profiled(wanted=asked.profile):
+            uvloop.run(in_process(run, directory / "data"))
+        with deployed(APP, "bench") as there:
+            uvloop.run(over_http(run, there.port))
     run.report.show(run.table)
     run.report.write()
 

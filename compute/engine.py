@@ -247,13 +247,13 @@ class Engine:
     def status(self) -> dict[str, dict[str, int]]:
         """Return figures of every part, for people."""
         parts = self._local.status() if self._local is not None else {}
-        parts["record_cache"] = self._cache.status()
-        parts |= self._reads.status()
+        parts |= {"record_cache": self._cache.status()} | self._reads.status()
         parts["progress"] = {
             "position": self.position,
             "tag_position": self.tag_position,
             "tail": self.tail,
-            **(w.status() if (w := self._writer) else {"appends_pending": 0, "read_only": 0}),
+            "appends_pending": self._writer.pending if self._writer is not None else 0,
+            "read_only": int(self._writer is not None and self._writer.is_read_only),
             "reads_pending": self._reads.pending,
             "reads_hedged": self._reads.hedged,
             "watches": len(self.watches),

@@ -96,9 +96,8 @@ class ShardWriter:
         self.takeover = Takeover.CLAIMING
         self.replicas = tuple(replicas)
         self._frame_records_max = node.frame_records_max
-        self._frame_bytes = node.frame_bytes
         self._in_flight_bytes_max = config.cluster.batch_bytes_max
-        self._frame_bytes = min(self._frame_bytes, config.cluster.batch_bytes_max)
+        self._frame_bytes = min(node.frame_bytes, config.cluster.batch_bytes_max)
         self._room = config.cluster.batch_bytes_max - tags_bytes_max(config.cluster.record_tags_max)
         """Bytes that an open batch may reach with the data of one more record."""
         self._frames_in_flight_max = node.frames_in_flight_max
@@ -129,9 +128,10 @@ class ShardWriter:
         """Appends that wait to be ordered."""
         return self._pending
 
-    def status(self) -> dict[str, int]:
-        """Return figures for people; `read_only`: a disk that appends need is full."""
-        return {"appends_pending": self._pending, "read_only": int(bool(self._full_disks))}
+    @property
+    def is_read_only(self) -> bool:
+        """Whether a disk that appends need is full."""
+        return bool(self._full_disks)
 
     # --- appends
 

@@ -74,22 +74,24 @@ class _Follower:
         self.heard = False
         self._gateway = gateway
         self._path = path
-        self._bound = bound
+        self._start = self._bound = bound
         self._show = show
         self._query = query
 
     def stream(self) -> httpx.HTTPError:
         """Show what one stream brings until it ends; return why it did, or was not opened."""
         self.heard = False
+        query = self._query | {"bound": self._bound}
+        if self._bound != self._start:  # behind what was shown, not where a time was
+            query.pop("since", None)
         try:
-            with self._gateway.lines(self._path, **self._query, bound=self._bound) as lines:
+            with self._gateway.lines(self._path, **query) as lines:
                 self.opened = True
                 for line in lines:
                     self.heard = True
                     if line.startswith(_SSE_DATA):
                         record: dict[str, Any] = json.loads(line.removeprefix(_SSE_DATA))
                         self._bound = record["seqnum"] + 1
-                        self._query.pop("since", None)
                         self._show(record)
         except httpx.HTTPError as error:
             return error

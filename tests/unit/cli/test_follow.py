@@ -32,6 +32,7 @@ class House:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: LINES | int | Exception) -> None:
         self.asked: list[str | None] = []
+        self.since: list[str | None] = []
         self.shown: list[int] = []
         self.now = 0.0
         self._script = list(script)
@@ -47,6 +48,7 @@ class House:
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(request.url.params.get("bound"))
+        self.since.append(request.url.params.get("since"))
         answer = self._script.pop(0) if self._script else httpx.ConnectError("away")
         if isinstance(answer, Exception):
             raise answer
@@ -54,18 +56,19 @@ class House:
             return httpx.Response(answer, json={"detail": "no"})
         return httpx.Response(200, stream=Streams(answer))
 
-    def follow(self) -> None:
+    def follow(self, bound: int | None = 5, **query: object) -> None:
         def sleep(seconds: float) -> None:
             self.now += seconds
 
         follow(
             self.gateway,
             "/logs/orders/stream",
-            5,
+            bound,
             lambda record: self.shown.append(record["seqnum"]),
             sleep=sleep,
             clock=lambda: self.now,
             tag="t",
+            **query,
         )
 
 
@@ -83,6 +86,17 @@ def test_a_broken_stream_goes_on_at_the_next_seqnum(
     assert house.shown == [5, 9, 10]
     assert house.asked[:6] == ["5", "10", "10", "10", "10", "11"]
     assert "went away; waiting up to 60 s" in capsys.readouterr().err
+
+
+def test_a_stream_that_began_at_a_time_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House(monkeypatch, (": alive",), (record(5),))
+    with pytest.raises(typer.Exit):
+        house.follow(bound=None, since="17.5")
+    assert house.shown == [5]
+    assert house.asked[:3] == [None, None, "6"]
+    assert house.since[:3] == ["17.5", "17.5", None]
 
 
 def test_a_platform_that_stays_away_is_given_up_with_one_sentence(
