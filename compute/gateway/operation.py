@@ -76,7 +76,8 @@ def operation_router(
     async def readyz() -> Response:
         """Say whether calls and reads are served now; `read-only`: appends are not, a disk is full.
 
-        Then it is 200 still: what only reads is served, and no other node could append.
+        Then it is 200 still: what only reads is served. Where all shards share the disk no other
+        compute node could append either; with disks of their own it may.
         """
         now = status()
         if now.get("ready", True):
