@@ -13,7 +13,7 @@ from compute.lookup_routes import Route
 from indilog.errors import TrimmedError
 from indilog.ids import EMPTY_TAG, Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
 from indilog.log import Record
-from indilog.messages import Direction, RecordsRead
+from indilog.messages import STORED_RECORD_OVERHEAD_BYTES, Direction, RecordsRead
 from indilog.roles import Answer
 
 
@@ -23,9 +23,6 @@ class Pending:
 
 PENDING: Final = Pending()
 """The answer to a direct read comes later, to its waiter."""
-
-_RECORD_OVERHEAD_BYTES: Final = 32
-"""What a record in an answer has beside its own bytes."""
 
 
 class Answered(NamedTuple):
@@ -226,8 +223,12 @@ class Operation:
             record = self.records.get(seqnum)
             if record is None:
                 break
-            size_bytes += len(record.data) + len(record.names) + len(record.aux or b"")
-            size_bytes += _RECORD_OVERHEAD_BYTES
+            size_bytes += (
+                len(record.data)
+                + len(record.names)
+                + len(record.aux or b"")
+                + STORED_RECORD_OVERHEAD_BYTES
+            )
             if page and size_bytes > bytes_max:
                 break
             page.append(record)

@@ -15,7 +15,7 @@ harmless by itself.
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -360,6 +360,10 @@ class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
     names: bytes
     data: bytes
     aux: bytes | None
+
+
+STORED_RECORD_OVERHEAD_BYTES: Final = 32
+"""What one adds to an answer beside its data, names and aux data, roughly."""
 
 
 class RecordsRead(WireMessage, frozen=True):

@@ -12,14 +12,16 @@ from sortedcontainers import SortedList
 
 from indilog.floors import Mask, Trimmed
 from indilog.ids import Instant, LocalId, MetalogPosition, NodeId, SeqNum, ShardId
-from indilog.messages import ReadRecords, RecordsRead, StoredRecord
+from indilog.messages import (
+    STORED_RECORD_OVERHEAD_BYTES,
+    ReadRecords,
+    RecordsRead,
+    StoredRecord,
+)
 from indilog.records import RecordBatch
 from indilog.roles import Location
 from storage.batch_reads import BatchTask
 from storage.shard import Shard
-
-_RECORD_OVERHEAD_BYTES: Final = 32
-"""What a record adds to an answer beside its data, names and aux data, roughly."""
 
 _seqnum_of: Final = attrgetter("seqnum")
 
@@ -166,8 +168,8 @@ class RecordPage(BatchTask):
             raw = batch.record(localid - first)
             aux = self._aux.get(seqnum)
             self._records.append(StoredRecord(seqnum, raw.time_us, raw.names, raw.data, aux))
-            self._bytes += len(raw.data) + len(raw.names) + _RECORD_OVERHEAD_BYTES
-            self._bytes += len(aux) if aux is not None else 0
+            size = len(raw.data) + len(raw.names) + len(aux or b"")
+            self._bytes += size + STORED_RECORD_OVERHEAD_BYTES
 
     def _dead(self, batch: RecordBatch, seqnum: SeqNum, localid: LocalId) -> Mask | None:
         """Tell which records of a batch are trimmed; None: none. One of them is at `seqnum`."""
