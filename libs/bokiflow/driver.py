@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Final, Self
 
@@ -43,7 +44,7 @@ from bokiflow.suspects import (
     Tasks,
     crashes_of,
     is_suspect,
-    pause_s,
+    retry_s,
 )
 from bokiflow.workflow import Logs
 from indilog.errors import IndilogError, TrimmedError
@@ -82,7 +83,7 @@ class Driver:
         on_cancel = self._runner.on_cancel
         try:
             await self._until_done(lambda: self._runner.look(log))
-            self._runner.on_suspect.append(self._retry_at)
+            self._runner.on_suspect.append(self._retry_in)
             on_cancel.append(self._on_cancel)  # all before is known of the runs that are parked
             await self._until_done(lambda: self._resume_parked(log, logs))
             while True:
@@ -91,9 +92,10 @@ class Driver:
             cleaning.cancel()
             await self._taking.stop()
             await self._suspects.stop()
-            if self._retry_at in self._runner.on_suspect:
-                self._runner.on_suspect.remove(self._retry_at)
-            on_cancel[:] = [told for told in on_cancel if told != self._on_cancel]
+            with suppress(ValueError):
+                self._runner.on_suspect.remove(self._retry_in)
+            with suppress(ValueError):
+                on_cancel.remove(self._on_cancel)
             await self._stop(log)
 
     async def _stop(self, log: Log) -> None:
@@ -362,9 +364,9 @@ class Driver:
     def _on_cancel(self, run: str) -> None:
         self._cancelled[run] = None
 
-    def _retry_at(self, id_: str, time: float) -> None:
+    def _retry_in(self, id_: str, wait_s: float) -> None:
         if len(self._retried) < _RETRIED_MAX:  # more of them wait for the next process that begins
-            self._retried[id_] = time
+            self._retried[id_] = waiting.seconds_now() + wait_s
 
     def _retry_parked(self, log: Log, logs: Logs) -> None:
         """Try runs again that are parked because their executors ended; each is watched, alone."""
@@ -409,8 +411,7 @@ class Driver:
         if id_ in self._runner.running or (is_given_up and not run.is_given_up):
             return True
         if run.crashes >= CRASHES_PARKED and not is_its_time:
-            wait_s = 0.0 if run.cancel_asked else pause_s(run.crashes)
-            self._retry_at(id_, run.parked_at + wait_s)
+            self._retry_in(id_, run.parked_at + retry_s(run) - waiting.seconds_now())
             return True
         if not is_given_up:
             await self._room()

@@ -40,7 +40,7 @@ from bokiflow.records import (
 )
 from bokiflow.run_log import Unreadable, is_passing, read_run
 from bokiflow.running import Running, awaited
-from bokiflow.suspects import CRASHES_PARKED, pause_s, sentence
+from bokiflow.suspects import CRASHES_PARKED, retry_s, sentence
 from bokiflow.unclear import Unclear
 from bokiflow.workflow import Logs, Workflow
 from indilog.app import Context
@@ -98,7 +98,7 @@ class Runner(Presence):
         self.on_cancel: list[Callable[[str], None]] = []
         """Told which run that is not executed here somebody wants cancelled."""
         self.on_suspect: list[Callable[[str, float], None]] = []
-        """Told which run was parked because it ended its executors, and when to try it again."""
+        """Told which run was parked because it ended its executors, and for how many seconds."""
 
     # --- beginning runs
 
@@ -388,9 +388,8 @@ class Runner(Presence):
         is_given_up = run.cancel_asked and run.crashes > CRASHES_PARKED
         await execution.park(sentence(run.crashes), is_given_up=is_given_up)
         if not is_given_up:
-            wait_s = 0.0 if run.cancel_asked else pause_s(run.crashes)
             for told in self.on_suspect:
-                told(execution.id, waiting.seconds_now() + wait_s)
+                told(execution.id, retry_s(run))
 
     async def _on_beat(self, log: Log, logs: Logs) -> None:
         """Look for the runs that this executor has got without being told."""

@@ -52,6 +52,13 @@ def pause_s(crashes: int) -> float:
     return min(2.0 ** min(crashes - _SUSPECT_FROM, 20), _PAUSE_S_MAX)
 
 
+def retry_s(run: Run) -> float:
+    """Return how long a run that was parked because its executors ended waits from then on: not at
+    all if it was cancelled.
+    """
+    return 0.0 if run.cancel_asked else pause_s(run.crashes)
+
+
 def at_once(crashes: int) -> int:
     """Return how many such runs are taken at once: 16, 4, then one by one."""
     return max(1, _GROUP_MAX >> (2 * (crashes - _SUSPECT_FROM)))

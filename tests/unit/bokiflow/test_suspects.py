@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -22,7 +23,12 @@ LEASE_S = 0.2
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Suspects are taken soon; what is parked stays so, unless a test says otherwise."""
     monkeypatch.setattr(suspects, "_PAUSE_S_MAX", 0.01)
-    monkeypatch.setattr(driver, "pause_s", lambda _: 600.0)
+    monkeypatch.setattr(driver, "retry_s", after(600.0))
+
+
+def after(seconds: float) -> Callable[[Run], float]:
+    """Return what tries parked runs again after so long, cancelled ones at once."""
+    return lambda run: 0.0 if run.cancel_asked else seconds
 
 
 class Process:
@@ -114,7 +120,7 @@ async def die_in_turn(logs: MemoryLogs, run: str) -> tuple[int, Process]:
 async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bokiflow.runner.pause_s", lambda _: 600.0)  # not tried again meanwhile
+    monkeypatch.setattr("bokiflow.runner.retry_s", after(600.0))  # not tried again meanwhile
     logs = MemoryLogs()
     first = Process(logs)
     for number in range(20):
@@ -145,7 +151,7 @@ async def test_a_run_that_ended_its_processes_goes_on_when_it_does_so_no_more(
     await first.is_dead.wait()
     _, parked = await die_in_turn(logs, "poison")
     await parked.stop()
-    monkeypatch.setattr(driver, "pause_s", lambda _: 0.01)
+    monkeypatch.setattr(driver, "retry_s", after(0.01))
     last = Process(logs, ends=False)  # its code is deployed again, its machine has more memory
     last.drive()
     assert await last.work.handle("poison").result(10) == "well"
