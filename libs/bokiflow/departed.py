@@ -88,7 +88,9 @@ class _Departure:
 
 
 class Departed:
-    """When to look again at the streams of executors that are gone; times in seconds since 1970."""
+    """When to look again at the streams of executors that are gone; times are those of this
+    process's steady clock.
+    """
 
     def __init__(self) -> None:
         self._names: dict[str, _Departure] = {}

@@ -74,7 +74,7 @@ class Driver:
         but what must."""
         self._one_takes = waiting.Mutex()
         self._retried: dict[str, float] = {}
-        """When to try runs again that are parked because their executors ended."""
+        """When to try runs again that are parked because their executors ended; steady time."""
 
     async def drive(self, logs: Logs) -> None:
         """Watch and take over until cancelled; then leave, so that others go on at once."""
@@ -132,12 +132,13 @@ class Driver:
     async def _turn(self, log: Log, logs: Logs) -> None:
         runner = self._runner
         await runner.look(log)
-        for name in runner.executors.lapsed(waiting.seconds_now()):
-            await self._on_lapsed(log, name)
+        end = runner.executors.end
+        for name in runner.executors.lapsed(waiting.steady_now()):
+            await self._on_lapsed(log, name, end)
         for name in runner.executors.left_to(runner.lease.name):
             if not self._is_taken(name):
                 self._begin(name, partial(self._take_from, log, logs, name))
-        if runner.executors.departed.due(waiting.seconds_now()):
+        if runner.executors.departed.due(waiting.steady_now()):
             self._begin(_DEPARTED, partial(self._look_at_departed, log, logs))
         self._retry_parked(log, logs)
         if self._cancelled:
@@ -153,7 +154,7 @@ class Driver:
         return name in self._suspects or name in self._taking
 
     async def _look_at_departed(self, log: Log, logs: Logs) -> None:
-        for name in self._runner.executors.departed.due(waiting.seconds_now()):
+        for name in self._runner.executors.departed.due(waiting.steady_now()):
             if not self._is_taken(name):
                 await self._look_again(log, logs, name)
 
@@ -168,11 +169,12 @@ class Driver:
         executors = self._runner.executors
         next_retry = min(self._retried.values(), default=None)
         is_taking = self._suspects or self._taking
-        look_at = waiting.seconds_now() + self._runner.lease_s if is_taking else None
+        now = waiting.steady_now()
+        look_at = now + self._runner.lease_s if is_taking else None
         next_due = None if _DEPARTED in self._taking else executors.departed.next_due()
         times = (executors.next_lapse(), next_due, next_retry, look_at)
         next_time = min((time for time in times if time is not None), default=math.inf)
-        wait_s = max(_AGAIN_S, next_time - waiting.seconds_now())
+        wait_s = max(_AGAIN_S, next_time - now)
         try:
             await log.read_next(EXECUTORS_TAG, executors.end, wait=wait_s)
         except TrimmedError:
@@ -180,20 +182,24 @@ class Driver:
 
     # --- those that are gone
 
-    async def _on_lapsed(self, log: Log, name: str) -> None:
+    async def _on_lapsed(self, log: Log, name: str, end: SeqNum) -> None:
+        """See to what an executor left whose lease is over as of the records below `end`."""
         runner = self._runner
         if name == runner.lease.name:
             await runner.retire(log)
             return
         left = await left_by(log, name)
+        if not runner.executors.is_silent(name, end):
+            return  # it lives, or somebody else has seen to it
         if not left.runs and not runner.executors.left_to(name):
-            runner.executors.forget(name)
+            runner.executors.forget(name, waiting.steady_now())
             if left.end:
                 await log.trim(left.end, tag=executor_tag(name))
             return
         lease = runner.living()
-        dead = Entry(encoded(Dead(name, lease.name)), (EXECUTORS_TAG,))
-        await runner.look(log, await runner.append_alive(log, lease, [dead]))
+        dead = Dead(name, lease.name, end)
+        entry = Entry(encoded(dead), (EXECUTORS_TAG,))
+        await runner.look(log, await runner.append_alive(log, lease, [entry]))
 
     async def _take_from(self, log: Log, logs: Logs, name: str) -> None:
         """Take over all that a dead executor has left; then nobody needs to know of it."""
@@ -214,7 +220,7 @@ class Driver:
     async def _look_again(self, log: Log, logs: Logs, name: str) -> None:
         """Take over what came to an executor that was gone already."""
         departed = self._runner.executors.departed
-        now = waiting.seconds_now()
+        now = waiting.steady_now()
         left = await left_by(log, name, departed.end(name))
         await self._runner.look(log)  # a sign of life stands before what was done under it
         if self._is_nobodys(name):
@@ -366,7 +372,7 @@ class Driver:
 
     def _retry_in(self, id_: str, wait_s: float) -> None:
         if len(self._retried) < _RETRIED_MAX:  # more of them wait for the next process that begins
-            self._retried[id_] = waiting.seconds_now() + wait_s
+            self._retried[id_] = waiting.steady_now() + wait_s
 
     def _retry_parked(self, log: Log, logs: Logs) -> None:
         """Try runs again that are parked because their executors ended; each is watched, alone."""
@@ -375,7 +381,7 @@ class Driver:
             await self._until_done(lambda: self._take_parked(log, logs, id_, is_its_time=True))
             return self._task(id_)
 
-        now = waiting.seconds_now()
+        now = waiting.steady_now()
         for id_ in [id_ for id_, time in self._retried.items() if time <= now]:
             del self._retried[id_]
             self._suspects.begin(id_, partial(self._suspects.take_group, [id_], take))
@@ -411,7 +417,8 @@ class Driver:
         if id_ in self._runner.running or (is_given_up and not run.is_given_up):
             return True
         if run.crashes >= CRASHES_PARKED and not is_its_time:
-            self._retry_in(id_, run.parked_at + retry_s(run) - waiting.seconds_now())
+            waited_s = max(0.0, waiting.seconds_now() - run.parked_at)  # clocks differ
+            self._retry_in(id_, max(0.0, retry_s(run) - waited_s))
             return True
         if not is_given_up:
             await self._room()

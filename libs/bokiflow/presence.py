@@ -2,8 +2,8 @@
 
 A process has a name and a lease on all its runs together: one record each quarter of the lease,
 and none while it executes nothing. While less than half of the lease is over, nobody else can have
-taken a run (unless clocks of compute nodes differ by the other half), so steps cost an append and
-no read; otherwise each append is followed by a look whether it counts.
+taken a run (unless its clock goes twice as fast), so steps cost an append and no read; otherwise
+each append is followed by a look whether it counts.
 """
 
 from __future__ import annotations
@@ -184,14 +184,15 @@ class Presence(ABC):
             except TrimmedError as error:
                 executors.end = max(executors.end, error.first_seqnum)
                 continue
+            now = waiting.steady_now()  # not earlier: a lease is counted from when it was read
             for record in page:
                 if record.seqnum >= executors.end:
-                    self._on_record(record)
+                    self._on_record(record, now)
             if not page or executors.end > until >= 0:
                 return
 
-    def _on_record(self, record: Record) -> None:
-        self.executors.apply(record.seqnum, record.time, executor_record(record.data))
+    def _on_record(self, record: Record, now: float) -> None:
+        self.executors.apply(record.seqnum, now, executor_record(record.data))
         run = run_in(record.tags)
         if run is not None and isinstance(run_record(record.data), CancelAsked):
             self._on_cancel(run, record.seqnum)

@@ -124,17 +124,21 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """The executor lives: nobody takes its runs for `lease_s` from the record's time."""
+    """The executor lives: nobody who has read this takes its runs for `lease_s` from then on."""
 
     executor: str
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=LEASE_S_MAX)]
 
 
 class Dead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
-    """`heir` takes over what `executor` left; counts if its lease has ended, the first time."""
+    """`heir` takes over what `executor` left; its lease was over as of all records below `end`.
+
+    Counts if no record from there on says anything of `executor`.
+    """
 
     executor: str
     heir: str
+    end: _SeqNum
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):

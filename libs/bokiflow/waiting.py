@@ -19,7 +19,7 @@ Mutex = asyncio.Lock
 
 
 def seconds_now() -> float:
-    """Return seconds since 1970; only to know when to look or renew, never to decide."""
+    """Return seconds since 1970, by a clock that may differ from other processes'."""
     return time.time()
 
 

@@ -42,7 +42,7 @@ run_records = st.one_of(
 )
 executor_records = st.one_of(
     st.builds(Alive, texts, st.floats(0.001, 3600.0)),
-    st.builds(Dead, texts, texts),
+    st.builds(Dead, texts, texts, st.integers(0, 2**63 - 1)),
     st.builds(Left, texts, st.booleans()),
 )
 

@@ -256,7 +256,7 @@ async def test_a_sign_of_life_that_comes_after_the_heir_makes_no_lease_sure(
     class Late(MemoryLog):
         async def append_batch(self, entries: Iterable[Entry]) -> list[SeqNum]:
             now[0] = 1005.01
-            await super().append(encoded(Dead(lease.name, "heir")), tags=[EXECUTORS_TAG])
+            await super().append(encoded(Dead(lease.name, "heir", 1)), tags=[EXECUTORS_TAG])
             now[0] = 1005.12
             return await super().append_batch(list(entries))
 

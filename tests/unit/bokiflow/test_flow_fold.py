@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bokiflow.errors import FlowVersionError
-from bokiflow.executors import Executors
+from bokiflow.executors import HEIR_S, Executors
 from bokiflow.fold import Run, State
 from bokiflow.records import (
     Alive,
@@ -101,38 +101,67 @@ def living(*records: tuple[float, ExecutorRecord]) -> Executors:
     return executors
 
 
-def test_nobody_inherits_before_the_lease_has_ended() -> None:
-    assert not living((1.0, Alive("a", 5.0)), (5.9, Dead("a", "b"))).has_heir("a")
-    assert living((1.0, Alive("a", 5.0)), (6.0, Dead("a", "b"))).left_to("b") == ["a"]
+def test_nobody_inherits_from_one_that_spoke_since_its_heir_has_looked() -> None:
+    spoke = living((1.0, Alive("a", 5.0)), (2.0, Alive("a", 5.0)), (8.0, Dead("a", "b", 1)))
+    assert not spoke.has_heir("a")
+    silent = living((1.0, Alive("a", 5.0)), (2.0, Alive("c", 5.0)), (8.0, Dead("a", "b", 1)))
+    assert silent.left_to("b") == ["a"]
+
+
+def test_no_time_of_a_record_has_a_say_in_who_inherits() -> None:
+    """Whoever reads it all at once, late, or with a clock of another year sees the same heirs."""
+    said: list[ExecutorRecord] = [
+        Alive("a", 5.0), Alive("b", 5.0), Dead("a", "b", 2), Alive("b", 5.0), Dead("b", "c", 3)
+    ]  # fmt: skip
+    slow = living(*((10.0 * n, record) for n, record in enumerate(said)))
+    at_once = living(*((1e9, record) for record in said))
+    heirs = {"a": "b", "b": None}
+    assert {n: known.heir for n, known in slow.known.items()} == heirs
+    assert {n: known.heir for n, known in at_once.known.items()} == heirs
+
+
+def test_a_lease_is_counted_from_when_its_sign_of_life_was_read() -> None:
+    executors = living((1.0, Alive("a", 5.0)), (70.0, Alive("b", 5.0)))
+    executors.apply(2, 71.0, Alive("a", 5.0))
+    assert executors.lapsed(74.9) == []
+    assert executors.lapsed(75.0) == ["b"]
+    assert executors.next_lapse() == 75.0
 
 
 def test_the_first_heir_gets_everything_also_what_was_left_to_the_dead() -> None:
     executors = living(
-        (0.0, Alive("a", 1.0)), (0.0, Alive("b", 1.0)), (2.0, Dead("a", "b")),
-        (2.0, Dead("a", "c")), (3.0, Dead("b", "c")),
+        (0.0, Alive("a", 1.0)), (0.0, Alive("b", 1.0)), (2.0, Dead("a", "b", 2)),
+        (2.0, Dead("a", "c", 2)), (3.0, Dead("b", "c", 4)),
     )  # fmt: skip
     assert executors.left_to("b") == []
     assert sorted(executors.left_to("c")) == ["a", "b"]
 
 
+def test_an_heir_that_is_late_is_inherited_from_though_it_lives() -> None:
+    executors = living((0.0, Alive("a", 1.0)), (0.0, Alive("b", 1e6)), (2.0, Dead("a", "b", 2)))
+    assert executors.lapsed(1.0 + HEIR_S) == []
+    assert executors.lapsed(2.0 + HEIR_S) == ["a"]
+    executors.apply(3, 2.0 + HEIR_S, Dead("a", "c", 3))
+    assert (executors.left_to("b"), executors.left_to("c")) == ([], ["a"])
+
+
 def test_a_dead_executor_does_not_come_back_under_its_name() -> None:
-    executors = living((0.0, Alive("a", 1.0)), (2.0, Dead("a", "b")), (2.1, Alive("a", 9.0)))
-    assert executors.has_heir("a")
-    assert not executors.lives("a", 3.0)
+    executors = living((0.0, Alive("a", 1.0)), (2.0, Dead("a", "b", 1)), (2.1, Alive("a", 9.0)))
+    assert executors.left_to("b") == ["a"]
 
 
 def test_who_leaves_is_inherited_from_at_once() -> None:
     executors = living((0.0, Alive("a", 100.0)), (1.0, Left("a", is_idle=False)))
     assert executors.lapsed(1.0) == ["a"]
-    executors.apply(2, 1.0, Dead("a", "b"))
+    executors.apply(2, 1.0, Dead("a", "b", 2))
     assert executors.left_to("b") == ["a"]
     executors.apply(3, 1.0, Left("a", is_idle=True))
     assert not executors.known
 
 
 def test_what_was_left_to_one_who_leaves_is_open_again() -> None:
-    executors = living((0.0, Alive("a", 1.0)), (0.0, Alive("b", 1.0)), (2.0, Dead("a", "b")))
+    executors = living((0.0, Alive("a", 1.0)), (0.0, Alive("b", 1.0)), (2.0, Dead("a", "b", 2)))
     executors.apply(3, 2.0, Left("b", is_idle=True))
     assert executors.lapsed(2.0) == ["a"]
-    executors.apply(4, 2.0, Dead("a", "c"))
+    executors.apply(4, 2.0, Dead("a", "c", 4))
     assert executors.left_to("c") == ["a"]

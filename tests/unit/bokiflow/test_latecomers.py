@@ -193,8 +193,7 @@ async def test_whoever_takes_over_trims_no_further_than_it_has_read() -> None:
     logs.holds = lambda tags: tags == (EXECUTORS_TAG,)
     log, heir = logs.log("shop/flow"), Process(logs)
     await log.append(encoded(Alive("gone", 0.001)), tags=[EXECUTORS_TAG])
-    await asyncio.sleep(0.01)
-    await log.append(encoded(Dead("gone", heir.flow.runner.lease.name)), tags=[EXECUTORS_TAG])
+    await log.append(encoded(Dead("gone", heir.flow.runner.lease.name, 1)), tags=[EXECUTORS_TAG])
     logs.goes_on = asyncio.Event()  # holds `left`, after the look
     async with heir.driven():
         await logs.arrived.wait()

@@ -247,8 +247,7 @@ async def test_who_comes_later_knows_the_heirs_after_a_trim() -> None:
     log = logs.log("shop/flow")
     for record in (Alive("a", 0.1), Alive("b", 3600.0), Alive("heir", 3600.0)):
         await log.append(encoded(record), tags=[EXECUTORS_TAG])
-    await asyncio.sleep(0.15)
-    await log.append(encoded(Dead("a", "heir")), tags=[EXECUTORS_TAG])
+    await log.append(encoded(Dead("a", "heir", 3)), tags=[EXECUTORS_TAG])
     process = Process(logs)
     await process.flow.runner.look(log)
     await log.trim(process.flow.runner.executors.needed_from, tag=EXECUTORS_TAG)

@@ -1,0 +1,125 @@
+"""Who lives and who is dead does not depend on what a clock says, only on how fast it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+
+import pytest
+
+from bokiflow import Flow, Startable, Workflow, waiting
+from bokiflow.records import EXECUTORS_TAG, Alive, executor_record
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+FLOW_LOG = "shop/flow"
+LEASE_S = 1.0  # a busy machine does not lose it
+HOUR_S = 3600.0
+AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
+"""How far the clocks of the machine are ahead whose tasks run; its steady clock began elsewhere."""
+
+
+class Machine:
+    """A process with clocks of its own and a workflow `waits` that waits for a signal."""
+
+    def __init__(self, logs: MemoryLogs, ahead_s: float = 0.0) -> None:
+        self.flow = Flow("shop", lease=LEASE_S)
+        self.flow.attach(logs)
+        self.waits: Startable[str] = self.flow.workflow(self._waits)
+        self._logs = logs
+        self._ahead_s = ahead_s
+
+    async def _waits(self, wf: Workflow) -> str:
+        return str(await wf.signal("go"))
+
+    _waits.__name__ = "waits"
+
+    @asynccontextmanager
+    async def driven(self) -> AsyncIterator[None]:
+        before = AHEAD.set(self._ahead_s)  # tasks have a copy of what is set when they are made
+        driver = asyncio.create_task(self.flow.drive(self._logs))
+        AHEAD.reset(before)
+        yield
+        driver.cancel()
+        with suppress(asyncio.CancelledError):
+            await driver
+
+    def kill(self) -> None:
+        runner = self.flow.runner
+        for task in (runner._beating, *(one.task for one in runner.running.values())):
+            if task is not None:
+                task.cancel()
+
+    async def epoch(self, run: str) -> int:
+        return (await self.waits.handle(run).status()).epoch
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch) -> MemoryLogs:
+    wall, steady = time.time, time.monotonic
+    monkeypatch.setattr(waiting, "seconds_now", lambda: wall() + AHEAD.get())
+    monkeypatch.setattr(waiting, "steady_now", lambda: steady() + 5 * AHEAD.get())
+    return MemoryLogs(clock=lambda: wall() + AHEAD.get())
+
+
+async def beats(logs: MemoryLogs, name: str, count: int) -> None:
+    """Return when an executor has shown that often that it lives."""
+    log, bound = logs.log(FLOW_LOG), 0
+    while count:
+        record = await log.read_next(EXECUTORS_TAG, bound, wait=10)
+        assert record is not None
+        bound = record.seqnum + 1
+        said = executor_record(record.data)
+        count -= isinstance(said, Alive) and said.executor == name
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+async def test_one_that_lives_keeps_its_runs_whatever_a_drivers_clock_says(
+    logs: MemoryLogs, ahead_s: float
+) -> None:
+    executor, other = Machine(logs), Machine(logs, ahead_s)
+    async with other.driven(), executor.driven():
+        handle = await executor.waits.start(id="r")
+        await beats(logs, executor.flow.runner.lease.name, 10)
+        assert await executor.epoch("r") == 1, "nobody has taken it"
+        await handle.signal("go", "on")
+        assert await handle.result(10) == "on"
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("is_driven_before", [True, False])
+async def test_one_that_is_gone_is_taken_over_from_whatever_a_drivers_clock_says(
+    logs: MemoryLogs, ahead_s: float, *, is_driven_before: bool
+) -> None:
+    """Also by one that begins when all others are gone."""
+    executor, other = Machine(logs), Machine(logs, ahead_s)
+    if not is_driven_before:
+        await executor.waits.start(id="r")
+        executor.kill()
+    async with other.driven():
+        if is_driven_before:
+            await executor.waits.start(id="r")
+            await beats(logs, executor.flow.runner.lease.name, 2)
+            executor.kill()
+        handle = other.waits.handle("r")
+        await handle.signal("go", "on")
+        assert await handle.result(10) == "on"
+        assert await other.epoch("r") == 2
+
+
+async def test_drivers_whose_clocks_differ_leave_each_other_alone(logs: MemoryLogs) -> None:
+    machines = [Machine(logs, ahead_s) for ahead_s in (-HOUR_S, 0.0, HOUR_S)]
+    async with machines[0].driven(), machines[1].driven(), machines[2].driven():
+        for number, machine in enumerate(machines):
+            before = AHEAD.set(machine._ahead_s)
+            await machine.waits.start(id=str(number))
+            AHEAD.reset(before)
+        await beats(logs, machines[1].flow.runner.lease.name, 8)
+        assert [await machines[1].epoch(str(number)) for number in range(3)] == [1, 1, 1]
+        for number, machine in enumerate(machines):
+            await machine.waits.handle(str(number)).signal("go", "on")
+            assert await machine.waits.handle(str(number)).result(10) == "on"
