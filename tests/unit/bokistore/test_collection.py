@@ -10,45 +10,14 @@ from pathlib import Path
 import pytest
 
 import indilog
-from bokistore import ConflictError, Store, ViewCache, checkpoints, collection, decisions
+from bokistore import ConflictError, Store, checkpoints, collection, decisions
 from bokistore.checkpoints import CHECKPOINT_EVERY, CHECKPOINT_EVERY_SMALL, SMALL_BYTES
 from indilog.errors import TrimmedError
-from indilog.log import Log
-from indilog.testing import MemoryLog, MemoryLogs, cluster
+from indilog.testing import MemoryLog, cluster
 from tests.unit.bokistore.counted_log import CountedLog
+from tests.unit.bokistore.processes import Clock, newcomer
 
 pytestmark = pytest.mark.asyncio
-
-
-class Clock:
-    """Seconds, set by hand; each look takes a millisecond."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def log(clock: Clock) -> MemoryLog:
-    return MemoryLog("objects", logs=MemoryLogs(clock=clock))
-
-
-@pytest.fixture
-def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "CELL", 1)
-    monkeypatch.setattr(decisions, "CELL", 1)
-
-
-def newcomer(log: Log) -> Store:
-    return Store(log, cache=ViewCache())
 
 
 @pytest.mark.parametrize("count", [9_990, 10_000, 10_047])

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from bokistore import ConflictError, Replica, Store, ViewCache, collection, decisions
+from bokistore import ConflictError, Replica, Store
 from indilog.errors import TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
 from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.unit.bokistore.processes import newcomer
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("small_cells")]
 
 
 class Behind(MemoryLog):
@@ -64,13 +65,6 @@ class Behind(MemoryLog):
         return [record for record in page if record.seqnum < self.end]
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
-    monkeypatch.setattr(collection, "CELL", 1)
-    monkeypatch.setattr(decisions, "CELL", 1)
-    return MemoryLog("objects")
-
-
 async def test_an_object_at_rest_is_not_taken_as_deleted(log: MemoryLog) -> None:
     store = Store(log)
     for _ in range(10):
@@ -79,7 +73,7 @@ async def test_an_object_at_rest_is_not_taken_as_deleted(log: MemoryLog) -> None
     await store.collect(keep=0)
     with pytest.raises(TrimmedError):
         await behind.read_prev("store:a")
-    assert (await Store(behind, cache=ViewCache()).get("a")).value == {"n": 10}
+    assert (await newcomer(behind).get("a")).value == {"n": 10}
 
 
 async def test_an_object_that_was_deleted_is_taken_as_such(log: MemoryLog) -> None:
@@ -89,7 +83,7 @@ async def test_an_object_that_was_deleted_is_taken_as_such(log: MemoryLog) -> No
     await store.delete("a")
     behind = Behind(log.logs)
     await store.collect(keep=0)
-    assert not await Store(behind, cache=ViewCache()).get("a")
+    assert not await newcomer(behind).get("a")
 
 
 async def test_what_was_trimmed_with_its_log_is_not_taken_as_deleted(log: MemoryLog) -> None:
@@ -98,7 +92,7 @@ async def test_what_was_trimmed_with_its_log_is_not_taken_as_deleted(log: Memory
     behind = Behind(log.logs)
     await log.trim(await log.tail())
     with pytest.raises(TrimmedError):
-        await Store(behind, cache=ViewCache()).get("a")
+        await newcomer(behind).get("a")
 
 
 async def test_what_was_decided_is_found(log: MemoryLog) -> None:
@@ -118,10 +112,10 @@ async def test_what_was_decided_is_found(log: MemoryLog) -> None:
     behind = Behind(log.logs)
     await store.collect(keep=0)
     log.logs.drop_aux()
-    reader = Store(behind, cache=ViewCache())
+    reader = newcomer(behind)
     assert not await reader.get("b")
     behind.end = 5
-    assert (await Store(behind, cache=ViewCache()).get("c"))["n"] == 3
+    assert (await newcomer(behind).get("c"))["n"] == 3
 
 
 async def test_a_replica_finds_the_snapshot_of_what_was_trimmed(log: MemoryLog) -> None:

@@ -8,41 +8,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bokistore import Store, ViewCache, checkpoints, collection, decisions
+from bokistore import Store, checkpoints, collection, decisions
 from bokistore.checkpoints import CHECKPOINT_EVERY
 from indilog.errors import NotReadyError, TrimmedError
-from indilog.log import Log
-from indilog.testing import MemoryLog, MemoryLogs
+from indilog.testing import MemoryLog
 from tests.unit.bokistore.counted_log import CountedLog
+from tests.unit.bokistore.processes import Clock, newcomer
 
-pytestmark = pytest.mark.asyncio
-
-
-class Clock:
-    """Seconds, set by hand; each look takes a millisecond."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def log(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
-    monkeypatch.setattr(collection, "CELL", 1)
-    monkeypatch.setattr(decisions, "CELL", 1)
-    return MemoryLog("objects", logs=MemoryLogs(clock=clock))
-
-
-def newcomer(log: Log) -> Store:
-    return Store(log, cache=ViewCache())
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("small_cells")]
 
 
 async def put_in_turns(stores: tuple[Store, Store], number: int) -> None:

@@ -7,29 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from bokistore import (
-    ConflictError,
-    DoneBeforeError,
-    InvalidObjectError,
-    Store,
-    Transaction,
-    ViewCache,
-)
+from bokistore import ConflictError, DoneBeforeError, InvalidObjectError, Store, Transaction
 from bokistore.replay import Replay
 from indilog.errors import AppendOutcomeUnknownError
 from indilog.ids import SeqNum, UserTag
-from indilog.log import Log
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
-
-
-@pytest.fixture
-def log() -> MemoryLog:
-    return MemoryLog("objects")
-
-
-def newcomer(log: Log) -> Store:
-    return Store(log, cache=ViewCache())
+from tests.unit.bokistore.processes import newcomer
 
 
 async def increment(txn: Transaction) -> int:

@@ -11,8 +11,9 @@ from bokistore import MismatchError, Store
 from bokistore.cache import ViewCache
 from indilog.ids import SeqNum
 from indilog.log import Entry, Record
-from indilog.testing import MemoryLog, MemoryLogs
+from indilog.testing import MemoryLogs
 from tests.hooked_log import HookedLog, Read
+from tests.unit.bokistore.processes import newcomer
 
 pytestmark = pytest.mark.asyncio
 CALLERS = 64
@@ -41,13 +42,8 @@ class Busy(HookedLog):
         return records
 
 
-def store_on(log: MemoryLog) -> Store:
-    """A store of a process of its own."""
-    return Store(log, cache=ViewCache())
-
-
 async def test_each_of_many_at_once_is_told_what_was_before_it() -> None:
-    stores = [store_on(Busy(logs)) for logs in [MemoryLogs()] for _ in range(3)]
+    stores = [newcomer(Busy(logs)) for logs in [MemoryLogs()] for _ in range(3)]
     told = await asyncio.gather(
         *(stores[caller % 3].set("hot", "by", caller) for caller in range(CALLERS))
     )
@@ -59,7 +55,7 @@ async def test_each_of_many_at_once_is_told_what_was_before_it() -> None:
 
 async def test_of_many_at_once_a_few_look_for_all() -> None:
     log = Busy()
-    store = store_on(log)
+    store = newcomer(log)
     await store.set("hot", "n", 0)
     for turn in range(3):
         log.reads = 0
@@ -70,7 +66,7 @@ async def test_of_many_at_once_a_few_look_for_all() -> None:
 
 async def test_operations_on_other_objects_do_not_wait() -> None:
     log = Busy()
-    store = store_on(log)
+    store = newcomer(log)
     await store.set("hot", "n", 0)
     log.arrive.clear()
     log.reads = 0
@@ -85,7 +81,7 @@ async def test_operations_on_other_objects_do_not_wait() -> None:
 
 async def test_one_that_is_cancelled_while_it_looks_for_all_leaves_it_to_the_next() -> None:
     log = Busy()
-    store = store_on(log)
+    store = newcomer(log)
     await store.set("hot", "n", 0)
     log.arrive.clear()
     log.reads = 0
@@ -120,7 +116,7 @@ async def test_nothing_is_noted_for_who_was_cancelled() -> None:
 
 
 async def test_what_does_not_fit_is_told_to_whom_it_concerns() -> None:
-    store = store_on(Busy())
+    store = newcomer(Busy())
     await store.set("hot", "n", "text")
     told = await asyncio.gather(
         store.increment("hot", "n"), store.set("hot", "n", 5), store.increment("hot", "n"),
@@ -141,6 +137,6 @@ async def test_views_beside_records_are_as_frequent_as_for_one_after_the_other(
         await set_aux(seqnum, aux)
 
     monkeypatch.setattr(log, "set_aux", noted)
-    store = store_on(log)
+    store = newcomer(log)
     await asyncio.gather(*(store.increment("hot", "n") for _ in range(CALLERS)))
     assert len(kept) == CALLERS // 8

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bokistore import ConflictError, MismatchError, Replica, Store, Transaction, ViewCache
+from bokistore import ConflictError, MismatchError, Replica, Store, Transaction
 from indilog.errors import (
     AppendOutcomeUnknownError,
     IndilogError,
@@ -16,6 +16,7 @@ from indilog.errors import (
 from indilog.log import Entry
 from indilog.testing import MemoryLog
 from tests.hooked_log import HookedLog, Read
+from tests.unit.bokistore.processes import newcomer
 
 pytestmark = pytest.mark.asyncio
 
@@ -44,7 +45,7 @@ def log(request: pytest.FixtureRequest) -> Unsteady:
 
 def other(log: Unsteady) -> Store:
     """The store of another process, whose calls do not fail."""
-    return Store(MemoryLog("objects", logs=log.logs), cache=ViewCache())
+    return newcomer(MemoryLog("objects", logs=log.logs))
 
 
 async def test_an_operation_whose_past_cannot_be_read_has_an_unknown_outcome(log: Unsteady) -> None:

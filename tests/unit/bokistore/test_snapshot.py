@@ -14,11 +14,11 @@ from bokistore import (
     ObjectTypeError,
     Store,
     Transaction,
-    ViewCache,
 )
 from indilog.errors import InvalidTagError
 from indilog.testing import MemoryLog
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+from tests.unit.bokistore.processes import newcomer
 
 pytestmark = pytest.mark.asyncio
 
@@ -45,16 +45,6 @@ class Struct(msgspec.Struct):
     balance: int = 0
 
 
-@pytest.fixture
-def log() -> MemoryLog:
-    return MemoryLog("objects")
-
-
-@pytest.fixture
-def store(log: MemoryLog) -> Store:
-    return Store(log)
-
-
 async def test_a_snapshot_does_not_see_what_comes_after_it_began(store: Store) -> None:
     await store.set("a", "n", 1)
     async with store.snapshot() as view:
@@ -78,10 +68,10 @@ async def test_any_place_of_the_log_can_be_seen_again(store: Store, log: MemoryL
     for number in range(20):
         await store.set("a", "n", number)
         seqnums.append((await store.get("a")).seqnum)
-    for newcomer in (store, Store(log, cache=ViewCache())):
+    for reader in (store, newcomer(log)):
         for number, seqnum in enumerate(seqnums):
             assert seqnum is not None
-            assert (await newcomer.at(seqnum).get("a"))["n"] == number
+            assert (await reader.at(seqnum).get("a"))["n"] == number
 
 
 async def test_the_future_is_not_a_place_to_travel_to(store: Store) -> None:
@@ -152,7 +142,7 @@ async def test_of_two_that_test_the_same_only_one_wins_in_every_interleaving() -
         log = MemoryLog("objects")
 
         async def take(who: str) -> bool:
-            mine = Store(SteppedLog(log), cache=ViewCache())
+            mine = newcomer(SteppedLog(log))
             return await mine.test_and_multi_put({"lock": None}, {"lock": {"owner": who}})
 
         return run_stepped([take("ann"), take("bob")], choose)

@@ -8,31 +8,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from bokistore import InvalidObjectError, MismatchError, Store, StoreVersionError, ViewCache
+from bokistore import InvalidObjectError, MismatchError, Store, StoreVersionError
 from bokistore.records import AUX_BYTES_MAX
 from bokistore.replay import AUX_EVERY
 from indilog.config import ClusterConfig
 from indilog.ids import SeqNum, UserTag
-from indilog.log import Log
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.unit.bokistore.counted_log import CountedLog
+from tests.unit.bokistore.processes import newcomer
 
 pytestmark = pytest.mark.asyncio
-
-
-@pytest.fixture
-def log() -> MemoryLog:
-    return MemoryLog("objects")
-
-
-@pytest.fixture
-def store(log: MemoryLog) -> Store:
-    return Store(log)
-
-
-def newcomer(log: Log) -> Store:
-    """A process that has nothing cached."""
-    return Store(log, cache=ViewCache())
 
 
 async def test_each_operation_returns_what_was_there_before(store: Store) -> None:

@@ -6,21 +6,12 @@ import random
 
 import pytest
 
-from bokistore import ConflictError, InvalidObjectError, Store, Transaction, ViewCache
+from bokistore import ConflictError, InvalidObjectError, Store, Transaction
 from bokistore.tags import STALE_MAX
-from indilog.log import Log
 from indilog.testing import MemoryLog
+from tests.unit.bokistore.processes import newcomer
 
 pytestmark = pytest.mark.asyncio
-
-
-@pytest.fixture
-def log() -> MemoryLog:
-    return MemoryLog("objects")
-
-
-def newcomer(log: Log) -> Store:
-    return Store(log, cache=ViewCache())
 
 
 async def test_objects_are_found_by_each_of_their_tags(log: MemoryLog) -> None:

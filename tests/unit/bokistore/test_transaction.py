@@ -13,20 +13,7 @@ from bokistore.replay import Replay
 from indilog.errors import TooLargeError
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
-
-
-@pytest.fixture
-def log() -> MemoryLog:
-    return MemoryLog("objects")
-
-
-@pytest.fixture
-def store(log: MemoryLog) -> Store:
-    return Store(log)
-
-
-def newcomer(log: MemoryLog) -> Store:
-    return Store(log, cache=ViewCache())
+from tests.unit.bokistore.processes import newcomer
 
 
 @pytest.mark.asyncio
@@ -337,7 +324,7 @@ def test_the_check_sees_a_store_that_does_not_validate_reads(
 
 
 async def read_then_set(log: SteppedLog) -> None:
-    async with Store(log, cache=ViewCache()).transaction() as txn:
+    async with newcomer(log).transaction() as txn:
         a = await txn.get("a")
         a.set("n", a.get("n", 0) + 1)
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from bokistore import Store, TxnObject, ViewCache
+from bokistore import Store, TxnObject
 from bokistore.checkpoints import CHECKPOINT_EVERY
 from bokistore.records import aux_decoded, checkpoint_in, command_decoded, view_in
 from indilog.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog
+from tests.unit.bokistore.processes import newcomer
 
 pytestmark = pytest.mark.asyncio
 
@@ -55,7 +56,7 @@ async def test_changing_what_was_read_changes_nothing_for_anybody() -> None:
     for _ in range(2 * CHECKPOINT_EVERY):
         await sorted_and_counted(store)
         assert (await store.get("cart"))["items"] == [3, 1, 2]
-    assert (await Store(log, cache=ViewCache()).get("cart"))["items"] == [3, 1, 2]
+    assert (await newcomer(log).get("cart"))["items"] == [3, 1, 2]
     kept = [
         view.document
         for record in await log.read_range()
@@ -88,7 +89,7 @@ async def test_all_ways_to_read_give_copies() -> None:
 
 async def test_a_write_while_the_record_is_appended_is_refused() -> None:
     log = Slow()
-    store = Store(log, cache=ViewCache())
+    store = newcomer(log)
     log.may_answer.set()
     held: list[TxnObject] = []
 
@@ -103,7 +104,7 @@ async def test_a_write_while_the_record_is_appended_is_refused() -> None:
         held[0].set("n", 2)
     log.may_end.set()
     await running
-    for reader in (store, Store(log, cache=ViewCache())):
+    for reader in (store, newcomer(log)):
         assert (await reader.get("a")).value == {"n": 1}
     assert held[0].value == {"n": 1}
 
