@@ -1,9 +1,14 @@
-"""A log whose time passes when somebody waits in vain, and only then: for tests that interleave."""
+"""A log whose time passes when somebody waits in vain, and only then, and logs that keep what is
+trimmed: for tests that interleave, and compare with a model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from indilog.ids import SeqNum, UserTag
 from indilog.log import Log, Record
+from indilog.testing import MemoryLogs
 from indilog.testing.stepper import SteppedLog
 
 
@@ -36,3 +41,16 @@ class ElapsingLog(SteppedLog):
         if record is None and wait:
             self.time.now += wait
         return record
+
+
+class Kept(MemoryLogs):
+    """Keeps for the model what is trimmed."""
+
+    def __init__(self, time: Time) -> None:
+        super().__init__(clock=time)
+        self.kept: list[Record] = []
+
+    def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
+        seqnums = super().append_all(entries)
+        self.kept += [record for seqnum in seqnums if (record := self.record(seqnum))]
+        return seqnums

@@ -34,6 +34,7 @@ from indilog.errors import AppendOutcomeUnknownError
 from indilog.log import Record, Session
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+from tests.elapsing_log import Kept, Time
 
 SHARDS = 2
 
@@ -102,32 +103,6 @@ class Model:
 
     def rest(self, item: Item) -> None:
         item.state = "ready" if item.tries < item.push.tries_max else "dead"
-
-
-class Kept(MemoryLogs):
-    """Keeps for the model what is trimmed."""
-
-    def __init__(self, clock: Time) -> None:
-        super().__init__(clock=clock)
-        self.kept: list[Record] = []
-
-    def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[int]:
-        seqnums = super().append_all(entries)
-        for seqnum in seqnums:
-            record = self.record(seqnum)
-            assert record is not None
-            self.kept.append(record)
-        return seqnums
-
-
-class Time:
-    """The clock of the log and of its readers."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Person:

@@ -38,25 +38,11 @@ from bokiflow.lock_replica import LockReplica
 from indilog.errors import TrimmedError
 from indilog.ids import SeqNum, tag_columns
 from indilog.log import Log, Record, Session
-from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, interleavings, run_stepped
-from tests.elapsing_log import ElapsingLog, Time
+from tests.elapsing_log import ElapsingLog, Kept, Time
 
 NAME = "hotel:7"
 FLOOR = tag_columns("work", (f"lock:{NAME}",))[1]
-
-
-class Kept(MemoryLogs):
-    """Keeps for the model what is trimmed."""
-
-    def __init__(self, time: Time) -> None:
-        super().__init__(clock=time)
-        self.kept: list[Record] = []
-
-    def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
-        seqnums = super().append_all(entries)
-        self.kept += [record for seqnum in seqnums if (record := self.record(seqnum))]
-        return seqnums
 
 
 class OwnLog(ElapsingLog):
