@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,20 +23,6 @@ from tests.unit.runtime.journals import (
     spoil,
     started,
 )
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "journal"
-
-
-@pytest.fixture
-def opened(directory: Path) -> Iterator[list[Journal]]:
-    """Every journal that a test opened with `reopened`; closed at its end."""
-    journals: list[Journal] = []
-    yield journals
-    for journal in journals:
-        journal.close()
 
 
 def test_frames_come_back_in_order_with_their_stream_and_place(

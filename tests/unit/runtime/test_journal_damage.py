@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,20 +21,6 @@ from tests.unit.runtime.journals import (
     spoil,
     started,
 )
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "journal"
-
-
-@pytest.fixture
-def opened() -> Iterator[list[Journal]]:
-    """Every journal that a test opened; closed at its end."""
-    journals: list[Journal] = []
-    yield journals
-    for journal in journals:
-        journal.close()
 
 
 def test_one_flipped_bit_is_put_right_on_disk_and_counted(

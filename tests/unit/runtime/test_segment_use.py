@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,20 +18,6 @@ from indilog.runtime.segment_scan import SegmentScan
 from tests.unit.runtime.journals import SEGMENT_BYTES, STREAM, damage_in, flip, started
 
 Damaged = list[tuple[int, int, int]]
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "journal"
-
-
-@pytest.fixture
-def opened() -> Iterator[list[Journal]]:
-    """Every journal that a test opened; closed at its end."""
-    journals: list[Journal] = []
-    yield journals
-    for journal in journals:
-        journal.close()
 
 
 def written(directory: Path, opened: list[Journal], frames: int) -> None:
