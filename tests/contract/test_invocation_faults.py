@@ -10,11 +10,10 @@ from structlog.testing import capture_logs
 from compute.invocations.notices import Notices
 from indilog.config import ClusterConfig, NodeConfig
 from indilog.errors import NotReadyError
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Record, Session
+from indilog.log import Record
 from indilog.testing import MemoryLogs
-from indilog.testing.memory_log import MemoryLog
 from tests.contract.test_invocations import Node, service_of
+from tests.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,7 +47,7 @@ async def test_a_fault_that_lasts_is_not_told_at_every_try(
     assert [line["event"] for line in told].count(what) == 1
 
 
-class UnsteadyLogs(MemoryLogs):
+class UnsteadyLogs(HookedLogs):
     """While it is away nothing that was appended can be read; `failed` counts that."""
 
     def __init__(self) -> None:
@@ -56,28 +55,11 @@ class UnsteadyLogs(MemoryLogs):
         self.is_away = False
         self.failed = asyncio.Semaphore(0)
 
-    def log(self, name: str, session: Session | None = None) -> MemoryLog:
-        return UnsteadyLog(name, logs=self, session=session)
-
-
-class UnsteadyLog(MemoryLog):
-    """Of `UnsteadyLogs`."""
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        *,
-        limit: int = 1000,
-        wait: float | None = None,
-        fresh: bool = False,
-    ) -> list[Record]:
-        page = await super().read_range(tag, bound, limit=limit, wait=wait, fresh=fresh)
-        assert isinstance(self.logs, UnsteadyLogs)
-        if page and self.logs.is_away:
-            self.logs.failed.release()
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        if records and self.is_away:
+            self.failed.release()
             raise NotReadyError("away")
-        return page
+        return records
 
 
 async def test_a_log_that_is_away_again_after_it_was_read_is_told_of_at_once(
