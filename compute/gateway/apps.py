@@ -80,7 +80,8 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         found = await host.invocation(invocation, wait_s=wait)
         if found is None:
             return _not_found(
-                f"No invocation {invocation!r} is known; results are kept for results_kept_s."
+                f"No invocation {invocation!r} is known: there was none, or its outcome is "
+                f"forgotten (kept for {host.results_kept_s:,.10g} s at most, results_kept_s)."
             )
         return _invocation(found)
 

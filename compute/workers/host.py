@@ -274,6 +274,11 @@ class FunctionHost:
             name, arguments, position=position, delay_s=delay_s, key=key
         )
 
+    @property
+    def results_kept_s(self) -> float:
+        """How long outcomes are kept, at most."""
+        return self._node.results_kept_s
+
     async def invocation(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002
         """Return a recorded invocation, waiting up to `wait_s` for its outcome; None: it is not
         known, or was forgotten.

@@ -1,4 +1,6 @@
-"""The commands `up`, `deploy`, `invoke`, `apps`, `status`; `log` has a module of its own."""
+"""The commands `up`, `deploy`, `invoke`, `apps`, `status`; `log` and `invocation` have modules of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import typer
 from indilog.app import check_app_name
 from indilog.cli import show
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.cli.invocations import invocations
 from indilog.cli.logs import logs
 from indilog.sources import sources_of
 
@@ -25,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(logs, name="log")
+app.add_typer(invocations, name="invocation")
 _WATCH_S = 0.5
 
 
@@ -140,7 +144,7 @@ def invoke(
     in_background: Annotated[
         bool,
         typer.Option(
-            "--async", help="Do not wait; print the id: GET /invocations/ID has the outcome."
+            "--async", help="Do not wait; print the id, for `indilog invocation show ID`."
         ),
     ] = False,
     key: Annotated[
@@ -168,7 +172,10 @@ def _arguments(pairs: list[str], json_text: str | None) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or not name.removesuffix(":"):
             raise ValueError(f"An argument is written name=value, not {pair!r}.")
-        given[name.removesuffix(":")] = _json(text, pair) if name.endswith(":") else text
+        field = name.removesuffix(":")
+        if field in given:
+            raise ValueError(f"The argument {field!r} is given twice; give it once.")
+        given[field] = _json(text, pair) if name.endswith(":") else text
     return given
 
 

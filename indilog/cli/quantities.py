@@ -8,6 +8,7 @@ from typing import Final
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _NAMES: Final = (("day", 86_400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -31,6 +32,19 @@ def age_s_of(text: str) -> float:
     if not (seconds := duration_s_in(text)):
         raise ValueError(f"--age is how long to keep (90m, 7d, 1d12h), not {text!r}.")
     return seconds
+
+
+def wait_s_of(text: str) -> float:
+    """Return the seconds of a time to wait: `30s`, `10m`, or a number of seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if (seconds := duration_s_in(text)) is not None:
+        return seconds
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"--wait is how long to wait (30s, 10m, 1h30m), not {text!r}.")
+    return float(text)
 
 
 def duration_text(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -163,6 +164,22 @@ async def test_an_asynchronous_call_can_be_asked_for(platform: Platform) -> None
     told = await platform.http.get(f"{answer.headers['location']}?wait=60")
     assert told.json()["state"] == "failed"
     assert told.json()["problem"]["title"] == "CallOutcomeUnknownError"
+
+
+async def test_the_outcome_of_an_asynchronous_call_is_shown_by_a_command(
+    platform: Platform,
+) -> None:
+    code, out, _ = await command(platform, "invoke", "demo.count", "name=a", "--async")
+    assert code == 0
+    code, out, _ = await command(platform, "invocation", "show", out.strip(), "--wait", "1m")
+    told = json.loads(out)
+    assert (code, told["function"], told["state"], told["result"]) == (0, "demo.count", "done", 1)
+    code, out, err = await command(platform, "invocation", "show", "i-1")
+    assert (code, out) == (2, "")
+    assert err == (
+        "No invocation 'i-1' is known: there was none, or its outcome is forgotten (kept for "
+        "86,400 s at most, results_kept_s).\n"
+    )
 
 
 async def test_an_asynchronous_call_whose_arguments_do_not_fit_is_refused_at_once(

@@ -77,6 +77,35 @@ def test_async_prints_the_invocations_id(platform: type[Platform]) -> None:
     assert asked.asked[0].url.query == b"async=true"
 
 
+def test_an_invocation_is_asked_for_until_it_is_over(
+    platform: type[Platform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the platform answers early that it is not, and for longer than a request waits."""
+    monkeypatch.setattr("indilog.cli.invocations._PAUSE_S", 0.0)
+    done = {"invocation": "i-1", "function": "shop.buy", "state": "done", "result": 7}
+
+    class Slow(platform):  # type: ignore[misc, valid-type]
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            answer: httpx.Response = super().__call__(request)
+            self._answer = done
+            return answer
+
+    asked = Slow({"invocation": "i-1", "function": "shop.buy", "state": "running"})
+    shown = run("invocation", "show", "i-1", "--wait", "10m")
+    assert (shown.exit_code, json.loads(shown.stdout)) == (0, done)
+    assert [request.url.path for request in asked.asked] == ["/invocations/i-1"] * 2
+    assert [request.url.params["wait"] for request in asked.asked] == ["60.0"] * 2
+
+
+def test_an_invocation_that_is_not_over_is_shown_as_it_is(platform: type[Platform]) -> None:
+    scheduled = {"invocation": "a/b", "function": "shop.buy", "state": "scheduled"}
+    asked = platform(scheduled)
+    shown = run("invocation", "show", "a/b")
+    assert (shown.exit_code, json.loads(shown.stdout)) == (0, scheduled)
+    [request] = asked.asked
+    assert request.url.raw_path == b"/invocations/a%2Fb?wait=0.0"
+
+
 def test_an_idempotency_key_goes_with_a_call(platform: type[Platform]) -> None:
     asked = platform(7)
     assert run("invoke", "shop.buy", "--key", "order-1").stdout == "7\n"
@@ -89,6 +118,11 @@ def test_an_idempotency_key_goes_with_a_call(platform: type[Platform]) -> None:
         (("invoke", "buy"), "A function is named app.function, not 'buy'."),
         (("invoke", "shop.buy", "ann"), "An argument is written name=value, not 'ann'."),
         (("invoke", "shop.buy", "n:=x"), "n:=x is not JSON"),
+        (("invoke", "shop.buy", "a=1", "b=1", "a:=2"), "The argument 'a' is given twice"),
+        (("invoke", "shop.buy", "--json", '{"a": 1}', "a=2"), "The argument 'a' is given twice"),
+        (("invocation", "show", ""), "Give the id that `indilog invoke --async` printed."),
+        (("invocation", "show", "i-1", "--wait", "soon"), "--wait is how long to wait (30s, 10m"),
+        (("invocation", "show", "i-1", "--wait", "-1"), "not '-1'"),
         (("invoke", "shop.buy", "--json", "[1]"), "--json is an object"),
         (("deploy", "/nowhere.py"), "There is no file or folder /nowhere.py."),
         (("log", "read", ""), "A log's name is 1 to"),

@@ -1,0 +1,52 @@
+"""The command `indilog invocation show`: what came of an asynchronous call."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+
+from indilog.cli import show as printed
+from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
+from indilog.cli.quantities import wait_s_of
+
+invocations = typer.Typer(help="Ask for asynchronous calls.", no_args_is_help=True)
+
+_OPEN: Final = ("scheduled", "running")
+_WAIT_S_MAX: Final = 60.0
+"""One request waits so long at most."""
+_PAUSE_S: Final = 0.5
+"""Between requests: a platform where too many wait answers at once."""
+
+
+@invocations.command()
+def show(
+    invocation: Annotated[
+        str, typer.Argument(help="The id that `indilog invoke --async` printed.", metavar="ID")
+    ],
+    *,
+    wait: Annotated[
+        str | None, typer.Option(help="Wait so long for the outcome: 30s, 10m.", metavar="TIME")
+    ] = None,
+    url: Url = DEFAULT,
+) -> None:
+    """Print how far an asynchronous call is, and its result or problem when it is over, as JSON."""
+    with mistakes_told():
+        wait_s = wait_s_of(wait) if wait is not None else 0.0
+    if not invocation:
+        stop("Give the id that `indilog invoke --async` printed.")
+    name = quote(invocation, safe="").replace(".", "%2E")  # "." is a step of a path otherwise
+    printed.value(_told(Gateway(url), f"/invocations/{name}", wait_s))
+
+
+def _told(gateway: Gateway, path: str, wait_s: float) -> Any:  # noqa: ANN401 - whatever JSON says
+    """Return the answer as soon as it has an outcome, or when the time is over."""
+    end = time.monotonic() + wait_s
+    while True:
+        left_s = max(0.0, end - time.monotonic())
+        told = gateway.get(path, wait=min(left_s, _WAIT_S_MAX))
+        if told["state"] not in _OPEN or time.monotonic() >= end:
+            return told
+        time.sleep(min(left_s, _PAUSE_S))
