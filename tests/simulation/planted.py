@@ -93,6 +93,18 @@ BUGS: Final = (
         "        if entry.position < length:\n            self._entries.cut_off(entry.position)\n",
         "",
     ),
+    Bug(
+        "a primary that lost entries goes on with those that it has",
+        "ordering/sequencer.py",
+        "elif metalog.whole:",
+        "elif True:",
+    ),
+    Bug(
+        "a primary that was wiped takes the shortest copy of the metalog",
+        "ordering/rebuild.py",
+        "return max(self._metalog.extent, *(Extent(a.last, a.length) for a in answers))",
+        "return min(Extent(a.last, a.length) for a in answers)",
+    ),
     # --- storage
     Bug(
         "a batch that leaves a gap is stored",
