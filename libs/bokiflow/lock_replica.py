@@ -22,6 +22,7 @@ from bokiflow.lock_records import (
 )
 from indilog.errors import DataLossError, TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
+from indilog.leftover import leftover, may_go_further
 from indilog.log import Log, Record
 from indilog.outcomes import appended
 
@@ -40,6 +41,20 @@ class Outcome(NamedTuple):
 
     token: SeqNum | None
     time: float
+
+
+class Left(NamedTuple):
+    """What is left of a lock's checkpoints.
+
+    Attributes:
+        place: of the one that goes furthest.
+        furthest: that one; None: there is none.
+        lost: says which records are lost, if one of them may go further.
+    """
+
+    place: SeqNum
+    furthest: Checkpoint | None
+    lost: DataLossError | None
 
 
 class LockReplica:
@@ -82,15 +97,22 @@ class LockReplica:
             self._outcomes.popitem(last=False)
 
     async def catch_up(self, log: Log, until: SeqNum = -1) -> None:
-        """Apply what is new, at least up to and with the record at `until`."""
+        """Apply what is new, at least up to and with the record at `until`.
+
+        Raises:
+            DataLossError: a record is lost that is needed.
+            TrimmedError: the log itself was trimmed, with the history of the lock.
+        """
         while True:
+            start = self.fold.end
             try:
-                page = await log.read_range(self.tags.commands, self.fold.end, limit=_PAGE)
-            except TrimmedError:
-                before = self.fold.end
-                await self._load(log)
-                if self.fold.end == before:
-                    raise  # the log itself was trimmed, with the history of the lock
+                page = await log.read_range(self.tags.commands, start, limit=_PAGE)
+            except TrimmedError as error:
+                # A floor can be seen ahead of the checkpoint that was appended before it rose.
+                await log.tail()
+                lost = await self._load(log)
+                if self.fold.end == start:
+                    raise (error if lost is None else lost) from error
                 continue
             for record in page:
                 self._apply(record)
@@ -108,55 +130,53 @@ class LockReplica:
         if len(self._outcomes) > _OUTCOMES_MAX:
             self._outcomes.popitem(last=False)
 
-    async def _load(self, log: Log) -> None:
-        """Begin at the furthest checkpoint, if it is further."""
-        _, checkpoint = await self._furthest(log)
-        if checkpoint is not None and checkpoint.end > self.fold.end:
-            self.fold, self._unsaved = LockFold(checkpoint), 0
+    async def _load(self, log: Log) -> DataLossError | None:
+        """Begin at the furthest checkpoint, if it is further; return what may be lost of a better
+        one.
+        """
+        left = await self._furthest(log)
+        if left.furthest is not None and left.furthest.end > self.fold.end:
+            self.fold, self._unsaved = LockFold(left.furthest), 0
+        return left.lost
 
-    async def _furthest(self, log: Log) -> tuple[SeqNum, Checkpoint | None]:
-        """Return the checkpoint that goes furthest of those that are left, and its place.
+    async def _furthest(self, log: Log) -> Left:
+        """Return which checkpoint goes furthest.
 
         It need not be the newest: a process may have stood still between making one and its append.
         """
-        start, place, furthest = 0, 0, None
-        while True:
-            try:
-                page = await log.read_range(self.tags.checkpoints, start, limit=_CHECKPOINTS_PAGE)
-            except TrimmedError as error:
-                start = error.first_seqnum
+        place, furthest = 0, None
+        lost: DataLossError | None = None
+        async for record in leftover(log, self.tags.checkpoints, limit=_CHECKPOINTS_PAGE):
+            if isinstance(record, DataLossError):
+                lost = record  # one before or behind it may do
                 continue
-            except DataLossError as error:
-                if error.next_seqnum is None:
-                    raise
-                start = error.next_seqnum  # one before or behind it may do
-                continue
-            for record in page:
-                checkpoint = checkpoint_decoded(record.data)
-                if checkpoint and (furthest is None or checkpoint.end >= furthest.end):
-                    place, furthest = record.seqnum, checkpoint
-            if not page:
-                return place, furthest
-            start = page[-1].seqnum + 1
+            checkpoint = checkpoint_decoded(record.data)
+            if checkpoint and (furthest is None or checkpoint.end >= furthest.end):
+                place, furthest = record.seqnum, checkpoint
+        is_lost = may_go_further(lost, 0 if furthest is None else furthest.end)
+        return Left(place, furthest, lost if is_lost else None)
 
     async def save(self, log: Log) -> None:
         """After many records, write a checkpoint and trim what the one before stands for.
 
         So whoever has just appended can still read what came of it. Processes that do it at the
         same time do no harm: each checkpoint is true, and the one that goes furthest stays, so
-        there is always one that goes on where the commands were trimmed.
+        there is always one that goes on where the commands were trimmed. While one that is lost may
+        go further, nothing is trimmed: it may come back.
         """
         if self._unsaved < CHECKPOINT_EVERY:
             return
         self._unsaved = 0
         checkpoint = self.fold.checkpoint()
-        _, before = await self._furthest(log)
+        before = (await self._furthest(log)).furthest
         try:
             await log.append(encoded(checkpoint), tags=[self.tags.checkpoints])
         except TooLargeError:
             return  # too many wait; once there are fewer, it fits
-        place, _ = await self._furthest(log)
-        await log.trim(place, tag=self.tags.checkpoints)
+        left = await self._furthest(log)
+        if left.lost is not None:
+            return
+        await log.trim(left.place, tag=self.tags.checkpoints)
         if before is not None:
             await log.trim(before.end, tag=self.tags.commands)
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from bokiqueue.records import Checkpoint, checkpoint_decoded, encoded
-from indilog.errors import TooLargeError, TrimmedError
+from indilog.errors import DataLossError, TooLargeError
 from indilog.ids import SeqNum
+from indilog.leftover import leftover, may_go_further
 from indilog.log import Log
 
 _PAGE: Final = 16
@@ -39,6 +40,18 @@ class Kept:
         """The first record of the shard that whoever begins here needs."""
         checkpoint = self.checkpoint
         return min((held.seqnum for held in checkpoint.messages), default=checkpoint.end)
+
+
+class Left(NamedTuple):
+    """What is left of the checkpoints of a shard.
+
+    Attributes:
+        furthest: the one that is furthest on; None: there is none.
+        lost: says which records are lost, if one of them may be of one that is further on.
+    """
+
+    furthest: Kept | None
+    lost: DataLossError | None
 
 
 async def write(log: Log, tag: str, checkpoint: Checkpoint) -> None:
@@ -66,30 +79,26 @@ async def _write_parts(log: Log, tag: str, checkpoint: Checkpoint, held_max: int
         first = seqnum if first is None else first
 
 
-async def furthest(log: Log, tag: str) -> Kept | None:
-    """Return the checkpoint that is furthest on, of all that are left; None: there is none."""
+async def furthest(log: Log, tag: str) -> Left:
+    """Return the checkpoint that is furthest on, of all that are left."""
     best: Kept | None = None
+    lost: DataLossError | None = None
     parts: defaultdict[SeqNum, dict[int, Checkpoint]] = defaultdict(dict)
-    start = 0
-    while True:
-        try:
-            page = await log.read_range(tag, start, limit=_PAGE)
-        except TrimmedError as error:
-            start = error.first_seqnum
+    async for record in leftover(log, tag, limit=_PAGE):
+        if isinstance(record, DataLossError):
+            lost = record  # one before or behind it may do
             continue
-        if not page:
-            return best
-        for record in page:
-            part = checkpoint_decoded(record.data)
-            if part is None or part.part >= part.parts:
-                continue
-            if best is not None and part.end < best.checkpoint.end:
-                continue
-            first = record.seqnum if part.first is None else part.first
-            parts[first][part.part] = part
-            if len(parts[first]) == part.parts:
-                best = Kept(first, _joined(parts.pop(first)))
-        start = page[-1].seqnum + 1
+        part = checkpoint_decoded(record.data)
+        if part is None or part.part >= part.parts:
+            continue
+        if best is not None and part.end < best.checkpoint.end:
+            continue
+        first = record.seqnum if part.first is None else part.first
+        parts[first][part.part] = part
+        if len(parts[first]) == part.parts:
+            best = Kept(first, _joined(parts.pop(first)))
+    is_lost = may_go_further(lost, 0 if best is None else best.checkpoint.end)
+    return Left(best, lost if is_lost else None)
 
 
 def _joined(parts: dict[int, Checkpoint]) -> Checkpoint:

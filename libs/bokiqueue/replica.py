@@ -37,7 +37,12 @@ from bokiqueue.records import (
     tags_of,
 )
 from bokiqueue.waiting import News
-from indilog.errors import AppendOutcomeUnknownError, IndilogError, TrimmedError
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    DataLossError,
+    IndilogError,
+    TrimmedError,
+)
 from indilog.event import Event
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
@@ -219,11 +224,14 @@ class Replica:
                 return settings
             bound = record.seqnum + 1
 
-    async def _load(self, log: Log, shard: Shard) -> None:
-        """Begin at the checkpoint that is furthest on, if it is further than the fold."""
-        kept = await furthest(log, self.tags.checkpoints[shard.number])
+    async def _load(self, log: Log, shard: Shard) -> DataLossError | None:
+        """Begin at the checkpoint that is furthest on, if it is further than the fold; return what
+        may be lost of a better one.
+        """
+        kept, lost = await furthest(log, self.tags.checkpoints[shard.number])
         if kept is not None and kept.checkpoint.end > shard.fold.end:
             shard.restart(Fold(kept.checkpoint))
+        return lost
 
     # --- what is new
 
@@ -277,9 +285,9 @@ class Replica:
             except TrimmedError as error:
                 # A floor can be seen ahead of the checkpoint that was appended before it rose.
                 await log.tail()
-                await self._load(log, shard)
+                lost = await self._load(log, shard)
                 if shard.fold.end < error.first_seqnum:
-                    raise QueueTrimmedError(self._name, error.first_seqnum) from error
+                    raise lost or QueueTrimmedError(self._name, error.first_seqnum) from error
                 continue
             for record in page:
                 shard.apply(record, self._contents)
@@ -420,7 +428,9 @@ class Replica:
     async def _save(self, log: Log, shard: Shard) -> None:
         tag = self.tags.checkpoints[shard.number]
         await write(log, tag, shard.fold.checkpoint())
-        kept = await furthest(log, tag)
+        kept, lost = await furthest(log, tag)
+        if lost is not None:
+            return  # it may come back, and be further on
         if kept is None:
             return  # another process has trimmed it already, below one that is further on
         await log.trim(kept.seqnum, tag=tag)

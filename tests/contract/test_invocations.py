@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -34,7 +33,7 @@ from indilog.errors import (
 from indilog.log import Record
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
-from tests.hooked_log import HookedLogs, Read
+from tests.damaged_log import DamagedLogs
 
 pytestmark = pytest.mark.asyncio
 FAST: dict[str, Any] = {
@@ -327,21 +326,6 @@ async def test_a_node_that_was_cut_off_covers_nothing_over_a_gap() -> None:
             for node in (late, paused, service):
                 await node.told("nothing")  # reads up to now
                 assert node._fold.count == node._fold.end, "there is no other log"
-
-
-class DamagedLogs(HookedLogs):
-    """Some of its records are lost: it reads as the platform does without an intact copy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lost: set[int] = set()
-
-    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
-        whole = list(itertools.takewhile(lambda record: record.seqnum not in self.lost, records))
-        if records and not whole:
-            lost = records[0].seqnum
-            raise DataLossError("Lost.", seqnum=lost, next_seqnum=lost + 1)
-        return whole
 
 
 async def test_a_lost_checkpoint_or_last_record_keeps_no_node_from_starting() -> None:

@@ -34,7 +34,7 @@ from bokiflow.lock_records import (
     command_decoded,
     encoded,
 )
-from bokiflow.lock_replica import LockReplica
+from bokiflow.lock_replica import Left, LockReplica
 from indilog.errors import TrimmedError
 from indilog.ids import SeqNum, tag_columns
 from indilog.log import Log, Record, Session
@@ -261,10 +261,12 @@ def test_who_begins_finds_the_lock_as_it_is_whoever_stood_still_over_a_checkpoin
         one_who_stands_still(seed)
 
 
-async def newest_stays(self: LockReplica, log: Log) -> tuple[SeqNum, Checkpoint | None]:
+async def newest_stays(self: LockReplica, log: Log) -> Left:
     """A planted bug: the newest checkpoint is taken for the one that goes furthest."""
     record = await log.read_prev(self.tags.checkpoints)
-    return (0, None) if record is None else (record.seqnum, checkpoint_decoded(record.data))
+    if record is None:
+        return Left(0, None, None)
+    return Left(record.seqnum, checkpoint_decoded(record.data), None)
 
 
 def test_a_checkpoint_that_removes_a_further_one_is_caught() -> None:

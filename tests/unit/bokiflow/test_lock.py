@@ -20,9 +20,8 @@ from bokiflow import (
 )
 from bokiflow.lock_records import Release
 from bokiflow.lock_replica import LockReplica, replica_of
-from indilog.errors import DataLossError, DiskFullError, NotReadyError, TrimmedError
+from indilog.errors import DiskFullError, NotReadyError, TrimmedError
 from indilog.ids import UserTag
-from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
 
 Log = Callable[[], MemoryLog]
@@ -303,30 +302,6 @@ async def test_a_checkpoint_that_cannot_be_written_fails_no_release(
             pass
     monkeypatch.undo()
     assert await mine.read_next("lock:hotel:7:checkpoint") is None
-
-
-@pytest.mark.asyncio
-async def test_a_lost_checkpoint_is_passed_over(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_replica, "CHECKPOINT_EVERY", 2)
-    mine, other = log(), log()
-    tokens = []
-    for _ in range(4):
-        async with Lock(mine, "hotel:7", renew=False) as held:
-            tokens.append(held.token)
-    lost = await mine.append(b"lost", tags=["lock:hotel:7:checkpoint"])
-    read_range = other.read_range
-
-    async def damaged(tag: UserTag, bound: int, *, limit: int = 1000) -> list[Record]:
-        page = await read_range(tag, bound, limit=limit)
-        if any(record.seqnum == lost for record in page):
-            if page[0].seqnum == lost:
-                raise DataLossError("lost", seqnum=lost, next_seqnum=lost + 1)
-            return [record for record in page if record.seqnum < lost]
-        return page
-
-    monkeypatch.setattr(other, "read_range", damaged)
-    async with Lock(other, "hotel:7", wait=0) as found:
-        assert found.token > tokens[-1]
 
 
 @pytest.mark.asyncio

@@ -8,68 +8,23 @@ tail.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from bokistore import ConflictError, Replica, Store
 from indilog.errors import TrimmedError
-from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.log import Record
-from indilog.testing import MemoryLog, MemoryLogs
+from indilog.testing import MemoryLog
+from tests.behind_log import Behind
 from tests.unit.bokistore.processes import newcomer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("small_cells")]
-
-
-class Behind(MemoryLog):
-    """A log that shows the records below `end`, but the floors of now.
-
-    `end` rises to the tail when that is asked for, as the session of a client does.
-    """
-
-    def __init__(self, logs: MemoryLogs) -> None:
-        super().__init__("objects", logs=logs)
-        self.end: SeqNum = logs.position
-
-    async def tail(self) -> SeqNum:
-        self.end = await super().tail()
-        return self.end
-
-    async def read_next(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        **options: Any,  # noqa: ANN401 - as the log's
-    ) -> Record | None:
-        record = await super().read_next(tag, bound, **options)
-        return None if record is None or record.seqnum >= self.end else record
-
-    async def read_prev(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = MAX_SEQNUM,
-        **options: Any,  # noqa: ANN401
-    ) -> Record | None:
-        return await super().read_prev(tag, min(bound, self.end - 1), **options)
-
-    async def read_range(
-        self,
-        tag: UserTag | None = None,
-        bound: SeqNum = 0,
-        **options: Any,  # noqa: ANN401
-    ) -> list[Record]:
-        page = await super().read_range(tag, bound, **options)
-        if options.get("wait"):  # what appeared is seen
-            self.end = self.logs.position
-        return [record for record in page if record.seqnum < self.end]
 
 
 async def test_an_object_at_rest_is_not_taken_as_deleted(log: MemoryLog) -> None:
     store = Store(log)
     for _ in range(10):
         await store.increment("a", "n")
-    behind = Behind(log.logs)
+    behind = Behind("objects", log.logs)
     await store.collect(keep=0)
     with pytest.raises(TrimmedError):
         await behind.read_prev("store:a")
@@ -81,7 +36,7 @@ async def test_an_object_that_was_deleted_is_taken_as_such(log: MemoryLog) -> No
     for _ in range(10):
         await store.increment("a", "n")
     await store.delete("a")
-    behind = Behind(log.logs)
+    behind = Behind("objects", log.logs)
     await store.collect(keep=0)
     assert not await newcomer(behind).get("a")
 
@@ -89,7 +44,7 @@ async def test_an_object_that_was_deleted_is_taken_as_such(log: MemoryLog) -> No
 async def test_what_was_trimmed_with_its_log_is_not_taken_as_deleted(log: MemoryLog) -> None:
     store = Store(log)
     await store.set("a", "n", 1)
-    behind = Behind(log.logs)
+    behind = Behind("objects", log.logs)
     await log.trim(await log.tail())
     with pytest.raises(TrimmedError):
         await newcomer(behind).get("a")
@@ -109,7 +64,7 @@ async def test_what_was_decided_is_found(log: MemoryLog) -> None:
         txn.set("c", "n", 3)
         await store.set("d", "n", 1)
     await store.increment("a", "n")
-    behind = Behind(log.logs)
+    behind = Behind("objects", log.logs)
     await store.collect(keep=0)
     log.logs.drop_aux()
     reader = newcomer(behind)
@@ -121,7 +76,7 @@ async def test_what_was_decided_is_found(log: MemoryLog) -> None:
 async def test_a_replica_finds_the_snapshot_of_what_was_trimmed(log: MemoryLog) -> None:
     one = Replica(log, lambda _: None, snapshot=lambda: b"state", restore=lambda _: None)
     await one.propose(b"a")
-    behind = Behind(log.logs)
+    behind = Behind("objects", log.logs)
     await one.save()
     await one.trim()
     restored: asyncio.Queue[bytes] = asyncio.Queue()

@@ -1,0 +1,118 @@
+"""A checkpoint that is lost keeps a queue from being used only where nothing else helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from bokiqueue import Queue, Replica, checkpoints
+from bokiqueue import replica as replica_module
+from indilog.errors import DataLossError, TrimmedError
+from indilog.ids import SeqNum
+from indilog.testing import MemoryLog
+from tests.damaged_log import DamagedLogs
+
+pytestmark = pytest.mark.asyncio
+EVERY = 6
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "CHECKPOINT_EVERY", EVERY)
+
+
+@pytest.fixture
+def logs() -> DamagedLogs:
+    return DamagedLogs()
+
+
+def process(logs: DamagedLogs) -> Queue:
+    """The queue in a process that has read nothing of it."""
+    return Queue(logs.log("work"), "mail", shards=1, replica=Replica("mail", 1))
+
+
+async def checkpoint_of(queue: Queue) -> SeqNum:
+    """Return where its last checkpoint is."""
+    last = await queue.log.read_prev(queue.replica.tags.checkpoints[0])
+    assert last is not None
+    return last.seqnum
+
+
+async def deliver(queue: Queue, count: int) -> None:
+    for number in range(count):
+        await queue.push(b"%d" % number)
+        async with queue.pop() as message:
+            assert message is not None
+
+
+async def test_a_lost_checkpoint_is_passed_over_where_all_records_are_left(
+    logs: DamagedLogs,
+) -> None:
+    """Whoever wrote it did not come to trim."""
+    queue = process(logs)
+    await deliver(queue, 1)
+    (shard,), (tag,) = queue.replica.shards, queue.replica.tags.checkpoints
+    await checkpoints.write(queue.log, tag, shard.fold.checkpoint())
+    logs.lost = {await checkpoint_of(queue)}
+    await queue.push(b"last")
+    assert (await process(logs).stats()).depth == 1
+
+
+async def test_a_lost_checkpoint_is_passed_over_where_another_one_helps(
+    logs: DamagedLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
+    queue = process(logs)
+    await deliver(queue, EVERY)
+    kept, _ = await checkpoints.furthest(queue.log, queue.replica.tags.checkpoints[0])
+    assert kept is not None
+    await checkpoints.write(queue.log, queue.replica.tags.checkpoints[0], kept.checkpoint)
+    logs.lost = {await checkpoint_of(queue)}
+    await queue.push(b"last")
+    assert (await process(logs).stats()).depth == 1
+
+
+async def test_a_queue_of_which_the_only_checkpoint_is_lost_is_damaged_not_trimmed(
+    logs: DamagedLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
+    queue = process(logs)
+    await deliver(queue, EVERY)
+    with pytest.raises(TrimmedError):
+        await queue.log.read_range(queue.replica.tags.shards[0])
+    logs.lost = {await checkpoint_of(queue)}
+    newcomer = process(logs)
+    with pytest.raises(DataLossError):
+        await newcomer.take()
+    logs.lost.clear()
+    assert await newcomer.take() is None, "it is repaired"
+
+
+async def test_a_lost_checkpoint_that_may_be_further_on_is_not_trimmed(
+    logs: DamagedLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that lags: it may be repaired, and nothing else goes as far."""
+    monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
+    queue, stale = process(logs), process(logs)
+    await deliver(queue, 1)
+    await stale.stats()
+    await deliver(queue, EVERY)
+    logs.lost = {await checkpoint_of(queue)}
+    (shard,) = stale.replica.shards
+    shard.unsaved = EVERY
+    await stale.replica.save(stale.log, shard)
+    logs.lost.clear()
+    assert (await process(logs).stats()).depth == 0
+
+
+async def test_a_lost_checkpoint_goes_once_another_is_further_on(
+    logs: DamagedLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
+    queue = process(logs)
+    await deliver(queue, EVERY)
+    logs.lost = {await checkpoint_of(queue)}
+    await deliver(queue, EVERY)
+    assert isinstance(queue.log, MemoryLog)
+    with pytest.raises(TrimmedError):
+        await queue.log.read_range(queue.replica.tags.checkpoints[0], min(logs.lost))
+    assert (await process(logs).stats()).depth == 0
