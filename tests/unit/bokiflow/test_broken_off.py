@@ -86,6 +86,7 @@ class Process:
         self.given: list[str] = []
         self.first = 0
         self.on_second: asyncio.Event | None = None
+        self.may_end = asyncio.Event()
         self.two: Startable[str] = self.flow.workflow(self._two)
 
     async def _two(self, wf: Workflow) -> str:
@@ -93,7 +94,7 @@ class Process:
             self.first += 1
             if self.first == 2 and self.on_second is not None:
                 self.on_second.set()
-                await asyncio.sleep(0.05)
+                await self.may_end.wait()
             return f"first {self.first}"
 
         async def second(before: str) -> str:
@@ -200,6 +201,7 @@ async def test_an_append_that_was_given_up_does_not_count_when_the_run_goes_on(
     await again.wait()  # the first execution gave its append up, the next one begins
     monkeypatch.undo()
     await MemoryLogs.log(logs, FLOW_LOG).append(logs.held[0].data, tags=logs.held[0].tags)
+    process.may_end.set()
     assert await handle.result(10) == "12"
     decided = [run_record(r.data) for r in await log.read_range(run_tag("r"))]
     epoch, steps = 1, dict[str, bytes]()

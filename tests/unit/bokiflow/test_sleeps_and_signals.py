@@ -27,25 +27,29 @@ from bokiflow.signals import Signals
 from indilog.errors import NotReadyError, OverloadedError
 from indilog.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.elapsing_log import Time
 from tests.flow_executions import FLOW_LOG as LOG
 from tests.flow_executions import NeverSure, begin, decided, execute, take
+from tests.hooked_log import HookedLog, Read
 
 
-class Clock:
-    """Time as workflows see it; passes when a test says so."""
+class Waited(HookedLog):
+    """A log that tells for how long somebody waits for news."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, logs: MemoryLogs) -> None:
+        super().__init__(LOG, logs=logs)
+        self.seconds: asyncio.Queue[float] = asyncio.Queue()
 
-    def __call__(self) -> float:
-        return self.now
+    async def before_read(self, read: Read) -> None:
+        if read.wait:
+            self.seconds.put_nowait(read.wait)
 
 
 @pytest.mark.asyncio
 async def test_a_sleep_goes_on_where_it_was_when_its_executor_changes(
     logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    clock = Time()
     monkeypatch.setattr(waiting, "seconds_now", clock)
     log = logs.log(LOG)
     await begin(log, "nap")
@@ -60,9 +64,9 @@ async def test_a_sleep_goes_on_where_it_was_when_its_executor_changes(
     await asyncio.wait([first])
     clock.now += 3599.99
     await take(log, "nap", "second")
-    second = asyncio.create_task(execute(log, "nap", nap))
-    await asyncio.sleep(0.05)
-    assert not second.done()
+    waited = Waited(logs)
+    second = asyncio.create_task(execute(waited, "nap", nap))
+    assert await asyncio.wait_for(waited.seconds.get(), 10) == pytest.approx(0.01)
     clock.now += 0.02
     finished = await asyncio.wait_for(second, 10)
     assert float(finished.result) == clock.now

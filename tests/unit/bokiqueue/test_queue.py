@@ -297,7 +297,8 @@ async def test_a_consumer_that_waits_is_woken_by_a_push() -> None:
     log = MemoryLog("work")
     queue = Queue(log, "mail")
     waiting = [asyncio.create_task(taken(queue, wait=20)) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    for _ in range(20):  # all wait
+        await asyncio.sleep(0)
     for number in range(3):
         await queue.push(b"%d" % number)
     assert sorted(map(str, await asyncio.gather(*waiting))) == ["b'0'", "b'1'", "b'2'"]
