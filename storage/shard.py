@@ -23,6 +23,7 @@ from collections import deque
 from typing import Final
 
 import msgspec
+import numpy as np
 from sortedcontainers import SortedDict
 
 from indilog.errors import MalformedFrameError
@@ -36,6 +37,7 @@ _HOLE: Final = 0
 _GONE: Final = 2**32 - 1
 """That of a batch that was discarded: all its records were trimmed."""
 _NOWHERE: Final = (_HOLE, _GONE)
+_ROWS_AT_ONCE: Final = 1 << 16
 NEVER: Final = Epoch(-1)
 """The epoch of a shard that no writer has claimed or opened here."""
 
@@ -306,12 +308,26 @@ class Shard:
         """Return the first batch known here that begins at `localid` or later: its localids and
         where it is; None: there is none.
         """
-        index = bisect_left(self._firsts, localid)
-        while index < len(self._firsts):
-            if self._segments[index] not in _NOWHERE:
-                place = Location(self._segments[index], self._offsets[index], self._lengths[index])
-                return self._firsts[index], self._end_of(index), place
-            index += 1
+        index = self._known_from(bisect_left(self._firsts, localid))
+        if index is None:
+            return None
+        place = Location(self._segments[index], self._offsets[index], self._lengths[index])
+        return self._firsts[index], self._end_of(index), place
+
+    def _known_from(self, index: int) -> int | None:
+        """Return the first row from `index` on of which it is known where its batch is.
+
+        A log that is trimmed all the time has millions of discarded batches before that one.
+        """
+        count = len(self._segments)
+        if index < count and self._segments[index] not in _NOWHERE:
+            return index
+        segments = np.frombuffer(self._segments, np.uint32)
+        for start in range(index, count, _ROWS_AT_ONCE):
+            rows = segments[start : start + _ROWS_AT_ONCE]
+            known = np.flatnonzero((rows != _HOLE) & (rows != _GONE))
+            if len(known):
+                return start + int(known[0])
         return None
 
     def locations(self, first: LocalId, end: LocalId) -> list[Location]:

@@ -1,0 +1,43 @@
+"""What a shard knows of where its batches are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from indilog.ids import ShardId
+from indilog.roles import Location
+from storage import shard as module
+from storage.shard import Shard
+
+RECORDS = 2
+"""Of each batch."""
+
+
+def location_of(number: int) -> Location:
+    return Location(1 + number // 5, 100 * number, 90)
+
+
+@given(fates=st.lists(st.sampled_from(["known", "discarded", "discarded", "lost"]), max_size=40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_next_known_batch_is_found_behind_all_that_are_discarded_or_lost(
+    monkeypatch: pytest.MonkeyPatch, fates: list[str]
+) -> None:
+    """So many rows at once are three here: they need not be a multiple of that."""
+    monkeypatch.setattr(module, "_ROWS_AT_ONCE", 3)
+    shard = Shard(ShardId(0), leading=True)
+    known: list[tuple[int, int, Location]] = []
+    for number, fate in enumerate(fates):
+        first, end, location = RECORDS * number, RECORDS * (number + 1), location_of(number)
+        shard.store(first, end, location)
+        if fate == "discarded":
+            assert shard.discard(first, location)
+        elif fate == "lost":
+            assert shard.lose(location)
+        else:
+            known.append((first, end, location))
+        assert shard.batch_from(0) == (known[0] if known else None)
+    for localid in range(RECORDS * len(fates) + 1):
+        following = [batch for batch in known if batch[0] >= localid]
+        assert shard.batch_from(localid) == (following[0] if following else None)
