@@ -178,7 +178,7 @@ class NodeConfig:
     reclaim_bytes_per_s: int = 64 * MIB
     """Bytes of batches that a storage node reads to find those that are trimmed, after a trim."""
     reclaim_rest_s_min: float = 1.0
-    """The rest between two such passes; it is ten times as long as the last one worked, or this."""
+    """The rest behind such a pass, at least; with those in it, ten times as long as it worked."""
     rewrite_dead_share_min: float = 0.5
     """A segment file of the journal of which this share is dead is rewritten without it."""
     rewrite_share_max: float = 0.25

@@ -33,7 +33,7 @@ _BATCHES_MAX: Final = 32
 _BATCH_REST_S: Final = 0.0004
 """The rest after a batch: about four times what reading and judging a small one takes."""
 _REST: Final = 10
-"""Between two passes lie so many times the time that the last one worked, at least."""
+"""The rests of a pass, in it and behind it, are so many times the time that it worked, at least."""
 
 
 class _Reading(NamedTuple):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from indilog.ids import Epoch, NodeId, ViewNumber
+from itertools import pairwise
+
+import pytest
+
+from indilog.ids import Epoch, Instant, NodeId, ViewNumber
 from indilog.messages import (
     IndexBlock,
     IndexData,
@@ -187,6 +191,30 @@ def test_reading_for_trimmed_batches_is_slow_and_rests() -> None:
     for _ in range(20):
         machine.wait(10.0)
     assert machine.reads - reads == 2, "once each: nothing was trimmed since"
+
+
+@pytest.mark.parametrize(("late_s", "least_s", "most_s"), [(0.0, 0.0, 0.02), (0.01, 0.3, 0.5)])
+def test_a_pass_rests_ten_times_as_long_as_it_worked_and_its_own_rests_count(
+    late_s: float, least_s: float, most_s: float
+) -> None:
+    """A turn comes late because there is work. The rests among 100 batches are 0.04 s."""
+    machine = machine_of(reclaim_rest_s_min=0.001)
+    count = 100
+    for first in range(count):
+        append(machine, b"x", first=first)
+    machine.tell(entries({0: count}), sender=PRIMARY)
+    waited(machine)
+    machine.tell(trim(1, 0, TAG, count, of_log=False), sender=PRIMARY)
+    machine.tell(trim(2, 1, TAG + 1, count, of_log=False), sender=PRIMARY)
+    read_at: list[Instant] = []
+    while machine.busy:
+        due, before = machine.node.deadline(), machine.reads
+        assert due is not None
+        machine.wait(max(0.0, due - machine.now) + late_s)
+        if machine.reads > before:
+            read_at.append(machine.now)
+    assert len(read_at) == 3 + 4, "two passes, of which one has begun at once"
+    assert least_s < max(later - at for at, later in pairwise(read_at)) < most_s
 
 
 def test_reading_many_small_batches_leaves_most_of_the_time_to_appends() -> None:
