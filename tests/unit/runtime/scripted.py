@@ -1,0 +1,176 @@
+"""A `NodeShell` over roles that do what a test says, with a journal and a transport that tell what
+was asked of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from indilog.config import Config, NodeConfig
+from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
+from indilog.ids import Epoch, Instant, NodeId, ViewNumber
+from indilog.messages import MetalogWanted
+from indilog.roles import Effect, Event, FrameKind, Location, Persist
+from indilog.runtime.node import NodeShell
+from indilog.runtime.old_segments import OldSegments
+from indilog.runtime.transport import TransportCounts
+from indilog.view import view_of
+
+A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
+PERSIST = Persist(FrameKind.METALOG, b"entry", 1)
+
+Script: TypeAlias = Mapping[type[Event], Callable[[Any], list[Effect]]]
+"""What a role does when it hears of an event, by its type; of others it does nothing."""
+
+
+class StoryJournal:
+    """A journal that tells what was asked of it; a sync can be made to wait or to fail."""
+
+    starved = failed = False
+    damaged = mended = 0
+    room = 1 << 30
+
+    def __init__(self, story: list[str]) -> None:
+        self._story = story
+        self.dirty = False
+        self.old = OldSegments()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: OSError | None = None
+
+    def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location]]:
+        return iter(())
+
+    def write(self, stream: int, kind: FrameKind, payload: bytes) -> Location:
+        self.dirty = True
+        self._story.append(f"write {payload!r}")
+        return Location(1, 0, len(payload))
+
+    def read(self, location: Location) -> bytes | None:
+        return None
+
+    def flush(self) -> None:
+        self.dirty = False
+
+    def sync(self) -> None:
+        self.flush()
+        self.sync_flushed()
+
+    def give_back(self) -> None:
+        pass
+
+    def sync_flushed(self) -> None:
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        self._story.append("sync")
+
+    def close(self) -> None:
+        pass
+
+
+class StoryTransport:
+    """A transport that tells what was sent."""
+
+    def __init__(self, story: list[str]) -> None:
+        self._story = story
+        self.on_frames: Callable[[list[bytes]], None] = lambda _: None
+        self.counts = TransportCounts()
+
+    def start(self, on_frames: Callable[[list[bytes]], None]) -> None:
+        self.on_frames = on_frames
+
+    def send(self, receiver: NodeId, frame: bytes) -> None:
+        envelope = envelope_decoded(frame)
+        self._story.append(f"send {len(envelope.messages)} to {receiver}")
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Scripted:
+    """A role that does what its script says."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self._script = script or {}
+        self.heard: list[Event] = []
+        self.calls = 0
+        self.due: Instant | None = None
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
+        raise AssertionError("nothing to recover")
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        self.calls += 1
+        if self.due is not None and now >= self.due:
+            self.due = None
+        self.heard += events
+        scripted = [(self._script[type(e)], e) for e in events if type(e) in self._script]
+        return [effect for act, event in scripted for effect in act(event)]
+
+    def deadline(self) -> Instant | None:
+        return self.due
+
+    def check_invariants(self) -> None:
+        pass
+
+
+class House:
+    """A shell over scripted roles, and what is needed to look at it.
+
+    Attributes:
+        story: what happened outside the roles, in order.
+    """
+
+    def __init__(self, roles: dict[NodeId, Scripted], **settings: float) -> None:
+        self.story: list[str] = []
+        self.journal = StoryJournal(self.story)
+        self.transport = StoryTransport(self.story)
+        self.fatal: list[BaseException] = []
+        self.shell = NodeShell(
+            roles,
+            [view_of()],
+            Config(node=NodeConfig(**settings)),  # type: ignore[arg-type]
+            journal=self.journal,  # type: ignore[arg-type]
+            transport=self.transport,
+            epoch=Epoch(1),
+            on_fatal=self.fatal.append,
+        )
+        self.shell.start()
+
+    def waiter(self, name: str) -> asyncio.Future[object]:
+        """Return what a caller waits for; that it was told is part of the story."""
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _: self.story.append(f"told {name}"))
+        return future
+
+    def nudge(self) -> None:
+        """Let A receive a message."""
+        self.transport.on_frames([frame_to(A)])
+
+
+def with_held_sync(script: Script) -> House:
+    """Return a house whose syncs are made beside the loop, as slow ones are, and wait for
+    `journal.gate`.
+    """
+    house = House({A: Scripted(script)}, sync_inline_s_max=0.0)
+    house.shell.sync_average_s = 1.0
+    house.journal.gate.clear()
+    return house
+
+
+def frame_to(receiver: NodeId, *, view: int = 1, epoch: int = 1) -> bytes:
+    """Return a message to a role of this process, of which it knows one view and epoch."""
+    names = (ViewNumber(view), Epoch(epoch), AWAY, receiver)
+    return envelope_encoded(Envelope(WIRE_VERSION, *names, (MetalogWanted(0),)))
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
