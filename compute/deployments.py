@@ -3,7 +3,9 @@ other nodes.
 
 Each deployment is one record tagged with the application's name; the newest record of a name wins,
 on every compute node that reads the log.
-The sources are in the record, so a node needs nothing but the log.
+The sources are in the record, so a node needs nothing but the log. That an application is
+undeployed is such a record, too, without sources and functions: it keeps the version of the one
+before, and frees the name for any owner.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ APPS_LOG: Final = "$apps"
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """One deployment of an application, as it stands in the log."""
+    """One deployment of an application, or the end of it, as it stands in the log."""
 
     name: str
     version: int
@@ -32,6 +34,18 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     functions: tuple[FunctionSpec, ...]
     services: tuple[str, ...] = ()
     schedules: tuple[ScheduleSpec, ...] = ()
+    is_undeployed: bool = False
+
+    def undeployed(self) -> Deployment:
+        """Return what says that it is deployed no more."""
+        return Deployment(
+            name=self.name,
+            version=self.version,
+            owner=self.owner,
+            sources={},
+            functions=(),
+            is_undeployed=True,
+        )
 
     @property
     def info(self) -> AppInfo:
@@ -42,7 +56,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placed(NamedTuple):
-    """A deployment, and its place in the log.
+    """A deployment, its place in the log, and when it was recorded (seconds since 1970).
 
     `since`: of each of its schedules, whatever its `catch_up`, the time of the first deployment of
     those up to this one that all have it; seconds since 1970.
@@ -51,13 +65,15 @@ class Placed(NamedTuple):
     seqnum: SeqNum
     deployment: Deployment
     since: Mapping[ScheduleSpec, float]
+    time: float
 
 
 class DeploymentLog:
     """The deployments in a log source.
 
     Attributes:
-        newest: of each application, by name, among the records read so far (`catch_up`).
+        newest: of each application, by name, among the records read so far (`catch_up`); it may say
+            that the application is undeployed.
     """
 
     def __init__(self, logs: LogSource) -> None:
@@ -84,13 +100,14 @@ class DeploymentLog:
         """Wait up to `wait_s` for a record that `catch_up` has not read."""
         await self._log.read_next(bound=self._bound, wait=wait_s)
 
-    async def catch_up(self) -> None:
-        """Read what was recorded since, into `newest`.
+    async def catch_up(self, *, fresh: bool = False) -> None:
+        """Read what was recorded since, into `newest`; `fresh`: by anybody, up to now.
 
         Whoever reads the same records comes to the same result, whatever was deployed at the same
         time on several compute nodes: the first owner of a name keeps it, versions count up.
         """
-        while page := await self._log.read_range(bound=self._bound):
+        while page := await self._log.read_range(bound=self._bound, fresh=fresh):
+            fresh = False
             for record in page:
                 try:
                     deployment = msgspec.json.decode(record.data, type=Deployment)
@@ -104,14 +121,21 @@ class DeploymentLog:
 
     def _take(self, seqnum: SeqNum, deployment: Deployment, time: float) -> None:
         before = self.newest.get(deployment.name)
+        if before is not None and before.seqnum >= seqnum:
+            return
+        is_there = before is not None and not before.deployment.is_undeployed
+        if deployment.is_undeployed and not is_there:
+            return
         if before is not None:
-            if before.seqnum >= seqnum or before.deployment.owner != deployment.owner:
+            if is_there and before.deployment.owner != deployment.owner:
                 return
-            version = max(deployment.version, before.deployment.version + 1)
+            version = before.deployment.version
+            if not deployment.is_undeployed:
+                version = max(deployment.version, version + 1)
             deployment = msgspec.structs.replace(deployment, version=version)
         earlier = {_times(s): t for s, t in before.since.items()} if before is not None else {}
         since = {spec: earlier.get(_times(spec), time) for spec in deployment.schedules}
-        self.newest[deployment.name] = Placed(seqnum, deployment, since)
+        self.newest[deployment.name] = Placed(seqnum, deployment, since, time)
 
 
 def _times(spec: ScheduleSpec) -> ScheduleSpec:

@@ -48,10 +48,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
     @router.get("/apps/{app:path}", tags=["apps"])
     async def app_named(app: str) -> Response:
         """Return one application."""
-        for info in host.apps():
-            if info.name == app:
-                return _json(msgspec.to_builtins(info))
-        return _not_found(f"No app {app!r} is deployed; GET /apps lists what is.")
+        return _json(msgspec.to_builtins(host.app(app)))
 
     @router.put("/apps/{app:path}", tags=["apps"], openapi_extra=_DEPLOY_BODY)
     async def deploy_as(app: str, request: Request, owner: Owner = "local") -> Response:
@@ -61,6 +58,15 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         """
         sources = await _sources(request, app, body_bytes_max)
         return _deployed(await host.deploy(sources, name=app, owner=owner))
+
+    @router.delete("/apps/{app:path}", tags=["apps"])
+    async def undeploy(app: str, owner: Owner = "local") -> Response:
+        """Undeploy an application: its services and schedules end, its logs stay.
+
+        Calls that run go on to their end. Deploying it again is a further version.
+        """
+        info = await host.undeploy(app, owner=owner)
+        return _json({"name": info.name, "version": info.version})
 
     @router.post("/apps", tags=["apps"], openapi_extra=_DEPLOY_BODY)
     async def deploy(request: Request, owner: Owner = "local") -> Response:

@@ -3,8 +3,9 @@ workers.
 
 The log of deployments decides: its newest record of a name is what runs, on every compute node. A
 deployment made here is tried, loaded everywhere and recorded before calls go to it; one that
-appears in the log is tried and loaded as soon as it is seen. What does not load any more is tried
-again at growing distances, in a process that runs nobody's calls, and then loaded.
+appears in the log is tried and loaded as soon as it is seen, and one that is undeployed there takes
+no new calls from then on. What does not load any more is tried again at growing distances, in a
+process that runs nobody's calls, and then loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -24,17 +24,22 @@ from compute.invocations.notices import Notices
 from compute.workers.call import Deployed
 from compute.workers.loading import Trials, load_into
 from compute.workers.process import WorkerProcess
+from compute.workers.refusals import (
+    checked_name,
+    name_taken,
+    not_theirs,
+    problem_of,
+    unknown_app,
+    unknown_function,
+)
 from compute.workers.retries import Retries
-from indilog.app import check_app_name
 from indilog.calls import Limits, LinkLostError
 from indilog.config import NodeConfig
 from indilog.deployed import AppInfo, FunctionSpec
 from indilog.errors import (
-    AppNameTakenError,
     DeployError,
     IndilogError,
     NotReadyError,
-    UnknownFunctionError,
 )
 from indilog.log import LogSource
 from indilog.worker_messages import Load, Loaded, RunServices, Unload
@@ -93,7 +98,7 @@ class Applications:
             NotReadyError: the log cannot be read.
         """
         await self._log.catch_up()
-        for placed in self._log.newest.values():
+        for placed in filter(self._is_behind, self._log.newest.values()):
             number = next(self._numbers)
             deployed = Deployed(number, placed.deployment, placed.seqnum, placed.since)
             self._apps[deployed.record.name] = deployed
@@ -119,6 +124,16 @@ class Applications:
         """Return what is deployed, by name."""
         return [self._apps[name] for name in sorted(self._apps)]
 
+    def app(self, name: str) -> Deployed:
+        """Return an application.
+
+        Raises:
+            UnknownFunctionError: it is not deployed; since when, or with what may have been meant.
+        """
+        if (deployed := self._apps.get(name)) is None:
+            raise unknown_app(name, self._apps, self._log.newest)
+        return deployed
+
     def function(self, name: str) -> tuple[Deployed, FunctionSpec]:
         """Return `app.function`.
 
@@ -129,7 +144,7 @@ class Applications:
         deployed = self._apps.get(app)
         spec = deployed.functions.get(function) if deployed is not None else None
         if deployed is None or spec is None:
-            raise self._unknown(name)
+            raise unknown_function(name, self._apps, self._log.newest)
         return deployed, spec
 
     # --- changes
@@ -137,7 +152,7 @@ class Applications:
     async def deploy(self, sources: Mapping[str, str], *, name: str | None, owner: str) -> AppInfo:
         """Deploy sources; see `FunctionHost.deploy`."""
         if name is not None:
-            self._check_owner(_checked_name(name), owner)
+            self._check_owner(checked_name(name), owner)
         if not self._workers():
             raise NotReadyError("No function worker is up to take the application; try again.")
         number = next(self._numbers)
@@ -154,6 +169,22 @@ class Applications:
         structlog.get_logger().info("deployed", app=info.name, version=info.version)
         return info
 
+    async def undeploy(self, name: str, *, owner: str) -> AppInfo:
+        """Take an application away; see `FunctionHost.undeploy`."""
+        await self._log.catch_up(fresh=True)
+        placed = self._log.newest.get(name)
+        if placed is None or placed.deployment.is_undeployed:
+            raise unknown_app(name, self._apps, self._log.newest)
+        if placed.deployment.owner != owner:
+            raise not_theirs(placed.deployment)
+        async with self._loading:
+            await self._log.append(placed.deployment.undeployed())
+            await self._log.catch_up()
+            self._take_away(self._log.newest[name])
+            self._look_behind()
+        structlog.get_logger().info("undeployed", app=name)
+        return placed.deployment.info
+
     async def load_into_new(self, worker: WorkerProcess) -> bool:
         """Load everything into a worker that runs no calls yet; False: it did not survive that.
 
@@ -168,7 +199,7 @@ class Applications:
             return True
 
     def unload(self, deployed: Deployed) -> None:
-        """The last call of a version that was replaced is over."""
+        """The last call of a version that was replaced, or undeployed, is over."""
         self._unload_number(deployed.number)
 
     def run_services(self, worker: WorkerProcess) -> None:
@@ -207,20 +238,28 @@ class Applications:
         seqnum = await self._log.append(record)
         await self._log.catch_up()
         placed = self._log.newest[record.name]
-        if placed.deployment.owner != owner:
-            raise _name_taken(record.name, placed.deployment.owner)
         if placed.seqnum == seqnum:
             self._replace(Deployed(number, placed.deployment, seqnum, placed.since))
-        else:
+        self._look_behind()
+        if placed.deployment.is_undeployed:
+            raise DeployError(
+                f"App {record.name} was undeployed at the same time; deploy it again."
+            )
+        if placed.deployment.owner != owner:
+            raise name_taken(record.name, placed.deployment.owner)
+        if placed.seqnum != seqnum:
             self._unload_number(number)
+        return placed.deployment.info
+
+    def _look_behind(self) -> None:
+        """Have taken what others deployed or undeployed meanwhile."""
         if any(map(self._is_behind, self._log.newest.values())):
             self._behind.set()
-        return placed.deployment.info
 
     def _check_owner(self, name: str, owner: str) -> None:
         there = self._apps.get(name)
         if there is not None and there.record.owner != owner:
-            raise _name_taken(name, there.record.owner)
+            raise name_taken(name, there.record.owner)
 
     def _replace(self, deployed: Deployed) -> None:
         """Send new calls to `deployed`; unload the version before when its last call is over."""
@@ -228,14 +267,30 @@ class Applications:
         self._apps[deployed.record.name] = deployed
         if deployed.problem is not None:
             self._try_later(deployed)
+        self._changed()
+        if before is not None:
+            before.successor = deployed
+            self._retire(before)
+
+    def _take_away(self, placed: Placed) -> None:
+        """Send no new calls to an application that is undeployed; its services end now, and it is
+        unloaded when its last call is over.
+        """
+        if placed.deployment.is_undeployed and self._is_behind(placed):
+            before = self._apps.pop(placed.deployment.name)
+            self._changed()
+            before.is_undeployed = True
+            self._retire(before)
+
+    def _changed(self) -> None:
         self.generation += 1
         self._run_services()
         self._on_change()
-        if before is not None:
-            self._retries.loaded(before)
-            before.successor = deployed
-            if before.running == 0:
-                self.unload(before)
+
+    def _retire(self, before: Deployed) -> None:
+        self._retries.loaded(before)
+        if before.running == 0:
+            self.unload(before)
 
     # --- inside: following
 
@@ -272,12 +327,18 @@ class Applications:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _take(self, placed: Placed) -> None:
-        """Run what another compute node deployed; if it does not import here, its calls say so.
+        """Run what another compute node deployed; if it does not import here, its calls say so. Or
+        take away what it undeployed.
 
         Raises:
             NotReadyError: it could not be tried.
         """
         record = placed.deployment
+        if record.is_undeployed:
+            async with self._loading:
+                self._take_away(placed)
+            structlog.get_logger().info("undeployment followed", app=record.name)
+            return
         number = next(self._numbers)
         deployed = Deployed(number, record, placed.seqnum, placed.since)
         load = Load(number, record.name, record.sources)
@@ -286,9 +347,10 @@ class Applications:
                 await self._trials.imported(load)
         except DeployError as error:
             deployed.workers_lost = _WORKERS_LOST_MAX
-            deployed.problem = _problem(record, error)
+            deployed.problem = problem_of(record, error)
         async with self._loading:
-            if not self._is_behind(placed):
+            if self._log.newest[record.name] is not placed or not self._is_behind(placed):
+                self._look_behind()  # meanwhile there is more, perhaps its end
                 return
             if deployed.problem is None and self._node.workers > 0:
                 await self._load_everywhere(load)
@@ -299,7 +361,9 @@ class Applications:
 
     def _is_behind(self, placed: Placed) -> bool:
         running = self._apps.get(placed.deployment.name)
-        return running is None or running.seqnum < placed.seqnum
+        if running is None:
+            return not placed.deployment.is_undeployed
+        return running.seqnum < placed.seqnum
 
     # --- inside: loading
 
@@ -342,7 +406,7 @@ class Applications:
 
     def _does_not_load(self, deployed: Deployed, error: IndilogError) -> None:
         record = deployed.record
-        deployed.problem = _problem(record, error)
+        deployed.problem = problem_of(record, error)
         structlog.get_logger().error(
             "app not loaded", app=record.name, version=record.version, reason=str(error)
         )
@@ -410,38 +474,3 @@ class Applications:
         for worker in self._workers():
             worker.deployments.discard(number)
             worker.link.tell(Unload(number))
-
-    def _unknown(self, name: str) -> UnknownFunctionError:
-        app, dot, function = name.partition(".")
-        if not dot or not function:
-            return UnknownFunctionError(f"A function is named app.function, not {name!r}.")
-        if app not in self._apps:
-            near = get_close_matches(app, self._apps, n=1)
-            return UnknownFunctionError(f"No app {app!r} is deployed{_did_you_mean(near)}")
-        near = get_close_matches(function, self._apps[app].functions, n=1)
-        return UnknownFunctionError(f"App {app} has no function {function!r}{_did_you_mean(near)}")
-
-
-def _problem(record: Deployment, error: IndilogError) -> str:
-    """Return what callers of an application that does not load are told."""
-    return (
-        f"App {record.name} does not load: {error} It is tried again from time to time; if its "
-        "code is the cause, deploy it again."
-    )
-
-
-def _name_taken(name: str, owner: str) -> AppNameTakenError:
-    return AppNameTakenError(
-        f"The app name {name} is taken by {owner}; deploy under another name, or as that owner."
-    )
-
-
-def _did_you_mean(near: list[str]) -> str:
-    return f"; did you mean {near[0]!r}?" if near else "; `indilog apps` lists what is."
-
-
-def _checked_name(name: str) -> str:
-    try:
-        return check_app_name(name)
-    except ValueError as error:
-        raise DeployError(str(error)) from error

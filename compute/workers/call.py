@@ -27,13 +27,14 @@ class Deployed:
         seqnum: of its record in the log of deployments; `since`: as in `Placed`.
         functions: by name.
         running: its calls that wait or run.
-        successor: the newer version that took its place; then it is unloaded when `running` is 0.
+        successor: the newer version that took its place.
+        is_undeployed: it was taken away, and none took its place.
         problem: why it could not be loaded, if it could not.
         workers_lost: workers that ended while they imported it, since it was last imported.
     """
 
     __slots__ = (
-        "functions", "number", "problem", "record", "running", "seqnum", "since",
+        "functions", "is_undeployed", "number", "problem", "record", "running", "seqnum", "since",
         "successor", "workers_lost",
     )  # fmt: skip
 
@@ -51,8 +52,14 @@ class Deployed:
         self.functions: dict[str, FunctionSpec] = {f.name: f for f in record.functions}
         self.running = 0
         self.successor: Deployed | None = None
+        self.is_undeployed = False
         self.problem: str | None = None
         self.workers_lost = 0
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether no new calls go to it; then it is unloaded when `running` is 0."""
+        return self.successor is not None or self.is_undeployed
 
     @property
     def info(self) -> AppInfo:

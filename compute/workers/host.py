@@ -152,6 +152,30 @@ class FunctionHost:
         """
         return await self._applications.deploy(sources, name=name, owner=owner)
 
+    def app(self, name: str) -> AppInfo:
+        """Return what is deployed under a name.
+
+        Raises:
+            UnknownFunctionError: nothing is; since when, if something was.
+        """
+        return self._applications.app(name).info
+
+    async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
+        """Take an application away; return what was deployed.
+
+        When this returns, no new call goes to it here, its services and schedules have ended, and
+        it stays so after a restart; other compute nodes follow. Calls that run go on to their end.
+        A recorded invocation that has not begun fails when it is due, unless it is deployed again
+        by then. Its logs stay.
+
+        Raises:
+            UnknownFunctionError: it is not deployed.
+            AppNameTakenError: another owner has deployed it.
+            NotReadyError: the log cannot be read, or takes nothing; it stays deployed.
+            AppendOutcomeUnknownError: it may be undeployed; doing so again is harmless.
+        """
+        return await self._applications.undeploy(name, owner=owner)
+
     # --- calls
 
     def call(

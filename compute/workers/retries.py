@@ -31,7 +31,7 @@ class Retries:
             self._times[deployed] = now + pause_s
 
     def loaded(self, deployed: Deployed) -> None:
-        """It loads, or another version took its place: it has no turn any more."""
+        """It loads, or is not deployed any more: it has no turn any more."""
         self._pauses.pop(deployed, None)
         self._times.pop(deployed, None)
 

@@ -351,7 +351,7 @@ class CallRouter:
 
     def _forget(self, deployed: Deployed) -> None:
         deployed.running -= 1
-        if deployed.successor is not None and deployed.running == 0:
+        if deployed.is_retired and deployed.running == 0:
             self._on_idle(deployed)
 
     # --- inside: calls and workers that do not end

@@ -1,5 +1,5 @@
-"""The commands `up`, `deploy`, `invoke`, `apps`, `status`; `log` and `invocation` have modules of
-their own.
+"""The commands `up`, `deploy`, `undeploy`, `invoke`, `apps`, `status`; `log` and `invocation`
+have modules of their own.
 """
 
 from __future__ import annotations
@@ -114,6 +114,20 @@ def _deploy(gateway: Gateway, what: Path, name: str | None, owner: str) -> None:
         deployed = gateway.put(f"/apps/{name}", json=body, headers=headers)
     functions = ", ".join(deployed["functions"])
     show.line(f"Deployed {deployed['name']}, version {deployed['version']}: {functions}.")
+
+
+@app.command()
+def undeploy(
+    name: Annotated[str, typer.Argument(help="The application's name.", metavar="APP")],
+    *,
+    owner: Annotated[str, typer.Option(help="Whose application it is.")] = "local",
+    url: Url = DEFAULT,
+) -> None:
+    """Take an application away; its logs stay, and deploying it again goes on with them."""
+    with mistakes_told():
+        check_app_name(name)
+    gone = Gateway(url).delete(f"/apps/{name}", headers={"Indilog-Owner": owner})
+    show.line(f"Undeployed {gone['name']}, version {gone['version']}; its logs stay.")
 
 
 def _wait_for_change(what: Path) -> None:

@@ -91,6 +91,10 @@ class Gateway:
         """Put JSON at `path` and return the JSON value that comes back."""
         return self._value("PUT", path, json=json, headers=headers, query={})
 
+    def delete(self, path: str, *, headers: dict[str, str]) -> Any:  # noqa: ANN401 - whatever JSON says
+        """Delete what is at `path` and return the JSON value that comes back."""
+        return self._value("DELETE", path, headers=headers, query={})
+
     @contextmanager
     def lines(self, path: str, **query: object) -> Iterator[Iterator[str]]:
         """Give the lines of an answer that has no end.

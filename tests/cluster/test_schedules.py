@@ -43,7 +43,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(service, "time", SimpleNamespace(time=made.time))
+    moved = SimpleNamespace(time=made.time, monotonic=time.monotonic)
+    monkeypatch.setattr(service, "time", moved)
     return made
 
 

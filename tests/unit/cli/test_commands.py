@@ -137,6 +137,7 @@ def test_an_idempotency_key_goes_with_a_call(platform: type[Platform]) -> None:
         (("log", "read", "$apps"), "the platform's own"),
         (("deploy", "visits.py", "--name", ""), "An app's name is 1 to 64 letters"),
         (("deploy", "visits.py", "--name", "x/y"), "not 'x/y'"),
+        (("undeploy", "x/y"), "not 'x/y'"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
@@ -180,6 +181,15 @@ def test_deploying_sends_the_sources_and_the_owner(
     assert json.loads(request.content) == {"sources": {"shop.py": "x = 1"}}
     run("deploy", str(tmp_path / "shop.py"), "--name", "other")
     assert (asked.asked[1].method, asked.asked[1].url.path) == ("PUT", "/apps/other")
+
+
+def test_undeploying_sends_the_owner_and_says_what_stays(platform: type[Platform]) -> None:
+    asked = platform({"name": "shop", "version": 2})
+    done = run("undeploy", "shop", "--owner", "ann")
+    assert (done.exit_code, done.stdout) == (0, "Undeployed shop, version 2; its logs stay.\n")
+    [request] = asked.asked
+    assert (request.method, request.url.path) == ("DELETE", "/apps/shop")
+    assert request.headers["indilog-owner"] == "ann"
 
 
 def test_records_are_printed_a_line_each(platform: type[Platform]) -> None:

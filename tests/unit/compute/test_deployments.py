@@ -75,6 +75,53 @@ async def test_who_deploys_at_the_same_time_comes_to_the_same_result() -> None:
         assert placed[:2] == (1, deployment("a", 2, "two"))
 
 
+async def test_what_is_undeployed_keeps_its_version_and_frees_its_name() -> None:
+    """Whoever reads the log says so, since when, and lets any owner deploy after it."""
+    now = 100.0
+    logs = MemoryLogs(clock=lambda: now)
+    written = DeploymentLog(logs)
+    for one in (deployment("a", 1), deployment("a", 2)):
+        await written.append(one)
+    now = 200.0
+    await written.append(deployment("a", 2).undeployed())
+    for read in (written, DeploymentLog(logs)):
+        await read.catch_up()
+        gone = read.newest["a"]
+        assert (gone.seqnum, gone.time, gone.deployment.version) == (2, 200.0, 2)
+        assert gone.deployment.is_undeployed
+        assert not gone.deployment.sources
+    await written.append(deployment("a", 1, "eve's", owner="eve"))
+    assert await newest(logs) == {"a": deployment("a", 3, "eve's", owner="eve")}
+
+
+async def test_who_does_not_own_an_app_or_comes_late_undeploys_nothing() -> None:
+    logs = MemoryLogs()
+    written = DeploymentLog(logs)
+    first = deployment("a", 1)
+    await written.append(first.undeployed())
+    assert await newest(logs) == {}, "there was none"
+    await written.append(first)
+    await written.append(deployment("a", 1, owner="eve").undeployed())
+    assert await newest(logs) == {"a": first}
+    await written.append(first.undeployed())
+    await written.append(first.undeployed())
+    await written.catch_up()
+    assert written.newest["a"].seqnum == 3, "the first one of two"
+
+
+async def test_a_schedule_of_an_app_that_was_undeployed_begins_anew() -> None:
+    now = 0.0
+    logs = MemoryLogs(clock=lambda: now)
+    hourly = ScheduleSpec("f", "0 * * * *")
+    with_it = msgspec.structs.replace(deployment("a", 1), schedules=(hourly,))
+    for one in (with_it, with_it.undeployed(), with_it):
+        now += 100.0
+        await DeploymentLog(logs).append(one)
+    read = DeploymentLog(logs)
+    await read.catch_up()
+    assert read.newest["a"].since == {hourly: 300.0}
+
+
 async def test_a_log_of_deployments_says_when_there_are_more() -> None:
     logs = MemoryLogs()
     read = DeploymentLog(logs)

@@ -268,6 +268,11 @@ async def test_a_name_that_no_app_may_have_is_told_in_a_sentence(served: Served,
     assert told.startswith("An app's name is 1 to 64 letters, digits, _ and -, a letter first, not")
 
 
+async def test_undeploying_what_is_not_there_is_told_in_a_sentence(served: Served) -> None:
+    told = problem(await served.client.delete("/apps/nope"))
+    assert told == (404, "No app 'nope' is deployed; `indilog apps` lists what is.")
+
+
 async def test_deploying_without_workers_is_worth_trying_again(served: Served) -> None:
     answer = await served.client.put("/apps/shop", json={"sources": {"a.py": "x"}})
     assert problem(answer)[0] == 503

@@ -14,22 +14,25 @@ from compute.workers.applications import Applications
 from compute.workers.call import Deployed
 from compute.workers.host import limits_of
 from indilog.config import Config, NodeConfig
-from indilog.errors import NotReadyError
+from indilog.errors import AppNameTakenError, DeployError, NotReadyError, UnknownFunctionError
 from indilog.testing import MemoryLogs
 from indilog.worker_messages import Load, Loaded
 
 pytestmark = pytest.mark.asyncio
 
 
+def applications_of(logs: MemoryLogs, directory: Path) -> Applications:
+    node = NodeConfig(
+        workers=0, data_dir=directory, import_retry_s_min=0.001, import_retry_s_max=0.001
+    )
+    limits = limits_of(Config())
+    return Applications(node, logs, limits, directory=directory, workers=lambda: ())
+
+
 @pytest.fixture
 def applications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Applications:
     monkeypatch.setattr("compute.workers.applications._FOLLOW_AGAIN_S", 0.001)
-    node = NodeConfig(
-        workers=0, data_dir=tmp_path, import_retry_s_min=0.001, import_retry_s_max=0.001
-    )
-    return Applications(
-        node, MemoryLogs(), limits_of(Config()), directory=tmp_path, workers=lambda: ()
-    )
+    return applications_of(MemoryLogs(), tmp_path)
 
 
 def deployed(number: int, *, problem: str | None = None) -> Deployed:
@@ -104,3 +107,92 @@ async def test_the_end_of_what_is_tried_waits_for_no_task_that_failed(
     await asyncio.sleep(0)
     await applications.stop()
     assert applications._trials._stopping
+
+
+async def followed(applications: Applications) -> list[int]:
+    """Take what the log says now, as following does; return the versions that are deployed."""
+    await applications._log.catch_up()
+    for placed in list(applications._log.newest.values()):
+        if applications._is_behind(placed):
+            await applications._take(placed)
+    return [app.record.version for app in applications.all()]
+
+
+async def test_what_is_undeployed_is_gone_on_every_node_until_it_is_deployed_again(
+    tmp_path: Path,
+) -> None:
+    logs = MemoryLogs(clock=lambda: 1_800_000_000.0)
+    one, other = (applications_of(logs, tmp_path) for _ in range(2))
+    await one._log.append(deployed(1).record)
+    assert await followed(other) == [1]
+    undeployed = await one.undeploy("app", owner="me")
+    assert (undeployed.name, undeployed.version) == ("app", 1)
+    generation = other.generation
+    assert await followed(other) == []
+    assert other.generation == generation + 1
+    late = applications_of(logs, tmp_path)
+    await late.read()
+    for node in (one, other, late):
+        told = "App app was undeployed at 2027-01-15T08:00:00.00:00; deploy it again."
+        with pytest.raises(UnknownFunctionError, match=told):
+            node.function("app.f")
+        with pytest.raises(UnknownFunctionError, match=told):
+            await node.undeploy("app", owner="me")
+    await one._log.append(deployed(1).record)
+    assert [await followed(node) for node in (one, other, late)] == [[2]] * 3
+
+
+async def test_what_is_undeployed_while_it_is_tried_here_does_not_come_up(
+    applications: Applications,
+) -> None:
+    await applications._log.append(deployed(1).record)
+    await applications._log.catch_up()
+    async with applications._loading:
+        taking = asyncio.ensure_future(applications._take(applications._log.newest["app"]))
+        await asyncio.sleep(0)
+        await applications._log.append(deployed(1).record.undeployed())
+        await applications._log.catch_up()
+    await taking
+    assert applications.all() == []
+
+
+async def test_an_app_of_another_owner_is_not_undeployed(applications: Applications) -> None:
+    await applications._log.append(deployed(1).record)
+    with pytest.raises(AppNameTakenError, match="was deployed by me; undeploy it as that owner"):
+        await applications.undeploy("app", owner="eve")
+    with pytest.raises(UnknownFunctionError, match="No app 'nope' is deployed"):
+        await applications.undeploy("nope", owner="me")
+    assert await followed(applications) == [1]
+
+
+async def test_what_is_undeployed_is_unloaded_when_its_last_call_is_over(
+    applications: Applications, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unloaded: list[Deployed] = []
+    monkeypatch.setattr(applications, "unload", unloaded.append)
+    for running, expected in [(0, 1), (1, 1)]:
+        await applications._log.append(deployed(1).record)
+        await followed(applications)
+        [app] = applications.all()
+        app.running = running
+        await applications.undeploy("app", owner="me")
+        assert (len(unloaded), app.is_retired) == (expected, True)
+
+
+async def test_who_deploys_what_is_undeployed_at_the_same_time_is_told(
+    applications: Applications, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = applications._log.append
+
+    async def raced(record: Deployment) -> int:
+        seqnum = await append(record)
+        await append(record.undeployed())
+        return seqnum
+
+    await append(deployed(1).record)
+    assert await followed(applications) == [1]
+    monkeypatch.setattr(applications._log, "append", raced)
+    with pytest.raises(DeployError, match="app was undeployed at the same time; deploy it again"):
+        await applications._recorded(2, Loaded("app", ()), {}, "me")
+    assert applications._behind.is_set()
+    assert await followed(applications) == []

@@ -194,6 +194,19 @@ async def test_a_retired_deployment_is_idle_after_its_last_call() -> None:
     assert idle == [app]
 
 
+async def test_what_is_undeployed_is_idle_after_its_last_call() -> None:
+    idle: list[Deployed] = []
+    router, app = CallRouter(NodeConfig(), on_idle=idle.append), deployed()
+    worker = Worker(router)
+    call = submitted(router, app)
+    [(number, _)] = await worker.until_asked(1)
+    app.is_undeployed = True
+    assert idle == []
+    worker.link.answer(number, Returned(0, b"1"))
+    await call.outcome
+    assert idle == [app]
+
+
 async def test_a_deployment_that_a_worker_lacks_says_why() -> None:
     router, app = router_of(), deployed()
     worker = Worker(router)

@@ -1,0 +1,167 @@
+"""Undeploying end to end: on every compute node, over a restart, with what was under way."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+import indilog
+from compute.invocations import service
+from tests.cluster.function_platform import Platform, running, running_two, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+SOURCE = """
+import asyncio
+import indilog
+
+app = indilog.App("demo")
+
+@app.schedule("0 0 1 1 *")
+@app.function
+async def count(ctx: indilog.Context) -> int:
+    log = ctx.log("counts")
+    await log.append(b"1")
+    return len(await log.read_range())
+
+@app.function
+async def wait_for_release(ctx: indilog.Context) -> str:
+    await ctx.log("gate").append(b"here", tags=["here"])
+    await ctx.log("gate").read_next("release", wait=60)
+    return "released"
+
+@app.service
+async def serve(ctx: indilog.Context) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.shield(ctx.log("gate").append(b"", tags=["service ended"]))
+"""
+WORKFLOW = """
+import indilog
+from bokiflow import Flow, Workflow
+
+app = indilog.App("demo")
+flow = Flow(app, lease=1.0)
+
+async def stall(ctx: indilog.Context) -> str:
+    await ctx.log("gate").append(b"", tags=["here"])
+    await ctx.log("gate").read_next("release", wait=600)
+    return "stalled"
+
+@flow.workflow
+async def tour(wf: Workflow) -> str:
+    return await wf.step(stall)
+
+@app.function
+async def begin(ctx: indilog.Context) -> str:
+    return (await tour.start(id="tour")).id
+
+@app.function
+async def end(ctx: indilog.Context) -> str:
+    return await tour.handle("tour").result(30)
+"""
+SENTENCE = re.compile(r"App demo was undeployed at 20\d\d-\S+\+00:00; deploy it again\.")
+
+
+def refusal(answer: httpx.Response) -> tuple[int, bool]:
+    return answer.status_code, bool(SENTENCE.fullmatch(answer.json()["detail"]))
+
+
+def is_gone(platform: Platform) -> bool:
+    return not platform.host.apps()
+
+
+async def outcome(platform: Platform, invocation: str) -> dict[str, Any]:
+    told: dict[str, Any] = (
+        await platform.http.get(f"/invocations/{invocation}", params={"wait": 60})
+    ).json()
+    return told
+
+
+async def test_what_is_undeployed_is_gone_on_every_node_and_what_runs_ends(tmp_path: Path) -> None:
+    async with running_two(tmp_path) as (first, second), indilog.connect(first.url) as client:
+        await first.deploy("demo", SOURCE)
+        answer = await second.http.delete("/apps/demo")
+        assert answer.status_code == 200, "a node that may not have followed the deployment"
+        await first.deploy("demo", SOURCE)
+        await until(lambda: not is_gone(second))
+        assert (await second.call("demo.count")).json() == 1
+        runs = asyncio.ensure_future(first.call("demo.wait_for_release"))
+        assert await client.log("gate").read_next("here", wait=30) is not None
+        answer = await second.http.delete("/apps/demo")
+        assert (answer.status_code, answer.json()) == (200, {"name": "demo", "version": 2})
+        assert is_gone(second)
+        await until(lambda: is_gone(first))
+        for platform in (first, second):
+            assert refusal(await platform.call("demo.count")) == (404, True)
+            assert refusal(await platform.http.get("/apps/demo")) == (404, True)
+            assert refusal(await platform.http.delete("/apps/demo")) == (404, True)
+            status = platform.host.status()
+            assert (status["apps"], status["schedules"], status["services"]) == ({}, [], {})
+        ended = 0
+        for _ in range(2):
+            record = await client.log("gate").read_next("service ended", ended, wait=30)
+            assert record is not None
+            ended = record.seqnum + 1
+        await client.log("gate").append(b"", tags=["release"])
+        assert (await runs).json() == "released"
+        await until(lambda: not any(w.deployments for w in first.host._pool.workers))
+
+
+async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a restart; the log has the state, and versions count on."""
+    monkeypatch.setattr("compute.invocations.runs._PAUSE_S_MAX", 0.1)
+    ahead_s = 0.0
+    moved = SimpleNamespace(time=lambda: time.time() + ahead_s, monotonic=time.monotonic)
+    monkeypatch.setattr(service, "time", moved)
+    path = "/functions/demo/count?async=1"
+    async with running(tmp_path, workers=1) as platform:
+        await platform.deploy("demo", SOURCE)
+        assert (await platform.call("demo.count")).json() == 1
+        soon = (await platform.http.post(f"{path}&delay=1800")).json()["invocation"]
+        later = (await platform.http.post(f"{path}&delay=3600")).json()["invocation"]
+        assert (await platform.http.delete("/apps/demo")).status_code == 200
+        ahead_s = 2000.0
+        await platform.deploy("other", SOURCE)  # any change has the time looked at
+        told = await outcome(platform, soon)
+        assert (told["state"], told["problem"]["title"]) == ("failed", "UnknownFunctionError")
+        assert SENTENCE.fullmatch(told["problem"]["detail"])
+    async with running(tmp_path, workers=1) as again:
+        assert refusal(await again.call("demo.count")) == (404, True)
+        deployed = await again.deploy("demo", SOURCE)
+        assert (deployed.status_code, deployed.json()["version"]) == (200, 2)
+        assert (await again.call("demo.count")).json() == 2
+        ahead_s = 3700.0
+        now = (await again.http.post(path)).json()["invocation"]
+        assert [(await outcome(again, i))["state"] for i in (now, later)] == ["done", "done"]
+        assert (await again.call("demo.count")).json() == 5
+        headers = {"indilog-owner": "eve"}
+        refused = await again.http.delete("/apps/demo", headers=headers)
+        assert (refused.status_code, refused.json()["title"]) == (409, "AppNameTakenError")
+
+
+async def test_a_workflow_of_an_undeployed_app_goes_on_when_it_is_deployed_again(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, workers=1) as platform, indilog.connect(platform.url) as client:
+        gate = client.log("gate")
+        await platform.deploy("demo", WORKFLOW)
+        assert (await platform.call("demo.begin")).json() == "tour"
+        stalls = await gate.read_next("here", wait=30)
+        assert stalls is not None
+        await platform.http.delete("/apps/demo")
+        await until(lambda: not any(w.deployments for w in platform.host._pool.workers))
+        await platform.deploy("demo", WORKFLOW)
+        assert await gate.read_next("here", stalls.seqnum + 1, wait=30), "the step is run again"
+        await gate.append(b"", tags=["release"])
+        assert (await platform.call("demo.end")).json() == "stalled"
