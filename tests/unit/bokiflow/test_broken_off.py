@@ -5,8 +5,8 @@ off has on its way does not count any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
@@ -34,12 +34,13 @@ from indilog.ids import SeqNum
 from indilog.log import Entry, Log, Session
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
+from tests.flow_executions import FLOW_LOG
 from tests.hooked_log import HookedLogs, Read
+from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio
 
 LEASE_S = 2.0  # a busy machine does not lose it
-FLOW_LOG = "shop/flow"
 
 
 class BrokenLogs(HookedLogs):
@@ -76,13 +77,11 @@ class BrokenLogs(HookedLogs):
             raise NotReadyError("the platform begins")
 
 
-class Process:
+class Process(ShopProcess):
     """A process with a workflow `two` of two steps."""
 
     def __init__(self, logs: MemoryLogs) -> None:
-        self.flow = Flow("shop", lease=LEASE_S)
-        self.flow.attach(logs)
-        self.logs = logs
+        super().__init__(logs, LEASE_S)
         self.given: list[str] = []
         self.first = 0
         self.on_second: asyncio.Event | None = None
@@ -104,17 +103,6 @@ class Process:
         return await wf.step(second, await wf.step(first))
 
     _two.__name__ = "two"
-
-    @asynccontextmanager
-    async def driven(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.flow.drive(self.logs))
-        yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    async def stop(self) -> None:
-        await self.flow.runner.stop(self.logs.log(FLOW_LOG))
 
 
 async def given_to(logs: MemoryLogs, run: str, executor: str, crashes: int = 0) -> None:

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
 import pytest
 
-from bokiflow import Flow, Startable, Workflow, waiting
+from bokiflow import Startable, Workflow, waiting
 from bokiflow.records import EXECUTORS_TAG, Alive, executor_record
 from indilog.testing import MemoryLogs
+from tests.flow_executions import FLOW_LOG
+from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio
 
-FLOW_LOG = "shop/flow"
 LEASE_S = 1.0  # a busy machine does not lose it
 HOUR_S = 3600.0
 AHEAD: ContextVar[float] = ContextVar("ahead", default=0.0)
 """How far the clocks of the machine are ahead whose tasks run; its steady clock began elsewhere."""
 
 
-class Machine:
+class Machine(ShopProcess):
     """A process with clocks of its own and a workflow `waits` that waits for a signal."""
 
     def __init__(self, logs: MemoryLogs, ahead_s: float = 0.0) -> None:
-        self.flow = Flow("shop", lease=LEASE_S)
-        self.flow.attach(logs)
+        super().__init__(logs, LEASE_S)
         self.waits: Startable[str] = self.flow.workflow(self._waits)
-        self._logs = logs
         self._ahead_s = ahead_s
 
     async def _waits(self, wf: Workflow) -> str:
@@ -41,18 +39,9 @@ class Machine:
     @asynccontextmanager
     async def driven(self) -> AsyncIterator[None]:
         before = AHEAD.set(self._ahead_s)  # tasks have a copy of what is set when they are made
-        driver = asyncio.create_task(self.flow.drive(self._logs))
-        AHEAD.reset(before)
-        yield
-        driver.cancel()
-        with suppress(asyncio.CancelledError):
-            await driver
-
-    def kill(self) -> None:
-        runner = self.flow.runner
-        for task in (runner._beating, *(one.task for one in runner.running.values())):
-            if task is not None:
-                task.cancel()
+        async with super().driven():
+            AHEAD.reset(before)
+            yield
 
     async def epoch(self, run: str) -> int:
         return (await self.waits.handle(run).status()).epoch

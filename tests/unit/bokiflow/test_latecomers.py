@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import pytest
 
-from bokiflow import Flow, Startable, Workflow, departed, waiting
+from bokiflow import Startable, Workflow, departed, waiting
 from bokiflow.departed import AGE_S_MAX, AGE_S_MIN, NAMES_MAX, Departed, left_by
+from bokiflow.flow import RETENTION_S
 from bokiflow.records import EXECUTORS_TAG, RUNS_TAG, Alive, Dead, Left, encoded, executor_tag
 from bokiflow.waiting import Moment
 from indilog.ids import SeqNum, UserTag
 from indilog.log import Entry, Log, Session
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
+from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio
 
@@ -63,33 +65,17 @@ class SlowLogs(MemoryLogs):
         return log
 
 
-class Process:
+class Process(ShopProcess):
     """A process with a workflow `two` of two steps."""
 
-    def __init__(self, logs: MemoryLogs, retention: float = 3600.0) -> None:
-        self.flow = Flow("shop", lease=LEASE_S, retention=retention)
-        self.flow.attach(logs)
+    def __init__(self, logs: MemoryLogs, retention_s: float = RETENTION_S) -> None:
+        super().__init__(logs, LEASE_S, retention_s)
         self.two: Startable[str] = self.flow.workflow(self._two)
-        self._logs = logs
 
     async def _two(self, wf: Workflow) -> str:
         return await wf.step(lambda: "1") + await wf.step(lambda: "2")
 
     _two.__name__ = "two"
-
-    @asynccontextmanager
-    async def driven(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.flow.drive(self._logs))
-        yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    def kill(self) -> None:
-        runner = self.flow.runner
-        for task in (runner._beating, *(one.task for one in runner.running.values())):
-            if task is not None:
-                task.cancel()
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +168,7 @@ async def test_the_cleaning_finds_what_nobody_knows_of(monkeypatch: pytest.Monke
     process.kill()
     await logs.log("shop/flow").trim(await logs.log("shop/flow").tail(), tag=EXECUTORS_TAG)
     monkeypatch.setattr("bokiflow.cleaning.INTERVAL_S_MIN", 0.05)
-    other = Process(logs, retention=0.1)
+    other = Process(logs, retention_s=0.1)
     async with other.driven():
         assert await other.two.handle("r").result(10) == "12"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
-from bokiflow import Flow, RunCancelledError, Startable, State, Workflow, departed
+from bokiflow import RunCancelledError, Startable, State, Workflow, departed
 from bokiflow.cleaning import Cleaner
 from bokiflow.presence import BEATS
 from bokiflow.records import (
@@ -25,12 +25,13 @@ from indilog.errors import DataLossError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log
 from indilog.testing import MemoryLogs
+from tests.flow_executions import FLOW_LOG
 from tests.hooked_log import HookedLogs, Read
+from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio
 
 LEASE_S = 1.0  # a busy machine does not lose it
-FLOW_LOG = "shop/flow"
 
 
 class DamagedLogs(HookedLogs):
@@ -43,34 +44,17 @@ class DamagedLogs(HookedLogs):
             raise DataLossError("A record of the run is lost.")
 
 
-class Process:
+class Process(ShopProcess):
     """A process with a workflow `waits` that waits for a signal."""
 
     def __init__(self, logs: MemoryLogs) -> None:
-        self.flow = Flow("shop", lease=LEASE_S)
-        self.flow.attach(logs)
-        self.logs = logs
+        super().__init__(logs, LEASE_S)
         self.waits: Startable[str] = self.flow.workflow(self._waits)
 
     async def _waits(self, wf: Workflow) -> str:
         return str(await wf.signal("go"))
 
     _waits.__name__ = "waits"
-
-    @asynccontextmanager
-    async def driven(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.flow.drive(self.logs))
-        yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    async def stop(self) -> None:
-        await self.flow.runner.stop(self.logs.log(FLOW_LOG))
-
-    @property
-    def name(self) -> str:
-        return self.flow.runner.lease.name
 
     async def goes_on(self, run: str) -> None:
         handle = self.waits.handle(run)

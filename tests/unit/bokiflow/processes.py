@@ -1,0 +1,45 @@
+"""Processes of the flow `shop`, which share nothing but the logs, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from bokiflow import Flow
+from bokiflow.flow import RETENTION_S
+from indilog.testing import MemoryLogs
+from tests.flow_executions import FLOW_LOG
+
+
+class ShopProcess:
+    """A process; a test's own adds workflows."""
+
+    def __init__(self, logs: MemoryLogs, lease_s: float, retention_s: float = RETENTION_S) -> None:
+        self.logs = logs
+        self.flow = Flow("shop", lease=lease_s, retention=retention_s)
+        self.flow.attach(logs)
+
+    @property
+    def name(self) -> str:
+        return self.flow.runner.lease.name
+
+    @asynccontextmanager
+    async def driven(self) -> AsyncIterator[None]:
+        """Take over from others meanwhile."""
+        driver = asyncio.create_task(self.flow.drive(self.logs))
+        yield
+        driver.cancel()
+        with suppress(asyncio.CancelledError):
+            await driver
+
+    async def stop(self) -> None:
+        """Leave, and tell the others."""
+        await self.flow.runner.stop(self.logs.log(FLOW_LOG))
+
+    def kill(self) -> None:
+        """End at once, and say nothing."""
+        runner = self.flow.runner
+        for task in (runner._beating, *(one.task for one in runner.running.values())):
+            if task is not None:
+                task.cancel()
