@@ -12,12 +12,13 @@ is appended before.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from bokiflow import waiting
+from bokiflow.driven import Driven
 from bokiflow.errors import Cancelled, ChangedWorkflowError, StepFailedError
 from bokiflow.fold import Run
 from bokiflow.public_call import Stopped
@@ -333,8 +334,10 @@ class Execution:
             Stopped: this execution must not go on.
         """
         raised: Exception | None = None
+        context = copy_context()
+        context.run(BRANCH.set, self.branch)
         try:
-            result = await _Driven(self, body)
+            result = await Driven(self, body, context)
             finished = Finished(self.epoch, result)
         except Exception as error:  # noqa: BLE001 - whatever a workflow raises is its outcome
             raised, was_cancelled = error, isinstance(error, Cancelled)
@@ -396,11 +399,6 @@ class Execution:
         await self._append([Parked(self.epoch, started.version, reason)])
         return None
 
-    @property
-    def is_driving(self) -> bool:
-        """Whether the workflow's own coroutine runs, not a task that it began."""
-        return self._is_driving
-
     # --- the log
 
     async def catch_up(self, until: SeqNum = -1) -> None:
@@ -437,49 +435,10 @@ class Execution:
         return (self._tag, self._executor_tag, RUNS_TAG)
 
     def drive(self, *, on: bool) -> None:
-        """For `_Driven`: the workflow's own coroutine begins or ceases to run."""
+        """For `Driven`: the workflow's own coroutine begins or ceases to run."""
         self._is_driving = on
 
     @property
     def has_unsettled(self) -> bool:
         """Whether something decided is not durable yet, and nobody is about to append it."""
         return bool(self._unsettled) and not self._settling.locked()
-
-
-class _Driven:
-    """Runs a workflow's coroutine in a context of its own, and appends what it left unsettled
-    whenever it waits for anything.
-    """
-
-    def __init__(self, execution: Execution, body: Coroutine[Any, Any, bytes]) -> None:
-        self._execution = execution
-        self._body = body
-        self._context = copy_context()
-        self._context.run(BRANCH.set, execution.branch)
-
-    def __await__(self) -> Generator[Any, Any, bytes]:
-        execution = self._execution
-        error: BaseException | None = None
-        while True:
-            try:
-                awaited = self._step(error)
-            except StopIteration as end:
-                result: bytes = end.value
-                return result
-            error = None
-            try:
-                if execution.has_unsettled:
-                    yield from execution.settle().__await__()
-                yield awaited
-            except BaseException as raised:  # noqa: BLE001 - goes on into the workflow
-                error = raised
-
-    def _step(self, error: BaseException | None) -> Any:  # noqa: ANN401 - whatever is awaited
-        execution = self._execution
-        execution.drive(on=True)
-        try:
-            if error is None:
-                return self._context.run(self._body.send, None)
-            return self._context.run(self._body.throw, error)
-        finally:
-            execution.drive(on=False)
