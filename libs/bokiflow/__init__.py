@@ -23,6 +23,7 @@ from bokiflow.errors import (
     RunFailedError,
     RunIdInUseError,
     StepFailedError,
+    UnfinishedOperationError,
     UnknownRunError,
 )
 from bokiflow.flow import Flow, Startable
@@ -55,6 +56,7 @@ __all__ = [
     "State",
     "Status",
     "StepFailedError",
+    "UnfinishedOperationError",
     "UnknownRunError",
     "Workflow",
 ]

@@ -81,6 +81,8 @@ class Child:
 
     Attributes:
         id: of its run.
+        name: of its workflow.
+        number: of the operation that starts it.
     """
 
     def __init__(
@@ -96,7 +98,8 @@ class Child:
             )
         self._execution = execution
         self._startable = startable
-        self._number = number
+        self.name = startable.name
+        self.number = number
         self._arguments = arguments
         self._run = Run()
 
@@ -106,17 +109,17 @@ class Child:
         Raises:
             Cancelled: the run was cancelled; there is no child.
         """
-        execution, name = self._execution, self._startable.name
+        execution, name = self._execution, self.name
 
         async def started() -> Outcome:
             return Outcome(msgspec.json.encode(self.id))
 
-        decided = await execution.decide(self._number, name, START_CHILD, started)
+        decided = await execution.decide(self.number, name, START_CHILD, started)
         raise_failure(decided)
         self.id = msgspec.json.decode(
             decided.result, type=str
         )  # a fork has the child of its origin
-        compensations.add(self._number, name, CANCEL_CHILD, self._cancelled)
+        compensations.add(self.number, name, CANCEL_CHILD, self._cancelled)
         await undamaged(self._start)
 
     async def _start(self) -> None:
@@ -127,7 +130,7 @@ class Child:
                 "slash and a number are those of children, choose others."
             )
         if started is None and finished is None:
-            origin = Origin(self._execution.id, self._number)
+            origin = Origin(self._execution.id, self.number)
             await self._startable.start_child(self._arguments, self.id, origin)
 
     async def result(self, number: str) -> Any:  # noqa: ANN401 - of the child's type
@@ -145,7 +148,7 @@ class Child:
                 failure = Failure("RunCancelledError", failure.message)
             return Outcome(finished.result, failure)
 
-        decided = await decided_waiting(self._execution, number, self._startable.name, CHILD, ended)
+        decided = await decided_waiting(self._execution, number, self.name, CHILD, ended)
         raise_failure(decided)
         return self._startable.result_of(decided.result)
 

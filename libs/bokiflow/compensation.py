@@ -25,10 +25,14 @@ class _Undo(NamedTuple):
 
 
 class Compensations:
-    """What one execution would have to take back."""
+    """What one execution would have to take back.
+
+    Attributes:
+        execution: that one.
+    """
 
     def __init__(self, execution: Execution) -> None:
-        self._execution = execution
+        self.execution = execution
         self._undos: dict[str, _Undo] = {}
 
     def add(
@@ -46,11 +50,11 @@ class Compensations:
 
     def must_not_run(self, raised: Exception) -> bool:
         """Whether the workflow has not failed, but waits for code that fits."""
-        return self._execution.has_left_out(raised, self._undos)
+        return self.execution.has_left_out(raised, self._undos)
 
     async def run(self) -> list[Failure]:
         """Take back everything; return what of it failed for good."""
-        self._execution.be_undisturbed()
+        self.execution.be_undisturbed()
         failures = []
         for number in sorted(self._undos, key=_path_of, reverse=True):
             failure = await self._take_back(number, self._undos.pop(number))
@@ -67,7 +71,7 @@ class Compensations:
             except Exception as error:  # noqa: BLE001 - the others are taken back all the same
                 return Outcome(b"", failure_of(error))
 
-        decided = await self._execution.decide(
+        decided = await self.execution.decide(
             undo_number, undo.name, undo.kind, produce, is_cancellable=False
         )
         return decided.failure
@@ -82,10 +86,15 @@ async def compensated(compensations: Compensations, body: Coroutine[Any, Any, by
 
     Raises:
         CompensationFailedError: something could not be taken back; the rest was.
+        UnfinishedOperationError: the body returned before all that it had asked for was finished.
     """
+    execution = compensations.execution
     try:
-        return await body
+        result = await body
+        await execution.asked.let_go_on()
+        execution.check_finished()
     except Exception as error:
+        await execution.asked.let_go_on()
         if compensations.must_not_run(error):
             raise
         failures = await compensations.run()
@@ -94,3 +103,4 @@ async def compensated(compensations: Compensations, body: Coroutine[Any, Any, by
                 error, [f"{f.kind} at {f.message}" for f in failures]
             ) from error
         raise
+    return result

@@ -58,6 +58,12 @@ class Cancelled(FlowError):  # noqa: N818 - raised to give up, which is no error
     """Raised inside a workflow: by a cancellation, or by the workflow to give up."""
 
 
+class UnfinishedOperationError(FlowError):
+    """The workflow returned while something that it had asked for was not finished: a step in a
+    task of its own, or one that it did not await. So it is decided, and the run has failed.
+    """
+
+
 class ChangedWorkflowError(FlowError):
     """The code does not fit the steps that are decided: their sequence has changed.
 

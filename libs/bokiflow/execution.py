@@ -13,13 +13,19 @@ is appended before.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from bokiflow import waiting
 from bokiflow.driven import Driven
-from bokiflow.errors import Cancelled, ChangedWorkflowError, StepFailedError
+from bokiflow.errors import (
+    Cancelled,
+    ChangedWorkflowError,
+    StepFailedError,
+    UnfinishedOperationError,
+)
 from bokiflow.fold import Run
 from bokiflow.public_call import Stopped
 from bokiflow.records import (
@@ -35,6 +41,7 @@ from bokiflow.records import (
     run_tag,
 )
 from bokiflow.run_log import appended, read_run, readable
+from bokiflow.unfinished import Asked
 from indilog.errors import TooLargeError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
@@ -48,6 +55,8 @@ UNDO: Final = ".undo"
 """Ends the number of what takes an operation back; the rest is that operation's number."""
 CANCEL: Final = "cancel"
 """The kind of the decision that a cancellation takes the place of an operation."""
+RETURN: Final = "return"
+"""Number, name and kind of the decision that the workflow returned before all was finished."""
 
 
 class Lease(Protocol):
@@ -137,6 +146,7 @@ class Execution:
         id: the run's.
         run: the run as far as its records were read. What this execution decided may be missing.
         log: where the run is.
+        asked: the operations that the workflow asked for.
     """
 
     def __init__(self, log: Log, id: str, run: Run, lease: Lease) -> None:  # noqa: A002
@@ -144,6 +154,7 @@ class Execution:
         self.id = id
         self.run = run
         self.log = log
+        self.asked = Asked()
         self.epoch = run.epoch
         self._tag = run_tag(id)
         self._executor_tag = executor_tag(run.executor)
@@ -261,6 +272,25 @@ class Execution:
             self._unsettled.append(known)
         return known
 
+    def check_finished(self) -> None:
+        """Make sure that a workflow which returns is finished; if not, that is decided, so that a
+        later execution, which may find more of it finished, comes to the same end.
+
+        Raises:
+            UnfinishedOperationError: it is not, or was not in an execution before.
+        """
+        known = self.decided(RETURN, RETURN, RETURN)
+        if known is not None:
+            assert known.failure is not None, "a return is decided only if it fails"
+            raise UnfinishedOperationError(known.failure.message)
+        try:
+            self.asked.check(self._decided)
+        except UnfinishedOperationError as error:
+            record = Decided(self.epoch, RETURN, RETURN, RETURN, b"", failure_of(error))
+            self._keep(record)
+            self._unsettled.append(record)
+            raise
+
     async def settle(self) -> None:
         """Make durable whatever was decided so far.
 
@@ -369,6 +399,10 @@ class Execution:
             raised: with what the workflow ended.
             undone: numbers of what is about to be taken back.
         """
+        if self._changed is None:
+            with suppress(ChangedWorkflowError):  # noted
+                for operation in self.asked.left():  # a task of the workflow is not so far yet
+                    self.decided(*operation[:3])
         if self._changed is None:
             reached = self._reached.union(number + UNDO for number in undone)
             for number, record in self._decided.items():

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from bokiflow.errors import FlowSettingsError
+from bokiflow.execution import RETURN
 from bokiflow.fold import Run
 from bokiflow.records import RUNS_TAG, Decided, Started, run_in, run_record
 from bokiflow.run_log import read_run
@@ -43,7 +44,7 @@ async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
 
 def decided_before(run: Run, step: str) -> tuple[str, list[Decided]]:
     """Return the number of a step, and what was decided before it in the order of the log, as a new
-    run decides it.
+    run decides it: not that its workflow returned too early, which the code of now may not do.
 
     Args:
         run: the old run.
@@ -60,5 +61,5 @@ def decided_before(run: Run, step: str) -> tuple[str, list[Decided]]:
             f"{', '.join(f'{n} {r.name}' for n, r in run.steps.items()) or 'none'}."
         )
     number = step if step in run.steps else named[0]
-    before = [run.steps[kept] for kept in numbers[: numbers.index(number)]]
+    before = [run.steps[kept] for kept in numbers[: numbers.index(number)] if kept != RETURN]
     return number, [msgspec.structs.replace(record, epoch=1) for record in before]

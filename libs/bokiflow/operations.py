@@ -11,16 +11,17 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from bokiflow.calls import Call, call
-from bokiflow.children import Child, check_startable
+from bokiflow.body import Body
+from bokiflow.calls import CALL, Call, call
+from bokiflow.children import CHILD, START_CHILD, Child, check_startable
 from bokiflow.compensation import Compensations
 from bokiflow.execution import Execution
 from bokiflow.gathering import AT_ONCE, gather
 from bokiflow.lock import LEASE_S
 from bokiflow.run_lock import RunLock
-from bokiflow.signals import Signals, check_name
-from bokiflow.timers import sleep, timer
-from bokiflow.transactions import transact
+from bokiflow.signals import SIGNAL, Signals, check_name
+from bokiflow.timers import SLEEP, sleep, timer
+from bokiflow.transactions import TRANSACTION, transact
 from indilog.app import Context
 from indilog.log import Log
 
@@ -49,7 +50,9 @@ class RunningChild(Generic[_ValueT]):
         Raises:
             StepFailedError: it failed. Cancelled: the run that waits was cancelled.
         """
-        return self._child.result(self._execution.number())
+        number = self._execution.number()
+        result = self._child.result(number)
+        return self._execution.asked.add(number, self._child.name, CHILD, result)
 
 
 class Operations:
@@ -75,6 +78,12 @@ class Operations:
     def _signals(self) -> Signals:
         return Signals(self.execution)
 
+    def _asked(
+        self, number: str, name: str, kind: str, operation: Coroutine[Any, Any, _ValueT]
+    ) -> Coroutine[Any, Any, _ValueT]:
+        """Return an operation, which the workflow should await; see `Asked.add`."""
+        return self.execution.asked.add(number, name, kind, operation)
+
     # --- waiting
 
     def sleep(self, duration: float | timedelta) -> Coroutine[Any, Any, None]:
@@ -85,7 +94,8 @@ class Operations:
             Cancelled: the run was cancelled meanwhile.
         """
         ends = timer(self.execution, "sleep", duration)
-        return sleep(self.execution, self.execution.number(), ends)
+        number = self.execution.number()
+        return self._asked(number, SLEEP, SLEEP, sleep(self.execution, number, ends))
 
     def signal(
         self,
@@ -104,7 +114,8 @@ class Operations:
         """
         check_name(name)
         ends = math.inf if timeout is None else timer(self.execution, name, timeout)
-        return self._signals.next(self.execution.number(), name, ends)
+        number = self.execution.number()
+        return self._asked(number, name, SIGNAL, self._signals.next(number, name, ends))
 
     # --- branches
 
@@ -120,7 +131,9 @@ class Operations:
             branches: what to run.
             at_once: how many run at once.
         """
-        return gather(self.execution, self.execution.number(), branches, at_once)
+        number = self.execution.number()
+        gathered = gather(self.execution, number, branches, at_once)
+        return self._asked(number, "gather", "gather", gathered)
 
     # --- locks
 
@@ -172,7 +185,8 @@ class Operations:
             FlowSettingsError: `child` is no workflow of this flow.
             Cancelled: this run was cancelled; there is no child.
         """
-        return self._started(self._child(child, arguments, named))
+        begun = self._child(child, arguments, named)
+        return self._asked(begun.number, begun.name, START_CHILD, self._started(begun))
 
     async def _started(self, child: Child) -> RunningChild[Any]:
         await child.start(self.compensations)
@@ -191,7 +205,8 @@ class Operations:
             StepFailedError: the child failed.
             InvalidArgumentsError, FlowSettingsError, Cancelled: as `start_child`.
         """
-        return self._ran(self._child(child, arguments, named), self.execution.number())
+        begun, number = self._child(child, arguments, named), self.execution.number()
+        return self._asked(number, begun.name, CHILD, self._ran(begun, number))
 
     async def _ran(self, child: Child, number: str) -> Any:  # noqa: ANN401 - of the child's type
         await child.start(self.compensations)
@@ -251,8 +266,9 @@ class Operations:
                 decided.
             FlowSettingsError: it is no function of an application.
         """
-        of = Call(function, arguments, named)
-        return call(self.execution, self.execution.number(), lambda: self.ctx, of)
+        of, number = Call(function, arguments, named), self.execution.number()
+        called = call(self.execution, number, lambda: self.ctx, of)
+        return self._asked(number, of.name, CALL, called)
 
     # --- stores
 
@@ -278,4 +294,6 @@ class Operations:
             StepFailedError: the body raised, or was in conflict again and again; nothing was
                 changed.
         """
-        return transact(self.execution, self.execution.number(), store, body, name)
+        number, known = self.execution.number(), Body(body, name)
+        committed = transact(self.execution, number, store, body, known)
+        return self._asked(number, known.name, TRANSACTION, committed)

@@ -43,10 +43,9 @@ async def transact(
     number: str,
     store: Store,
     body: Callable[[Transaction], Awaitable[Any]],
-    name: str | None,
+    known: Body,
 ) -> Any:  # noqa: ANN401 - of the body's type
-    """See `Operations.transact`."""
-    known = Body(body, name)
+    """See `Operations.transact`; `known` is what is known of `body`."""
     txn_id = short_key(execution.key(number), _ID_BYTES_MAX)
     errors: list[BaseException] = []
 

@@ -157,15 +157,8 @@ class Workflow(Operations):
             raise FlowSettingsError(f"retries is 0 to {RETRIES_MAX:,}, backoff not negative.")
         do, undo = body_of(body, name), None if compensate is None else body_of(compensate)
         number = self.execution.number()
-        step = self._step(number, do, arguments, retries, backoff)
-        return step if undo is None else self._undoable(number, step, undo)
-
-    async def _undoable(
-        self, number: str, step: Coroutine[Any, Any, object], compensate: Body
-    ) -> object:
-        value = await step
-        self._add_compensation(number, compensate, (value,))
-        return value
+        step = self._step(number, do, arguments, retries, backoff, undo)
+        return self.execution.asked.add(number, do.name, STEP, step)
 
     def compensate(self, undo: Callable[..., Any], /, *arguments: object) -> None:
         """Have `undo(*arguments)` run, as a step of its own, if the workflow fails or is cancelled
@@ -182,14 +175,23 @@ class Workflow(Operations):
         self.compensations.add(number, undo.name, COMPENSATE, take_back)
 
     async def _step(
-        self, number: str, body: Body, arguments: tuple[object, ...], retries: int, backoff: float
+        self,
+        number: str,
+        body: Body,
+        arguments: tuple[object, ...],
+        retries: int,
+        backoff: float,
+        undo: Body | None,
     ) -> object:
         errors: list[BaseException] = []
         attempts = partial(self._attempts, number, body, arguments, retries, backoff, errors)
         decided = await decided_waiting(self.execution, number, body.name, STEP, attempts)
         if decided.failure is not None:
             raise_failure(decided, errors[-1] if errors else None)
-        return body.result(decided.result)
+        value = body.result(decided.result)
+        if undo is not None:
+            self._add_compensation(number, undo, (value,))
+        return value
 
     async def _attempts(
         self,
