@@ -11,10 +11,11 @@ from typing import Final
 
 import structlog
 
+from bokiflow.errors import FlowVersionError
 from bokiflow.fold import Run
 from bokiflow.records import RUNS_TAG, Started, run_in, run_record, run_tag
-from bokiflow.run_log import is_passing, read_run
-from indilog.errors import IndilogError, TrimmedError
+from bokiflow.run_log import behind, is_passing, read_run
+from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
 
@@ -60,7 +61,7 @@ class Cleaner:
             # Clocks differ: what stands before something old may look young, and is looked at, too.
             old = max((n for n, r in enumerate(page, 1) if r.time <= before), default=0)
             for record in page[:old]:
-                if isinstance(run_record(record.data), Started):
+                if _may_begin(record):
                     forgotten += await self._on_start(log, record, before)
                 self._cursor = record.seqnum + 1
             if old < len(page):
@@ -72,11 +73,17 @@ class Cleaner:
         return forgotten
 
     async def _page(self, log: Log) -> list[Record]:
+        """Return what comes next in the list; what is lost there is as old as what stands behind
+        it, so until something old does, it is not forgotten.
+        """
+        bound = self._cursor
         while True:
             try:
-                return await log.read_range(RUNS_TAG, self._cursor, limit=_PAGE)
+                return await log.read_range(RUNS_TAG, bound, limit=_PAGE)
             except TrimmedError as error:
-                self._cursor = self._floor = max(self._cursor, error.first_seqnum)
+                bound = self._cursor = self._floor = max(bound, error.first_seqnum)
+            except DataLossError as error:
+                bound = behind(error, bound)
 
     async def _on_start(self, log: Log, record: Record, before: float) -> int:
         run_id = run_in(record.tags)
@@ -114,6 +121,14 @@ class Cleaner:
             return 0
         await log.trim(run.end, tag=run_tag(run_id))
         return 1
+
+
+def _may_begin(record: Record) -> bool:
+    """Whether a record begins a run, as far as this version can tell."""
+    try:
+        return isinstance(run_record(record.data), Started)
+    except FlowVersionError:
+        return True  # its run is kept, since it cannot be read either
 
 
 async def _has_ended(log: Log, run_id: str) -> bool:

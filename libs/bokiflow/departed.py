@@ -5,15 +5,21 @@ executor left: it was on its way meanwhile. So whoever looks trims no further th
 looks again at the streams of those who are gone, at doubling intervals for a day. That is a read
 for each executor that ever stopped, and none for runs that go well. What comes later still, the
 cleaning finds (`bokiflow.cleaning`).
+
+What is lost by damage, or of a later version, is passed over: it is a record of one run too, so
+that run can be taken by nobody here, and the others can. It is not trimmed, and looked at again.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from bokiflow.errors import FlowVersionError
 from bokiflow.records import RunRecord, Started, Taken, executor_tag, run_in, run_record
-from indilog.errors import TrimmedError
+from bokiflow.run_log import behind
+from indilog.errors import DataLossError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
 
@@ -29,7 +35,7 @@ class Remains(NamedTuple):
     """The runs that an executor has left, as far as its stream was read.
 
     Attributes:
-        end: all of the stream below this seqnum was read.
+        end: all of the stream below this seqnum could be read.
     """
 
     runs: list[str]
@@ -40,18 +46,25 @@ async def left_by(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
     """Return the runs that an executor began or took, at `bound` or later, and that nothing says it
     is done with.
     """
-    left: dict[str, None] = {}
+    left: dict[str, SeqNum] = {}
+    unreadable: list[SeqNum] = []
     end = bound
-    for record in await stream(log, executor_tag(executor), bound):
+    async for record in stream(log, executor_tag(executor), bound, unreadable):
         end = record.seqnum + 1
         run = run_in(record.tags)
         if run is None:
             continue
-        if _holds(run_record(record.data), executor):
-            left[run] = None
+        try:
+            holds = _holds(run_record(record.data), executor)
+        except FlowVersionError:
+            # That version's drivers see to the run; nobody else can read it.
+            unreadable.append(left.get(run, record.seqnum))
+            holds = False
+        if holds:
+            left.setdefault(run, record.seqnum)
         else:
             left.pop(run, None)
-    return Remains(list(left), end)
+    return Remains(list(left), min([*unreadable, end]))
 
 
 def _holds(record: RunRecord | None, executor: str) -> bool:
@@ -65,18 +78,31 @@ def _holds(record: RunRecord | None, executor: str) -> bool:
             return False
 
 
-async def stream(log: Log, tag: str, bound: SeqNum = 0) -> list[Record]:
-    """Return all records with a tag that are there, from seqnum `bound` on."""
-    found: list[Record] = []
+async def stream(
+    log: Log, tag: str, bound: SeqNum, unreadable: list[SeqNum]
+) -> AsyncIterator[Record]:
+    """Yield all records with a tag that are there, from seqnum `bound` on.
+
+    Args:
+        log: where they are.
+        tag: of all of them.
+        bound: where to begin.
+        unreadable: gets the place of what is lost and passed over, if anything is.
+    """
     while True:
         try:
             page = await log.read_range(tag, bound, limit=_PAGE)
         except TrimmedError as error:
             bound = max(bound, error.first_seqnum)
             continue
+        except DataLossError as error:
+            unreadable.append(bound if error.seqnum is None else error.seqnum)
+            bound = behind(error, bound)
+            continue
         if not page:
-            return found
-        found += page
+            return
+        for record in page:
+            yield record
         bound = page[-1].seqnum + 1
 
 

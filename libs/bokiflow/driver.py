@@ -23,6 +23,7 @@ from bokiflow import waiting
 from bokiflow.cleaning import Cleaner
 from bokiflow.departed import left_by, stream
 from bokiflow.fold import Run
+from bokiflow.open_runs import executors_of_open_runs
 from bokiflow.presence import BEATS
 from bokiflow.public_call import Stopped, public_call
 from bokiflow.records import (
@@ -47,7 +48,7 @@ from bokiflow.suspects import (
     retry_s,
 )
 from bokiflow.workflow import Logs
-from indilog.errors import IndilogError, TrimmedError
+from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
 
@@ -58,6 +59,7 @@ _RETRIED_MAX: Final = 4096
 _WATCH_BEATS: Final = 2
 _DEPARTED: Final = "of those who departed"
 _CANCELLED: Final = "of those who cancelled"
+_UNKNOWN: Final = "of those whom nobody knows"
 
 
 class Driver:
@@ -138,8 +140,11 @@ class Driver:
         for name in runner.executors.left_to(runner.lease.name):
             if not self._is_taken(name):
                 self._begin(name, partial(self._take_from, log, logs, name))
-        if runner.executors.departed.due(waiting.steady_now()):
-            self._begin(_DEPARTED, partial(self._look_at_departed, log, logs))
+        if self._are_unknown_gone():
+            if runner.executors.departed.due(waiting.steady_now()):
+                self._begin(_DEPARTED, partial(self._look_at_departed, log, logs))
+            if runner.executors.lost_at is not None:
+                self._begin(_UNKNOWN, partial(self._look_for_unknown, log))
         self._retry_parked(log, logs)
         if self._cancelled:
             self._begin(_CANCELLED, partial(self._take_cancelled, log, logs))
@@ -172,6 +177,8 @@ class Driver:
         now = waiting.steady_now()
         look_at = now + self._runner.lease_s if is_taking else None
         next_due = None if _DEPARTED in self._taking else executors.departed.next_due()
+        if executors.lost_at is not None:
+            next_due = look_at if _UNKNOWN in self._taking else self._unknown_until()
         times = (executors.next_lapse(), next_due, next_retry, look_at)
         next_time = min((time for time in times if time is not None), default=math.inf)
         wait_s = max(_AGAIN_S, next_time - now)
@@ -179,6 +186,8 @@ class Driver:
             await log.read_next(EXECUTORS_TAG, executors.end, wait=wait_s)
         except TrimmedError:
             return  # whoever trimmed it has left what is needed behind it
+        except DataLossError:
+            return  # the next look passes over it
 
     # --- those that are gone
 
@@ -235,7 +244,29 @@ class Driver:
 
         Several drivers may see that at once, and one of them gets each run.
         """
-        return name != self._runner.lease.name and name not in self._runner.executors.known
+        runner = self._runner
+        is_unknown = name != runner.lease.name and name not in runner.executors.known
+        return is_unknown and self._are_unknown_gone()
+
+    def _are_unknown_gone(self) -> bool:
+        """Whether nobody lives whose signs of life are lost."""
+        return waiting.steady_now() >= self._unknown_until()
+
+    def _unknown_until(self) -> float:
+        return self._runner.executors.unknown_until(self._runner.lease_s)
+
+    async def _look_for_unknown(self, log: Log) -> None:
+        """Of some executors all signs of life may be lost; look at their runs as at those of who
+        departed.
+        """
+        executors, lost_at = self._runner.executors, self._runner.executors.lost_at
+        names = await executors_of_open_runs(log)
+        await self._runner.look(log)
+        for name in names:
+            if self._is_nobodys(name):
+                executors.departed.add(name, waiting.steady_now())
+        if executors.lost_at == lost_at:
+            executors.lost_at = None
 
     async def _take_all(self, log: Log, logs: Logs, name: str, left: list[str]) -> bool:
         """Take over runs of an executor, as many at once as there is room for; suspects later.
@@ -356,8 +387,9 @@ class Driver:
     async def _resume_parked(self, log: Log, logs: Logs) -> None:
         """Try the parked runs with the code of now; what does not fit is parked again."""
         parked: dict[str, SeqNum] = {}
+        unreadable: list[SeqNum] = []
         end: SeqNum = 0
-        for record in await stream(log, PARKED_TAG):
+        async for record in stream(log, PARKED_TAG, 0, unreadable):
             end = record.seqnum + 1
             if (id_ := run_in(record.tags)) is not None:
                 parked[id_] = record.seqnum
@@ -365,7 +397,7 @@ class Driver:
             if not await self._take_parked(log, logs, id_):
                 del parked[id_]
         if end:
-            await log.trim(min(parked.values(), default=end), tag=PARKED_TAG)
+            await log.trim(min([*parked.values(), *unreadable, end]), tag=PARKED_TAG)
 
     def _on_cancel(self, run: str) -> None:
         self._cancelled[run] = None

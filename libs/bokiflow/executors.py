@@ -10,10 +10,15 @@ counts from before it was sent. Who thinks that a lease is over says up to which
 has looked, and that counts if nothing was said of that executor from there on. So whether it counts
 follows from the records alone, alike in every process; what a process had read before, and when,
 has no say.
+
+**What cannot be read** is passed over: a record that is lost may have said anything, which is made
+up for (`Executors.lost`); one of a later version is for its like (`Executors.passed_over`). Why
+that is safe, for each kind of record: docs/decisions/0021-lost-signs-of-life.md.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -53,15 +58,20 @@ class Executors:
     Times are those of this process's steady clock (`waiting.steady_now`).
 
     Attributes:
-        end: records below this seqnum are applied.
+        end: records below this seqnum are applied, or passed over.
         known: by name, those that live and those that have an heir who is not done.
         departed: those that were known and are not any more.
+        lost_at: when lost records were passed over; None: nobody is to be looked for any more who
+            may have been known by them only.
     """
 
     def __init__(self) -> None:
         self.end: SeqNum = 0
         self.known: dict[str, Executor] = {}
         self.departed = Departed()
+        self.lost_at: float | None = None
+        self._lost_to: SeqNum = 0
+        self._later_from: SeqNum | None = None
 
     def apply(self, seqnum: SeqNum, now: float, record: ExecutorRecord | None) -> None:
         """Take in the record at `seqnum`, which was read by `now`."""
@@ -108,10 +118,49 @@ class Executors:
             if name in {other, known.heir}:
                 known.heir, known.until = heir, now + HEIR_S
 
+    # --- what cannot be read
+
+    def lost(self, end: SeqNum, now: float) -> None:
+        """Pass over what is lost before `end`, as of `now`; it may have said anything.
+
+        That somebody lives: so all leases count anew. That somebody is dead: so whoever says it
+        again must have read on from here. That somebody is done with what an heir left: so that
+        heir's runs are anybody's a lease from now. The first of anybody: see `lost_at`.
+        """
+        assert end > self.end, "reading goes on"
+        self.end = self._lost_to = end
+        self.lost_at = now
+        for known in self.known.values():
+            known.until = now + known.lease_s
+
+    def passed_over(self, seqnum: SeqNum) -> None:
+        """Pass over a record that a later version wrote.
+
+        That one has its mark in each run that it touches, which keeps others from taking it; what
+        it says of executors stays for its like (`needed_from`).
+        """
+        self.apply(seqnum, 0.0, None)
+        if self._later_from is None:
+            self._later_from = seqnum
+
+    @property
+    def has_later(self) -> bool:
+        """Whether a later version has written here."""
+        return self._later_from is not None
+
+    def unknown_until(self, lease_s: float) -> float:
+        """Return when whoever is not known is gone, if leases are `lease_s`: one of whom all signs
+        of life are lost says again that it lives before, if it does.
+        """
+        longest_s = max((lease_s, *(known.lease_s for known in self.known.values())))
+        return -math.inf if self.lost_at is None else self.lost_at + longest_s
+
+    # --- questions
+
     def is_silent(self, name: str, end: SeqNum) -> bool:
-        """Whether no record at `end` or later says anything of an executor that is known."""
+        """Whether no record at `end` or later can have said anything of one that is known."""
         known = self.known.get(name)
-        return known is not None and known.said_at < end
+        return known is not None and max(known.said_at + 1, self._lost_to) <= end
 
     def has_heir(self, name: str) -> bool:
         """Whether an executor was dead: what it decides from then on counts nowhere."""
@@ -138,4 +187,5 @@ class Executors:
     @property
     def needed_from(self) -> SeqNum:
         """The first record that somebody who begins now must read."""
-        return min((known.seqnum for known in self.known.values()), default=self.end)
+        least = min((known.seqnum for known in self.known.values()), default=self.end)
+        return least if self._later_from is None else min(least, self._later_from)

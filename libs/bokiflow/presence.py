@@ -19,6 +19,7 @@ import structlog
 
 from bokiflow import waiting
 from bokiflow.departed import left_by
+from bokiflow.errors import FlowVersionError
 from bokiflow.executors import Executors
 from bokiflow.lease import Lease
 from bokiflow.public_call import CALL, Stopped
@@ -33,9 +34,9 @@ from bokiflow.records import (
     run_in,
     run_record,
 )
-from bokiflow.run_log import appended, patiently
+from bokiflow.run_log import appended, behind, patiently
 from bokiflow.workflow import Logs
-from indilog.errors import IndilogError, TrimmedError
+from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log, Record
 
@@ -43,6 +44,18 @@ BEATS: Final = 4
 _PAGE: Final = 1000
 _TRIM_EVERY: Final = 512
 _TRIM_BEATS: Final = 64
+_LOST: Final = (
+    "Signs of life of executors are lost by damage; takeovers go on, those under way up to a lease "
+    "later. A cancellation that was asked for there is lost with them: ask again."
+)
+_LATER: Final = (
+    "A later version of BokiFlow writes to this log; this program leaves to it whatever it has "
+    "touched, and goes on with the rest. Run that version everywhere."
+)
+
+
+def _tell(what: str, log: Log, error: IndilogError) -> None:
+    structlog.get_logger().error(what, log=log.name, reason=str(error))
 
 
 class Presence(ABC):
@@ -184,12 +197,24 @@ class Presence(ABC):
             except TrimmedError as error:
                 executors.end = max(executors.end, error.first_seqnum)
                 continue
+            except DataLossError as error:
+                executors.lost(behind(error, executors.end), waiting.steady_now())
+                _tell(_LOST, log, error)
+                continue
             now = waiting.steady_now()  # not earlier: a lease is counted from when it was read
             for record in page:
                 if record.seqnum >= executors.end:
-                    self._on_record(record, now)
+                    self._on_readable(log, record, now)
             if not page or executors.end > until >= 0:
                 return
+
+    def _on_readable(self, log: Log, record: Record, now: float) -> None:
+        try:
+            self._on_record(record, now)
+        except FlowVersionError as error:
+            if not self.executors.has_later:
+                _tell(_LATER, log, error)
+            self.executors.passed_over(record.seqnum)
 
     def _on_record(self, record: Record, now: float) -> None:
         self.executors.apply(record.seqnum, now, executor_record(record.data))

@@ -167,6 +167,17 @@ async def undamaged(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
         raise Unreadable(f"What the run needs cannot be read: {error}", error) from error
 
 
+def behind(lost: DataLossError, bound: SeqNum) -> SeqNum:
+    """Return where to read on that was asked for from `bound` on, behind what is lost.
+
+    Raises:
+        DataLossError: it does not say where.
+    """
+    if lost.next_seqnum is None or lost.next_seqnum <= bound:
+        raise lost
+    return lost.next_seqnum
+
+
 def is_passing(error: IndilogError) -> bool:
     """Whether what failed with `error` may be repeated, if repeating it is harmless."""
     return error.retryable or isinstance(error, OutcomeUnknownError)
