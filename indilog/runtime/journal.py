@@ -61,7 +61,6 @@ from indilog.runtime.segment_scan import (
 from indilog.runtime.segment_use import (
     NewestSegment,
     is_whole,
-    log_damage,
     newest_noted,
     note_newest,
 )
@@ -255,7 +254,6 @@ class Journal:
 
     def _noted(self, damage: Damage) -> Damage:
         self.damaged += 1
-        log_damage(self.files.path(damage.segment), damage)
         return damage
 
     def _activate(self, number: int, end: int) -> None:

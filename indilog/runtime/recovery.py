@@ -11,6 +11,7 @@ import structlog
 
 from indilog.errors import IndilogError
 from indilog.roles import FrameKind, Lost, Role, SurvivesLoss, TakesCopies
+from indilog.runtime.damage_log import DamageLog
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment_scan import Damage
 
@@ -35,18 +36,24 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
             log.error("the journal is gone: its directory was here at an earlier start")
         _tell(Damage(0, 0, 0, None, b""), roles)
     takers = [role for role in roles.values() if isinstance(role, TakesCopies)]
-    for found in journal.recover():
-        if isinstance(found, Damage):
-            _tell(found, roles)
-            continue
-        stream, kind, payload, location = found
-        if (role := roles.get(stream)) is None:
-            raise IndilogError("The journal holds frames of a role that this process has not.")
-        role.recover(kind, payload, location)
-        if kind is FrameKind.ORDERING:
-            for other in takers:
-                other.copied(payload)
-        frames += 1
+    damage = DamageLog()
+    try:
+        for found in journal.recover():
+            if isinstance(found, Damage):
+                damage.met(found)
+                _tell(found, roles)
+                continue
+            stream, kind, payload, location = found
+            if (role := roles.get(stream)) is None:
+                raise IndilogError("The journal holds frames of a role that this process has not.")
+            role.recover(kind, payload, location)
+            damage.recovered(stream, kind, payload)
+            if kind is FrameKind.ORDERING:
+                for other in takers:
+                    other.copied(payload)
+            frames += 1
+    finally:
+        damage.conclude(journal)
     for role in roles.values():
         if isinstance(role, SurvivesLoss):
             role.recovered()

@@ -16,10 +16,7 @@ from typing import Final, NamedTuple
 import structlog
 from crc32c import crc32c
 
-from indilog.errors import MalformedFrameError
-from indilog.records import batch_header
-from indilog.runtime.segment import BATCH_KINDS, segment_path, synced_directory, write_all
-from indilog.runtime.segment_scan import Damage
+from indilog.runtime.segment import segment_path, synced_directory, write_all
 
 _FILE: Final = "NEWEST"
 _NAME: Final = "indilog-segment"
@@ -71,25 +68,6 @@ def is_whole(directory: Path, newest: NewestSegment) -> bool:
     """Tell whether the file of the newest segment is as long as it was."""
     path = segment_path(directory, newest.number)
     return path.exists() and path.stat().st_size >= newest.size_bytes
-
-
-def log_damage(file: Path, damage: Damage) -> None:
-    """Say where a file is damaged, and how many records were there if that can be told."""
-    header = damage.header
-    log.error(
-        "the journal is damaged",
-        file=str(file),
-        offset=damage.start,
-        bytes=damage.end - damage.start,
-        records=_records_in(damage) if header and header.kind in BATCH_KINDS else "unknown",
-    )
-
-
-def _records_in(damage: Damage) -> int | str:
-    try:
-        return batch_header(damage.payload).records
-    except MalformedFrameError:
-        return "unknown"
 
 
 def _crc_of(stated: str) -> str:

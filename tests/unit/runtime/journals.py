@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from indilog.ids import Epoch, ShardId
+from indilog.errors import DataLossError
+from indilog.ids import Epoch, Instant, ShardId
 from indilog.records import BatchBuilder
-from indilog.roles import FrameKind, Location
+from indilog.roles import Effect, Event, FrameKind, Location
 from indilog.runtime.journal import Durability, Journal
 from indilog.runtime.segment_scan import Damage
 
@@ -14,6 +16,26 @@ SEGMENT_BYTES = 4096
 STREAM = 7
 
 Frame = tuple[int, FrameKind, bytes, Location]
+
+
+class Taker:
+    """A role that takes in any frame, up to one that it refuses."""
+
+    def __init__(self, refused: FrameKind | None = None) -> None:
+        self.refused = refused
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
+        if kind is self.refused:
+            raise DataLossError(f"not {len(payload)} bytes at {location}")
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        raise AssertionError((events, now))
+
+    def deadline(self) -> Instant | None:
+        return None
+
+    def check_invariants(self) -> None:
+        return
 
 
 def started(
@@ -40,11 +62,11 @@ def damage_in(directory: Path, opened: list[Journal]) -> list[tuple[int, int, in
     return [(damage.segment, damage.start, damage.end) for damage in found]
 
 
-def batch(records: int = 3) -> bytes:
+def batch(records: int = 3, *, first: int = 0) -> bytes:
     builder = BatchBuilder()
     for number in range(records):
         builder.add(f"data {number}".encode(), (1, 2), b"orders")
-    return builder.build(shard=ShardId(0), epoch=Epoch(1), first=0, time_us=5)
+    return builder.build(shard=ShardId(0), epoch=Epoch(1), first=first, time_us=5)
 
 
 def flip(path: Path, offset: int) -> None:

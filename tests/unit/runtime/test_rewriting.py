@@ -13,10 +13,12 @@ import structlog
 from indilog.records import RecordBatch
 from indilog.roles import FrameKind, Location
 from indilog.runtime import segment_rewrite
+from indilog.runtime.journal import Journal
+from indilog.runtime.recovery import recover
 from indilog.runtime.segment import segment_path
 from indilog.runtime.spare_segment import SpareSegment
-from tests.unit.runtime.journals import spoil
-from tests.unit.runtime.rewriters import SEGMENT_BYTES, Rewriter, batch, localids
+from tests.unit.runtime.journals import Taker, spoil
+from tests.unit.runtime.rewriters import SEGMENT_BYTES, STREAM, Rewriter, batch, localids
 
 RECORDS, GONE_RECORDS = FrameKind.RECORDS, FrameKind.GONE_RECORDS
 A_SEGMENT = 11
@@ -235,13 +237,13 @@ def test_damage_is_said_of_the_file_that_there_is(rewriter: Rewriter) -> None:
     for place in range(len(data)):
         data[place] ^= 0xFF
     joined.write_bytes(data)
+    journal = Journal.open(rewriter.directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
     with structlog.testing.capture_logs() as logs:
-        again = Rewriter(rewriter.directory)
-    assert None in again.found
+        recover(journal, {STREAM: Taker()})
+    journal.close()
     assert [entry["file"] for entry in logs if entry["event"] == "the journal is damaged"] == [
         str(joined)
     ]
-    again.close()
 
 
 def test_a_copy_counts_only_when_what_was_written_before_is_synced(rewriter: Rewriter) -> None:
