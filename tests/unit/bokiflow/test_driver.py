@@ -89,6 +89,24 @@ class Process:
 async def _nothing(log: object) -> None: ...
 
 
+class Stuck:
+    """Holds up the steps of processes, or only those of one name, until `gate` is set.
+
+    Attributes:
+        begun: set when one is held up.
+    """
+
+    def __init__(self, step: str | None = None) -> None:
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()
+        self._step = step
+
+    def __call__(self, process: Process, step: str) -> asyncio.Event | None:
+        if self._step not in {None, step}:
+            return None
+        self.begun.set()
+        return self.gate
+
+
 @asynccontextmanager
 async def processes(*them: Process) -> AsyncIterator[None]:
     for process in them:
@@ -99,19 +117,11 @@ async def processes(*them: Process) -> AsyncIterator[None]:
 
 
 async def test_a_run_of_a_dead_process_goes_on_with_what_is_decided() -> None:
-    logs = MemoryLogs()
-    begun = asyncio.Event()
-
-    def stuck(process: Process, step: str) -> asyncio.Event | None:
-        if step == "second":
-            begun.set()
-            return asyncio.Event()
-        return None
-
+    logs, stuck = MemoryLogs(), Stuck("second")
     dying, other = Process(logs, stuck), Process(logs)
     async with processes(other):
         await dying.two.start(id="r")
-        await begun.wait()
+        await stuck.begun.wait()
         dying.kill()
         assert await other.two.handle("r").result(10) == "12"
     assert other.ran == ["second"], "the first step was decided"
@@ -120,38 +130,28 @@ async def test_a_run_of_a_dead_process_goes_on_with_what_is_decided() -> None:
 
 
 async def test_a_process_that_stops_hands_over_at_once() -> None:
-    logs, begun = MemoryLogs(), asyncio.Event()
-
-    def stuck(process: Process, step: str) -> asyncio.Event:
-        begun.set()
-        return asyncio.Event()
-
+    logs, stuck = MemoryLogs(), Stuck()
     old, new = Process(logs, stuck), Process(logs)
     old.flow.runner.lease_s = 3600.0  # not even then anybody waits for a lease
     async with processes(new, old):
         handle = await old.two.start()
         waiting = asyncio.create_task(handle.result(10))
-        await begun.wait()
+        await stuck.begun.wait()
         await old.stop()
         assert await waiting == "12", "who waited with the old process waits on"
     assert new.ran == ["first", "second"]
 
 
 async def test_a_process_that_stood_still_decides_nothing_any_more() -> None:
-    logs, begun, gate = MemoryLogs(), asyncio.Event(), asyncio.Event()
-
-    def held(process: Process, step: str) -> asyncio.Event:
-        begun.set()
-        return gate
-
-    slow, other = Process(logs, held), Process(logs)
+    logs, stuck = MemoryLogs(), Stuck()
+    slow, other = Process(logs, stuck), Process(logs)
     handle = await slow.two.start(id="r")
-    await begun.wait()
+    await stuck.begun.wait()
     assert slow.flow.runner._beating is not None
     slow.flow.runner._beating.cancel()  # its event loop turns for nobody else
     async with processes(other):
         assert await other.two.handle("r").result(10) == "12"
-        gate.set()  # now it wakes up in the middle of its step
+        stuck.gate.set()  # now it wakes up in the middle of its step
         assert await handle.result(10) == "12"
     assert "second" not in slow.ran, "it noticed before it began anything else"
     records = [run_record(r.data) for r in await logs.log("shop/flow").read_range(run_tag("r"))]
@@ -159,21 +159,16 @@ async def test_a_process_that_stood_still_decides_nothing_any_more() -> None:
 
 
 async def test_a_dead_heir_is_inherited_from() -> None:
-    logs, begun, never = MemoryLogs(), asyncio.Event(), asyncio.Event()
-
-    def stuck(process: Process, step: str) -> asyncio.Event:
-        begun.set()
-        return never
-
+    logs, stuck = MemoryLogs(), Stuck()
     first = Process(logs, stuck)
     for _ in range(5):
         await first.two.start()
     heir = Process(logs, stuck, executions=2)  # it can take two, the others wait
-    await begun.wait()
-    begun.clear()
+    await stuck.begun.wait()
+    stuck.begun.clear()
     first.kill()
     heir.drive()
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(stuck.begun.wait(), 10)
     heir.kill()
     last = Process(logs)
     async with processes(last):
@@ -186,15 +181,10 @@ async def test_a_dead_heir_is_inherited_from() -> None:
 
 async def killed_in_a_step(logs: MemoryLogs, run: str) -> Process:
     """Return a process that began a run and was killed in the middle of its first step."""
-    begun, never = asyncio.Event(), asyncio.Event()
-
-    def stuck(process: Process, step: str) -> asyncio.Event:
-        begun.set()
-        return never
-
+    stuck = Stuck()
     process = Process(logs, stuck)
     await process.two.start(id=run)
-    await begun.wait()
+    await stuck.begun.wait()
     process.kill()
     return process
 
@@ -312,17 +302,10 @@ async def test_idle_processes_write_nothing() -> None:
 
 
 async def test_parked_runs_go_on_with_code_that_fits() -> None:
-    logs, begun = MemoryLogs(), asyncio.Event()
-
-    def stuck(process: Process, step: str) -> asyncio.Event | None:
-        if step == "second":
-            begun.set()
-            return asyncio.Event()
-        return None
-
+    logs, stuck = MemoryLogs(), Stuck("second")
     old = Process(logs, stuck)
     await old.two.start(id="r")
-    await begun.wait()
+    await stuck.begun.wait()
     old.kill()
 
     changed = Process(logs)
@@ -345,19 +328,12 @@ async def test_parked_runs_go_on_with_code_that_fits() -> None:
 
 
 async def test_cancelling_a_parked_run_ends_it_and_says_what_was_not_taken_back() -> None:
-    logs, begun = MemoryLogs(), asyncio.Event()
-
-    def stuck(process: Process, step: str) -> asyncio.Event | None:
-        if step == "second":
-            begun.set()
-            return asyncio.Event()
-        return None
-
+    logs, stuck = MemoryLogs(), Stuck("second")
     old = Process(logs, stuck)
     for id_ in "rs":
-        begun.clear()
+        stuck.begun.clear()
         await old.two.start(id=id_)
-        await begun.wait()
+        await stuck.begun.wait()
     old.kill()
 
     first, second = Process(logs), Process(logs)

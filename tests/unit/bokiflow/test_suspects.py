@@ -117,6 +117,15 @@ async def die_in_turn(logs: MemoryLogs, run: str) -> tuple[int, Process]:
     raise AssertionError("it was never parked")
 
 
+async def with_poison(logs: MemoryLogs, kind: str) -> Process:
+    """Return the process that parked the run `poison`, which ended those before."""
+    first = Process(logs)
+    await first.work.start(kind, id="poison")
+    await first.is_dead.wait()
+    _, parked = await die_in_turn(logs, "poison")
+    return parked
+
+
 async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -146,10 +155,7 @@ async def test_a_run_that_ended_its_processes_goes_on_when_it_does_so_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logs = MemoryLogs()
-    first = Process(logs)
-    await first.work.start("ends", id="poison")
-    await first.is_dead.wait()
-    _, parked = await die_in_turn(logs, "poison")
+    parked = await with_poison(logs, "ends")
     await parked.stop()
     monkeypatch.setattr(driver, "retry_s", after(0.01))
     last = Process(logs, ends=False)  # its code is deployed again, its machine has more memory
@@ -160,10 +166,7 @@ async def test_a_run_that_ended_its_processes_goes_on_when_it_does_so_no_more(
 
 async def test_a_cancelled_run_that_ends_its_processes_does_not_end_another() -> None:
     logs = MemoryLogs()
-    first = Process(logs)
-    await first.work.start("ends", id="poison")
-    await first.is_dead.wait()
-    _, parked = await die_in_turn(logs, "poison")
+    parked = await with_poison(logs, "ends")
     await parked.stop()
     last = Process(logs)
     last.drive()
@@ -178,10 +181,7 @@ async def test_a_cancelled_run_that_ends_its_processes_does_not_end_another() ->
 async def test_a_cancelled_run_that_ends_its_processes_all_the_same_is_ended() -> None:
     """It does so in its own code, where no operation notices the cancellation."""
     logs = MemoryLogs()
-    first = Process(logs)
-    await first.work.start("dies", id="poison")
-    await first.is_dead.wait()
-    _, parked = await die_in_turn(logs, "poison")
+    parked = await with_poison(logs, "dies")
     handle = parked.work.handle("poison")
     await handle.cancel()
     await parked.is_dead.wait()

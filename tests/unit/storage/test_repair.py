@@ -259,7 +259,8 @@ def test_a_batch_that_would_not_fit_into_one_hole_is_not_written() -> None:
     assert machine.node.status()["missing_records"] == 4
 
 
-def test_a_single_replica_serves_all_but_what_it_lost() -> None:
+def damaged_single() -> Machine:
+    """Return the only replica of three records, of which it lost the middle one."""
     machine = Machine(config=config_of(record_cache_bytes_max=0))
     machine.tell(ShardClaim(SHARD, E1))
     machine.tell(ShardOpen(SHARD, E1, 0))
@@ -267,6 +268,11 @@ def test_a_single_replica_serves_all_but_what_it_lost() -> None:
         machine.tell(AppendBatch(batch(first)))
     machine.tell(entries({SHARD: 3}), sender=PRIMARY)
     machine.damage(3)
+    return machine
+
+
+def test_a_single_replica_serves_all_but_what_it_lost() -> None:
+    machine = damaged_single()
     assert read(machine, 0, 1, 2).unknown == (1,)
     assert read(machine, 0, 1, 2).unknown == (1,)
     assert machine.node.status()["damaged_batches"] == 1
@@ -275,13 +281,7 @@ def test_a_single_replica_serves_all_but_what_it_lost() -> None:
 
 
 def test_what_is_lost_for_good_has_no_tags_so_that_indexes_go_on_behind_it() -> None:
-    machine = Machine(config=config_of(record_cache_bytes_max=0))
-    machine.tell(ShardClaim(SHARD, E1))
-    machine.tell(ShardOpen(SHARD, E1, 0))
-    for first in range(3):
-        machine.tell(AppendBatch(batch(first)))
-    machine.tell(entries({SHARD: 3}), sender=PRIMARY)
-    machine.damage(3)
+    machine = damaged_single()
     machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX)
     (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
