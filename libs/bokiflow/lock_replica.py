@@ -111,9 +111,11 @@ class LockReplica:
                 # A floor can be seen ahead of the checkpoint that was appended before it rose.
                 await log.tail()
                 lost = await self._load(log)
-                if self.fold.end == start:
-                    raise (error if lost is None else lost) from error
-                continue
+                if self.fold.end > start:
+                    continue
+                if lost is None:
+                    raise
+                raise lost from error
             for record in page:
                 self._apply(record)
             if self.fold.end > until and len(page) < _PAGE:

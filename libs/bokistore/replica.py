@@ -13,14 +13,15 @@ state and the number of commands that are, 8 bytes each (little-endian), then th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from struct import Struct
 from typing import Final, Generic, TypeVar
 
 from bokistore.errors import InvalidObjectError, StoreVersionError
-from indilog.errors import IndilogError, TrimmedError
+from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
+from indilog.leftover import leftover, may_go_further
 from indilog.log import Log, Record
 from indilog.outcomes import appended
 
@@ -128,6 +129,7 @@ class Replica(Generic[_ResultT]):
 
         Raises:
             TrimmedError: commands are gone of which there is no snapshot.
+            DataLossError: a command is lost, or the snapshot of commands that are gone.
         """
         tail = await self._log.tail()
         await self._advance(tail if until is None else min(until, tail))
@@ -161,32 +163,27 @@ class Replica(Generic[_ResultT]):
 
         Returns:
             The first seqnum of which commands are kept; 0 if there is no snapshot.
+
+        Raises:
+            DataLossError: a snapshot is lost that may be the one furthest on; nothing was trimmed.
+                Once another is saved further on, it is not needed.
         """
         # The one that is furthest on, not the newest: whoever lags may save, too. All who trim
         # agree on it, so it never gives way to one that is behind what was given back.
         best: tuple[SeqNum, SeqNum] = 0, 0
-        async for seqnum, end in self._snapshots():
-            best = max(best, (end, seqnum))
+        lost: DataLossError | None = None
+        async for record in leftover(self._log, self._snapshots_tag, limit=_SNAPSHOTS_PAGE):
+            if isinstance(record, DataLossError):
+                lost = record
+            else:
+                best = max(best, (_head_of(record)[0], record.seqnum))
         end, seqnum = best
+        if lost is not None and may_go_further(lost, end):
+            raise lost
         if end:
             await self._log.trim(end, tag=self._tag)
             await self._log.trim(seqnum, tag=self._snapshots_tag)
         return end
-
-    async def _snapshots(self) -> AsyncIterator[tuple[SeqNum, SeqNum]]:
-        """Yield place and end of each snapshot that is left."""
-        start = 0
-        while True:
-            try:
-                page = await self._log.read_range(self._snapshots_tag, start, limit=_SNAPSHOTS_PAGE)
-            except TrimmedError as trimmed:
-                start = trimmed.first_seqnum
-                continue
-            if not page:
-                return
-            for record in page:
-                yield record.seqnum, _head_of(record)[0]
-            start = page[-1].seqnum + 1
 
     def state_hash(self) -> str:
         """Return a hash of the state: equal for all replicas whose `end` is equal."""
@@ -198,28 +195,35 @@ class Replica(Generic[_ResultT]):
             await self._load()
             self._has_begun = True
 
-    async def _load(self, at_least: SeqNum = 0) -> None:
-        """Take over the newest snapshot that goes up to `at_least`, if it is ahead of the state."""
+    async def _load(self, at_least: SeqNum = 0) -> DataLossError | None:
+        """Take over the newest snapshot that goes up to `at_least`, if it is ahead of the state; if
+        none does, return what says that one is lost.
+        """
         bound, floor = MAX_SEQNUM, 0
-        while True:
+        lost: DataLossError | None = None
+        while bound >= 0:
             try:
                 found = await self._log.read_prev(self._snapshots_tag, bound)
             except TrimmedError as error:
                 if error.first_seqnum <= floor:
-                    return
+                    break
                 bound, floor = MAX_SEQNUM, error.first_seqnum  # a better one came meanwhile
                 continue
+            except DataLossError as error:
+                if error.seqnum is None:
+                    raise
+                bound, lost = error.seqnum - 1, error  # one before it may do
+                continue
             if found is None:
-                return
+                break
             end, commands = _head_of(found)
             if end >= at_least:
-                break
-            if not found.seqnum:
-                return
+                if end > self.end:
+                    self._restore(found.data[_HEAD.size :])
+                    self.end, self.commands = end, commands
+                return None
             bound = found.seqnum - 1
-        if end > self.end:
-            self._restore(found.data[_HEAD.size :])
-            self.end, self.commands = end, commands
+        return lost
 
     async def _advance(self, until: SeqNum) -> None:
         """Apply the commands below `until`; several may do so at once."""
@@ -229,13 +233,15 @@ class Replica(Generic[_ResultT]):
             try:
                 page = await self._log.read_range(self._tag, start, limit=_PAGE)
             except TrimmedError as error:
-                await self._load(error.first_seqnum)
+                lost = await self._load(error.first_seqnum)
                 if self.end == start:
                     await self._log.tail()  # it may be seen before the snapshot ahead of it
-                    await self._load(error.first_seqnum)
-                if self.end == start:
+                    lost = await self._load(error.first_seqnum)
+                if self.end > start:
+                    continue
+                if lost is None:
                     raise
-                continue
+                raise lost from error
             ahead = [record for record in page if record.seqnum < until]
             for record in ahead:
                 self._take(record)

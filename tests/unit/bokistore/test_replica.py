@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from bokistore import InvalidObjectError, Replica, StoreVersionError
-from indilog.errors import TooLargeError, TrimmedError
+from indilog.errors import DataLossError, TooLargeError, TrimmedError
 from indilog.log import Log
 from indilog.testing import MemoryLog, MemoryLogs, cluster
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+from tests.damaged_log import DamagedLogs
 
 
 class Counters:
@@ -152,6 +153,47 @@ async def test_commands_that_are_gone_without_a_snapshot_are_told(log: MemoryLog
     await log.trim(1)
     with pytest.raises(TrimmedError):
         await Counters(log).replica.sync()
+
+
+@pytest.mark.asyncio
+async def test_a_lost_snapshot_is_done_without_where_another_one_or_the_commands_are_left() -> None:
+    logs = DamagedLogs()
+    one = Counters(logs.log("machines"))
+    for _ in range(2):
+        await one.replica.propose(b"a")
+        await one.replica.save()
+    for is_lost, restored in (({1, 3}, 0), ({3}, 1)):
+        logs.lost = is_lost
+        other = Counters(logs.log("machines"))
+        await other.replica.sync()
+        assert (other.numbers, other.restored) == ({"a": 2}, restored)
+
+
+@pytest.mark.asyncio
+async def test_the_only_snapshot_is_lost_not_trimmed_and_kept_until_another_goes_further() -> None:
+    logs = DamagedLogs()
+    one, lagging = Counters(logs.log("machines")), Counters(logs.log("machines"))
+    await lagging.replica.propose(b"a")
+    await one.replica.propose(b"a")
+    lost = await one.replica.save()
+    await one.replica.trim()
+    logs.lost = {lost}
+    with pytest.raises(DataLossError):
+        await Counters(logs.log("machines")).replica.sync()
+    await lagging.replica.save()
+    with pytest.raises(DataLossError):
+        await lagging.replica.trim()
+    logs.lost = set()
+    newcomer = Counters(logs.log("machines"))
+    await newcomer.replica.sync()
+    assert newcomer.numbers == {"a": 2}, "it is repaired"
+    logs.lost = {lost}
+    await one.replica.propose(b"a")
+    await one.replica.save()
+    assert await one.replica.trim() == one.replica.end
+    late = Counters(logs.log("machines"))
+    await late.replica.sync()
+    assert late.numbers == {"a": 3}
 
 
 @pytest.mark.asyncio
