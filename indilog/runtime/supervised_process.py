@@ -1,4 +1,4 @@
-"""One process that is kept alive: started, watched, started again when it dies (issue 1, part 12).
+"""One process that is kept alive: started, watched, started again when it dies (ARCHITECTURE 11).
 
 Supervisor and process are connected by a socket pair. The process writes one line when it is ready
 (`ready DETAIL`) or cannot start (`failed SENTENCE`); when its end of the socket reads as closed,

@@ -1,4 +1,4 @@
-"""The cluster as separate processes on one machine: `indilog up --processes` (issue 1, part 12).
+"""The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
 The first process is the supervisor: it holds the metadata store, serves it to the others, starts
 one process for each node of the view and keeps each alive. It carries no data: a cluster whose
