@@ -10,7 +10,19 @@ from contextvars import ContextVar
 import pytest
 
 from bokiflow import Startable, Workflow, waiting
-from bokiflow.records import EXECUTORS_TAG, Alive, executor_record
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    PARKED_TAG,
+    RUNS_TAG,
+    Alive,
+    Parked,
+    Started,
+    Taken,
+    encoded,
+    executor_record,
+    run_tag,
+)
+from bokiflow.suspects import CRASHES_PARKED
 from indilog.testing import MemoryLogs
 from tests.flow_executions import FLOW_LOG
 from tests.unit.bokiflow.processes import ShopProcess
@@ -98,6 +110,24 @@ async def test_one_that_is_gone_is_taken_over_from_whatever_a_drivers_clock_says
         await handle.signal("go", "on")
         assert await handle.result(10) == "on"
         assert await other.epoch("r") == 2
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+async def test_a_suspect_that_is_parked_is_tried_again_whatever_a_drivers_clock_says(
+    logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    monkeypatch.setattr("bokiflow.driver.retry_s", lambda _: 0.05)
+    log, other = logs.log(FLOW_LOG), Machine(logs, ahead_s)
+    for record, tags in (
+        (Started("waits", b"{}", "first", "v"), [RUNS_TAG]),
+        (Taken(2, "fifth", CRASHES_PARKED), []),
+        (Parked(2, "v", "it ends whoever executes it"), [PARKED_TAG]),
+    ):
+        await log.append(encoded(record), tags=[run_tag("r"), *tags])
+    async with other.driven():
+        handle = other.waits.handle("r")
+        await handle.signal("go", "on")
+        assert await handle.result(10) == "on"
 
 
 async def test_drivers_whose_clocks_differ_leave_each_other_alone(logs: MemoryLogs) -> None:
