@@ -30,7 +30,7 @@ from bokiflow.records import (
 from indilog.errors import TrimmedError
 from indilog.ids import SeqNum
 from indilog.testing import MemoryLogs
-from tests.lossy_log import LossyLogs
+from tests.damaged_log import DamagedView
 
 pytestmark = pytest.mark.asyncio
 
@@ -43,7 +43,7 @@ class Process:
     """A process with a workflow `waits` that waits for a signal, and what it sees of the logs."""
 
     def __init__(self, logs: MemoryLogs, lease_s: float = LEASE_S) -> None:
-        self.logs = LossyLogs(logs)
+        self.logs = DamagedView(logs)
         self.flow = Flow("shop", lease=lease_s)
         self.flow.attach(self.logs)
         self.waits: Startable[str] = self.flow.workflow(self._waits)
@@ -272,7 +272,7 @@ async def ended(logs: MemoryLogs, run: str) -> SeqNum:
 async def test_the_cleaning_goes_on_behind_what_cannot_be_read_and_keeps_it_as_long(
     logs: MemoryLogs,
 ) -> None:
-    lossy, log = LossyLogs(logs), logs.log(FLOW_LOG)
+    lossy, log = DamagedView(logs), logs.log(FLOW_LOG)
     lossy.lost.add(await ended(logs, "lost"))
     later = await log.append(LATER, tags=[run_tag("later"), RUNS_TAG])
     cleaner = Cleaner(0)
@@ -288,7 +288,7 @@ async def test_the_cleaning_goes_on_behind_what_cannot_be_read_and_keeps_it_as_l
 async def test_what_is_lost_of_the_list_is_kept_until_something_behind_it_is_old(
     logs: MemoryLogs,
 ) -> None:
-    lossy, log = LossyLogs(logs), logs.log(FLOW_LOG)
+    lossy, log = DamagedView(logs), logs.log(FLOW_LOG)
     lost = await ended(logs, "lost")
     lossy.lost.add(lost)
     young = Cleaner(1e12)
