@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import indilog.client
+from bokiflow import Flow, Workflow
 from indilog.calls import error_from, failed
 from indilog.config import MIB, Config, NodeConfig
 from indilog.errors import DataLossError
@@ -103,3 +105,35 @@ async def test_a_page_reader_is_told_what_is_lost_and_goes_on_behind_it(tmp_path
     assert sorted([*found, *lost]) == list(range(50))
     again = error_from(failed(told))
     assert (vars(again), str(again)) == (vars(told), str(told)), "over a link too"
+
+
+@pytest.mark.asyncio
+async def test_a_workflow_goes_on_though_the_only_sign_of_life_of_its_dead_process_rotted(
+    tmp_path: Path,
+) -> None:
+    """With the start of another run, which nobody can read any more."""
+
+    async def waits(wf: Workflow) -> str:
+        return str(await wf.signal("go"))
+
+    config = Config(node=NodeConfig(segment_bytes=8 * MIB, record_cache_bytes_max=0))
+    async with indilog.client.open(tmp_path, config) as client:
+        dead, other = Flow("shop", lease=0.5), Flow("shop", lease=0.5)
+        begun = [flow.workflow(waits) for flow in (dead, other)]
+        for flow in (dead, other):
+            flow.attach(client)
+        await begun[0].start(id="lost")
+        await begun[0].start(id="r")
+        for task in (dead.runner._beating, *dead.runner._tasks()):
+            assert task is not None
+            task.cancel()
+        spoil_batch(tmp_path, 0, whole=False)
+        driver = asyncio.create_task(other.drive(client))
+        handle = begun[1].handle("r")
+        await handle.signal("go", "on")
+        assert await handle.result(10) == "on"
+        with pytest.raises(DataLossError):
+            await begun[1].handle("lost").status()
+        driver.cancel()
+        with suppress(asyncio.CancelledError):
+            await driver
