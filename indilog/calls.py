@@ -261,6 +261,18 @@ class DeployApp(_Message, frozen=True):
     sources: dict[str, str]
 
 
+class UndeployApp(_Message, frozen=True):
+    """client → compute node: take this application away; answered by `Undeployed`.
+
+    Lost: the outcome is unknown to the asker; undeploying again is harmless, and says if it was
+    done.
+    Repeated: never.
+    """
+
+    name: str
+    owner: str
+
+
 class Cancel(_Message, frozen=True):
     """asker → asked: stop working on the question of this number, its answer is not wanted.
 
@@ -347,6 +359,17 @@ class Deployed(_Message, frozen=True):
     app: AppInfo
 
 
+class Undeployed(_Message, frozen=True):
+    """compute node → client: the application, as it was, takes no new calls.
+
+    Lost: the outcome is unknown to the asker; undeploying again is harmless, and says if it was
+    done.
+    Repeated: never.
+    """
+
+    app: AppInfo
+
+
 class Failed(_Message, frozen=True):
     """asked → asker: it did not work; `kind` names the class of `indilog.errors`.
 
@@ -365,13 +388,13 @@ LogQuestion: TypeAlias = (
     | LogSetAux | LogFindTime | LogTrim | LogSetRetention | LogRetention
 )  # fmt: skip
 Question: TypeAlias = (
-    LogQuestion | CallFunction | SendFunction | DeployApp | Invoke | Load | Unload | RunServices
-    | CheckArguments | Ping | Cancel
+    LogQuestion | CallFunction | SendFunction | DeployApp | UndeployApp | Invoke | Load | Unload
+    | RunServices | CheckArguments | Ping | Cancel
 )  # fmt: skip
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesTold
 Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | RetentionFound | Done | Returned | Accepted | Loaded
-    | Deployed | Failed
+    | Deployed | Undeployed | Failed
 )  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer
 

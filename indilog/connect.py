@@ -34,6 +34,8 @@ from indilog.calls import (
     Limits,
     LinkLostError,
     Question,
+    UndeployApp,
+    Undeployed,
     Welcome,
     error_from,
 )
@@ -242,15 +244,38 @@ class RemoteClient:
         Raises:
             DeployError: it does not import, or defines no application; what ran before goes on.
             AppNameTakenError: another owner has deployed an application of that name.
+            NotReadyError: it cannot be tried or recorded now; what ran before goes on.
+            AppendOutcomeUnknownError, CallOutcomeUnknownError: it may be deployed; doing so again
+                is harmless.
         """
         sources = dict(what) if isinstance(what, Mapping) else sources_of(Path(what))
-        answer = await self.ask(DeployApp(name, owner, sources))
-        if isinstance(answer, Deployed):
+        return await self._app(DeployApp(name, owner, sources), "deploy")
+
+    async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
+        """Take an application away; return what was deployed.
+
+        When this returns, the compute node that answers sends no new call to it, and its services
+        and schedules have ended there; the other nodes follow. Calls that run go on to their end.
+        A recorded invocation that has not begun fails when it is due, unless the application is
+        deployed again by then. Its logs stay, and deploying it again goes on with them.
+
+        Raises:
+            UnknownFunctionError: it is not deployed; since when, if it was.
+            AppNameTakenError: another owner has deployed it.
+            NotReadyError: the log takes nothing now; it stays deployed.
+            AppendOutcomeUnknownError, CallOutcomeUnknownError: it may be undeployed; doing so again
+                is harmless.
+        """
+        return await self._app(UndeployApp(name, owner), "undeploy")
+
+    async def _app(self, question: DeployApp | UndeployApp, what: str) -> AppInfo:
+        answer = await self.ask(question)
+        if isinstance(answer, Deployed | Undeployed):
             return answer.app
         if isinstance(answer, Failed) and answer.kind != LinkLostError.__name__:
             raise error_from(answer)
         raise CallOutcomeUnknownError(
-            "The connection was lost while deploying; deploy again, which is harmless."
+            f"The connection was lost while {what}ing; {what} again, which is harmless."
         )
 
     def _context(self) -> Context:

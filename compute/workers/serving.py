@@ -2,7 +2,7 @@
 and for clients deployments.
 
 One per link. When the link is gone, everything asked over it stops, except what was sent (not
-called) and what was deployed.
+called) and what was deployed or undeployed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from indilog.calls import (
     Question,
     Returned,
     SendFunction,
+    UndeployApp,
+    Undeployed,
     Welcome,
     failed,
 )
@@ -78,7 +80,7 @@ class LinkServer:
     """Serves one link.
 
     Args:
-        is_client: the other end is a client: it may deploy, and its calls have depth 0.
+        is_client: the other end is a client: it may deploy and undeploy; its calls have depth 0.
     """
 
     def __init__(
@@ -111,6 +113,9 @@ class LinkServer:
                 self._cancel(call)
             case DeployApp():
                 self._deploy(link, call, message)
+            case UndeployApp():
+                self._check_is_client("undeploy")
+                self._begin(link, call, self._undeployed(message))
             case (
                 Welcome()
                 | Ready()
@@ -160,12 +165,15 @@ class LinkServer:
             self._log_service.cancel(number)
 
     def _deploy(self, link: Link, number: int, message: DeployApp) -> None:
-        if not self._is_client:
-            raise NotReadyError("A function cannot deploy; use a client.")
+        self._check_is_client("deploy")
         if self._is_deploying:
             raise NotReadyError("This client is deploying already; wait for that.")
         self._begin(link, number, self._deployed(message))
         self._is_deploying = True
+
+    def _check_is_client(self, what: str) -> None:
+        if not self._is_client:
+            raise NotReadyError(f"A function cannot {what}; use a client.")
 
     def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
         """Answer with what `answering` gives; goes on when the link is gone."""
@@ -215,6 +223,9 @@ class LinkServer:
         finally:
             self._is_deploying = False
         return Deployed(info)
+
+    async def _undeployed(self, message: UndeployApp) -> Answer:
+        return Undeployed(await self._host.undeploy(message.name, owner=message.owner))
 
 
 def _left(message: CallFunction) -> CallOutcomeUnknownError:

@@ -14,6 +14,7 @@ import pytest
 
 import indilog
 from compute.invocations import service
+from indilog.errors import AppNameTakenError, UnknownFunctionError
 from tests.cluster.function_platform import Platform, running, running_two, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
@@ -114,6 +115,23 @@ async def test_what_is_undeployed_is_gone_on_every_node_and_what_runs_ends(tmp_p
         await client.log("gate").append(b"", tags=["release"])
         assert (await runs).json() == "released"
         await until(lambda: not any(w.deployments for w in first.host._pool.workers))
+
+
+async def test_a_client_undeploys_as_the_owner_who_deployed(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as platform, indilog.connect(platform.url) as client:
+        await client.deploy({"demo.py": SOURCE}, owner="ann")
+        assert await client.call("demo.count") == 1
+        with pytest.raises(AppNameTakenError, match="was deployed by ann; undeploy it as that"):
+            await client.undeploy("demo")
+        gone = await client.undeploy("demo", owner="ann")
+        assert (gone.name, gone.version, gone.owner) == ("demo", 1, "ann")
+        assert [f.name for f in gone.functions] == ["count", "wait_for_release"]
+        for refused in (client.call("demo.count"), client.undeploy("demo", owner="ann")):
+            with pytest.raises(UnknownFunctionError, match=SENTENCE):
+                await refused
+        again = await client.deploy({"demo.py": SOURCE}, owner="eve")
+        assert (again.version, again.owner) == (2, "eve")
+        assert await client.call("demo.count") == 2
 
 
 async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_again(

@@ -10,7 +10,15 @@ import pytest
 
 from compute.workers.host import FunctionHost
 from compute.workers.serving import LinkServer
-from indilog.calls import Answer, CallFunction, Failed, Returned
+from indilog.calls import (
+    Answer,
+    CallFunction,
+    DeployApp,
+    Failed,
+    Question,
+    Returned,
+    UndeployApp,
+)
 from indilog.link import Link
 from indilog.testing import MemoryLogs
 from tests.link_pair import link_pair
@@ -45,12 +53,12 @@ class Host:
 
 
 class Caller:
-    """A client of a `LinkServer`."""
+    """A client of a `LinkServer`, or a worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_client: bool = True) -> None:
         self.host = Host()
         self.server = LinkServer(
-            cast("FunctionHost", self.host), MemoryLogs(), questions_max=10, is_client=True
+            cast("FunctionHost", self.host), MemoryLogs(), questions_max=10, is_client=is_client
         )
         self.link: Link
         self.link, _ = link_pair(self.server.serve)
@@ -108,3 +116,16 @@ async def test_nobody_waits_for_outcomes_over_a_link_that_is_gone() -> None:
     caller.server.close()
     await turns()
     assert caller.host.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("question", "what"),
+    [(DeployApp(None, "local", {}), "deploy"), (UndeployApp("demo", "local"), "undeploy")],
+)
+async def test_a_function_neither_deploys_nor_undeploys(question: Question, what: str) -> None:
+    answer = await Caller(is_client=False).link.ask(question)
+    assert isinstance(answer, Failed)
+    assert (answer.kind, answer.message) == (
+        "NotReadyError",
+        f"A function cannot {what}; use a client.",
+    )
