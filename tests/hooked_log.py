@@ -47,11 +47,18 @@ class Hooks:
 
 
 class HookedLog(Hooks, MemoryLog):
-    """A log with hooks of its own, or with those of its logs if they are `HookedLogs`."""
+    """A log with `hooks`, else with its own."""
 
-    @property
-    def _hooks(self) -> Hooks:
-        return self.logs if isinstance(self.logs, HookedLogs) else self
+    def __init__(
+        self,
+        name: str,
+        *,
+        logs: MemoryLogs | None = None,
+        session: Session | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        super().__init__(name, logs=logs, session=session)
+        self._hooks = self if hooks is None else hooks
 
     async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
         entry = Entry(data, tags if isinstance(tags, str) else tuple(tags))
@@ -109,4 +116,4 @@ class HookedLogs(Hooks, MemoryLogs):
     """Logs that share their hooks."""
 
     def log(self, name: str, session: Session | None = None) -> MemoryLog:
-        return HookedLog(name, logs=self, session=session)
+        return HookedLog(name, logs=self, session=session, hooks=self)

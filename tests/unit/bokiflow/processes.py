@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager, suppress
 
 from bokiflow import Flow
 from bokiflow.flow import RETENTION_S
-from indilog.testing import MemoryLogs
+from bokiflow.workflow import Logs
 from tests.flow_executions import FLOW_LOG
 
 
 class ShopProcess:
     """A process; a test's own adds workflows."""
 
-    def __init__(self, logs: MemoryLogs, lease_s: float, retention_s: float = RETENTION_S) -> None:
+    def __init__(self, logs: Logs, lease_s: float, retention_s: float = RETENTION_S) -> None:
         self.logs = logs
         self.flow = Flow("shop", lease=lease_s, retention=retention_s)
         self.flow.attach(logs)

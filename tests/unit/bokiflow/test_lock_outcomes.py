@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from bokiflow import Held, Lock, LockLostError
 from bokiflow.lock_replica import LockReplica
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Record
+from indilog.log import Entry
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 
 
-class Shaky(MemoryLog):
+class Shaky(HookedLog):
     """A log, seen from a process of its own, whose reads fail when the test says so.
 
     Attributes:
@@ -34,17 +33,14 @@ class Shaky(MemoryLog):
     def scope(self) -> MemoryLogs:
         return self  # type: ignore[return-value]
 
-    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
-        seqnum = await super().append(data, tags=tags)
+    async def after_append(self, entries: Sequence[Entry]) -> None:
         self.failing += self.failing_behind
         self.failing_behind = 0
-        return seqnum
 
-    async def read_range(self, *given: Any, **named: Any) -> list[Record]:  # noqa: ANN401 - as the log's
+    async def before_read(self, read: Read) -> None:
         if self.failing:
             self.failing -= 1
             raise NotReadyError("a node is away")
-        return await super().read_range(*given, **named)
 
 
 @pytest.fixture

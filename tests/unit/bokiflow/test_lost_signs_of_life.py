@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 
 import pytest
 import structlog.testing
 
-from bokiflow import Flow, Startable, Workflow, departed
+from bokiflow import Startable, Workflow, departed
 from bokiflow.cleaning import Cleaner
 from bokiflow.records import (
     EXECUTORS_TAG,
@@ -31,21 +30,21 @@ from indilog.errors import TrimmedError
 from indilog.ids import SeqNum
 from indilog.testing import MemoryLogs
 from tests.damaged_log import DamagedView
+from tests.flow_executions import FLOW_LOG
+from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio
 
-FLOW_LOG = "shop/flow"
 LEASE_S = 0.5
 LATER = b"\xb0F\x7fwhatever"
 
 
-class Process:
+class Process(ShopProcess):
     """A process with a workflow `waits` that waits for a signal, and what it sees of the logs."""
 
     def __init__(self, logs: MemoryLogs, lease_s: float = LEASE_S) -> None:
-        self.logs = DamagedView(logs)
-        self.flow = Flow("shop", lease=lease_s)
-        self.flow.attach(self.logs)
+        self.view = DamagedView(logs)
+        super().__init__(self.view, lease_s)
         self.waits: Startable[str] = self.flow.workflow(self._waits)
 
     async def _waits(self, wf: Workflow) -> str:
@@ -53,28 +52,10 @@ class Process:
 
     _waits.__name__ = "waits"
 
-    @property
-    def name(self) -> str:
-        return self.flow.runner.lease.name
-
-    @asynccontextmanager
-    async def driven(self) -> AsyncIterator[None]:
-        driver = asyncio.create_task(self.flow.drive(self.logs))
-        yield
-        driver.cancel()
-        with suppress(asyncio.CancelledError):
-            await driver
-
     async def begins(self, run: str) -> str:
         """Begin a run, and return under which name."""
         await self.waits.start(id=run)
         return self.name
-
-    def kill(self) -> None:
-        runner = self.flow.runner
-        for task in (runner._beating, *(one.task for one in runner.running.values())):
-            if task is not None:
-                task.cancel()
 
     async def goes_on(self, run: str, epoch: int = 2) -> None:
         handle = self.waits.handle(run)
@@ -153,12 +134,12 @@ async def test_whatever_is_lost_what_dead_executors_left_is_taken(
     name = await dead.begins("r")
     dead.kill()
     if when == "before it begins":
-        heir.logs.lost.add(await loses(logs, name))
+        heir.view.lost.add(await loses(logs, name))
     async with heir.driven():
         await also_dead.begins("other")
         also_dead.kill()
         if when == "while it drives":
-            heir.logs.lost.add(await loses(logs, name))
+            heir.view.lost.add(await loses(logs, name))
         await heir.goes_on("r")
         await heir.goes_on("other")
 
@@ -170,7 +151,7 @@ async def test_whatever_one_has_read_and_another_has_not_one_executes_and_all_is
     dead, sees, sees_not = Process(logs), Process(logs), Process(logs)
     name = await dead.begins("r")
     dead.kill()
-    sees_not.logs.lost.add(await loses(logs, name))
+    sees_not.view.lost.add(await loses(logs, name))
     async with sees.driven(), sees_not.driven():
         await sees.goes_on("r")
         dead_too = Process(logs)
@@ -187,8 +168,8 @@ async def test_one_that_lives_keeps_its_runs_though_its_signs_of_life_are_lost(
     async with lives.driven():
         name = await lives.begins("r")
         places = await said(logs, EXECUTORS_TAG, lambda record: isinstance(record, Alive))
-        other.logs.lost.update(places)
-        lives.logs.lost.update(places)
+        other.view.lost.update(places)
+        lives.view.lost.update(places)
         async with other.driven():
             log, bound, beats = logs.log(FLOW_LOG), 0, 0
             while beats < 7:
@@ -235,13 +216,13 @@ async def test_one_run_that_is_lost_keeps_no_other_of_its_executor_from_being_ta
     await dead.begins("last")
     dead.kill()
     starts = await said(logs, executor_tag(name), lambda record: isinstance(record, Started))
-    heir.logs.lost.add(starts[1])
+    heir.view.lost.add(starts[1])
     async with heir.driven():
         await heir.goes_on("first")
         await heir.goes_on("last")
         while name in heir.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-        heir.logs.lost.clear()
+        heir.view.lost.clear()
         await heir.goes_on("bad")
 
 
@@ -249,7 +230,7 @@ async def test_the_list_of_the_parked_may_be_damaged(logs: MemoryLogs) -> None:
     log, dead, heir = logs.log(FLOW_LOG), Process(logs), Process(logs)
     lost = await log.append(b"", tags=[PARKED_TAG, run_tag("bad")])
     await log.append(b"", tags=[PARKED_TAG, run_tag("parked no more")])
-    heir.logs.lost.add(lost)
+    heir.view.lost.add(lost)
     await dead.begins("r")
     dead.kill()
     async with heir.driven():
