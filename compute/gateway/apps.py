@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from compute.gateway.requests import faults_in, known_query, sentence_of
-from compute.invocations.service import Told
+from compute.invocations.told import Told
 from compute.workers.host import FunctionHost
 from indilog.calls import (
     Failed,

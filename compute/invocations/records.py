@@ -25,6 +25,8 @@ CHECKPOINTS_TAG: Final = "checkpoints"
 _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
 STREAMS: Final = tuple(f"delay:{n}" for n in range(len(_STREAM_DELAYS_S) + 1))
 KEY_CHARACTERS_MAX: Final = 255
+_NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What is no JSON, or nested too deeply."""
 
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
@@ -157,6 +159,6 @@ def schedule_tag(schedule: str) -> str:
 
 def digest_of(arguments: bytes) -> bytes:
     """Return what is equal for equal JSON arguments, however they are spelled."""
-    with contextlib.suppress(msgspec.DecodeError):  # what is no JSON is refused elsewhere
+    with contextlib.suppress(*_NO_JSON):  # what is none is refused elsewhere
         arguments = msgspec.json.encode(msgspec.json.decode(arguments or b"{}"), order="sorted")
     return hashlib.blake2b(arguments, digest_size=16).digest()

@@ -5,17 +5,15 @@ does what the node's `Executor` decides, and answers those who start invocations
 from __future__ import annotations
 
 import asyncio
-import enum
 import secrets
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 
 from compute.invocations.arrivals import Arrivals
-from compute.invocations.checkpoint import Invocation
 from compute.invocations.checkpoints import Checkpoints
 from compute.invocations.executor import (
     Abandon,
@@ -26,20 +24,20 @@ from compute.invocations.executor import (
     WriteCheckpoint,
 )
 from compute.invocations.fold import Fold, FoldLimits
+from compute.invocations.keys import check_key, known_with
 from compute.invocations.notices import Notices
 from compute.invocations.records import (
     INVOCATIONS_LOG,
-    KEY_CHARACTERS_MAX,
     Accepted,
     Checkpointed,
     Ended,
     decoded,
-    digest_of,
     encoded,
     stream_of,
 )
 from compute.invocations.runs import Runs, StartCall, StopCall, outcome_in
 from compute.invocations.scheduling import Scheduled, Schedules
+from compute.invocations.told import Told, forgotten, told_of
 from indilog.calls import Failed, Returned
 from indilog.config import NodeConfig
 from indilog.errors import (
@@ -47,10 +45,8 @@ from indilog.errors import (
     CallOutcomeUnknownError,
     DataLossError,
     IndilogError,
-    InvalidArgumentsError,
     NotReadyError,
     OverloadedError,
-    TrimmedError,
 )
 from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum
 from indilog.log import Entry, LogSource, Record, Session
@@ -60,24 +56,6 @@ _AGAIN_S: Final = 1.0
 """After an error it goes on after this."""
 _ENTRIES_MAX: Final = 100
 """What is appended at once, so that it fits however small a batch may be."""
-
-
-class State(enum.StrEnum):
-    """How far an invocation is."""
-
-    SCHEDULED = "scheduled"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-
-
-class Told(NamedTuple):
-    """What callers may know of an invocation; `outcome` is there when it is over."""
-
-    id: str
-    function: str
-    state: State
-    outcome: Returned | Failed | None
 
 
 class InvocationService:
@@ -169,9 +147,9 @@ class InvocationService:
             OverloadedError, NotReadyError: nothing was done; try again later.
             CallOutcomeUnknownError: it may run or not.
         """
-        digest = digest_of(arguments) if _checked(function, key) else b""
-        if key and (known := self._fold.with_key(function, key)) is not None:
-            return _same(known, digest)
+        check_key(function, key)
+        if (known := self.known(function, arguments, key)) is not None:
+            return known
         self._check_room()
         now = time.time()
         event = Accepted(
@@ -191,13 +169,34 @@ class InvocationService:
         with self._arrivals.room_for_record():  # refused now, while nothing is done
             seqnum = await self._recorded(event)
         await self._arrivals.seqnum(seqnum, self._fold.end)
-        decided = self._fold.with_key(function, key)
+        decided = self.known(function, arguments, key)
         if decided is None:
             raise CallOutcomeUnknownError(
                 f"{function} was recorded, but its key is forgotten already; "
                 "results_kept_max or results_kept_s is too small."
             )
-        return _same(decided, digest)
+        return decided
+
+    def known(self, function: str, arguments: bytes, key: str) -> str | None:
+        """Return the id of the invocation of `function` that has the key, as far as the log is read
+        here; None: there is none, or no key.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments.
+        """
+        return known_with(self._fold, function, arguments, key)
+
+    async def known_by_now(self, function: str, arguments: bytes, key: str) -> str | None:
+        """Return what `known` does, on whichever node it was recorded before this was asked.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments.
+            OverloadedError, NotReadyError, QuorumUnavailableError: the log cannot be read up to
+                now; try again later.
+        """
+        self._check_followed()
+        await self._read_up_to_now()
+        return known_with(self._fold, function, arguments, key)
 
     async def _recorded(self, event: Accepted) -> SeqNum:
         self._appending += 1
@@ -210,9 +209,12 @@ class InvocationService:
         finally:
             self._appending -= 1
 
-    def _check_room(self) -> None:
+    def _check_followed(self) -> None:
         if self._broken is not None:
             raise NotReadyError(f"Invocations are not run here: {self._broken}")
+
+    def _check_room(self) -> None:
+        self._check_followed()
         held = len(self._fold.open) + self._appending
         if held >= self._config.invocations_open_max:
             raise OverloadedError(
@@ -236,7 +238,7 @@ class InvocationService:
                 async with asyncio.timeout(wait_s):
                     await self._arrivals.outcome(id)
             found = self._fold.get(id) or found
-        return await self._told(found)
+        return await told_of(self._log, found)
 
     async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
         """Return what came of an invocation, waiting for it as long as it takes; there is room for
@@ -251,14 +253,14 @@ class InvocationService:
         while True:
             found = self._fold.get(id)
             if found is None:
-                raise _forgotten(id)
+                raise forgotten(id)
             if found.ended is None:
                 if (event := await self._arrivals.outcome(id)) is not None:
                     return outcome_in(event)
                 continue
-            told = await self._told(found)
+            told = await told_of(self._log, found)
             if told is None or told.outcome is None:  # trimmed: others have forgotten it already
-                raise _forgotten(id)
+                raise forgotten(id)
             return told.outcome
 
     def room_for_outcome(self) -> AbstractContextManager[None]:
@@ -268,19 +270,6 @@ class InvocationService:
             OverloadedError: too many wait already.
         """
         return self._arrivals.room_for_outcome()
-
-    async def _told(self, found: Invocation) -> Told | None:
-        if found.ended is None:
-            state = State.SCHEDULED if found.executor is None else State.RUNNING
-            return Told(found.id, found.function, state, None)
-        try:
-            record = await self._log.read(found.ended)
-        except TrimmedError:
-            return None
-        event = decoded(record.data) if record is not None else None
-        assert isinstance(event, Ended), "the fold says so"
-        state = State.FAILED if found.failed else State.DONE
-        return Told(found.id, found.function, state, outcome_in(event))
 
     async def _read_up_to_now(self) -> None:
         """Wait until what anybody was told is recorded has been read here."""
@@ -460,12 +449,6 @@ def _broken_by(error: Exception) -> IndilogError | None:
     return IndilogError(f"{type(error).__name__}; the log says why.")
 
 
-def _forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so
-    return CallOutcomeUnknownError(
-        f"What came of invocation {id} is not kept any more; see results_kept_max."
-    )
-
-
 def _limits(config: NodeConfig) -> FoldLimits:
     return FoldLimits(
         results_kept_s=config.results_kept_s,
@@ -475,25 +458,3 @@ def _limits(config: NodeConfig) -> FoldLimits:
         retry_s_min=config.invocation_retry_s_min,
         retry_s_max=config.invocation_retry_s_max,
     )
-
-
-def _checked(function: str, key: str) -> bool:
-    """Return whether there is a key.
-
-    Raises:
-        InvalidArgumentsError: it is too long.
-    """
-    if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
-        raise _misfit(function, f"is 1 to {KEY_CHARACTERS_MAX} printable characters")
-    return bool(key)
-
-
-def _same(known: Invocation, digest: bytes) -> str:
-    if known.digest != digest:
-        raise _misfit(known.function, "was used with other arguments; take another key")
-    return known.id
-
-
-def _misfit(function: str, problem: str) -> InvalidArgumentsError:
-    fault = {"field": "Idempotency-Key", "problem": problem}
-    return InvalidArgumentsError(f"{function} was not run: its idempotency key {problem}.", [fault])

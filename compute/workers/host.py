@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from compute.invocations.scheduling import Scheduled
-from compute.invocations.service import InvocationService, Told
+from compute.invocations.service import InvocationService
+from compute.invocations.told import Told
 from compute.workers.applications import Applications
 from compute.workers.call import Call
 from compute.workers.pool import WorkerPool
@@ -32,6 +33,7 @@ from indilog.errors import (
     FunctionFailedError,
     InvalidArgumentsError,
     OverloadedError,
+    UnknownFunctionError,
 )
 from indilog.ids import MetalogPosition
 from indilog.log import LogSource
@@ -228,6 +230,8 @@ class FunctionHost:
         """Run `app.function` unless it has been called with this idempotency key; return the
         invocation's id, and what came of it then or comes of it now.
 
+        What came of it then is told also if the function is gone by now, or takes other arguments.
+
         Raises:
             InvalidArgumentsError: the key was used with other arguments, or they do not fit.
             UnknownFunctionError, OverloadedError: nothing was done.
@@ -261,10 +265,7 @@ class FunctionHost:
         """Start `app.function` unless it has been called with this idempotency key; return the
         invocation's id. Errors as `call_once`.
         """
-        await self._check_arguments(name, arguments)
-        return await self._invocations.accept(
-            name, arguments, position=position, depth=depth, key=key
-        )
+        return await self._accepted(name, arguments, key=key, position=position, depth=depth)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
         """Return what came of a recorded invocation, waiting for it as long as it takes; within
@@ -289,14 +290,12 @@ class FunctionHost:
             UnknownFunctionError, InvalidArgumentsError: there is none, or the arguments, the delay
                 or the key do not fit; it is not started.
             OverloadedError: too many wait or run already.
-            NotReadyError: no worker could check the arguments; it is not started.
+            NotReadyError, QuorumUnavailableError: no worker could check the arguments, or the log
+                takes nothing now; with a key it may be recorded already: repeat it with that.
             CallOutcomeUnknownError: it may run or not.
         """
         _check_delay(name, delay_s)
-        await self._check_arguments(name, arguments)
-        return await self._invocations.accept(
-            name, arguments, position=position, delay_s=delay_s, key=key
-        )
+        return await self._accepted(name, arguments, key=key, position=position, delay_s=delay_s)
 
     @property
     def results_kept_s(self) -> float:
@@ -344,6 +343,31 @@ class FunctionHost:
 
     def _invocation_id(self) -> str:
         return f"{self._invocation_prefix}-{next(self._invocation_numbers):x}"
+
+    async def _accepted(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        key: str,
+        position: MetalogPosition,
+        depth: int = 0,
+        delay_s: float = 0.0,
+    ) -> str:
+        """Record a call unless its key is known: what it began then does not depend on what is
+        deployed now. Before it is refused for good, the log is asked what others have recorded.
+        """
+        if (known := self._invocations.known(name, arguments, key)) is not None:
+            return known
+        try:
+            await self._check_arguments(name, arguments)
+        except (UnknownFunctionError, InvalidArgumentsError):
+            if key and (known := await self._invocations.known_by_now(name, arguments, key)):
+                return known
+            raise
+        return await self._invocations.accept(
+            name, arguments, position=position, depth=depth, delay_s=delay_s, key=key
+        )
 
     async def _check_arguments(self, name: str, arguments: bytes) -> None:
         """Have a worker check the arguments of a call that is to be recorded."""

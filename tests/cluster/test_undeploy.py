@@ -134,6 +134,49 @@ async def test_a_client_undeploys_as_the_owner_who_deployed(tmp_path: Path) -> N
         assert await client.call("demo.count") == 2
 
 
+async def change(here: Platform, there: Platform, source: str | None, version: int) -> None:
+    """Deploy `demo` here, or undeploy it (None), and wait until the other node has followed."""
+    if source is None:
+        assert (await here.http.delete("/apps/demo")).status_code == 200
+    else:
+        assert (await here.deploy("demo", source)).json()["version"] == version
+    left = [] if source is None else [version]
+    await until(lambda: [info.version for info in there.host.apps()] == left)
+
+
+@pytest.mark.parametrize("has_read", [True, False])
+async def test_what_came_of_a_key_is_told_whatever_is_deployed_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_read: bool
+) -> None:
+    """On a node that has read what the other one recorded, and on one that has not."""
+    path, keyed = "/functions/demo/count", {"idempotency-key": "k"}
+    source = SOURCE.replace("@app.schedule", "# @app.schedule")
+    changes = (
+        (source.replace("indilog.Context) -> int", "indilog.Context, n: int) -> int"), 422),
+        (source.replace("def count(", "def other("), 404),
+        (None, 404),
+    )
+    async with running_two(tmp_path) as (first, second), indilog.connect(second.url) as client:
+        if not has_read:
+            monkeypatch.setattr(second.host._invocations, "known", lambda *_: None)
+        await first.deploy("demo", source)
+        once = await first.http.post(path, headers=keyed)
+        assert (once.status_code, once.json()) == (200, 1)
+        for version, (changed, refused) in enumerate(changes, start=2):
+            await change(first, second, changed, version)
+            for platform in (first, second):
+                again = await platform.http.post(path, headers=keyed)
+                assert (again.status_code, again.json()) == (200, 1)
+                assert again.headers["indilog-invocation"] == once.headers["indilog-invocation"]
+                later = await platform.http.post(f"{path}?async=1", headers=keyed)
+                assert later.json() == {"invocation": once.headers["indilog-invocation"]}
+                new = await platform.http.post(path, headers={"idempotency-key": "new"})
+                assert new.status_code == refused
+                others = await platform.http.post(path, headers=keyed, json={"m": 1})
+                assert others.status_code == 422
+            assert await client.call("demo.count", idempotency_key="k") == 1
+
+
 async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,8 @@ import pytest
 from compute.invocations.checkpoint import checkpoint_parts
 from compute.invocations.records import Ended, encoded
 from compute.invocations.scheduling import Scheduled
-from compute.invocations.service import InvocationService, State
+from compute.invocations.service import InvocationService
+from compute.invocations.told import State
 from compute.workers.call import Call
 from indilog.calls import Failed, Returned, failed
 from indilog.config import KIB, ClusterConfig, NodeConfig
@@ -245,6 +246,33 @@ async def test_a_call_with_a_key_that_is_refused_is_not_recorded() -> None:
         for id_ in again:
             assert await service.outcome(id_) == Returned(0, b"1")
     assert sorted(node.begun.values()) == [1, 1]
+
+
+async def test_a_key_is_known_by_now_however_far_a_node_has_read() -> None:
+    logs = MemoryLogs()
+    async with running(logs, Node()) as one, running(logs, Node(), "b") as two:
+        two._tasks[0].cancel()
+        id_ = await one.accept("app.f", b"{}", key="k")
+        asked = asyncio.ensure_future(two.known_by_now("app.f", b"{}", "k"))
+        await asyncio.sleep(0)
+        assert (one.known("app.f", b"{}", "k"), two.known("app.f", b"{}", "k")) == (id_, None)
+        two._tasks[0] = asyncio.ensure_future(two._follow())
+        assert await asked == two.known("app.f", b"{}", "k") == id_
+        assert await two.known_by_now("app.f", b"{}", "other") is None
+        assert await two.known_by_now("app.f", b"{}", "") is None
+        with pytest.raises(InvalidArgumentsError, match="was used with other arguments"):
+            two.known("app.f", b'{"n":1}', "k")
+        two._broken = DataLossError("Lost.")
+        with pytest.raises(NotReadyError, match=r"not run here: Lost\."):
+            await two.known_by_now("app.f", b"{}", "other")
+
+
+@pytest.mark.parametrize("arguments", [b"{", b'{"\xff":1}', b"[" * 100_000 + b"]" * 100_000])
+async def test_arguments_that_are_no_json_are_others_than_those_of_a_key(arguments: bytes) -> None:
+    async with running(MemoryLogs(), Node()) as service:
+        await service.accept("app.f", b"{}", key="k")
+        with pytest.raises(InvalidArgumentsError, match="was used with other arguments"):
+            service.known("app.f", arguments, "k")
 
 
 async def test_a_key_that_is_none_is_refused() -> None:

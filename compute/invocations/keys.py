@@ -1,0 +1,39 @@
+"""Idempotency keys: of each function one invocation for a key, and only with the same arguments
+(decision 0018).
+"""
+
+from __future__ import annotations
+
+from compute.invocations.fold import Fold
+from compute.invocations.records import KEY_CHARACTERS_MAX, digest_of
+from indilog.errors import InvalidArgumentsError
+
+
+def check_key(function: str, key: str) -> None:
+    """Check a key; empty: there is none.
+
+    Raises:
+        InvalidArgumentsError: it is too long, or not printable.
+    """
+    if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
+        raise _misfit(function, f"is 1 to {KEY_CHARACTERS_MAX} printable characters")
+
+
+def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | None:
+    """Return the id of the invocation of `function` that has the key, running or over; None: there
+    is no such invocation, or no key.
+
+    Raises:
+        InvalidArgumentsError: it has other arguments.
+    """
+    known = fold.with_key(function, key) if key else None
+    if known is None:
+        return None
+    if known.digest != digest_of(arguments):
+        raise _misfit(function, "was used with other arguments; take another key")
+    return known.id
+
+
+def _misfit(function: str, problem: str) -> InvalidArgumentsError:
+    fault = {"field": "Idempotency-Key", "problem": problem}
+    return InvalidArgumentsError(f"{function} was not run: its idempotency key {problem}.", [fault])
