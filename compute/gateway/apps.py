@@ -10,7 +10,7 @@ import pydantic
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
-from compute.gateway.requests import faults_in, known_query, sentence_of
+from compute.gateway.requests import body_of, json_in, known_query
 from compute.invocations.told import Told
 from compute.workers.host import FunctionHost
 from indilog.calls import (
@@ -19,7 +19,7 @@ from indilog.calls import (
     error_from,
 )
 from indilog.deployed import AppInfo
-from indilog.errors import DeployError, InvalidArgumentsError, TooLargeError
+from indilog.errors import DeployError
 
 INVOCATION_WAIT_S_MAX: Final = 300.0
 _PYTHON: Final = ("text/x-python", "text/plain", "application/x-python-code")
@@ -131,23 +131,13 @@ def _invocation(found: Told) -> Response:
 
 
 async def _sources(request: Request, app: str, bytes_max: int) -> dict[str, str]:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > bytes_max:
-            raise TooLargeError("The request's size in bytes", size=len(body), limit=bytes_max)
+    body = await body_of(request, bytes_max)
     if request.headers.get("content-type", "").split(";")[0] in _PYTHON:
         try:
             return {f"{app}.py": body.decode()}
         except UnicodeDecodeError as error:
             raise DeployError(f"The file is not UTF-8 text: {error}.") from error
-    try:
-        return SourcesIn.model_validate_json(bytes(body)).sources
-    except pydantic.ValidationError as error:
-        faults = faults_in(error.errors(include_url=False))
-        raise InvalidArgumentsError(
-            f"Nothing was deployed: {sentence_of(faults)}.", faults
-        ) from None
+    return json_in(SourcesIn, body, not_done="Nothing was deployed").sources
 
 
 _DEPLOY_BODY: Final[dict[str, Any]] = {

@@ -14,13 +14,12 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_text
-from compute.gateway.requests import faults_in, known_query, sentence_of
+from compute.gateway.requests import body_of, json_in, known_query
 from compute.gateway.values import AppendIn, RetentionIn, TrimIn, record_out, tag_of
-from indilog.errors import InvalidArgumentsError, TooLargeError, TrimmedError
+from indilog.errors import TrimmedError
 from indilog.ids import MAX_SEQNUM, UserTag
 from indilog.log import (
     READ_RANGE_LIMIT_MAX,
-    Entry,
     Log,
     LogSource,
     Record,
@@ -70,9 +69,9 @@ def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
     router.get("/records")(routes.read)
     router.get("/tail")(routes.tail)
     router.get("/at")(routes.at)
-    router.post("/trim")(routes.trim)
+    router.post("/trim", openapi_extra=_json_body(TrimIn))(routes.trim)
     router.get("/retention")(routes.retention)
-    router.put("/retention")(routes.set_retention)
+    router.put("/retention", openapi_extra=_json_body(RetentionIn))(routes.set_retention)
     router.get("/stream", response_class=StreamingResponse)(routes.stream)
     router.get("/records/{seqnum}")(routes.read_one)
     return router
@@ -97,11 +96,12 @@ class LogRoutes:
         JSON, or the data itself as `application/octet-stream` with `tag` in the query.
         """
         opened, session = self._opened(log, position)
-        body = await _body(request, self._body_bytes_max)
+        body = await body_of(request, self._body_bytes_max)
         if request.headers.get("content-type", "").startswith(_OCTETS):
             seqnum = await opened.append(body, tags=tag or ())
             return _json({"seqnum": seqnum}, session, HTTPStatus.CREATED)
-        entries, is_batch = _entries(body)
+        given = json_in(AppendIn, body, not_done="Nothing was appended")
+        entries, is_batch = given.entries()
         if is_batch:
             seqnums = await opened.append_batch(entries)
             return _json({"seqnums": seqnums}, session, HTTPStatus.CREATED)
@@ -167,9 +167,11 @@ class LogRoutes:
         opened, session = self._opened(log, position)
         return _json({"seqnum": await opened.find_time(_seconds(time))}, session)
 
-    async def trim(self, log: str, what: TrimIn, position: Position = 0) -> Response:
+    async def trim(self, log: str, request: Request, position: Position = 0) -> Response:
         """Forget the records below `until`, of the whole log or of one tag, for good."""
         opened, session = self._opened(log, position)
+        body = await body_of(request, self._body_bytes_max)
+        what = json_in(TrimIn, body, not_done="Nothing was trimmed")
         await opened.trim(what.until, tag=tag_of(what.tag, what.tag_int))
         return _json({"until": what.until}, session)
 
@@ -178,11 +180,11 @@ class LogRoutes:
         opened, session = self._opened(log, position)
         return _json(await opened.retention(), session)
 
-    async def set_retention(
-        self, log: str, policy: RetentionIn, position: Position = 0
-    ) -> Response:
+    async def set_retention(self, log: str, request: Request, position: Position = 0) -> Response:
         """Set the log's whole policy; `{}` keeps everything. It is enforced in the background."""
         opened, session = self._opened(log, position)
+        body = await body_of(request, self._body_bytes_max)
+        policy = json_in(RetentionIn, body, not_done="Nothing was set")
         await opened.set_retention(age_s=policy.age_s, size_bytes=policy.size_bytes)
         return _json(await opened.retention(), session)
 
@@ -218,27 +220,6 @@ class LogRoutes:
 def _seconds(time: datetime) -> float:
     """Return seconds since 1970; a time that names no zone is UTC."""
     return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
-
-
-async def _body(request: Request, bytes_max: int) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > bytes_max:
-            raise TooLargeError("The request's size in bytes", size=len(body), limit=bytes_max)
-    return bytes(body)
-
-
-def _entries(body: bytes) -> tuple[list[Entry], bool]:
-    """Return the records in a JSON body, and whether it asks for them together."""
-    try:
-        given = AppendIn.model_validate_json(body)
-    except pydantic.ValidationError as error:
-        faults = faults_in(error.errors(include_url=False))
-        raise InvalidArgumentsError(
-            f"Nothing was appended: {sentence_of(faults)}.", faults
-        ) from None
-    return given.entries()
 
 
 class _Start(NamedTuple):
@@ -326,6 +307,11 @@ async def _events(log: Log, tag: UserTag | None, start: _Start) -> AsyncIterator
             for record in page:
                 text = msgspec.json.encode(record_out(record))
                 yield b"id: %d\ndata: %s\n\n" % (record.seqnum, text)
+
+
+def _json_body(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 _APPEND_BODY: Final[dict[str, Any]] = {

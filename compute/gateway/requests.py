@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import pydantic
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from indilog.errors import InvalidArgumentsError
+from indilog.errors import InvalidArgumentsError, TooLargeError
 
+_Model = TypeVar("_Model", bound=pydantic.BaseModel)
 _FAULTS_MAX: Final = 20
 _TOLD_MAX: Final = 3
 _VALUE_CHARACTERS_MAX: Final = 40
@@ -61,6 +63,35 @@ def known_query(request: Request) -> None:
             problem = f"is not known; {there_are}"
             sentence = f"Nothing was done: the query's field '{field}' {problem}."
             raise InvalidArgumentsError(sentence, [{"field": field, "problem": problem}])
+
+
+async def body_of(request: Request, bytes_max: int) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        TooLargeError: it has more than `bytes_max`; so many are read at most.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            raise TooLargeError("The request's size in bytes", size=len(body), limit=bytes_max)
+    return bytes(body)
+
+
+def json_in(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
+    """Return what a JSON body says; whatever its Content-Type, which `curl -d` sets to a form's.
+
+    The sentence that refuses it begins with `not_done`: `Nothing was trimmed`.
+
+    Raises:
+        InvalidArgumentsError: it is not JSON, or no such thing; names the fields.
+    """
+    try:
+        return model.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        faults = faults_in(error.errors(include_url=False))
+        raise InvalidArgumentsError(f"{not_done}: {sentence_of(faults)}.", faults) from None
 
 
 def faults_in(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -321,6 +321,44 @@ async def test_an_unexpected_error_is_told_without_its_inside(
     assert "secret" not in sentence
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"content-type": "application/x-www-form-urlencoded"}, {"content-type": "text/plain"}],
+)
+async def test_json_is_taken_whatever_its_content_type(
+    served: Served, headers: dict[str, str]
+) -> None:
+    """`curl -d` says that it sends a form."""
+    await served.client.post("/logs/orders/records", json={"data": "x"})
+    trimmed = await served.client.post(
+        "/logs/orders/trim", content=b'{"until": 1}', headers=headers
+    )
+    assert (trimmed.status_code, trimmed.json()) == (200, {"until": 1})
+    kept = await served.client.put(
+        "/logs/orders/retention", content=b'{"age_s": 60}', headers=headers
+    )
+    assert (kept.status_code, kept.json()["age_s"]) == (200, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "begins"),
+    [
+        ("POST", "/logs/orders/trim", "Nothing was trimmed"),
+        ("PUT", "/logs/orders/retention", "Nothing was set"),
+        ("POST", "/logs/orders/records", "Nothing was appended"),
+        ("PUT", "/apps/shop", "Nothing was deployed"),
+    ],
+)
+async def test_a_body_that_is_no_json_is_told_to_be_none(
+    served: Served, method: str, path: str, begins: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = await served.client.request(method, path, content=b"{", headers=headers)
+    status, sentence = problem(answer)
+    assert (status, sentence.split(" (")[0]) == (422, f"{begins}: field 'body' is not JSON")
+    assert [fault["field"] for fault in answer.json()["errors"]] == ["body"]
+
+
 async def test_a_retention_policy_is_put_and_got(served: Served) -> None:
     path = "/logs/orders/retention"
     nothing = {"age_s": None, "size_bytes": None}
