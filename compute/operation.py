@@ -200,7 +200,7 @@ class Operation:
         if not seqnums:
             return "an answer about no record"
         if self.stage is Stage.LOOKUP:
-            if self.page or len(seqnums) > 1:
+            if self.count > 1 or len(seqnums) > 1:
                 return "records of a page that nobody asked storage for"
             return None if self._may_match(seqnums[0]) else "a match beyond what was looked for"
         asked = self.asked.get(message.shard)

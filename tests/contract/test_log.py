@@ -234,6 +234,16 @@ async def test_a_page_has_a_limit(log: Log, limit: int) -> None:
         await log.read_range(limit=limit)
 
 
+@pytest.mark.parametrize("tag", ["t", None])
+async def test_pages_of_one_record_walk_through_a_log(log: Log, tag: str | None) -> None:
+    appended = [await log.append(b"%d" % n, tags=["t"]) for n in range(4)]
+    found, bound = list[int](), 0
+    while page := await log.read_range(tag, bound, limit=1):
+        found += [record.seqnum for record in page]
+        bound = found[-1] + 1
+    assert found == appended
+
+
 async def test_an_empty_log_has_nothing(log: Log) -> None:
     assert await log.read_next() is None
     assert await log.read_next("t") is None

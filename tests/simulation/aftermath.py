@@ -264,7 +264,7 @@ class Aftermath:
         bound, found = 0, list[Seen]()
         while True:
             try:
-                page = await log.read_range(None, bound, limit=_PAGE)
+                page = await log.read_range(None, bound, limit=_PAGE if found else 1)
             except TrimmedError as error:
                 bound = error.first_seqnum
                 continue

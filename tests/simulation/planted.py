@@ -270,6 +270,12 @@ BUGS: Final = (
         "                bound = page[0].seqnum + 1\n",
     ),
     Bug(
+        "a page of one record is refused when storage sends it",
+        "compute/operation.py",
+        "if self.count > 1 or len(seqnums) > 1:",
+        "if self.page or len(seqnums) > 1:",
+    ),
+    Bug(
         "a batch of exactly the largest size is refused",
         "compute/local_log.py",
         "if size > limits.batch_bytes_max:",
