@@ -251,7 +251,12 @@ class Flow:
             bound: only runs that began at this seqnum or later: after `limit` of them, go on at the
                 last one's `place + 1`.
             limit: how many at most.
+
+        Raises:
+            FlowSettingsError: `limit` is less than 1.
         """
+        if limit < 1:
+            raise FlowSettingsError("limit is at least 1.")
         found: list[Status] = []
         log = self.logs().log(self.log_name)
         async for run_id, run in listed(log, check_bound(bound)):

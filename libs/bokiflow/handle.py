@@ -25,6 +25,7 @@ from bokiflow.records import (
     EXECUTORS_TAG,
     CancelAsked,
     Finished,
+    Parked,
     RunRecord,
     Signalled,
     encoded,
@@ -101,7 +102,7 @@ class Handle(Generic[_ResultT_co]):
 
         Raises:
             RunFailedError: it ended with an error. RunCancelledError: it was cancelled.
-            TimeoutError: it has not ended within `timeout` seconds.
+            TimeoutError: it has not ended within `timeout` seconds; of a parked run it says why.
             UnknownRunError: there is no such run, or it was forgotten.
             RunIdInUseError: it is a run of another workflow.
         """
@@ -110,7 +111,7 @@ class Handle(Generic[_ResultT_co]):
         if (running := self._runner.running.get(self.id)) is not None:
             self._check(running.execution.run)
             left = ends - waiting.steady_now()
-            finished = await waiting.within(running.ended, left, self._late())
+            finished = await waiting.within(running.ended, left, self._late(None))
         if finished is None:
             finished = await self._followed(ends)
         return self._value(finished)
@@ -125,10 +126,11 @@ class Handle(Generic[_ResultT_co]):
                 return run.finished
             left = ends - waiting.steady_now()
             if left <= 0 or await log.read_next(run_tag(self.id), run.end, wait=left) is None:
-                raise TimeoutError(self._late())
+                raise TimeoutError(self._late(run.parked))
 
-    def _late(self) -> str:
-        return f"Run {self.id!r} has not ended in time; it goes on."
+    def _late(self, parked: Parked | None) -> str:
+        how = "it goes on." if parked is None else f"it is parked: {parked.reason}"
+        return f"Run {self.id!r} has not ended in time; {how}"
 
     def _value(self, finished: Finished) -> _ResultT_co:
         failure = finished.failure

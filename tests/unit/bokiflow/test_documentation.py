@@ -27,6 +27,7 @@ async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
         "2 tea: 30",
         "done 2 1",
         "True ['done', 'done']",
+        "2 order-41",
         "0",
         "True",
         "Lock 'hotel:7' was not free within 0 s; try again later.",

@@ -322,6 +322,9 @@ async def test_parked_runs_go_on_with_code_that_fits() -> None:
             status = await handle.status()
     assert status.problem is not None
     assert "step 1 was decided as 'step first'" in status.problem
+    with pytest.raises(TimeoutError) as late:
+        await handle.result(0)
+    assert str(late.value) == f"Run 'r' has not ended in time; it is parked: {status.problem}"
     fixed = Process(logs)
     async with processes(fixed):
         assert await fixed.two.handle("r").result(10) == "12"

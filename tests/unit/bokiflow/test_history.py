@@ -108,3 +108,5 @@ async def test_runs_are_listed_as_they_began(shop: Shop) -> None:
     first, second = await shop.flow.runs(workflow="other", limit=2)
     assert (first.id, second.id) == ("other-0", "other-1")
     assert [run.id for run in await shop.flow.runs(bound=second.place + 1)] == ["other-2"]
+    with pytest.raises(FlowSettingsError, match=r"^limit is at least 1\.$"):
+        await shop.flow.runs(limit=0)
