@@ -71,10 +71,17 @@ class DiskCare:
         return min((time for time in times if time is not None), default=None)
 
     def status(self) -> dict[str, int]:
-        """Return figures for people."""
+        """Return figures for people.
+
+        `lost_records` are those of the missing ones that no other replica can have, also when they
+        were trimmed since: nobody knows of which log they were. `first_lost_seqnum`: if there are.
+        """
+        first_lost = [s.first_lost for s in self._shards.values() if s.first_lost is not None]
         return {
             "damaged_batches": self.damaged,
             "missing_records": sum(shard.missing for shard in self._shards.values()),
+            "lost_records": sum(shard.lost for shard in self._shards.values()),
+            **({"first_lost_seqnum": min(first_lost)} if first_lost else {}),
             "reclaiming": int(self.reclaim.busy),
             "discarded_batches": self.reclaim.batches,
             "discarded_bytes": self.reclaim.bytes,

@@ -285,6 +285,22 @@ class Shard:
         """How many localids are in holes."""
         return sum(end - first for first, end in self.holes.items())
 
+    @property
+    def lost(self) -> int:
+        """How many of them are lost for good, while there is no other replica."""
+        return self.missing if self._alone else 0
+
+    @property
+    def first_lost(self) -> SeqNum | None:
+        """The smallest seqnum of what is lost for good; None: there is none."""
+        if (
+            not self._alone
+            or not self.holes
+            or (first := self.holes.peekitem(0)[0]) >= self.ordered
+        ):
+            return None
+        return self.seqnum_of(first)
+
     # --- batches
 
     def store(self, first: LocalId, end: LocalId, location: Location) -> None:

@@ -77,12 +77,14 @@ def operation_router(
         """Say whether calls and reads are served now; `read-only`: appends are not, a disk is full.
 
         Then it is 200 still: what only reads is served. Where all shards share the disk no other
-        compute node could append either; with disks of their own it may.
+        compute node could append either; with disks of their own it may. `warning` is there when
+        records are lost for good: all else is served.
         """
         now = status()
         if now.get("ready", True):
             how = "read-only" if now.get("read_only") else "ready"
-            return JSONResponse({"status": how})
+            warning = {"warning": now["warning"]} if "warning" in now else {}
+            return JSONResponse({"status": how, **warning})
         told = problem_of(NotReadyError("The platform is starting or recovering; try again."))
         return Response(
             problem_text(told),

@@ -280,23 +280,42 @@ def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dic
     `ready` and `read_only` are of this compute node: it serves; a full disk keeps it from appends.
     `nodes` are the figures of roles, of those in other processes as they told them lately;
     `elsewhere` are the names of those, `silent` the ones that have told nothing for some seconds.
+    `lost_records` are those that no replica has any more; `warning`, if there are any, says so.
     """
     view = shell.view
     told = _told_elsewhere(shell, run)
     engine = _figures_of_engine(logs)
+    nodes = {**figures_of_nodes(shell), **told.figures}
     return {
         "ready": shell.failed is None and not shell.closed,
         "read_only": bool(engine["progress"]["read_only"]),
+        **_losses(nodes),
         "view": view.number,
         "shards": {
             str(shard): {"writer": placed.writer, "replicas": list(placed.replicas)}
             for shard, placed in view.shards.items()
         },
-        "nodes": {**figures_of_nodes(shell), **told.figures},
+        "nodes": nodes,
         "elsewhere": _elsewhere(shell),
         "silent": told.silent,
         "engine": engine,
     }
+
+
+def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many records are lost for good, and what that means for reads."""
+    lost = sum(figures.get("lost_records", 0) for figures in nodes.values())
+    if not lost:
+        return {"lost_records": 0}
+    first = min(
+        (f["first_lost_seqnum"] for f in nodes.values() if "first_lost_seqnum" in f), default=None
+    )
+    place = "" if first is None else f", the first one at seqnum {first}"
+    warning = (
+        f"Lost records: {lost:,}{place}; the disk is damaged there, and there is no other copy. A "
+        "read of that seqnum says so; since a restart, reads by tag or of a whole log pass over it."
+    )
+    return {"lost_records": lost, "warning": warning}
 
 
 def _figures_of_engine(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:

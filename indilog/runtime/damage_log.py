@@ -70,10 +70,21 @@ class DamageLog:
                 file=str(journal.files.path(damage.segment)),
                 offset=damage.start,
                 bytes=damage.end - damage.start,
-                records=batch.end - batch.first if batch is not None else "unknown",
+                **_records_of(batch),
             )
         if repaired:
             log.warning("batches of the journal were damaged and repaired since", batches=repaired)
+
+
+def _records_of(batch: _Batch | None) -> dict[str, object]:
+    """Return which records were there; their seqnums are not known before all is recovered."""
+    if batch is None:
+        return {"records": "unknown"}
+    return {
+        "records": batch.end - batch.first,
+        "shard": batch.shard,
+        "first_localid": batch.first,
+    }
 
 
 def _batch_of(damage: Damage) -> _Batch | None:

@@ -70,6 +70,9 @@ def test_what_was_repaired_has_one_line_and_what_is_new_its_own(
 
     offsets = [place.offset - FRAME_HEADER_BYTES for place in places]
     assert errors(told(tmp_path)) == [(offsets[1], 3), (offsets[2], 3)]
+    shard = batch_header(batch(first=3)).shard
+    named = [(line["shard"], line["first_localid"]) for line in told(tmp_path)]
+    assert named == [(shard, 3), (shard, 6)]
     written(tmp_path, (FrameKind.REPAIRED, batch(first=6)))
     [first, summary] = told(tmp_path)
     assert (errors([first]), summary["batches"]) == ([(offsets[1], 3)], 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from indilog.calls import error_from, failed
 from indilog.config import MIB, Config, NodeConfig
 from indilog.errors import DataLossError
 from indilog.roles import FrameKind
+from indilog.runtime.assembly import embedded, status_of
 from indilog.runtime.segment import segment_path
 from indilog.runtime.segment_scan import Damage, SegmentScan
 from tests.unit.runtime.journals import spoil
@@ -56,6 +58,27 @@ async def test_a_damaged_batch_of_a_single_replica_costs_its_records_only(
             more = list(range(6, 6 + again))
             assert found == {"t0": [0, 4, *more], "t1": [1, 3, 5], None: [0, 1, 3, 4, 5, *more]}
             assert await log.append(b"more", tags=["t0"]) == 6 + again
+
+
+@pytest.mark.asyncio
+async def test_what_is_lost_for_good_shows_in_the_status(tmp_path: Path) -> None:
+    """A5: most reads cannot know it after a restart, so the platform says it itself."""
+    config = Config(node=NodeConfig(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
+
+    async def status() -> dict[str, Any]:
+        async with embedded(config) as platform:
+            return status_of(platform.shell, platform.logs)
+
+    async with indilog.client.open(tmp_path, config) as client:
+        for number in range(6):
+            await client.log("orders").append(b"%d" % number * 50)
+    whole = await status()
+    assert (whole["lost_records"], "warning" in whole) == (0, False)
+    spoil_batch(tmp_path, 2, whole=False)
+    for _ in range(2):
+        damaged = await status()
+        assert damaged["lost_records"] == 1
+        assert damaged["warning"].startswith("Lost records: 1, the first one at seqnum 2;")
 
 
 @pytest.mark.asyncio

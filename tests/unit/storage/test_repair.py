@@ -239,6 +239,7 @@ def test_a_strange_answer_is_ignored(stray: bytes) -> None:
     machine.tell(Batches(SHARD, 4, (batch(4),)), sender=B)
     machine.tell(Batches(SHARD, 0, (batch(0, [b"0", b"1"]),)), sender=ENGINE)
     assert machine.node.status()["missing_records"] == 6
+    assert machine.node.status()["lost_records"] == 0, "the other one has them"
     assert len(machine.ignored) == 3
 
 
@@ -276,6 +277,8 @@ def test_a_single_replica_serves_all_but_what_it_lost() -> None:
     assert read(machine, 0, 1, 2).unknown == (1,)
     assert read(machine, 0, 1, 2).unknown == (1,)
     assert machine.node.status()["damaged_batches"] == 1
+    assert machine.node.status()["lost_records"] == 1
+    assert machine.node.status()["first_lost_seqnum"] == 1
     machine.tell(AppendBatch(batch(3)))
     assert machine.node.records == 4
 

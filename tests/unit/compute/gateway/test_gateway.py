@@ -286,6 +286,9 @@ async def test_readiness_is_the_platforms(served: Served) -> None:
     served.status["read_only"] = True
     answer = await served.client.get("/readyz")
     assert (answer.status_code, answer.json()) == (200, {"status": "read-only"})
+    served.status["warning"] = "Lost records: 1."
+    answer = await served.client.get("/readyz")
+    assert (answer.status_code, answer.json()["warning"]) == (200, "Lost records: 1.")
     served.status["ready"] = False
     assert problem(await served.client.get("/readyz"))[0] == 503
 
