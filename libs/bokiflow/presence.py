@@ -1,9 +1,10 @@
 """How a process that executes runs shows that it lives, and sees who else does.
 
 A process has a name and a lease on all its runs together: one record each quarter of the lease,
-and none while it executes nothing. While less than half of the lease is over, nobody else can have
-taken a run (unless its clock goes twice as fast), so steps cost an append and no read; otherwise
-each append is followed by a look whether it counts.
+on a schedule that nothing else it does holds up, and none while it executes nothing. While less
+than half of the lease is over, nobody else can have taken a run (unless its clock goes twice as
+fast), so steps cost an append and no read; otherwise each append is followed by a look whether it
+counts.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Presence(ABC):
         self.executors = Executors()
         self._spoke_as = ""
         self._beating: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self._ended_since_trim = 0
         self._beats_since_trim = 0
         self._needed_before: SeqNum = 0
@@ -161,16 +163,30 @@ class Presence(ABC):
             self._beating = asyncio.create_task(self._beat(logs))
 
     async def _beat(self, logs: Logs) -> None:
-        """Say that it lives as long as it executes anything."""
+        """Say that it lives as long as it executes anything: each quarter of the lease, however
+        long it takes to say so.
+        """
         CALL.set(None)  # it outlives the call that began it
         log = logs.log(self.log_name)
+        said_at = waiting.steady_now()
         while self._is_busy:
-            await waiting.pause(self.lease_s / BEATS)
+            await waiting.pause(max(0.0, said_at + self.lease_s / BEATS - waiting.steady_now()))
+            said_at = waiting.steady_now()
             try:
                 await self._renew(log)
-                await self._on_beat(log, logs)
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("executor cannot renew its lease", reason=str(error))
+            else:
+                if self._tidying is None or self._tidying.done():
+                    self._tidying = asyncio.create_task(self._tidy(log, logs))
+
+    async def _tidy(self, log: Log, logs: Logs) -> None:
+        """Do what is due with a sign of life, which the next one does not wait for."""
+        try:
+            await self._trim(log)
+            await self._on_beat(log, logs)
+        except (IndilogError, Stopped) as error:
+            structlog.get_logger().warning("executor waits for the log", reason=str(error))
 
     async def _renew(self, log: Log) -> None:
         lease, asked_at = self.lease, waiting.moment()
@@ -178,7 +194,6 @@ class Presence(ABC):
             self._spoke_as = lease.name
             seqnum = await appended(log, [self._alive(lease)])
             if await self._renew_at(log, lease, seqnum, asked_at):
-                await self._trim(log)
                 return
         if lease is self.lease:
             self._lose()
@@ -258,9 +273,10 @@ class Presence(ABC):
     async def stop(self, log: Log) -> None:
         """Stop everything and say so; others go on with it at once."""
         name, tasks = self.lease.name, self._tasks()
-        if self._beating is not None:
-            tasks.append(self._beating)
-            self._beating = None
+        for task in (self._beating, self._tidying):
+            if task is not None:
+                tasks.append(task)
+        self._beating = self._tidying = None
         self._lose()
         for task in tasks:
             task.cancel()

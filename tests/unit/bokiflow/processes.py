@@ -40,6 +40,10 @@ class ShopProcess:
     def kill(self) -> None:
         """End at once, and say nothing."""
         runner = self.flow.runner
-        for task in (runner._beating, *(one.task for one in runner.running.values())):
+        for task in (
+            runner._beating,
+            runner._tidying,
+            *(one.task for one in runner.running.values()),
+        ):
             if task is not None:
                 task.cancel()

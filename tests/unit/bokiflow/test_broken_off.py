@@ -302,6 +302,7 @@ async def test_what_was_stopped_without_a_word_is_kept_for_whoever_inherits_it()
         await asyncio.wait(runner._tasks())
     runner._beats_since_trim = 1000
     await runner._renew(log)
+    await runner._trim(log)
     name = runner.lease.name
     assert (await left_by(log, name)).runs == ["r"]
     await process.stop()

@@ -208,6 +208,7 @@ async def test_the_executors_records_are_trimmed_also_when_few_runs_end() -> Non
     async with asyncio.timeout(10):
         while not await floor(log, EXECUTORS_TAG):
             await runner._renew(log)
+            await runner._trim(log)
     await process.goes_on("r")
     await process.stop()
 
@@ -221,6 +222,7 @@ async def test_what_others_may_not_have_read_is_trimmed_a_round_later() -> None:
     for _ in range(BEATS):
         runner._ended_since_trim = 1000
         await runner._renew(log)
+        await runner._trim(log)
     assert await floor(log, EXECUTORS_TAG) <= asked
     await process.goes_on("r")
     await process.stop()
