@@ -35,6 +35,9 @@ from indilog.log import Log
 
 TRIES: Final = 5
 LEASE_S: Final = 30.0
+BACKOFF_S: Final = 1.0
+_BACKOFF_S_MAX: Final = 60.0
+"""The longest pause that a block leaves by itself: what failed for a while is soon tried again."""
 _LEASE_S_MIN: Final = 0.001
 
 
@@ -115,13 +118,17 @@ class Popping:
     """`async with queue.pop() as msg`: acknowledged on leaving the block, given back if it raises,
     unless the block has done either itself.
 
-    `msg` is None if nothing came in time.
+    What raises is given back with a pause that grows, so that what is away for a while does not
+    make dead letters of all that comes meanwhile. A block that is cancelled says nothing about its
+    message, which is ready for others at once. `msg` is None if nothing came in time.
     """
 
-    def __init__(self, queue: Queue, wait: float | None, lease: float) -> None:
+    def __init__(self, queue: Queue, wait: float | None, lease: float, backoff: float) -> None:
+        _check_backoff(backoff)
         self._queue = queue
         self._wait = wait
         self._lease = lease
+        self._backoff = backoff
         self._delivery: Delivery | None = None
 
     async def __aenter__(self) -> Delivery | None:
@@ -140,9 +147,15 @@ class Popping:
             await self._delivery.acknowledge()
             return
         try:
-            await self._delivery.give_back()
+            await self._delivery.give_back(delay=self._pause(self._delivery.tries, kind))
         except IndilogError:
             return  # the lease gives it back; what the block raised matters more
+
+    def _pause(self, tries: int, kind: type[BaseException]) -> float:
+        if not issubclass(kind, Exception):
+            return 0.0
+        doublings = min(tries, TRIES_MAX) - 1
+        return min(_BACKOFF_S_MAX, self._backoff * 2.0**doublings)
 
 
 @dataclass(frozen=True)
@@ -177,7 +190,7 @@ class Queue:
         name: of the queue, within the log.
         shards: how many can be worked on at once without standing in each other's way, fixed when
             the queue is first used.
-        tries: deliveries of a message before it is a dead letter.
+        tries: deliveries of a message before it is a dead letter, of those that this queue pushes.
         replica: instead of the shared one.
     """
 
@@ -211,7 +224,7 @@ class Queue:
 
         Args:
             data: the message, up to the log's `record_bytes_max` less a few bytes.
-            shard_key: messages of one key go to one shard, so they are delivered in order.
+            shard_key: messages of one key go to one shard, so they are first delivered in order.
             priority: 0 to 9; higher ones are delivered first.
             delay: seconds before it is delivered.
 
@@ -238,14 +251,22 @@ class Queue:
 
     # --- consumers
 
-    def pop(self, *, wait: float | None = None, lease: float = LEASE_S) -> Popping:
+    def pop(
+        self, *, wait: float | None = None, lease: float = LEASE_S, backoff: float = BACKOFF_S
+    ) -> Popping:
         """Take the next message for the time of an `async with` block.
 
         Args:
             wait: seconds to wait for one; without, None comes at once if there is none.
             lease: seconds after which it is delivered again if it is not acknowledged.
+            backoff: seconds, 0 to 60, before it is delivered again if the block raises, doubled
+                with each delivery so far, up to 60. A block that is cancelled gives it back at
+                once.
+
+        Raises:
+            QueueSettingsError: a backoff that cannot be. On entering the block as `take`.
         """
-        return Popping(self, wait, lease)
+        return Popping(self, wait, lease, backoff)
 
     async def take(self, *, wait: float | None = None, lease: float = LEASE_S) -> Delivery | None:
         """Take the next message; whoever takes it acknowledges it or gives it back.
@@ -345,6 +366,14 @@ def _stats_of(shard: Shard, now: float) -> ShardStats:
 def _check_seconds(what: str, seconds: object) -> None:
     if not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
         raise QueueSettingsError(f"{what} is 0 to {SECONDS_MAX:,.0f} seconds, not {seconds!r:.40}.")
+
+
+def _check_backoff(backoff: object) -> None:
+    if not isinstance(backoff, int | float) or not 0 <= backoff <= _BACKOFF_S_MAX:
+        raise QueueSettingsError(
+            f"A backoff is 0 to {_BACKOFF_S_MAX:.0f} seconds, not {backoff!r:.40}; "
+            "give_back(delay=...) in the block takes longer ones."
+        )
 
 
 def _check_lease(lease: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import pytest
@@ -130,15 +131,63 @@ async def test_an_extended_message_is_still_acknowledged_on_leaving(log: MemoryL
     assert (await queue.stats()).depth == 0
 
 
-async def test_a_block_that_raises_gives_the_message_back(log: MemoryLog) -> None:
+async def tries_of_a_block_that_raises(
+    queue: Queue, clock: Clock, what: BaseException, **options: float
+) -> list[float]:
+    """Let blocks raise until nothing comes for a year; return the pauses before deliveries."""
+    waited, pauses = 0.0, list[float]()
+    while waited < 366 * 86_400:
+        delivery = None
+        with contextlib.suppress(type(what)):
+            async with queue.pop(**options) as delivery:
+                if delivery is not None:
+                    raise what
+        if delivery is not None:
+            pauses.append(waited)
+            waited = 0.0
+            continue
+        step = 0.25 if waited < 100 else 1e7
+        clock.now += step
+        waited += step
+    return pauses
+
+
+async def test_a_block_that_raises_gives_the_message_back_with_a_pause_that_doubles(
+    log: MemoryLog, clock: Clock
+) -> None:
+    """So a consumer that fails for some seconds makes no dead letters; after five tries it does."""
     queue = Queue(log, "mail")
     await queue.push(b"x")
-    with pytest.raises(ZeroDivisionError):
-        async with queue.pop():
-            raise ZeroDivisionError
-    async with queue.pop() as message:
-        assert message is not None
-        assert message.tries == 2
+    pauses = await tries_of_a_block_that_raises(queue, clock, ZeroDivisionError())
+    assert pauses == [0, 1, 2, 4, 8]
+    assert [data for _, data in await queue.dead_letters()] == [b"x"]
+
+
+async def test_the_pause_after_a_block_that_raised_is_a_minute_at_most(
+    log: MemoryLog, clock: Clock
+) -> None:
+    queue = Queue(log, "mail", tries=20)
+    await queue.push(b"x")
+    pauses = await tries_of_a_block_that_raises(queue, clock, ZeroDivisionError(), backoff=20)
+    assert (pauses[:4], set(pauses[4:]), len(pauses)) == ([0, 20, 40, 60], {60}, 20)
+
+
+async def test_without_a_backoff_or_when_cancelled_a_block_gives_the_message_back_at_once(
+    log: MemoryLog, clock: Clock
+) -> None:
+    """A consumer that is stopped says nothing about its message."""
+    queue = Queue(log, "mail")
+    await queue.push(b"x")
+    pauses = await tries_of_a_block_that_raises(queue, clock, ZeroDivisionError(), backoff=0)
+    assert pauses == [0] * 5
+    await queue.push(b"y")
+    assert await tries_of_a_block_that_raises(queue, clock, asyncio.CancelledError()) == [0] * 5
+
+
+@pytest.mark.parametrize("backoff", [-1, 60.5, float("nan"), "1"])
+async def test_a_backoff_that_cannot_be_says_why(log: MemoryLog, backoff: float) -> None:
+    with pytest.raises(QueueSettingsError, match="A backoff is 0 to 60 seconds"):
+        Queue(log, "mail").pop(backoff=backoff)
 
 
 async def test_a_message_of_a_consumer_that_vanished_comes_again(
