@@ -4,9 +4,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
 from compute.invocations.fold import Fold
 from compute.invocations.records import KEY_CHARACTERS_MAX, digest_of
+from indilog.calls import Failed, Returned
 from indilog.errors import InvalidArgumentsError
+
+_KEPT: Final = (
+    "This is what came of the call with this idempotency key; to run it again, take another key."
+)
 
 
 def check_key(function: str, key: str) -> None:
@@ -32,6 +41,20 @@ def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | N
     if known.digest != digest_of(arguments):
         raise _misfit(function, "was used with other arguments; take another key")
     return known.id
+
+
+def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
+    """Return an outcome as who called with a key is told it.
+
+    A function that gave up on something that may pass, such as a conflict, says perhaps that the
+    caller should run it again. The same key gives the same outcome; it cannot be given up, for what
+    the function did before stays.
+    """
+    if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):
+        return outcome
+    told = outcome.message.removesuffix(_KEPT).rstrip()
+    stop = "" if told.endswith((".", "!", "?")) else "."
+    return msgspec.structs.replace(outcome, message=f"{told}{stop} {_KEPT}")
 
 
 def _misfit(function: str, problem: str) -> InvalidArgumentsError:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from compute.invocations.keys import kept_with_key
 from compute.invocations.scheduling import Scheduled
 from compute.invocations.service import InvocationService
 from compute.invocations.told import Told
@@ -268,10 +269,10 @@ class FunctionHost:
         return await self._accepted(name, arguments, key=key, position=position, depth=depth)
 
     async def outcome(self, invocation: str) -> Returned | Failed:
-        """Return what came of a recorded invocation, waiting for it as long as it takes; within
+        """Return what came of an invocation with a key, waiting for it as long as it takes; within
         `room_for_outcome`. Errors as `InvocationService.outcome`.
         """
-        return await self._invocations.outcome(invocation)
+        return kept_with_key(await self._invocations.outcome(invocation))
 
     async def send(
         self,

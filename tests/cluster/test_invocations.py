@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 import indilog
+from indilog.errors import FunctionFailedError
 from indilog.log import Log
 from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, running_two, until
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 APP = """
 import asyncio, os
 import indilog
+from indilog.errors import ConflictError
 
 app = indilog.App("demo")
 
@@ -63,6 +65,11 @@ async def first_waits(ctx: indilog.Context, n: int) -> int:
 async def large(ctx: indilog.Context, n: int) -> str:
     await ctx.log("runs").append(b"%d" % os.getpid(), tags=[f"n:{n}"])
     return "x" * (2 * 1024 * 1024)
+
+@app.function
+async def conflicts(ctx: indilog.Context, n: int) -> None:
+    await ctx.log("runs").append(b"%d" % os.getpid(), tags=[f"n:{n}"])
+    raise ConflictError("Another one was first; run this one again.")
 
 @app.function
 async def dies() -> None:
@@ -133,6 +140,26 @@ async def test_a_result_too_large_to_be_kept_is_no_promise_that_nothing_was_done
         assert "nothing was done" not in problem["detail"]
     async with indilog.connect(there.url) as client:
         assert len(await runs_of(client.log("runs"), 5)) == 2
+
+
+async def test_a_key_keeps_a_conflict_and_says_to_take_another(there: Platform) -> None:
+    """What the function did before it stays, so nobody but its author may run it again."""
+    path = "/functions/demo/conflicts"
+    for _ in range(2):
+        answer = await there.http.post(path, json={"n": 6}, headers={"Idempotency-Key": "k"})
+        told = answer.json()
+        assert (answer.status_code, told["kind"], told["retryable"]) == (
+            503,
+            "ConflictError",
+            False,
+        )
+        assert told["detail"].endswith("to run it again, take another key.")
+    without = (await there.http.post(path, json={"n": 6})).json()
+    assert without["detail"].endswith("run this one again.")
+    async with indilog.connect(there.url) as client:
+        assert len(await runs_of(client.log("runs"), 6)) == 2
+        with pytest.raises(FunctionFailedError, match="take another key"):
+            await client.call("demo.conflicts", idempotency_key="k", n=6)
 
 
 async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform) -> None:

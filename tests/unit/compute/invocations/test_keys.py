@@ -1,0 +1,32 @@
+"""What callers with an idempotency key are told of an outcome that is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from compute.invocations.keys import kept_with_key
+from indilog.calls import Failed, Returned, error_from, failed
+from indilog.errors import FunctionFailedError
+
+
+def gave_up(message: str, *, temporary: bool) -> Failed:
+    kind = "ConflictError" if temporary else "ValueError"
+    return failed(FunctionFailedError(message, kind=kind, temporary=temporary), 7)
+
+
+@pytest.mark.parametrize("message", ["shop.pay failed: run this one again.", "shop.pay failed: no"])
+def test_a_key_whose_call_gave_up_on_what_may_pass_says_to_take_another(message: str) -> None:
+    """Its own sentence says to run it again, and the same key would answer the same for ever."""
+    told = kept_with_key(gave_up(message, temporary=True))
+    assert isinstance(told, Failed)
+    assert told.message.startswith(f"{message.rstrip('.')}. This is what came of")
+    assert told.message.endswith("take another key.")
+    assert kept_with_key(told) == told, "said once, through however many calls"
+    error = error_from(told)
+    assert isinstance(error, FunctionFailedError)
+    assert (error.kind, error.retryable, told.position) == ("ConflictError", False, 7)
+
+
+def test_any_other_outcome_of_a_key_is_told_as_it_is() -> None:
+    for outcome in (Returned(7, b"1"), gave_up("shop.pay failed: no.", temporary=False)):
+        assert kept_with_key(outcome) == outcome
