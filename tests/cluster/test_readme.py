@@ -1,0 +1,108 @@
+"""What the README's "Five minutes" tells people to type works as it is written there, in order."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+
+import httpx
+import pytest
+
+import indilog
+from tests.cluster.platform_process import ROOT, platform
+
+README = (ROOT / "README.md").read_text()
+HOST = "localhost:8080"
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
+
+
+class Reader:
+    """Somebody who reads the README from top to bottom and does what it says."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url = url
+        self.directory = directory
+        self.source = directory / "visits.py"
+
+    def types(self, command: str) -> str:
+        """Do what a command of the README does; return what it prints."""
+        words = shlex.split(command, comments=True)
+        if words[0] == "curl":
+            [body] = [after for word, after in itertools.pairwise(words) if word == "-d"]
+            [asked] = [word for word in words if word.startswith(HOST)]
+            sent = {"content-type": "application/x-www-form-urlencoded"}
+            url = self.url + asked.removeprefix(HOST)
+            answer = httpx.post(url, content=body, headers=sent, trust_env=False, timeout=30)
+            return answer.raise_for_status().text
+        assert words[0] == "indilog"
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=self.directory,
+            env=os.environ | {"INDILOG_URL": self.url, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        return done.stdout.strip()
+
+    async def runs(self, block: str) -> str:
+        """Run a program of the README, as it stands, until it prints something."""
+        told: asyncio.Queue[str] = asyncio.Queue()
+
+        def hear(*what: object) -> None:
+            told.put_nowait(" ".join(map(str, what)))
+
+        text = block.replace(f"http://{HOST}", self.url)
+        code = compile(text, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        program: Coroutine[object, object, None] = eval(code, {"indilog": indilog, "print": hear})
+        async with asyncio.timeout(30):
+            running, hearing = asyncio.create_task(program), asyncio.create_task(told.get())
+            done, _ = await asyncio.wait({running, hearing}, return_when="FIRST_COMPLETED")
+            if running in done:
+                await running  # what it raised
+            running.cancel()
+            await asyncio.wait({running})
+            return await hearing
+
+
+def blocks(of: str = "") -> list[str]:
+    """Return the README's blocks of code of a language, in order."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return [block for language, block in found if language == of]
+
+
+def commands(block: str) -> list[str]:
+    return re.findall(r"^\$ (.*)$", block, re.MULTILINE)
+
+
+async def test_five_minutes_go_as_the_readme_says(tmp_path: Path) -> None:
+    """Also once the log was trimmed, which it shows before the program that subscribes."""
+    functions, workflow, client = blocks("python")
+    first, second, look = filter(None, map(commands, blocks()))
+    with platform(tmp_path / "data") as up:
+        reader = Reader(up.url, tmp_path)
+        reader.source.write_text(functions)
+        _deployed, *told = [reader.types(command) for command in first]
+        assert [json.loads(printed) for printed in told] == [0, 1, ["ann", "bob"]]
+
+        reader.source.write_text(functions + workflow)
+        assert [reader.types(command) for command in second][1:] == ["running"]
+
+        read = reader.types(look[0])
+        for command in look[1:]:
+            assert reader.types(command), command
+        trim = "indilog log trim visits --until SEQNUM"
+        assert f"`{trim}`" in README
+        reader.types(trim.replace("SEQNUM", read.splitlines()[-1].split()[0]))
+        assert (await reader.runs(client)).endswith("b'hello'")
