@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bokiflow.errors import FlowVersionError
-from bokiflow.records import RunRecord, Started, Taken, executor_tag, run_in, run_record
+from bokiflow.records import (
+    Finished,
+    Parked,
+    RunRecord,
+    Started,
+    Taken,
+    executor_tag,
+    run_in,
+    run_record,
+)
 from bokiflow.run_log import behind
 from indilog.errors import DataLossError, TrimmedError
 from indilog.ids import SeqNum
@@ -42,11 +51,64 @@ class Remains(NamedTuple):
     end: SeqNum
 
 
-async def left_by(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
-    """Return the runs that an executor began or took, at `bound` or later, and that nothing says it
-    is done with.
+class Held:
+    """The runs that somebody may have, as those of their records show that give or take them.
+
+    It follows `bokiflow.fold` without the other records of a run: an epoch is over by nothing but
+    what counts in that epoch, which is its end, its being parked, or the next epoch. What counts
+    nowhere (an end of an earlier epoch that comes late, the next epoch of somebody who was not the
+    first, anything of an earlier run of that id) is of another epoch, and so takes nothing away.
+    Hence no run that is held is missing; one that is not may be there, which shows when it is read.
+
+    Args:
+        executor: whose runs; None: those of all.
     """
-    left: dict[str, SeqNum] = {}
+
+    def __init__(self, executor: str | None = None) -> None:
+        self._executor = executor
+        self._epochs: dict[str, set[int]] = {}
+        self._since: dict[str, SeqNum] = {}
+
+    def apply(self, seqnum: SeqNum, run: str, record: RunRecord | None) -> None:
+        """Take in a record of a run."""
+        match record:
+            case Started():
+                self._given(seqnum, run, 1)
+            case Taken(epoch, executor):
+                self._over(run, epoch - 1)
+                if self._executor in {None, executor}:
+                    self._given(seqnum, run, epoch)
+            case Parked(epoch) | Finished(epoch):
+                self._over(run, epoch)
+            case _:
+                pass  # what neither gives a run nor takes it
+
+    def _given(self, seqnum: SeqNum, run: str, epoch: int) -> None:
+        self._epochs.setdefault(run, set()).add(epoch)
+        self._since.setdefault(run, seqnum)
+
+    def _over(self, run: str, epoch: int) -> None:
+        epochs = self._epochs.get(run, set())
+        epochs.discard(epoch)
+        if not epochs:
+            self.drop(run)
+
+    def drop(self, run: str) -> SeqNum | None:
+        """Pass over a run; return since when it may have been held, if it may."""
+        self._epochs.pop(run, None)
+        return self._since.pop(run, None)
+
+    @property
+    def runs(self) -> list[str]:
+        """Those that may be held."""
+        return list(self._epochs)
+
+
+async def left_by(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
+    """Return the runs that an executor began or took, at `bound` or later, and of which its stream
+    does not show that it is done with them. None that it has is missing.
+    """
+    held = Held(executor)
     unreadable: list[SeqNum] = []
     end = bound
     async for record in stream(log, executor_tag(executor), bound, unreadable):
@@ -55,27 +117,12 @@ async def left_by(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
         if run is None:
             continue
         try:
-            holds = _holds(run_record(record.data), executor)
+            held.apply(record.seqnum, run, run_record(record.data))
         except FlowVersionError:
             # That version's drivers see to the run; nobody else can read it.
-            unreadable.append(left.get(run, record.seqnum))
-            holds = False
-        if holds:
-            left.setdefault(run, record.seqnum)
-        else:
-            left.pop(run, None)
-    return Remains(list(left), min([*unreadable, end]))
-
-
-def _holds(record: RunRecord | None, executor: str) -> bool:
-    """Whether a record leaves its run with the executor of whose stream it is."""
-    match record:
-        case Started():
-            return True
-        case Taken():
-            return record.executor == executor
-        case _:
-            return False
+            since = held.drop(run)
+            unreadable.append(record.seqnum if since is None else since)
+    return Remains(held.runs, min([*unreadable, end]))
 
 
 async def stream(

@@ -362,6 +362,8 @@ class Driver:
             return
         if run.started is None or run.finished is not None or run.executor not in holders:
             return
+        if run.parked is not None:
+            return  # it is in another list, and waits for its time
         crashes = crashes_of(run, self._runner.executors)
         if suspects is not None and is_suspect(crashes) and crashes < CRASHES_PARKED:
             suspects[id_] = crashes

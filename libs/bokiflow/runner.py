@@ -311,7 +311,7 @@ class Runner(Presence):
 
     async def _anew(self, running: Running) -> Execution | Finished | None:
         """Return the next execution of a run that is still this executor's, else its end."""
-        before, lease = running.execution, self.lease
+        before, lease = running.execution, self.living()
         log, id_ = before.log, before.id
         run = await read_run(log, id_, Run(), is_reused=True)
         if run.started_at != before.run.started_at:

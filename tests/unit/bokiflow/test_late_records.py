@@ -1,0 +1,229 @@
+"""Records that come late, when they count nowhere, hide no run from those who take over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from bokiflow import Startable, Workflow, departed, waiting
+from bokiflow.departed import left_by
+from bokiflow.records import (
+    EXECUTORS_TAG,
+    PARKED_TAG,
+    RUNS_TAG,
+    Alive,
+    Finished,
+    Parked,
+    RunRecord,
+    Started,
+    Taken,
+    encoded,
+    executor_tag,
+    run_record,
+    run_tag,
+)
+from indilog.errors import AppendOutcomeUnknownError
+from indilog.log import Entry, Log
+from indilog.testing import MemoryLogs
+from tests.flow_executions import FLOW_LOG
+from tests.hooked_log import HookedLogs
+from tests.unit.bokiflow.processes import ShopProcess
+
+pytestmark = pytest.mark.asyncio
+
+LEASE_S = 0.3
+START = Entry(
+    encoded(Started("waits", b"{}", "dead", "version")),
+    (run_tag("r"), RUNS_TAG, executor_tag("dead")),
+)
+LIVES = Entry(encoded(Alive("dead", LEASE_S)), (EXECUTORS_TAG,))
+FINISHED = Entry(encoded(Finished(1, b'"old"')), (run_tag("r"), executor_tag("dead"), RUNS_TAG))
+PARKED = Entry(
+    encoded(Parked(1, "version", "for a test")), (run_tag("r"), executor_tag("dead"), PARKED_TAG)
+)
+
+
+def taken(epoch: int, executor: str = "dead") -> Entry:
+    tags = (run_tag("r"), executor_tag(executor), executor_tag("dead"))
+    return Entry(encoded(Taken(epoch, executor)), tags)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departed, "AGE_S_MIN", 0.05)
+
+
+class Process(ShopProcess):
+    """A process with a workflow `waits` that waits for a signal, and `long`, whose second execution
+    does not end before it may.
+    """
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        super().__init__(logs, LEASE_S)
+        self.waits: Startable[str] = self.flow.workflow(self._waits)
+        self.long: Startable[str] = self.flow.workflow(self._long)
+        self.bodies, self.is_again, self.may_end = 0, asyncio.Event(), asyncio.Event()
+
+    async def _waits(self, wf: Workflow) -> str:
+        return str(await wf.signal("go"))
+
+    async def _long(self, wf: Workflow) -> str:
+        return await wf.step(self.body)
+
+    _waits.__name__, _long.__name__ = "waits", "long"
+
+    async def body(self) -> str:
+        self.bodies += 1
+        if self.bodies == 2:
+            self.is_again.set()
+            await self.may_end.wait()
+        return "done"
+
+    async def goes_on(self) -> None:
+        handle = self.waits.handle("r")
+        await handle.signal("go", "on")
+        assert await handle.result(10) == "on"
+
+
+class NoEnd(HookedLogs):
+    """Logs that hold back the end of the first epoch, and say nothing of it."""
+
+    held: Sequence[Entry] = ()
+
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        records = (run_record(entry.data) for entry in entries)
+        if any(isinstance(record, Finished) and record.epoch == 1 for record in records):
+            self.held = entries
+            raise AppendOutcomeUnknownError("It has no answer yet.")
+
+
+@pytest.mark.parametrize("leaves", ["in good order", "in silence"])
+async def test_an_end_that_comes_when_its_execution_was_given_up_hides_no_run(
+    monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    logs, pause = NoEnd(), waiting.pause
+
+    async def briefly(pause_s: float) -> None:
+        await pause(min(pause_s, 0.01))
+
+    first, heir = Process(logs), Process(logs)
+    with monkeypatch.context() as patched:
+        patched.setattr(waiting, "pause", briefly)
+        await first.long.start(id="r")
+        await first.is_again.wait()
+    await MemoryLogs.log(logs, FLOW_LOG).append_batch(logs.held)
+    async with heir.driven():
+        if leaves == "in good order":
+            await first.stop()
+        first.kill()
+        assert await heir.long.handle("r").result(10) == "done"
+
+
+LATE = pytest.mark.parametrize(
+    "late",
+    [
+        [taken(2), FINISHED],
+        [taken(2), PARKED],
+        [taken(2), taken(2, "other")],
+        [taken(2), taken(3), taken(2), FINISHED],
+        [taken(2), START, FINISHED],
+        [FINISHED, START, taken(2), FINISHED],
+    ],
+    ids=[
+        "an end of the epoch before",
+        "a pause of the epoch before",
+        "a takeover of the epoch before",
+        "copies of epochs before",
+        "a copy of the start",
+        "of a run that had the id before",
+    ],
+)
+
+
+@LATE
+async def test_what_counts_nowhere_takes_no_run_from_its_executor(late: list[Entry]) -> None:
+    log = MemoryLogs().log(FLOW_LOG)
+    await log.append_batch([START, *late])
+    assert (await left_by(log, "dead")).runs == ["r"]
+
+
+async def test_what_ends_an_epoch_takes_its_run_from_its_executor() -> None:
+    log = MemoryLogs().log(FLOW_LOG)
+    for end in ([FINISHED], [PARKED], [taken(2, "other")]):
+        for start in ([START], [START, START], [START, FINISHED, START]):
+            await log.append_batch([*start, *end])
+            assert (await left_by(log, "dead")).runs == []
+
+
+async def test_what_is_no_record_of_giving_or_taking_takes_nothing() -> None:
+    log = MemoryLogs().log(FLOW_LOG)
+    await log.append_batch([START, Entry(b"whatever", (run_tag("r"), executor_tag("dead")))])
+    assert (await left_by(log, "dead")).runs == ["r"]
+
+
+class Race(HookedLogs):
+    """Logs in which a dead executor is faster than the first who takes its run."""
+
+    is_over = False
+
+    async def before_append(self, entries: Sequence[Entry]) -> None:
+        records = (run_record(entry.data) for entry in entries)
+        if not self.is_over and any(isinstance(record, Taken) for record in records):
+            self.is_over = True
+            await MemoryLogs.log(self, FLOW_LOG).append_batch([taken(2)])
+
+
+async def test_an_epoch_that_a_dead_executor_begins_before_its_heir_does_is_taken() -> None:
+    logs = Race()
+    await MemoryLogs.log(logs, FLOW_LOG).append_batch([LIVES, START])
+    heir = Process(logs)
+    async with heir.driven():
+        await heir.goes_on()
+
+
+async def records(log: Log, run: str) -> list[RunRecord]:
+    found = (run_record(record.data) for record in await log.read_range(run_tag(run)))
+    return [record for record in found if record is not None]
+
+
+async def test_a_parked_run_is_not_taken_for_a_late_copy_of_its_start() -> None:
+    """It waits for other code, or for its time."""
+    logs = MemoryLogs()
+    log, heir = logs.log(FLOW_LOG), Process(logs)
+    async with heir.driven():
+        await log.read_next(EXECUTORS_TAG, 0, wait=0.01)  # those parked before it are tried
+        await log.append_batch([LIVES, START, PARKED, START])
+        while "dead" not in heir.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        while "dead" in heir.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    assert not [record for record in await records(log, "r") if isinstance(record, Taken)]
+
+
+async def test_an_execution_whose_lease_is_over_begins_no_epoch_under_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others may have taken the run; that epoch would come in between."""
+    logs, pause = NoEnd(), waiting.pause
+    process = Process(logs)
+    lease = process.flow.runner.lease
+
+    async def briefly(pause_s: float) -> None:
+        if pause_s == 1.0:  # between two executions
+            lease._lease_s = 0.0
+        await pause(min(pause_s, 0.01))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(waiting, "pause", briefly)
+        await process.long.start(id="r")
+        task, beating = process.flow.runner.running["r"].task, process.flow.runner._beating
+        assert task is not None
+        assert beating is not None
+        beating.cancel()  # it would see it, too
+        await asyncio.wait([task], timeout=5)
+    log = MemoryLogs.log(logs, FLOW_LOG)
+    assert not [record for record in await records(log, "r") if isinstance(record, Taken)]
+    assert process.name != lease.name
+    process.kill()
