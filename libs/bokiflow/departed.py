@@ -2,9 +2,11 @@
 
 A record that gives a run to an executor may be ordered after everybody has looked what that
 executor left: it was on its way meanwhile. So whoever looks trims no further than it has read, and
-looks again at the streams of those who are gone, at doubling intervals for a day. That is a read
-for each executor that ever stopped, and none for runs that go well. What comes later still, the
-cleaning finds (`bokiflow.cleaning`).
+looks again at the streams of those who are gone, at doubling intervals for a day: for each of them
+some twenty times a pair of reads, in each process that drives. So nobody does that for an executor
+that went in good order: it says that it has left nothing only if nothing that gives it a run can be
+on its way any more, and it says so before others find its lease over (`Presence.rest`). What comes
+later still, the cleaning finds (`bokiflow.cleaning`).
 
 What is lost by damage, or of a later version, is passed over: it is a record of one run too, so
 that run can be taken by nobody here, and the others can. It is not trimmed, and looked at again.
@@ -174,6 +176,10 @@ class Departed:
             self._names[name] = _Departure(now, now + AGE_S_MIN)
             if len(self._names) > NAMES_MAX:
                 del self._names[next(iter(self._names))]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an executor is gone, and its stream is looked at again."""
+        return name in self._names
 
     def discard(self, name: str) -> None:
         """It is back."""

@@ -134,6 +134,9 @@ class Driver:
     async def _turn(self, log: Log, logs: Logs) -> None:
         runner = self._runner
         await runner.look(log)
+        rests_at = runner.rests_at()
+        if rests_at is not None and rests_at <= waiting.steady_now():
+            await runner.rest(log)
         end = runner.executors.end
         for name in runner.executors.lapsed(waiting.steady_now()):
             await self._on_lapsed(log, name, end)
@@ -179,7 +182,13 @@ class Driver:
         next_due = None if _DEPARTED in self._taking else executors.departed.next_due()
         if executors.lost_at is not None:
             next_due = look_at if _UNKNOWN in self._taking else self._unknown_until()
-        times = (executors.next_lapse(), next_due, next_retry, look_at)
+        times = (
+            executors.next_lapse(),
+            self._runner.rests_at(),
+            next_due,
+            next_retry,
+            look_at,
+        )
         next_time = min((time for time in times if time is not None), default=math.inf)
         wait_s = max(_AGAIN_S, next_time - now)
         try:

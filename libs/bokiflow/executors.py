@@ -42,6 +42,7 @@ class Executor:
         said_at: the last record about it.
         heir: who takes over its runs; None: it counts as living.
         has_said_so: it said that it stops.
+        was_gone: it was departed before, as far as this process knew.
     """
 
     lease_s: float
@@ -50,6 +51,7 @@ class Executor:
     said_at: SeqNum
     heir: str | None = None
     has_said_so: bool = False
+    was_gone: bool = False
 
 
 class Executors:
@@ -98,7 +100,8 @@ class Executors:
     def _lives(self, seqnum: SeqNum, now: float, name: str, lease_s: float) -> None:
         known = self.known.get(name)
         if known is None or known.heir is None:
-            self.known[name] = Executor(lease_s, now + lease_s, seqnum, seqnum)
+            was_gone = name in self.departed or (known is not None and known.was_gone)
+            self.known[name] = Executor(lease_s, now + lease_s, seqnum, seqnum, was_gone=was_gone)
             self.departed.discard(name)
         self._said(name, seqnum)
 
@@ -107,8 +110,13 @@ class Executors:
             known.said_at = seqnum
 
     def _gone(self, name: str, now: float) -> None:
-        """It has left nothing; what was left to it, if it did not come to that, is open again."""
-        self.forget(name, now)
+        """It has left nothing; what was left to it, if it did not come to that, is open again.
+
+        Who says so of itself knows that nothing is on its way to it either. An heir does not.
+        """
+        gone = self.known.pop(name, None)
+        if gone is None or gone.heir is not None or gone.was_gone or self._lost_to:
+            self.departed.add(name, now)
         for known in self.known.values():
             if known.heir == name:
                 known.heir, known.until = None, now

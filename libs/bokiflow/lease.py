@@ -27,6 +27,11 @@ class Lease:
         if self._renewed_at is None or asked_at.steady_s > self._renewed_at.steady_s:
             self._renewed_at = asked_at
 
+    @property
+    def renewed_at(self) -> waiting.Moment | None:
+        """When its last sign of life that counts was sent off."""
+        return self._renewed_at
+
     def is_sure(self) -> bool:
         """See `bokiflow.execution.Lease`."""
         at = self._renewed_at

@@ -42,6 +42,8 @@ from indilog.ids import SeqNum
 from indilog.log import Entry, Log, Record
 
 BEATS: Final = 4
+_RESTS: Final = 0.75
+"""After this much of its lease who executes nothing is gone, in time before others look."""
 _PAGE: Final = 1000
 _TRIM_EVERY: Final = 512
 _TRIM_BEATS: Final = 64
@@ -89,6 +91,11 @@ class Presence(ABC):
     @abstractmethod
     def _is_busy(self) -> bool:
         """Whether it executes anything, or may have to."""
+
+    @property
+    @abstractmethod
+    def _is_owed(self) -> bool:
+        """Whether anything that is on its way may give this executor a run."""
 
     @property
     @abstractmethod
@@ -252,19 +259,35 @@ class Presence(ABC):
 
     # --- the end
 
+    def rests_at(self) -> float | None:
+        """Return when to `rest`, by its steady clock; None: it need not."""
+        renewed_at, beating = self.lease.renewed_at, self._beating
+        if renewed_at is None or self._is_busy or not (beating is None or beating.done()):
+            return None
+        if self.executors.left_to(self.lease.name):
+            return None
+        return renewed_at.steady_s + self.lease_s * _RESTS
+
+    async def rest(self, log: Log) -> None:
+        """Its lease ends soon and it executes nothing: say so before others look what it left."""
+        name, is_owed = self.lease.name, self._is_owed
+        self._lose()
+        await self._leave(log, name, is_owed=is_owed)
+
     async def retire(self, log: Log) -> None:
         """Its lease has ended: if it has nothing to execute, say so, that nobody needs to look."""
         name = self.lease.name
         if self.lease.has_ended():
             idle = not (self._is_busy or self.executors.left_to(name))
+            is_owed = self._is_owed
             self._lose()
             if idle:
-                await self._leave(log, name)
+                await self._leave(log, name, is_owed=is_owed)
 
-    async def _leave(self, log: Log, name: str) -> None:
-        """Say that an executor is gone, and whether it has left anything."""
+    async def _leave(self, log: Log, name: str, *, is_owed: bool) -> None:
+        """Say that an executor is gone, and whether it has left anything, or may get it still."""
         left = await patiently(partial(left_by, log, name))
-        is_idle = not (left.runs or self.executors.left_to(name))
+        is_idle = not (is_owed or left.runs or self.executors.left_to(name))
         await appended(log, [Entry(encoded(Left(name, is_idle=is_idle)), (EXECUTORS_TAG,))])
         if is_idle:
             with suppress(IndilogError):  # it saves others reading, no more
@@ -273,6 +296,7 @@ class Presence(ABC):
     async def stop(self, log: Log) -> None:
         """Stop everything and say so; others go on with it at once."""
         name, tasks = self.lease.name, self._tasks()
+        is_owed = self._is_busy or self._is_owed
         for task in (self._beating, self._tidying):
             if task is not None:
                 tasks.append(task)
@@ -281,4 +305,4 @@ class Presence(ABC):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._leave(log, name)
+        await self._leave(log, name, is_owed=is_owed)

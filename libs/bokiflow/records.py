@@ -142,7 +142,9 @@ class Dead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """The executor stops; `is_idle`: it has left no run behind."""
+    """The executor stops; `is_idle`: it has left no run behind. Of itself it says so only if
+    nothing is on its way either that gives it one.
+    """
 
     executor: str
     is_idle: bool

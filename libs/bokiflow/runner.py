@@ -326,7 +326,12 @@ class Runner(Presence):
         """
         taken = Taken(run.epoch + 1, lease.name, run.crashes)  # nobody has crashed
         tags = (run_tag(id_), executor_tag(lease.name))
-        seqnum = await self.append_alive(log, lease, [Entry(encoded(taken), tags)])
+        try:
+            seqnum = await self.append_alive(log, lease, [Entry(encoded(taken), tags)])
+        except BaseException:
+            if lease is self.lease:  # it may come when this run is executed no more
+                self._leave_to_others(run.started_at)
+            raise
         await read_run(log, id_, run, seqnum)
         return _is_open(run, lease) and run.epoch == taken.epoch
 
@@ -432,6 +437,11 @@ class Runner(Presence):
     def _is_busy(self) -> bool:
         """Whether it executes anything, or may have to."""
         return bool(self.running or self._starting or self._unclear)
+
+    @property
+    def _is_owed(self) -> bool:
+        """Whether anything that is on its way may give this executor a run."""
+        return bool(self._starting or self._unclear) or self._left_from is not None
 
     def _leave_to_others(self, place: SeqNum | None) -> None:
         """What gave this executor a run at `place` or later is for those who inherit its name."""

@@ -165,3 +165,25 @@ def test_what_was_left_to_one_who_leaves_is_open_again() -> None:
     assert executors.lapsed(2.0) == ["a"]
     executors.apply(4, 2.0, Dead("a", "c", 4))
     assert executors.left_to("c") == ["a"]
+
+
+def test_whoever_says_of_itself_that_it_left_nothing_is_not_looked_at_again() -> None:
+    executors = living((0.0, Alive("a", 100.0)), (1.0, Left("a", is_idle=True)))
+    assert "a" not in executors.departed
+
+
+def test_what_an_heir_has_taken_everything_of_is_looked_at_again() -> None:
+    """So is whoever it may have been an heir that spoke of, as far as this process knows."""
+    executors = living(
+        (0.0, Alive("a", 1.0)), (2.0, Dead("a", "b", 1)), (2.0, Left("a", is_idle=True))
+    )
+    assert "a" in executors.departed
+    executors.lost(9, 3.0)
+    executors.apply(9, 3.0, Alive("c", 1.0))
+    executors.apply(10, 3.0, Left("c", is_idle=True))
+    assert "c" in executors.departed
+    executors = living((0.0, Alive("a", 1.0)))
+    executors.forget("a", 2.0)
+    executors.apply(1, 3.0, Alive("a", 1.0))
+    executors.apply(2, 3.0, Left("a", is_idle=True))
+    assert "a" in executors.departed
