@@ -18,10 +18,12 @@ from indilog.cli import show
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
 from indilog.cli.invocations import invocations
 from indilog.cli.logs import logs
+from indilog.cli.one_sentence import OneSentenceGroup
 from indilog.sources import sources_of
 
 app = typer.Typer(
     name="indilog",
+    cls=OneSentenceGroup,
     help="Stateful serverless functions on a shared log.",
     no_args_is_help=True,
     add_completion=False,

@@ -26,6 +26,8 @@ import httpx
 import typer
 from rich.console import Console
 
+from indilog.cli.one_sentence import OneSentenceCommand
+
 HOST = "127.0.0.1"
 READY_S_MAX = 60.0
 STOP_S_MAX = 20.0
@@ -338,7 +340,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 def main() -> None:
     """Run `./start`."""
     command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    command.command()(start)
+    command.command(cls=OneSentenceCommand)(start)
     command(prog_name="./start")
 
 

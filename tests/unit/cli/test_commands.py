@@ -138,6 +138,17 @@ def test_an_idempotency_key_goes_with_a_call(platform: type[Platform]) -> None:
         (("deploy", "visits.py", "--name", ""), "An app's name is 1 to 64 letters"),
         (("deploy", "visits.py", "--name", "x/y"), "not 'x/y'"),
         (("undeploy", "x/y"), "not 'x/y'"),
+        (("up", "--port", "abc"), "Invalid value for '--port': "),
+        (("up", "--port"), "'--port' requires an argument; see `"),
+        (("log", "read", "orders", "--bound", "abc"), "Invalid value for '--bound': "),
+        (("log", "read", "orders", "--bound", "-1"), "greater than or equal to 0; see `indilog "),
+        (("log", "read", "orders", "--limit", "0"), "see `indilog log read --help`."),
+        (("log", "read"), "Missing argument 'LOG'; see `indilog log read --help`."),
+        (("log", "read", "orders", "more"), "unexpected extra argument"),
+        (("log", "trim", "orders"), "Missing option '--until'; see `indilog log trim --help`."),
+        (("log", "read", "orders", "--bogus"), "No such option: --bogus"),
+        (("log", "forget"), "No such command 'forget'; see `indilog log --help`."),
+        (("invok",), "No such command 'invok'. Did you mean 'invoke'?"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
@@ -146,6 +157,15 @@ def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) ->
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [(), ("log",), ("--help",), ("log", "read", "--help")])
+def test_help_is_printed_where_it_is_asked_for_or_nothing_else_is(
+    arguments: tuple[str, ...],
+) -> None:
+    done = run(*arguments)
+    assert (done.exit_code, done.stderr) == (0 if "--help" in arguments else 2, "")
+    assert "Usage: indilog" in done.stdout
 
 
 def test_a_bound_that_no_record_can_have_is_refused() -> None:

@@ -48,6 +48,18 @@ def test_its_help_speaks_of_the_command_that_a_person_typed(
     assert "Usage: ./start" in capsys.readouterr().out
 
 
+def test_a_wrong_option_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["start.py", "--port", "abc"])
+    with pytest.raises(SystemExit, match="2"):
+        start.main()
+    told = capsys.readouterr().err
+    assert told.startswith("Invalid value for '--port': ")
+    assert told.endswith("see `./start --help`.\n")
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--port", "0"], ["--bogus"]])
 def test_a_wrong_option_starts_nothing(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2

@@ -1,0 +1,51 @@
+"""Arguments that do not fit are told as any other mistake of a person: one sentence on standard
+error, exit code 2 (API.md, "Command line"). The framework's own answer is a box of several lines.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class OneSentenceGroup(TyperGroup):
+    """Commands of which a wrong use is one sentence; the class of the outermost group."""
+
+    def main(self, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
+        """Run the command that the arguments name, and end the process."""
+        return _told(super().main, *given, **more)
+
+
+class OneSentenceCommand(TyperCommand):
+    """A command of which a wrong use is one sentence."""
+
+    def main(self, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
+        """Run the command, and end the process."""
+        return _told(super().main, *given, **more)
+
+
+def _told(main: Callable[..., Any], *given: Any, **more: Any) -> Any:  # noqa: ANN401 - the framework's
+    if not more.pop("standalone_mode", True):
+        return main(*given, standalone_mode=False, **more)
+    try:
+        sys.exit(main(*given, standalone_mode=False, **more))
+    except typer.TyperException as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # the help is printed already
+            sys.stderr.write(f"{_sentence(error)}\n")
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(1)
+
+
+def _sentence(error: typer.TyperException) -> str:
+    """Return what is wrong, and which command says what would be right."""
+    told = " ".join(error.format_message().split())
+    if told.endswith("?"):  # it names what was meant perhaps
+        return told
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "indilog"
+    return f"{told.removesuffix('.')}; see `{command} --help`."
