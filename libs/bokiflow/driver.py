@@ -29,6 +29,7 @@ from bokiflow.public_call import Stopped, public_call
 from bokiflow.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
+    RUNS_TAG,
     Dead,
     Left,
     Taken,
@@ -387,7 +388,7 @@ class Driver:
             if id_ in runner.running:
                 return
             taken = Taken(run.epoch + 1, lease.name, crashes)
-            tags = (run_tag(id_), executor_tag(lease.name), executor_tag(before))
+            tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name), executor_tag(before))
             seqnum = await runner.append_alive(log, lease, [Entry(encoded(taken), tags)])
             await read_run(log, id_, run, seqnum)
             if (run.executor, run.epoch) == (lease.name, taken.epoch) and run.finished is None:

@@ -10,10 +10,10 @@ from contextlib import suppress
 
 import structlog
 
-from bokiflow.departed import stream
+from bokiflow.departed import Held, stream
 from bokiflow.errors import FlowVersionError
 from bokiflow.fold import Run
-from bokiflow.records import RUNS_TAG, Started, run_in, run_record
+from bokiflow.records import RUNS_TAG, run_in, run_record
 from bokiflow.run_log import is_passing, read_run
 from indilog.errors import IndilogError, TrimmedError
 from indilog.log import Log
@@ -39,13 +39,9 @@ async def executors_of_open_runs(log: Log) -> set[str]:
 
 async def _open_runs(log: Log) -> list[str]:
     """Return the runs that began and have not ended, as far as the list of runs can be read."""
-    found: dict[str, None] = {}
+    held = Held()
     async for record in stream(log, RUNS_TAG, 0, []):
-        if (run := run_in(record.tags)) is None:
-            continue
-        with suppress(FlowVersionError):
-            if isinstance(run_record(record.data), Started):
-                found[run] = None
-            else:
-                found.pop(run, None)
-    return list(found)
+        if (run := run_in(record.tags)) is not None:
+            with suppress(FlowVersionError):
+                held.apply(record.seqnum, run, run_record(record.data))
+    return held.runs

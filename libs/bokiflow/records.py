@@ -3,8 +3,8 @@ signs of life.
 
 All records of a run have the tag `flow:<id>`, so its sub-stream is all that can have changed it.
 Those that begin, move or end a run have the tag of its executor too, so that what a dead executor
-leaves behind is found without reading anything else; starts and ends have `flows`, the list of
-runs. The frame is that of `indilog.record_format`.
+leaves behind is found without reading anything else; starts, takeovers and ends have `flows`, the
+list of runs. The frame is that of `indilog.record_format`.
 """
 
 from __future__ import annotations

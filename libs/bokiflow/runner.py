@@ -325,7 +325,7 @@ class Runner(Presence):
         of before has on its way counts no more. Return whether it has the run.
         """
         taken = Taken(run.epoch + 1, lease.name, run.crashes)  # nobody has crashed
-        tags = (run_tag(id_), executor_tag(lease.name))
+        tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name))
         try:
             seqnum = await self.append_alive(log, lease, [Entry(encoded(taken), tags)])
         except BaseException:

@@ -9,6 +9,7 @@ import pytest
 
 from bokiflow import Startable, Workflow, departed, waiting
 from bokiflow.departed import left_by
+from bokiflow.open_runs import executors_of_open_runs
 from bokiflow.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
@@ -28,7 +29,7 @@ from indilog.errors import AppendOutcomeUnknownError
 from indilog.log import Entry, Log
 from indilog.testing import MemoryLogs
 from tests.flow_executions import FLOW_LOG
-from tests.hooked_log import HookedLogs
+from tests.hooked_log import HookedLogs, Read
 from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio
@@ -91,6 +92,10 @@ class NoEnd(HookedLogs):
     """Logs that hold back the end of the first epoch, and say nothing of it."""
 
     held: Sequence[Entry] = ()
+    reads = 0
+
+    async def before_read(self, read: Read) -> None:
+        self.reads += 1
 
     async def before_append(self, entries: Sequence[Entry]) -> None:
         records = (run_record(entry.data) for entry in entries)
@@ -99,26 +104,49 @@ class NoEnd(HookedLogs):
             raise AppendOutcomeUnknownError("It has no answer yet.")
 
 
-@pytest.mark.parametrize("leaves", ["in good order", "in silence"])
-async def test_an_end_that_comes_when_its_execution_was_given_up_hides_no_run(
-    monkeypatch: pytest.MonkeyPatch, leaves: str
+async def gives_up_an_end_that_comes_late(
+    monkeypatch: pytest.MonkeyPatch, logs: NoEnd, process: Process
 ) -> None:
-    logs, pause = NoEnd(), waiting.pause
+    """The process executes the run again meanwhile."""
+    pause = waiting.pause
 
     async def briefly(pause_s: float) -> None:
         await pause(min(pause_s, 0.01))
 
-    first, heir = Process(logs), Process(logs)
     with monkeypatch.context() as patched:
         patched.setattr(waiting, "pause", briefly)
-        await first.long.start(id="r")
-        await first.is_again.wait()
+        await process.long.start(id="r")
+        await process.is_again.wait()
     await MemoryLogs.log(logs, FLOW_LOG).append_batch(logs.held)
+
+
+@pytest.mark.parametrize("leaves", ["in good order", "in silence"])
+async def test_an_end_that_comes_when_its_execution_was_given_up_hides_no_run(
+    monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    logs = NoEnd()
+    first, heir = Process(logs), Process(logs)
+    await gives_up_an_end_that_comes_late(monkeypatch, logs, first)
     async with heir.driven():
         if leaves == "in good order":
             await first.stop()
         first.kill()
         assert await heir.long.handle("r").result(10) == "done"
+
+
+async def test_who_looks_for_all_runs_finds_one_whose_given_up_end_came_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs = NoEnd()
+    log, first, heir = logs.log(FLOW_LOG), Process(logs), Process(logs)
+    await gives_up_an_end_that_comes_late(monkeypatch, logs, first)
+    assert await executors_of_open_runs(log) == {first.name}
+    first.kill()
+    async with heir.driven():
+        assert await heir.long.handle("r").result(10) == "done"
+    logs.reads = 0
+    assert await executors_of_open_runs(log) == set()
+    assert logs.reads <= 2, "runs that ended are not read, though others took them over"
 
 
 LATE = pytest.mark.parametrize(
