@@ -120,7 +120,8 @@ class Child:
             decided.result, type=str
         )  # a fork has the child of its origin
         compensations.add(self.number, name, CANCEL_CHILD, self._cancelled)
-        await undamaged(self._start)
+        with execution.asked.carrying_out():
+            await undamaged(self._start)
 
     async def _start(self) -> None:
         finished, started = await self._finished(), self._run.started

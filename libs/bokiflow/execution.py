@@ -219,7 +219,9 @@ class Execution:
             was, does = (f"{k} {n}" for k, n in ((known.kind, known.name), (kind, name)))
             self._changed = ChangedWorkflowError(self.id, number, was, does)
             raise self._changed
-        self._reached.add(number)
+        if number not in self._reached:
+            self._reached.add(number)
+            self.asked.replayed += 1
         return known
 
     async def decide(
@@ -245,6 +247,8 @@ class Execution:
         """
         known = self.decided(number, name, kind)
         if known is not None:
+            if self._is_driving:
+                await self.asked.catch_up(self._decided)
             return known
         if self._unsettled or self._settling.locked():
             await self.settle()

@@ -22,6 +22,7 @@ from bokiflow.run_lock import RunLock
 from bokiflow.signals import SIGNAL, Signals, check_name
 from bokiflow.timers import SLEEP, sleep, timer
 from bokiflow.transactions import TRANSACTION, transact
+from bokiflow.unfinished import GATHER
 from indilog.app import Context
 from indilog.log import Log
 
@@ -133,7 +134,7 @@ class Operations:
         """
         number = self.execution.number()
         gathered = gather(self.execution, number, branches, at_once)
-        return self._asked(number, "gather", "gather", gathered)
+        return self._asked(number, GATHER, GATHER, gathered)
 
     # --- locks
 

@@ -7,7 +7,8 @@ not, and nobody would hear of it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bokiflow import waiting
@@ -15,6 +16,11 @@ from bokiflow.errors import UnfinishedOperationError
 
 _ValueT = TypeVar("_ValueT")
 _KEPT_MIN: Final = 64
+_TURNS: Final = 16
+"""Turns of the event loop within which one of the operations that are only replayed comes to its
+end, or replays another one; a `gather` takes about five."""
+GATHER: Final = "gather"
+"""The kind of what is decided by its parts alone."""
 
 
 class Operation(NamedTuple):
@@ -31,6 +37,11 @@ class Operation(NamedTuple):
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CLOSED
 
     @property
+    def is_running(self) -> bool:
+        """Whether it is the one whose code runs now."""
+        return inspect.getcoroutinestate(self.coroutine) == inspect.CORO_RUNNING
+
+    @property
     def is_begun(self) -> bool:
         """Whether anybody has awaited it."""
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
@@ -41,11 +52,19 @@ class Operation(NamedTuple):
 
 
 class Asked:
-    """The operations that one execution was asked for, but for most of those that have ended."""
+    """The operations that one execution was asked for, but for most of those that have ended.
+
+    Attributes:
+        replayed: how many outcomes were replayed that an execution before had decided.
+    """
 
     def __init__(self) -> None:
+        self.replayed = 0
         self._operations: list[Operation] = []
         self._kept_max = _KEPT_MIN
+        self._carried_out = 0
+        self._is_at_rest = waiting.Gate()
+        self._is_at_rest.set()
 
     def add(
         self, number: str, name: str, kind: str, coroutine: Coroutine[Any, Any, _ValueT]
@@ -68,12 +87,44 @@ class Asked:
         """Return those that have not come to their ends."""
         return [operation for operation in self._operations if operation.is_left]
 
+    @contextmanager
+    def carrying_out(self) -> Iterator[None]:
+        """What is decided is made so meanwhile: its operation comes to its end then."""
+        self._carried_out += 1
+        self._is_at_rest.clear()
+        try:
+            yield
+        finally:
+            self._carried_out -= 1
+            if not self._carried_out:
+                self._is_at_rest.set()
+
     async def let_go_on(self) -> None:
         """Let tasks of the workflow go on up to what they wait for, so that they have begun, what
         is decided is finished, and what was cancelled has ended.
+
+        It ends: what was decided before is replayed once, and fewer are left each time.
         """
-        if self.left() and waiting.has_loop():
-            await waiting.pause(0)
+        is_on = waiting.has_loop()
+        while is_on and (left := len(self.left())):
+            replayed = self.replayed
+            for _ in range(_TURNS):
+                await waiting.pause(0)
+            await self._is_at_rest.wait()
+            is_on = self.replayed > replayed or len(self.left()) < left
+
+    async def catch_up(self, decided: Collection[str]) -> None:
+        """Before the workflow goes on behind an operation that is replayed: let its tasks come as
+        far as they were when that was decided, as far as that is known.
+
+        Else a replay, which waits for nothing, would find undone, cancel or leave out what was
+        finished in the execution before.
+        """
+        for operation in self._operations:
+            is_due = operation.number in decided or operation.kind == GATHER
+            if is_due and operation.is_left and not operation.is_running:
+                await self.let_go_on()
+                return
 
     def check(self, decided: Collection[str]) -> None:
         """Look whether all have come to their ends, or are decided, now that the workflow returns.

@@ -16,6 +16,8 @@ _ValueT = TypeVar("_ValueT")
 
 Mutex = asyncio.Lock
 """Needs an event loop only when somebody waits for it."""
+Gate = asyncio.Event
+"""Alike: whoever waits for it goes on once it is set."""
 
 
 def seconds_now() -> float:
