@@ -29,6 +29,7 @@ from compute.workers.refusals import (
     name_taken,
     not_theirs,
     problem_of,
+    undeployed_already,
     unknown_app,
     unknown_function,
 )
@@ -38,6 +39,7 @@ from indilog.config import NodeConfig
 from indilog.deployed import AppInfo, FunctionSpec
 from indilog.errors import (
     DeployError,
+    DiskFullError,
     IndilogError,
     NotReadyError,
 )
@@ -173,8 +175,10 @@ class Applications:
         """Take an application away; see `FunctionHost.undeploy`."""
         await self._log.catch_up(fresh=True)
         placed = self._log.newest.get(name)
-        if placed is None or placed.deployment.is_undeployed:
+        if placed is None:
             raise unknown_app(name, self._apps, self._log.newest)
+        if placed.deployment.is_undeployed:
+            raise undeployed_already(placed)
         if placed.deployment.owner != owner:
             raise not_theirs(placed.deployment)
         async with self._loading:
@@ -345,7 +349,7 @@ class Applications:
         try:
             if self._node.workers > 0:
                 await self._trials.imported(load)
-        except DeployError as error:
+        except (DeployError, DiskFullError) as error:  # others deploy what has room
             deployed.workers_lost = _WORKERS_LOST_MAX
             deployed.problem = problem_of(record, error)
         async with self._loading:

@@ -10,6 +10,7 @@ graph`, `from social import objects`): such names are looked up in the deploymen
 from __future__ import annotations
 
 import builtins
+import errno
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -25,10 +26,11 @@ from typing import Any, Final
 
 from indilog.app import App, Function, check_app_name
 from indilog.deployed import FunctionSpec
-from indilog.errors import DeployError, InvalidArgumentsError
+from indilog.errors import DeployError, DiskFullError, InvalidArgumentsError
 
 PACKAGE: Final = "indilog_deployed_"
 """Names of deployments' packages begin so."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _ENTRIES: Final = ("__init__", "app", "main")
 _NOT_IMPORTED: Final = ("__main__", "conftest", "setup")
 
@@ -105,6 +107,11 @@ def _write(home: Path, sources: Mapping[str, str]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
         except (OSError, UnicodeEncodeError) as error:
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise DiskFullError(
+                    f"There is no disk space left to write {path!r}; make room, then deploy it "
+                    "again."
+                ) from error
             raise DeployError(f"{path!r} cannot be written: {error}.") from error
 
 

@@ -31,10 +31,21 @@ def unknown_app(
     """Return what is told of an application that is none of `apps`; `newest`: what the log says."""
     gone = newest.get(name)
     if gone is not None and gone.deployment.is_undeployed:
-        at = datetime.fromtimestamp(gone.time, UTC).isoformat(timespec="seconds")
-        return UnknownFunctionError(f"App {name} was undeployed at {at}; deploy it again.")
+        return UnknownFunctionError(
+            f"App {name} was undeployed at {_time_of(gone)}; deploy it again."
+        )
     near = get_close_matches(name, apps, n=1)
     return UnknownFunctionError(f"No app {name!r} is deployed{_did_you_mean(near)}")
+
+
+def undeployed_already(gone: Placed) -> UnknownFunctionError:
+    """Return what is told who undeploys it again."""
+    name, at = gone.deployment.name, _time_of(gone)
+    return UnknownFunctionError(f"App {name} is undeployed already, since {at}; its logs stay.")
+
+
+def _time_of(placed: Placed) -> str:
+    return datetime.fromtimestamp(placed.time, UTC).isoformat(timespec="seconds")
 
 
 def _did_you_mean(near: list[str]) -> str:

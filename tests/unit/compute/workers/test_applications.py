@@ -136,7 +136,8 @@ async def test_what_is_undeployed_is_gone_on_every_node_until_it_is_deployed_aga
         told = "App app was undeployed at 2027-01-15T08:00:00.00:00; deploy it again."
         with pytest.raises(UnknownFunctionError, match=told):
             node.function("app.f")
-        with pytest.raises(UnknownFunctionError, match=told):
+        already = "App app is undeployed already, since 2027-01-15T08:00:00.00:00; its logs stay."
+        with pytest.raises(UnknownFunctionError, match=already):
             await node.undeploy("app", owner="me")
     await one._log.append(deployed(1).record)
     assert [await followed(node) for node in (one, other, late)] == [[2]] * 3

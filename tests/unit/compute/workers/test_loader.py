@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from compute.workers.loader import Loaded, load
-from indilog.errors import DeployError
+from indilog.errors import DeployError, DiskFullError
 
 _numbers = itertools.count(10_000)
 HEAD = "from indilog.app import App\napp = App('demo')\n"
@@ -144,3 +146,15 @@ def test_a_mistake_is_one_sentence_with_its_place(
     assert str(caught.value).endswith(".")
     assert "\n" not in str(caught.value)
     assert "indilog_deployed_" not in str(caught.value)
+
+
+def test_a_full_disk_is_told_as_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is nothing wrong with the code, and passes."""
+
+    def no_room(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", no_room)
+    with pytest.raises(DiskFullError, match="There is no disk space left to write") as told:
+        load(next(_numbers), None, {"a.py": HEAD}, tmp_path)
+    assert told.value.retryable
