@@ -157,9 +157,9 @@ class LogRoutes:
             return Response(problem_text(told), status_code=told.status, media_type=MEDIA_TYPE)
         return _json(record_out(record), session)
 
-    async def tail(self, log: str) -> Response:
+    async def tail(self, log: str, position: Position = 0) -> Response:
         """Return the first seqnum not yet written; linearizable."""
-        opened, session = self._opened(log, 0)
+        opened, session = self._opened(log, position)
         return _json({"tail": await opened.tail()}, session)
 
     async def at(self, log: str, time: datetime, position: Position = 0) -> Response:
@@ -196,13 +196,14 @@ class LogRoutes:
         bound: Bound = None,
         since: Since = None,
         last_event_id: Annotated[int | None, Header(alias="Last-Event-ID")] = None,
+        position: Position = 0,
     ) -> StreamingResponse:
         """Stream records as server-sent events: history from `bound` on, then live, without end.
 
         `since`, or no bound, begins at what is left of a trimmed log; a `bound` below it is an
         error. A client that comes back with `Last-Event-ID` continues behind it.
         """
-        opened, _ = self._opened(log, 0)
+        opened, _ = self._opened(log, position)
         if last_event_id is None:
             start = await _start(opened, bound, since)
         else:

@@ -343,6 +343,13 @@ async def test_json_is_taken_whatever_its_content_type(
     assert (kept.status_code, kept.json()["age_s"]) == (200, 60.0)
 
 
+@pytest.mark.parametrize("what", ["tail", "stream", "records", "records/0", "at?time=0"])
+async def test_a_session_that_is_none_is_refused_by_every_read(served: Served, what: str) -> None:
+    headers = {"indilog-position": "foo"}
+    status, sentence = problem(await served.client.get(f"/logs/orders/{what}", headers=headers))
+    assert (status, "'Indilog-Position' is an integer, not 'foo'" in sentence) == (422, True)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "begins"),
     [
