@@ -56,9 +56,12 @@ def decided_before(run: Run, step: str) -> tuple[str, list[Decided]]:
     numbers = list(run.steps)
     named = [number for number, record in run.steps.items() if record.name == step]
     if step not in run.steps and not named:
+        there = [f"{number} {record.name}" for number, record in run.steps.items()]
         raise FlowSettingsError(
-            f"The run has no decided step {step!r}; it has "
-            f"{', '.join(f'{n} {r.name}' for n, r in run.steps.items()) or 'none'}."
+            f"The run has no decided step {step!r}; it has, in the order in which they were "
+            f"decided, {', '.join(there)}; a name that several have means the first of them."
+            if there
+            else f"The run has no decided step {step!r}; it has none."
         )
     number = step if step in run.steps else named[0]
     before = [run.steps[kept] for kept in numbers[: numbers.index(number)] if kept != RETURN]

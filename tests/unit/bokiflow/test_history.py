@@ -89,7 +89,7 @@ async def test_a_fork_from_a_number_does_that_step_again(shop: Shop) -> None:
 
 async def test_there_must_be_such_a_step_of_such_a_run(shop: Shop) -> None:
     await failed(shop)
-    with pytest.raises(FlowSettingsError, match="1 pay, 2 pay, 3 send"):
+    with pytest.raises(FlowSettingsError, match="decided, 1 pay, 2 pay, 3 send; a name that sev"):
         await shop.flow.fork("old", "4")
     with pytest.raises(UnknownRunError):
         await shop.flow.fork("new", "1")
