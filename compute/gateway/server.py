@@ -98,6 +98,15 @@ async def serve_gateway(
     return server
 
 
+def check_can_listen(host: str, port: int) -> None:
+    """Check that a gateway could listen there now, before anything is made for it.
+
+    Raises:
+        ConfigError: the port is in use or not allowed, or the host is unknown.
+    """
+    _bound(host, port, "").close()
+
+
 def _bound(host: str, port: int, port_is: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)

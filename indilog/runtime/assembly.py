@@ -366,6 +366,8 @@ def run_embedded(
 async def _run_embedded(
     config: Config, on_ready: Callable[[str], None] | None, supervisor_fd: int | None
 ) -> None:
+    from compute.gateway.server import check_can_listen
+
     asked = asyncio.Event()
     faults: list[BaseException] = []
 
@@ -376,6 +378,7 @@ async def _run_embedded(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     line = SupervisorLine(supervisor_fd, asked.set)
+    check_can_listen(config.node.host, config.node.port)  # else a new data directory stays behind
     async with (
         embedded(config, fail) as platform,
         gateway_running(platform.shell, platform.logs, config) as url,

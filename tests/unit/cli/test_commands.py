@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -157,6 +160,22 @@ def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], sentence: str) ->
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_up_where_it_cannot_listen_leaves_no_data_directory(tmp_path: Path) -> None:
+    data = tmp_path / "new"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for where, sentence in (
+            (("--port", port), f"Port {port} is in use on 127.0.0.1;"),
+            (("--port", "0", "--host", "192.0.2.1"), "The gateway cannot listen on 192.0.2.1"),
+        ):
+            command = [sys.executable, "-m", "indilog", "up", "--data", str(data), *where]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            assert (done.returncode, done.stderr.splitlines()[-1][: len(sentence)]) == (2, sentence)
+            assert not data.exists()
 
 
 @pytest.mark.parametrize("arguments", [(), ("log",), ("--help",), ("log", "read", "--help")])
