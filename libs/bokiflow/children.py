@@ -20,6 +20,7 @@ from bokiflow.fold import Run
 from bokiflow.news import decided_waiting, waited_for
 from bokiflow.records import (
     EXECUTORS_TAG,
+    URGENT_TAG,
     CancelAsked,
     Failure,
     Finished,
@@ -180,7 +181,8 @@ class Child:
         except RunIdInUseError:
             return Outcome(b"false")  # it is nobody's child
         if await undamaged(self._finished) is None:
-            entry = Entry(encoded(CancelAsked()), (run_tag(self.id), EXECUTORS_TAG))
+            tags = (run_tag(self.id), EXECUTORS_TAG, URGENT_TAG)
+            entry = Entry(encoded(CancelAsked()), tags)
             await appended(self._execution.log, [entry])
         finished = await self._ended(wakes=False)
         return Outcome(b"true" if finished.was_cancelled else b"false")

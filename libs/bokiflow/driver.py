@@ -1,11 +1,12 @@
 """Takes over the runs of executors that are gone: a driver in each process that has the workflows.
 
-It waits for signs of life, reads nothing of runs that go well, and costs nothing while nobody
-executes anything. When a lease has ended it looks what that executor has left; if that is anything,
-the order of the log makes one driver the heir, who takes the runs over one by one, as many at once
-as it may execute. When the heir dies, its own heir goes on with both. Runs that came to an executor
-after all had looked are found by looking again (`bokiflow.departed`); runs that seem to end those
-who execute them are taken with care (`bokiflow.suspects`).
+It reads signs of life eight times a lease, however many come, nothing else of runs that go well,
+and nothing while nobody executes anything; what should not wait for that has a tag (`URGENT_TAG`).
+When a lease has ended it looks what that executor has left; if that is anything, the order of the
+log makes one driver the heir, who takes the runs over one by one, as many at once as it may
+execute. When the heir dies, its own heir goes on with both. Runs that came to an executor after all
+had looked are found by looking again (`bokiflow.departed`); runs that seem to end those who execute
+them are taken with care (`bokiflow.suspects`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 import structlog
 
@@ -24,12 +25,14 @@ from bokiflow.cleaning import Cleaner
 from bokiflow.departed import left_by, stream
 from bokiflow.fold import Run
 from bokiflow.open_runs import executors_of_open_runs
+from bokiflow.passing_over import PassingOver
 from bokiflow.presence import BEATS
 from bokiflow.public_call import Stopped, public_call
 from bokiflow.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
     RUNS_TAG,
+    URGENT_TAG,
     Dead,
     Left,
     Taken,
@@ -38,7 +41,7 @@ from bokiflow.records import (
     run_in,
     run_tag,
 )
-from bokiflow.run_log import appended, is_passing, read_run
+from bokiflow.run_log import appended, read_run
 from bokiflow.runner import Runner
 from bokiflow.suspects import (
     CRASHES_PARKED,
@@ -58,6 +61,8 @@ _PROBLEM_S: Final = 1.0
 _TAKEN_AT_ONCE: Final = 16
 _RETRIED_MAX: Final = 4096
 _WATCH_BEATS: Final = 2
+_TURNS: Final = 8
+"""In a lease, at most, beside those for what is urgent or due."""
 _DEPARTED: Final = "of those who departed"
 _CANCELLED: Final = "of those who cancelled"
 _UNKNOWN: Final = "of those whom nobody knows"
@@ -134,7 +139,9 @@ class Driver:
 
     async def _turn(self, log: Log, logs: Logs) -> None:
         runner = self._runner
-        await runner.look(log)
+        await runner.look(log, runner.executors.end)  # one page, which is mostly all there is
+        if runner.executors.lapsed(waiting.steady_now()):
+            await runner.look(log)
         rests_at = runner.rests_at()
         if rests_at is not None and rests_at <= waiting.steady_now():
             await runner.rest(log)
@@ -174,7 +181,9 @@ class Driver:
             self._cancelled.pop(id_, None)
 
     async def _news(self, log: Log) -> None:
-        """Wait for a sign of life, or for the time when one is missing or may have come late."""
+        """Wait for a sign of life, or for the time when one is missing or may have come late; while
+        somebody executes anything, signs of life wait for the next turn.
+        """
         executors = self._runner.executors
         next_retry = min(self._retried.values(), default=None)
         is_taking = self._suspects or self._taking
@@ -191,13 +200,13 @@ class Driver:
             look_at,
         )
         next_time = min((time for time in times if time is not None), default=math.inf)
-        wait_s = max(_AGAIN_S, next_time - now)
+        tag = EXECUTORS_TAG
+        if executors.known:
+            tag, next_time = URGENT_TAG, min(next_time, now + self._runner.lease_s / _TURNS)
         try:
-            await log.read_next(EXECUTORS_TAG, executors.end, wait=wait_s)
-        except TrimmedError:
-            return  # whoever trimmed it has left what is needed behind it
-        except DataLossError:
-            return  # the next look passes over it
+            await log.read_next(tag, executors.end, wait=max(_AGAIN_S, next_time - now))
+        except (TrimmedError, DataLossError):  # the next look passes over it
+            await waiting.pause(_AGAIN_S)
 
     # --- those that are gone
 
@@ -354,7 +363,7 @@ class Driver:
         """Take a run over if one of `holders` still has it, and execute it; but only note it in
         `suspects`, with its crashes, if that is given and it is one. Return whether it can be read.
         """
-        with _PassingOver(id_) as passing_over:
+        with PassingOver(id_) as passing_over:
             await self._take_readable(log, logs, id_, holders, suspects)
         return not passing_over.failed
 
@@ -443,7 +452,7 @@ class Driver:
         is parked because its executors ended is taken when it is its time, at once if it was
         cancelled, and in either case alone. Return whether it may be parked still.
         """
-        with _PassingOver(id_) as passing_over:
+        with PassingOver(id_) as passing_over:
             return await self._take_parked_readable(
                 log, logs, id_, is_given_up=is_given_up, is_its_time=is_its_time
             )
@@ -468,26 +477,3 @@ class Driver:
             await self._room()
         await self._take_run(log, logs, id_, run)
         return False
-
-
-class _PassingOver:
-    """What is wrong with one run for good is logged, so that it does not hold up the others.
-
-    Attributes:
-        failed: whether anything was.
-    """
-
-    def __init__(self, run: str) -> None:
-        self.failed = False
-        self._run = run
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        self.failed = isinstance(error, IndilogError) and not is_passing(error)
-        if self.failed:
-            structlog.get_logger().error(
-                "run cannot be taken over", run=self._run, reason=str(error)
-            )
-        return self.failed

@@ -23,6 +23,7 @@ from bokiflow.fold import Run, State
 from bokiflow.public_call import public_call
 from bokiflow.records import (
     EXECUTORS_TAG,
+    URGENT_TAG,
     CancelAsked,
     Finished,
     Parked,
@@ -170,7 +171,7 @@ class Handle(Generic[_ResultT_co]):
             if run.finished.was_cancelled:
                 return
             raise RunEndedError(f"Run {self.id!r} has ended; it cannot be cancelled any more.")
-        await self._tell(CancelAsked(), EXECUTORS_TAG)
+        await self._tell(CancelAsked(), EXECUTORS_TAG, URGENT_TAG)
         if (running := self._runner.running.get(self.id)) is not None:
             running.execution.ask_cancel()
 

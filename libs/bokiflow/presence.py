@@ -26,6 +26,7 @@ from bokiflow.lease import Lease
 from bokiflow.public_call import CALL, Stopped
 from bokiflow.records import (
     EXECUTORS_TAG,
+    URGENT_TAG,
     Alive,
     CancelAsked,
     Left,
@@ -255,6 +256,7 @@ class Presence(ABC):
         # Others may not have read yet what this process has just read: cancellations stand there.
         if self._needed_before:
             await log.trim(self._needed_before, tag=EXECUTORS_TAG)
+            await log.trim(self._needed_before, tag=URGENT_TAG)
         self._needed_before = self.executors.needed_from
 
     # --- the end
@@ -288,7 +290,8 @@ class Presence(ABC):
         """Say that an executor is gone, and whether it has left anything, or may get it still."""
         left = await patiently(partial(left_by, log, name))
         is_idle = not (is_owed or left.runs or self.executors.left_to(name))
-        await appended(log, [Entry(encoded(Left(name, is_idle=is_idle)), (EXECUTORS_TAG,))])
+        tags = (EXECUTORS_TAG,) if is_idle else (EXECUTORS_TAG, URGENT_TAG)
+        await appended(log, [Entry(encoded(Left(name, is_idle=is_idle)), tags)])
         if is_idle:
             with suppress(IndilogError):  # it saves others reading, no more
                 await log.trim(left.end, tag=executor_tag(name))

@@ -21,6 +21,8 @@ VERSION: Final = 1
 _FORMAT: Final = RecordFormat(b"\xb0F", VERSION, of="BokiFlow", error=FlowVersionError)
 RUNS_TAG: Final = "flows"
 EXECUTORS_TAG: Final = "flow-executors"
+URGENT_TAG: Final = "flow-urgent"
+"""Of those records for executors that drivers do not let wait for their next turn."""
 PARKED_TAG: Final = "flow-parked"
 _RUN_PREFIX: Final = "flow:"
 _EXECUTOR_PREFIX: Final = "flow-executor:"

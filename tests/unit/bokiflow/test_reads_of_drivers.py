@@ -8,9 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-from bokiflow import Startable, Workflow
+import pytest
+
+from bokiflow import RunCancelledError, Startable, State, Workflow
 from bokiflow.public_call import Stopped
-from bokiflow.records import EXECUTORS_TAG, Left, executor_record
+from bokiflow.records import EXECUTORS_TAG, Left, executor_record, run_tag
 from indilog.log import Entry
 from tests import leaping_loop
 from tests.flow_executions import FLOW_LOG
@@ -101,5 +103,86 @@ def test_an_executor_that_may_get_a_run_yet_does_not_say_that_it_left_nothing() 
             assert name in other.flow.runner.executors.departed
         page = await logs.log(FLOW_LOG).read_range(EXECUTORS_TAG)
         assert Left(name, is_idle=False) in [executor_record(record.data) for record in page]
+
+    leaping_loop.run(main())
+
+
+async def begun_by_all(processes: list[Process]) -> None:
+    """Each executes a run that waits, at other moments than the others."""
+    for number, process in enumerate(processes):
+        await process.waits.start(id=f"run-{number}")
+        await asyncio.sleep(LEASE_S / 4 / len(processes))
+
+
+def test_what_is_read_while_runs_wait_grows_with_the_processes_only() -> None:
+    async def main(count: int) -> float:
+        logs = CountedLogs()
+        async with driving(logs, count) as processes:
+            await begun_by_all(processes)
+            return await read_in(logs, 20) / (20 * count)
+
+    of_a_turn, of_a_beat = 2, 1
+    for count in (2, 20):
+        assert leaping_loop.run(main(count)) <= 8 * of_a_turn + 4 * of_a_beat
+
+
+async def taken_after(process: Process, run: str, *, lasts_s: float) -> float:
+    """Return after how many seconds somebody has taken a run over."""
+    began, log = asyncio.get_running_loop().time(), process.logs.log(FLOW_LOG)
+    async with asyncio.timeout(lasts_s):
+        while (await process.waits.handle(run).status()).epoch == 1:
+            await log.read_next(run_tag(run), await log.tail(), wait=CALL_S)
+    return asyncio.get_running_loop().time() - began
+
+
+def test_drivers_that_turn_seldom_take_over_at_once_from_one_that_stops() -> None:
+    async def main() -> None:
+        logs = CountedLogs()
+        async with driving(logs, 6) as processes:
+            await begun_by_all(processes)
+            await processes[0].stop()
+            assert await taken_after(processes[1], "run-0", lasts_s=LEASE_S) <= 40 * CALL_S
+
+    leaping_loop.run(main())
+
+
+def test_drivers_that_turn_seldom_take_over_an_eighth_of_a_lease_late_at_most() -> None:
+    """Whenever the dead one spoke last, between two turns."""
+
+    async def main(since_turn_s: float) -> None:
+        logs = CountedLogs()
+        async with driving(logs, 1) as processes:
+            await begun_by_all(processes)
+            await asyncio.sleep(since_turn_s)
+            dying = Process(logs)
+            await dying.waits.start(id="r")
+            dying.kill()
+            late_s = await taken_after(processes[0], "r", lasts_s=2 * LEASE_S)
+            assert LEASE_S - CALL_S <= late_s <= LEASE_S * (1 + 1 / 8) + 40 * CALL_S
+
+    for part in range(8):
+        leaping_loop.run(main(LEASE_S / 8 * part / 8))
+
+
+def test_drivers_that_turn_seldom_end_a_parked_run_at_once_that_is_cancelled() -> None:
+    async def main() -> None:
+        logs = CountedLogs()
+        async with driving(logs, 4) as processes:
+            await begun_by_all(processes)
+            old = Process(logs)
+
+            @old.flow.workflow
+            async def gone(wf: Workflow) -> None:
+                await wf.signal("never")
+
+            handle = await gone.start(id="r")
+            await old.stop()
+            while (await handle.status()).state is not State.PARKED:
+                await logs.log(FLOW_LOG).read_next(run_tag("r"), logs.position, wait=CALL_S)
+            began = asyncio.get_running_loop().time()
+            await handle.cancel()
+            with pytest.raises(RunCancelledError, match="There is no workflow"):
+                await handle.result()
+            assert asyncio.get_running_loop().time() - began <= 40 * CALL_S
 
     leaping_loop.run(main())
