@@ -156,8 +156,7 @@ class Presence(ABC):
     ) -> bool:
         """Rely on a sign of life at `seqnum` unless it came too late; return whether it does."""
         await self.look(log, seqnum)
-        is_late = lease.has_ended() or self.executors.has_heir(lease.name)
-        if is_late or lease is not self.lease:
+        if lease.has_ended() or lease is not self.lease:
             return False
         lease.renewed(asked_at)
         return True
@@ -221,6 +220,8 @@ class Presence(ABC):
                 executors.end = max(executors.end, error.first_seqnum)
                 continue
             except DataLossError as error:
+                if error.next_seqnum is not None and error.next_seqnum <= executors.end:
+                    continue  # another look has met it meanwhile
                 executors.lost(behind(error, executors.end), waiting.steady_now())
                 _tell(_LOST, log, error)
                 continue
@@ -240,7 +241,11 @@ class Presence(ABC):
             self.executors.passed_over(record.seqnum)
 
     def _on_record(self, record: Record, now: float) -> None:
-        self.executors.apply(record.seqnum, now, executor_record(record.data))
+        said, name = executor_record(record.data), self.lease.name
+        self.executors.apply(record.seqnum, now, said)
+        is_over = isinstance(said, Left) and said.executor == name
+        if is_over or self.executors.has_heir(name):
+            self._lose()  # at once: it will not be known that it had an heir when that one is done
         run = run_in(record.tags)
         if run is not None and isinstance(run_record(record.data), CancelAsked):
             self._on_cancel(run, record.seqnum)
@@ -277,9 +282,12 @@ class Presence(ABC):
         await self._leave(log, name, is_owed=is_owed)
 
     async def retire(self, log: Log) -> None:
-        """Its lease has ended: if it has nothing to execute, say so, that nobody needs to look."""
+        """Its lease has ended: if it has nothing to execute, say so, that nobody needs to look.
+
+        So it has if all that is known of its first sign of life is that it came.
+        """
         name = self.lease.name
-        if self.lease.has_ended():
+        if self.lease.has_ended() or self.lease.renewed_at is None:
             idle = not (self._is_busy or self.executors.left_to(name))
             is_owed = self._is_owed
             self._lose()
