@@ -245,6 +245,9 @@ class Flow:
     ) -> list[Status]:
         """Return how runs are, those first that began first.
 
+        A run that cannot be read, by damage or because a later version wrote to it, is left out,
+        and logged.
+
         Args:
             workflow: only its runs.
             state: only runs in this state.

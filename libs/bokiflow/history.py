@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Final
 
 import msgspec
+import structlog
 
-from bokiflow.errors import FlowSettingsError
+from bokiflow.departed import stream
+from bokiflow.errors import FlowSettingsError, FlowVersionError
 from bokiflow.execution import RETURN
 from bokiflow.fold import Run
 from bokiflow.records import RUNS_TAG, Decided, Started, run_in, run_record
 from bokiflow.run_log import read_run
-from indilog.errors import TrimmedError
+from indilog.errors import DataLossError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log
 
-_PAGE: Final = 1000
-
 
 async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
-    """Yield the runs that began at seqnum `bound` or later, oldest first: the id, and how it is."""
-    while True:
-        try:
-            page = await log.read_range(RUNS_TAG, bound, limit=_PAGE)
-        except TrimmedError as error:
-            bound = max(bound, error.first_seqnum)
+    """Yield the runs that began at seqnum `bound` or later, oldest first: the id, and how it is.
+
+    What cannot be read (it is damaged, or of a later version) is left out, and logged.
+    """
+    lost: list[SeqNum] = []
+    async for record in stream(log, RUNS_TAG, bound, lost):
+        _tell(log, lost)
+        run_id = run_in(record.tags)
+        if run_id is None:
             continue
-        if not page:
-            return
-        for record in page:
-            run_id = run_in(record.tags)
-            if run_id is None or not isinstance(run_record(record.data), Started):
+        try:
+            if not isinstance(run_record(record.data), Started):
                 continue
-            try:
-                run = await read_run(log, run_id, Run(), is_reused=True)
-            except TrimmedError:
-                continue
-            if run.started_at == record.seqnum:
-                yield run_id, run
-        bound = page[-1].seqnum + 1
+            run = await read_run(log, run_id, Run(), is_reused=True)
+        except TrimmedError:
+            continue
+        except (DataLossError, FlowVersionError) as error:
+            structlog.get_logger().error("run is not listed", run=run_id, reason=str(error))
+            continue
+        if run.started_at == record.seqnum:
+            yield run_id, run
+    _tell(log, lost)
+
+
+def _tell(log: Log, lost: list[SeqNum]) -> None:
+    """Log what is lost of the list of runs, once."""
+    if lost:
+        structlog.get_logger().error("list of runs is damaged", log=log.name, places=lost[:])
+        lost.clear()
 
 
 def decided_before(run: Run, step: str) -> tuple[str, list[Decided]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import structlog.testing
 
 from bokiflow import (
     Flow,
@@ -15,8 +16,9 @@ from bokiflow import (
     UnknownRunError,
     Workflow,
 )
-from bokiflow.records import Started, run_record, run_tag
+from bokiflow.records import RUNS_TAG, Started, run_record, run_tag
 from indilog.testing import MemoryLogs
+from tests.damaged_log import DamagedView
 
 pytestmark = pytest.mark.asyncio
 
@@ -24,10 +26,10 @@ pytestmark = pytest.mark.asyncio
 class Shop:
     """A flow whose second step fails until it is repaired, and what its steps did."""
 
-    def __init__(self) -> None:
+    def __init__(self, view: DamagedView | None = None) -> None:
         self.logs = MemoryLogs()
         self.flow = Flow("shop")
-        self.flow.attach(self.logs)
+        self.flow.attach(view or self.logs)
         self.is_broken = True
         self.numbers = itertools.count(1)
         self.keys: list[str] = []
@@ -110,3 +112,28 @@ async def test_runs_are_listed_as_they_began(shop: Shop) -> None:
     assert [run.id for run in await shop.flow.runs(bound=second.place + 1)] == ["other-2"]
     with pytest.raises(FlowSettingsError, match=r"^limit is at least 1\.$"):
         await shop.flow.runs(limit=0)
+
+
+async def test_what_cannot_be_read_is_not_listed_and_hides_no_other_run() -> None:
+    """A start, which is in the list too; a later record of a run; one of a later version."""
+    logs = MemoryLogs()
+    view = DamagedView(logs)
+    shop = Shop(view)
+    log = logs.log(shop.flow.log_name)
+    await log.append(b"\xb0F\x7fwhatever", tags=[run_tag("later"), RUNS_TAG])
+    for number in range(5):
+        await (await shop.other.start(id=f"other-{number}")).result(5)
+    start = (await shop.other.handle("other-0").status()).place
+    last = await log.read_prev(run_tag("other-2"), await log.tail())
+    assert last is not None
+    await log.append(b"\xb0F\x7fwhatever", tags=[run_tag("other-3")])
+    view.lost |= {start, last.seqnum}
+    with structlog.testing.capture_logs() as logged:
+        runs = await shop.flow.runs(workflow="other", limit=2)
+    assert [run.id for run in runs] == ["other-1", "other-4"]
+    told = {line["run"] for line in logged if line["event"] == "run is not listed"}
+    assert told == {"other-2", "other-3", "later"}
+    damage = [line["places"] for line in logged if line["event"] == "list of runs is damaged"]
+    assert damage == [[start], [last.seqnum]]
+    view.lost.clear()
+    assert len(await shop.flow.runs()) == 4
