@@ -187,3 +187,22 @@ def test_what_an_heir_has_taken_everything_of_is_looked_at_again() -> None:
     executors.apply(1, 3.0, Alive("a", 1.0))
     executors.apply(2, 3.0, Left("a", is_idle=True))
     assert "a" in executors.departed
+
+
+def test_behind_a_loss_an_heir_may_be_done_or_gone_so_it_is_waited_for_a_lease_only() -> None:
+    """The lost record may have said so, and nobody says it again."""
+    executors = living((1.0, Alive("a", 5.0)), (7.0, Dead("a", "b", 1)))
+    executors.lost(3, 8.0)
+    assert executors.lapsed(12.9) == []
+    assert executors.lapsed(13.0) == ["a"]
+
+
+def test_one_that_is_back_is_not_looked_at_as_one_that_is_gone() -> None:
+    """And when it goes again, it is from then on."""
+    executors = living((1.0, Alive("a", 5.0)))
+    executors.forget("a", 7.0)
+    executors.apply(1, 8.0, Alive("a", 5.0))
+    assert executors.departed.due(1e9) == []
+    executors.forget("a", 5000.0)
+    assert executors.departed.due(5000.0) == []
+    assert executors.departed.due(6000.0) == ["a"]

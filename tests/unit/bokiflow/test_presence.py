@@ -12,6 +12,7 @@ from bokiflow.records import (
     EXECUTORS_TAG,
     RUNS_TAG,
     Alive,
+    CancelAsked,
     Dead,
     Finished,
     Left,
@@ -22,7 +23,7 @@ from bokiflow.records import (
     run_tag,
 )
 from bokiflow.run_log import PATIENCE_TRIES
-from indilog.errors import AppendOutcomeUnknownError, DataLossError
+from indilog.errors import AppendOutcomeUnknownError, DataLossError, TrimmedError
 from indilog.log import Entry
 from indilog.testing import MemoryLogs
 from tests.damaged_log import DamagedView
@@ -168,3 +169,48 @@ async def test_a_name_that_is_said_without_an_answer_is_let_go_of_when_its_lease
             while name in runner.executors.known or not runner.executors.end > tail:
                 await waiting.pause(0.01)
         assert process.name != name
+
+
+async def test_who_comes_after_trims_knows_who_died_before_and_who_is_heir() -> None:
+    """Nobody else may be left who knows."""
+    logs = MemoryLogs()
+    log, lives, late = logs.log(FLOW_LOG), Process(logs), Process(logs)
+    await log.append_batch(of_executors(Left("forgotten", is_idle=True)))
+    await log.append_batch(of_executors(Alive("dead", LEASE_S), Alive("silent", LEASE_S)))
+    await log.append_batch(of_executors(Dead("dead", "heir", 3)))
+    await lives.waits.start(id="r")
+    await trims(lives)
+    assert (await log.read_range(EXECUTORS_TAG, 1))[0].seqnum == 1
+    with pytest.raises(TrimmedError):
+        await log.read_range(EXECUTORS_TAG)
+    await late.flow.runner.look(log)
+    executors = late.flow.runner.executors
+    assert executors.known.keys() == {"dead", "silent", lives.name}
+    assert executors.left_to("heir") == ["dead"]
+    lives.kill()
+
+
+async def test_what_others_may_not_have_read_yet_is_not_trimmed() -> None:
+    logs = MemoryLogs()
+    log, lives = logs.log(FLOW_LOG), Process(logs)
+    await lives.waits.start(id="r")
+    await trims(lives)
+    unread = await log.append(encoded(CancelAsked()), tags=[EXECUTORS_TAG])
+    await trims(lives, once=True)
+    await lives.flow.runner._renew(log)
+    assert (await log.read_range(EXECUTORS_TAG, unread))[0].seqnum == unread
+    await trims(lives)
+    with pytest.raises(TrimmedError):
+        await log.read_range(EXECUTORS_TAG, unread)
+    lives.kill()
+
+
+async def trims(process: Process, *, once: bool = False) -> None:
+    """It reads what is new, shows that it lives and trims what it may: the second time, all that it
+    had read before the first.
+    """
+    runner, log = process.flow.runner, process.logs.log(FLOW_LOG)
+    for _ in range(1 if once else 2):
+        await runner._renew(log)
+        runner._beats_since_trim = 1000
+        await runner._trim(log)
