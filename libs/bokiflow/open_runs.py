@@ -7,6 +7,7 @@ only.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -14,22 +15,26 @@ from bokiflow.departed import Held, stream
 from bokiflow.errors import FlowVersionError
 from bokiflow.fold import Run
 from bokiflow.records import RUNS_TAG, run_in, run_record
-from bokiflow.run_log import is_passing, read_run
+from bokiflow.run_log import patiently, read_run
 from indilog.errors import IndilogError, TrimmedError
 from indilog.log import Log
 
 
 async def executors_of_open_runs(log: Log) -> set[str]:
-    """Return the executors of the runs that go on; runs that cannot be read are passed over."""
+    """Return the executors of the runs that go on; runs that cannot be read are passed over.
+
+    It goes on where it was when the log is away for a moment.
+
+    Raises:
+        Stopped: the log was away for too long.
+    """
     found: set[str] = set()
     for id_ in await _open_runs(log):
         try:
-            run = await read_run(log, id_, Run(), is_reused=True)
+            run = await patiently(partial(_run, log, id_))
         except TrimmedError:
             continue
         except IndilogError as error:
-            if is_passing(error):
-                raise
             structlog.get_logger().error("run cannot be read", run=id_, reason=str(error))
             continue
         if run.started is not None and run.finished is None and run.parked is None:
@@ -37,11 +42,21 @@ async def executors_of_open_runs(log: Log) -> set[str]:
     return found
 
 
+async def _run(log: Log, id_: str) -> Run:
+    return await read_run(log, id_, Run(), is_reused=True)
+
+
 async def _open_runs(log: Log) -> list[str]:
     """Return the runs that began and have not ended, as far as the list of runs can be read."""
-    held = Held()
-    async for record in stream(log, RUNS_TAG, 0, []):
-        if (run := run_in(record.tags)) is not None:
-            with suppress(FlowVersionError):
-                held.apply(record.seqnum, run, run_record(record.data))
+    held, bound = Held(), 0
+
+    async def read_on() -> None:
+        nonlocal bound
+        async for record in stream(log, RUNS_TAG, bound, []):
+            bound = record.seqnum + 1
+            if (run := run_in(record.tags)) is not None:
+                with suppress(FlowVersionError):
+                    held.apply(record.seqnum, run, run_record(record.data))
+
+    await patiently(read_on)
     return held.runs
