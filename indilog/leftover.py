@@ -1,6 +1,7 @@
-"""What is left of a sub-stream, for libraries that keep checkpoints in one and begin at the best.
+"""What is left of a sub-stream, for libraries that go on without what is trimmed or lost of it.
 
-They trim it, and a checkpoint that is lost is one to do without as long as another one helps.
+Those that keep checkpoints in one trim it and begin at the best; one that is lost is one to do
+without as long as another one helps.
 """
 
 from __future__ import annotations
@@ -8,31 +9,33 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from indilog.errors import DataLossError, TrimmedError
-from indilog.ids import UserTag
+from indilog.ids import SeqNum, UserTag
 from indilog.log import Log, Record
 
 
-async def leftover(log: Log, tag: UserTag, *, limit: int) -> AsyncIterator[Record | DataLossError]:
+async def leftover(
+    log: Log, tag: UserTag, start: SeqNum = 0, *, limit: int
+) -> AsyncIterator[Record | DataLossError]:
     """Yield the records of a sub-stream that are left, in their order; where some of them are lost,
     the error that says so, with its `next_seqnum`.
 
     Args:
         log: where they are.
         tag: of the sub-stream.
+        start: where to begin.
         limit: records to read at once.
 
     Raises:
         DataLossError: records are lost, and nobody knows where it goes on.
     """
-    start = 0
     while True:
         try:
             page = await log.read_range(tag, start, limit=limit)
         except TrimmedError as error:
-            start = error.first_seqnum
+            start = max(start, error.first_seqnum)
             continue
         except DataLossError as error:
-            if error.next_seqnum is None:
+            if error.next_seqnum is None or error.next_seqnum <= start:
                 raise
             yield error
             start = error.next_seqnum

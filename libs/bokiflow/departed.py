@@ -29,9 +29,9 @@ from bokiflow.records import (
     run_in,
     run_record,
 )
-from bokiflow.run_log import behind
-from indilog.errors import DataLossError, TrimmedError
+from indilog.errors import DataLossError
 from indilog.ids import SeqNum
+from indilog.leftover import leftover
 from indilog.log import Log, Record
 
 AGE_S_MIN: Final = 1.0
@@ -138,21 +138,12 @@ async def stream(
         bound: where to begin.
         unreadable: gets the place of what is lost and passed over, if anything is.
     """
-    while True:
-        try:
-            page = await log.read_range(tag, bound, limit=_PAGE)
-        except TrimmedError as error:
-            bound = max(bound, error.first_seqnum)
-            continue
-        except DataLossError as error:
-            unreadable.append(bound if error.seqnum is None else error.seqnum)
-            bound = behind(error, bound)
-            continue
-        if not page:
-            return
-        for record in page:
+    async for record in leftover(log, tag, bound, limit=_PAGE):
+        if isinstance(record, DataLossError):
+            unreadable.append(bound if record.seqnum is None else record.seqnum)
+        else:
+            bound = record.seqnum + 1
             yield record
-        bound = page[-1].seqnum + 1
 
 
 @dataclass(slots=True)
