@@ -42,6 +42,11 @@ async def deploy(http: httpx.AsyncClient, app: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def busy_workers(platform: Platform) -> list[int]:
+    """Return the processes that run calls just now."""
+    return [worker["pid"] for worker in platform.host.status()["workers"] if worker["calls"]]
+
+
 @asynccontextmanager
 async def killing(
     platform: Platform, seed: int, killed: list[int], *, most: int = KILLS
@@ -52,10 +57,10 @@ async def killing(
     async def kill() -> None:
         while len(killed) < most:
             await asyncio.sleep(choose.uniform(0.05, 0.3))
-            busy = [w["pid"] for w in platform.host.status()["workers"] if w["calls"]]
-            if busy:
-                killed.append(choose.choice(busy))
-                os.kill(killed[-1], signal.SIGKILL)
+            while not (busy := busy_workers(platform)):  # noqa: ASYNC110 nobody tells
+                await asyncio.sleep(0.001)  # calls are short: there may be none just now
+            killed.append(choose.choice(busy))
+            os.kill(killed[-1], signal.SIGKILL)
 
     task = asyncio.create_task(kill())
     try:
