@@ -22,7 +22,8 @@ from tests import protocol_table, settings_table
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("indilog", "ordering", "storage", "index_tier", "compute", "libs", "functions", "bench")
-FILE_LINES_MAX = 500
+FILE_LINES_MAX = 800
+"""A file beyond it holds more than one concept; the aim is 200 to 500 lines."""
 FUNCTION_LINES_MAX = 60
 
 ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute")
