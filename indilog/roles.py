@@ -82,10 +82,20 @@ class Started(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A message came in."""
+    """A message came in.
+
+    Attributes:
+        sender: the node that sent it.
+        message: what it says.
+        incarnation: the epoch that the sender's process took when it started. A greater one means
+            that the sender has restarted since, perhaps without its disk: then it has forgotten
+            what an earlier incarnation said, and its newer word holds even if it says less.
+            Messages that the transport delayed may still come from an earlier incarnation.
+    """
 
     sender: NodeId
     message: Message
+    incarnation: Epoch
 
 
 class Persisted(NamedTuple):

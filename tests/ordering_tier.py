@@ -81,6 +81,15 @@ class Held(NamedTuple):
     message: Message
 
 
+class Letter(NamedTuple):
+    """A message on its way, from one incarnation of its sender."""
+
+    sender: NodeId
+    to: NodeId
+    message: Message
+    incarnation: Epoch
+
+
 class Process:
     """One sequencer: a role, its disk, and what is written but not synced.
 
@@ -105,6 +114,10 @@ class Process:
         self.held.clear()
         self.role = self.recovered()
         return Started(Epoch(self.starts))
+
+    def letter(self, to: NodeId, message: Message) -> Letter:
+        """Return a message of this incarnation."""
+        return Letter(self.name, to, message, Epoch(self.starts))
 
     def recovered(self) -> Sequencer:
         """Return the role that a restart finds."""
@@ -131,6 +144,11 @@ class Process:
         return entries
 
 
+def received(letter: Letter) -> Received:
+    """Return the event of its arrival."""
+    return Received(letter.sender, letter.message, letter.incarnation)
+
+
 def shared(one: Sequence[Entry], other: Sequence[Entry]) -> int:
     """How many entries two metalogs have in common, from the first on."""
     for position, (a, b) in enumerate(zip(one, other, strict=False)):
@@ -155,8 +173,10 @@ class OrderingTier:
         }
         self.writers = dict.fromkeys(VIEW.shards, (1, 0))
         """The newest writer of each shard and where it began."""
-        self.network: list[tuple[NodeId, NodeId, Message]] = []
-        self.late: list[tuple[NodeId, NodeId, Message]] = []
+        self.network: list[Letter] = []
+        self.late: list[Letter] = []
+        self.lives = dict.fromkeys((*VIEW.storage_nodes, ENGINE), Epoch(1))
+        """The incarnations of nodes that are no sequencers."""
         self.published: dict[int, Entry] = {}
         self.shared = dict.fromkeys(VIEW.backups, 0)
         """How much of the primary's disk each backup's disk had, at most."""
@@ -180,7 +200,7 @@ class OrderingTier:
             case Persist():
                 process.unsynced.append(effect)
             case Send(to=to, message=MetalogAppend() as message):
-                self.network.append((process.name, to, message))
+                self.network.append(process.letter(to, message))
             case Send(to=to, message=message) if process.told_early:
                 frames = len(process.disk) + len(process.unsynced)
                 process.held.append(Held(frames, to, message))
@@ -212,9 +232,9 @@ class OrderingTier:
                 assert told.tail == sum(told.cut.values())
             case MetalogStored(epoch=epoch, length=length):
                 self.check_stored(process, epoch, length)
-                self.network.append((process.name, to, message))
+                self.network.append(process.letter(to, message))
             case MetalogCopyWanted() | MetalogCopy():
-                self.network.append((process.name, to, message))
+                self.network.append(process.letter(to, message))
             case other:
                 raise AssertionError(f"a sequencer has no reason for {other}")
 
@@ -237,7 +257,7 @@ class OrderingTier:
         """After a restart the primary publishes its last page only; readers ask for the rest."""
         missing = next(p for p in range(len(self.published) + 1) if p not in self.published)
         if missing < len(self.published):
-            self.network.append((ENGINE, VIEW.primary, MetalogWanted(missing)))
+            self.say(ENGINE, MetalogWanted(missing))
 
     def ordered(self) -> dict[ShardId, int]:
         """How far each shard is ordered by what was published."""
@@ -272,11 +292,19 @@ class OrderingTier:
         """The common case: a batch reaches all replicas, and they say so."""
         for which in range(len(VIEW.shards[shard].replicas)):
             self.store(shard, which, count)
-        self.network += [(node, VIEW.primary, message) for node, message in self.reports()]
+        self.report_all()
+
+    def report_all(self) -> None:
+        for node, message in self.reports():
+            self.say(node, message)
+
+    def say(self, sender: NodeId, message: Message) -> None:
+        """Let a node that is no sequencer send a message to the primary."""
+        self.network.append(Letter(sender, VIEW.primary, message, self.lives[sender]))
 
     def report(self, which: int) -> None:
         node, message = list(self.reports())[which]
-        self.network.append((node, VIEW.primary, message))
+        self.say(node, message)
 
     def take_over(self, shard: ShardId) -> None:
         self.writers[shard] = (self.writers[shard][0] + 1, self.common(shard))
@@ -293,10 +321,10 @@ class OrderingTier:
     def deliver(self, which: int, *, repeat: bool) -> None:
         if self.network:
             which %= len(self.network)
-            sender, receiver, message = self.network[which]
+            letter = self.network[which]
             if not repeat:
                 del self.network[which]
-            self.give(receiver, Received(sender, message))
+            self.give(letter.to, received(letter))
 
     def deliver_in_order(self, count: int) -> None:
         for _ in range(min(count, len(self.network))):
@@ -313,14 +341,14 @@ class OrderingTier:
 
     def put_off_entries(self, which: int) -> None:
         """Let a message to a backup be late."""
-        places = [i for i, (_, to, _) in enumerate(self.network) if to in VIEW.backups]
+        places = [i for i, letter in enumerate(self.network) if letter.to in VIEW.backups]
         if places:
             self.put_off(places[which % len(places)])
 
     def deliver_late(self, which: int) -> None:
         if self.late:
-            sender, receiver, message = self.late.pop(which % len(self.late))
-            self.give(receiver, Received(sender, message))
+            letter = self.late.pop(which % len(self.late))
+            self.give(letter.to, received(letter))
 
     def lag(self) -> None:
         """The backups do their part, and the primary's disk does not."""
@@ -357,7 +385,7 @@ class OrderingTier:
                 self.give(name)
 
     def ask_tail(self) -> None:
-        self.give(VIEW.primary, Received(ENGINE, TailWanted(1)))
+        self.give(VIEW.primary, Received(ENGINE, TailWanted(1), self.lives[ENGINE]))
 
     # --- claims
 
@@ -383,7 +411,7 @@ class OrderingTier:
                 self.open_shard(shard, which)
         self.store_everywhere(min(VIEW.shards), 1)
         for _ in range(200):
-            self.network += [(node, VIEW.primary, message) for node, message in self.reports()]
+            self.report_all()
             self.settle()
             if all(self.ordered()[shard] == self.common(shard) for shard in VIEW.shards):
                 break

@@ -298,7 +298,7 @@ class RoleCluster:
                 self.sent.append(type(message).__name__)
                 if isinstance(message, MetalogEntries):
                     self.oracle.published(message)
-                self._deliver(to, Received(node, message), message)
+                self._deliver(to, Received(node, message, Epoch(self._epoch[node])), message)
             case Persist(kind, payload, token):
                 frames = self._frames[node]
                 frames.append((kind, payload))

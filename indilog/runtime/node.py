@@ -246,7 +246,8 @@ class NodeShell:
                 self.metrics.received[type(message).__name__] += 1
             inbox = self._inbox.setdefault(envelope.receiver, [])
             sender = envelope.sender
-            inbox += [Received(sender, message) for message in envelope.messages]
+            epoch = envelope.epoch
+            inbox += [Received(sender, message, epoch) for message in envelope.messages]
         self._schedule()
 
     def _schedule(self) -> None:
@@ -277,7 +278,7 @@ class NodeShell:
     def _drain(self) -> None:
         """Call roles until nothing is left for them."""
         now = self.clock.now()
-        inbox, roles = self._inbox, self.roles
+        inbox, roles, epoch = self._inbox, self.roles, self._epoch
         for node, persisted in self._disk_space.retried(now):
             inbox.setdefault(node, []).append(persisted)
         for node, overdue in self._deadlines.items():
@@ -294,9 +295,9 @@ class NodeShell:
                 if type(effect) is Send and (to := effect.to) in roles:
                     box = inbox if effect.urgent else self._later
                     if to in box:
-                        box[to].append(Received(node, effect.message))
+                        box[to].append(Received(node, effect.message, epoch))
                     else:
-                        box[to] = [Received(node, effect.message)]
+                        box[to] = [Received(node, effect.message, epoch)]
                 else:
                     self._perform(node, effect)
         self._note_deadlines(touched)

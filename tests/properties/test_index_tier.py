@@ -241,7 +241,7 @@ class IndexTier:
             case LookupResult():
                 self.check_result(message)
             case _:
-                self.give(to, Received(sender, message))
+                self.give(to, Received(sender, message, Epoch(1)))
 
     def answer_disk(self, which: int) -> None:
         if self.asked:

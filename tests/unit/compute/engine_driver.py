@@ -60,7 +60,7 @@ class Driver:
         return effects
 
     def hear(self, sender: NodeId, *messages: Message) -> list[Effect]:
-        return self.turn(*(Received(sender, message) for message in messages))
+        return self.turn(*(Received(sender, message, Epoch(1)) for message in messages))
 
     def order(self, count: int, *, index_data: bool = True) -> list[Effect]:
         """One metalog entry over `count` records of our shard; all carry TAG."""

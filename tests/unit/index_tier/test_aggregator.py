@@ -52,7 +52,7 @@ def answer(
     """What one index shard says; even seqnums are in shard 0, odd ones in shard 1."""
     shards = tuple(ShardId(seqnum % 2) for seqnum in seqnums)
     message = IndexAnswer(request, ENGINE, direction, index_shard, count, exact, seqnums, shards)
-    return Received(NodeId(f"index-{index_shard}-{replica}"), message)
+    return Received(NodeId(f"index-{index_shard}-{replica}"), message, Epoch(1))
 
 
 def read(seqnum: int, *, to: str, request: int = 1) -> list[Effect]:
@@ -89,7 +89,9 @@ def test_a_result_is_as_of_the_last_trim_that_any_index_shard_knows() -> None:
         message = answer(index_shard).message
         assert isinstance(message, IndexAnswer)
         return Received(
-            NodeId(f"index-{index_shard}-0"), msgspec.structs.replace(message, position=position)
+            NodeId(f"index-{index_shard}-0"),
+            msgspec.structs.replace(message, position=position),
+            Epoch(1),
         )
 
     effects = aggregator().handle([at(0, 3), at(1, 7), at(2, 5)], T0)
@@ -103,7 +105,7 @@ def test_a_match_is_named_to_an_origin_that_wants_to_be_told_first() -> None:
         event = answer(index_shard, *seqnums)
         assert isinstance(event.message, IndexAnswer)
         named = msgspec.structs.replace(event.message, names_first=True)
-        effects += node.handle([Received(event.sender, named)], T0)
+        effects += node.handle([Received(event.sender, named, Epoch(1))], T0)
     assert effects == [Send(ENGINE, LookupResult(1, (5,), (ShardId(1),)))]
 
 
@@ -143,7 +145,7 @@ def test_lookups_of_two_engines_with_one_number_are_different() -> None:
     node = aggregator()
     other = NodeId("engine-1")
     theirs = [
-        Received(e.sender, msgspec.structs.replace(e.message, origin=other))
+        Received(e.sender, msgspec.structs.replace(e.message, origin=other), Epoch(1))
         for e in (answer(0), answer(1))
         if isinstance(e.message, IndexAnswer)
     ]
@@ -179,20 +181,20 @@ def reasons(effects: Sequence[Effect]) -> list[str]:
 def changed(**fields: object) -> Received:
     event = answer(0, 4)
     assert isinstance(event.message, IndexAnswer)
-    return Received(event.sender, msgspec.structs.replace(event.message, **fields))
+    return Received(event.sender, msgspec.structs.replace(event.message, **fields), Epoch(1))
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        Received(NodeId("index-1-0"), answer(0, 4).message),
-        Received(NodeId("storage-0"), answer(0, 4).message),
+        Received(NodeId("index-1-0"), answer(0, 4).message, Epoch(1)),
+        Received(NodeId("storage-0"), answer(0, 4).message, Epoch(1)),
         changed(index_shard=3),
         changed(index_shard=-1),
         changed(origin=NodeId("storage-0")),
         changed(shards=()),
         changed(seqnums=(4, 5), shards=(ShardId(0), ShardId(1))),
-        Received(NodeId("storage-0"), IndexData(())),
+        Received(NodeId("storage-0"), IndexData(()), Epoch(1)),
     ],
 )
 def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:

@@ -56,8 +56,8 @@ def index_node(*, started: bool = True, **settings: float) -> IndexNode:
     node = IndexNode(NodeId("index-1-0"), [VIEW], config)
     if started:
         nothing, untrimmed = IndexData(()), TagFloors(None, 0, ())
-        node.handle([Started(Epoch(1)), NO_SNAPSHOT, Received(A, untrimmed)], T0)
-        node.handle([Received(A, nothing), Received(B, nothing)], T0)
+        node.handle([Started(Epoch(1)), NO_SNAPSHOT, Received(A, untrimmed, Epoch(1))], T0)
+        node.handle([Received(A, nothing, Epoch(1)), Received(B, nothing, Epoch(1))], T0)
         assert node.deadline() is None
     return node
 
@@ -72,7 +72,7 @@ def block(position: int, tail: int, productive: Sequence[int], *parts: ShardTags
 
 
 def data(*blocks: IndexBlock, sender: NodeId = A) -> Received:
-    return Received(sender, IndexData(blocks))
+    return Received(sender, IndexData(blocks), Epoch(1))
 
 
 def one(position: int, seqnum: int) -> IndexBlock:
@@ -92,7 +92,7 @@ def lookup(
     aggregator: NodeId = AGGREGATOR,
 ) -> Received:
     message = IndexLookup(request, direction, tag, bound, limit, position, count, aggregator)
-    return Received(ENGINE, message)
+    return Received(ENGINE, message, Epoch(1))
 
 
 def answers(effects: Sequence[Effect]) -> list[tuple[int, ...]]:
@@ -262,7 +262,7 @@ def others(*seqnums: int, request: int = 1) -> Received:
     """What the other index shard answers to a lookup whose master index-1-0 is."""
     shards = (ShardId(0),) * len(seqnums)
     answer = IndexAnswer(request, ENGINE, Direction.NEXT, 0, 1, False, seqnums, shards, bound=2)
-    return Received(NodeId("index-0-0"), answer)
+    return Received(NodeId("index-0-0"), answer, Epoch(1))
 
 
 @pytest.mark.parametrize("first", ["the master's own", "the other's"])
@@ -311,14 +311,18 @@ def test_a_started_node_asks_again_until_storage_answers() -> None:
     again = asked(node.handle([], Instant(T0 + 1.0)))
     assert again == [(B, 1, EVERYTHING), (A, 1, EVERYTHING)]
     told = (IndexData(()), TagFloors(None, 0, ()))
-    events = [Received(sender, message) for sender in (A, B) for message in told]
+    events = [Received(sender, message, Epoch(1)) for sender in (A, B) for message in told]
     node.handle(events, Instant(T0 + 1.5))
     assert node.deadline() is None
 
 
 def test_page_after_page_is_fetched_until_an_answer_brings_nothing_new() -> None:
     node = index_node(started=False)
-    told = (NO_SNAPSHOT, Received(A, TagFloors(None, 0, ())), Received(B, IndexData(())))
+    told = (
+        NO_SNAPSHOT,
+        Received(A, TagFloors(None, 0, ()), Epoch(1)),
+        Received(B, IndexData(()), Epoch(1)),
+    )
     node.handle([Started(Epoch(1)), *told], T0)
     assert asked(node.handle([data(one(1, 4), one(3, 7))], T0)) == [(A, 5, EVERYTHING)]
     assert asked(node.handle([data(one(5, 8))], T0)) == [(A, 7, EVERYTHING)]
@@ -377,11 +381,11 @@ def bad(**fields: object) -> Received:
         data(block(1, 6, [7], tags(5, (LOG,), shard=7))),
         data(block(1, MAX_SEQNUM + 2, [0], tags(MAX_SEQNUM + 1, (LOG,)))),
         data(block(1, 7, [0, 1], tags(4, (LOG,)), tags(6, (LOG,), shard=1))),
-        Received(A, lookup(0, position=1).message),
+        Received(A, lookup(0, position=1).message, Epoch(1)),
         lookup(0, position=1, aggregator=A),
         lookup(0, position=1, count=0),
         lookup(0, position=1, count=10_001),
-        Received(AGGREGATOR, LookupResult(1, (), ())),
+        Received(AGGREGATOR, LookupResult(1, (), ()), Epoch(1)),
     ],
 )
 def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:

@@ -71,7 +71,7 @@ def with_snapshot(**settings: float) -> IndexNode:
     assert isinstance(request, OpenSnapshot)
     effects = node.handle([told(SnapshotOpened(snapshot_of(5)))], T0)
     assert asked(effects) == [(A, 5, EVERYTHING), (B, 5, EVERYTHING)]
-    node.handle([Received(A, IndexData(())), Received(B, IndexData(()))], T0)
+    node.handle([Received(A, IndexData(()), Epoch(1)), Received(B, IndexData(()), Epoch(1))], T0)
     return node
 
 

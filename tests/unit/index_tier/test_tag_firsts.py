@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from indilog.ids import Instant, NodeId
+from indilog.ids import Epoch, Instant, NodeId
 from indilog.roles import Effect, Received, Send
 from indilog.tag_messages import NO_RECORD, TagFirsts, TagFirstsWanted
 from tests.unit.index_tier.test_index_node import (
@@ -25,7 +25,7 @@ from tests.unit.index_tier.test_index_node import (
 
 def wanted(*about: int, limit: int = 100, position: int = 0) -> Received:
     column = array("Q", about).tobytes()
-    return Received(ENGINE, TagFirstsWanted(7, column, limit, position))
+    return Received(ENGINE, TagFirstsWanted(7, column, limit, position), Epoch(1))
 
 
 def told(effects: Sequence[Effect]) -> list[list[int]]:
@@ -75,10 +75,10 @@ def test_a_question_that_waits_too_long_is_dropped() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        Received(NodeId("storage-0"), TagFirstsWanted(7, bytes(8), 100, 0)),
-        Received(ENGINE, TagFirstsWanted(7, b"", 100, 0)),
-        Received(ENGINE, TagFirstsWanted(7, bytes(9), 100, 0)),
-        Received(ENGINE, TagFirstsWanted(7, bytes(8 * 10_001), 100, 0)),
+        Received(NodeId("storage-0"), TagFirstsWanted(7, bytes(8), 100, 0), Epoch(1)),
+        Received(ENGINE, TagFirstsWanted(7, b"", 100, 0), Epoch(1)),
+        Received(ENGINE, TagFirstsWanted(7, bytes(9), 100, 0), Epoch(1)),
+        Received(ENGINE, TagFirstsWanted(7, bytes(8 * 10_001), 100, 0), Epoch(1)),
     ],
 )
 def test_a_question_that_makes_no_sense_is_ignored(event: Received) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from indilog.ids import Instant, NodeId
+from indilog.ids import Epoch, Instant, NodeId
 from indilog.messages import (
     IndexAnswer,
 )
@@ -17,7 +17,7 @@ from tests.unit.index_tier.test_index_node import LOG, T0, TAG, A, B, data, inde
 
 
 def trims(number: int, *floors: Floor, sender: NodeId = A) -> Received:
-    return Received(sender, TagFloors(number, number + 1, floors))
+    return Received(sender, TagFloors(number, number + 1, floors), Epoch(1))
 
 
 def answer_of(effects: Sequence[Effect]) -> IndexAnswer | None:
@@ -39,7 +39,7 @@ def lookup_after(known: int, bound: int) -> Received:
     message = asked.message.__class__  # an IndexLookup that knows of trims
     fields = [getattr(asked.message, name) for name in message.__struct_fields__]
     fields[-2:] = [LOG, known]
-    return Received(asked.sender, message(*fields))
+    return Received(asked.sender, message(*fields), Epoch(1))
 
 
 def test_a_lookup_waits_until_all_trims_that_it_knows_of_are_here() -> None:
@@ -62,8 +62,8 @@ def test_the_floor_of_the_log_holds_for_its_tags_before_they_are_swept() -> None
 def test_an_answer_says_as_of_what_position_its_floors_are() -> None:
     node = index_node()
     told = TagFloors(0, 1, (Floor(TAG, 5, of_log=False),), position=9)
-    node.handle([data(one(1, 4)), Received(A, told)], T0)
-    node.handle([Received(B, TagFloors(0, 1, told.floors, position=7))], T0)
+    node.handle([data(one(1, 4)), Received(A, told, Epoch(1))], T0)
+    node.handle([Received(B, TagFloors(0, 1, told.floors, position=7), Epoch(1))], T0)
     answer = answer_of(node.handle([lookup_after(1, 4)], T0))
     assert answer is not None
     assert (answer.floor, answer.position) == (5, 9)
@@ -78,9 +78,9 @@ def test_a_lost_trim_is_noticed_by_the_next_and_all_floors_are_fetched() -> None
     ((source, after),) = asks(node.handle([], due))
     assert after == 0
     page = TagFloors(None, 2, (Floor(7, 3, of_log=False),), 0, last=False)
-    assert asks(node.handle([Received(source, page)], due)) == [(source, 7)]
+    assert asks(node.handle([Received(source, page, Epoch(1))], due)) == [(source, 7)]
     last = TagFloors(None, 5, (Floor(9, 2, of_log=False),), 7)
-    node.handle([Received(source, last)], due)
+    node.handle([Received(source, last, Epoch(1))], due)
     assert node.status()["trims"] == 2, "as many as the first page covered"
 
 
@@ -91,8 +91,8 @@ def test_a_page_of_a_node_that_knows_fewer_trims_than_the_first_promises_no_more
     assert due is not None
     ((source, _),) = asks(node.handle([], due))
     page = TagFloors(None, 3, (Floor(7, 3, of_log=False),), 0, last=False)
-    assert asks(node.handle([Received(source, page)], due)) == [(source, 7)]
-    node.handle([Received(source, TagFloors(None, 1, (), 7))], due)
+    assert asks(node.handle([Received(source, page, Epoch(1))], due)) == [(source, 7)]
+    node.handle([Received(source, TagFloors(None, 1, (), 7), Epoch(1))], due)
     assert node.status()["trims"] == 1
     again = node.deadline()
     assert again is not None

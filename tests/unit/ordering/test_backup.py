@@ -62,7 +62,9 @@ def message(
 ) -> Received:
     """What incarnation `epoch` sends."""
     before = Epoch(previous if start > 0 else 0)
-    return Received(PRIMARY, MetalogAppend(Epoch(epoch), start, before, entries, committed))
+    return Received(
+        PRIMARY, MetalogAppend(Epoch(epoch), start, before, entries, committed), Epoch(1)
+    )
 
 
 def append(start: int, end: int, *, committed: int = 0) -> Received:
@@ -132,14 +134,14 @@ def test_entries_that_contradict_those_here_get_no_answer() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        Received(NodeId("sequencer-2"), message(0, entry(0)).message),
+        Received(NodeId("sequencer-2"), message(0, entry(0)).message, Epoch(1)),
         message(0, entry(1)),
         message(0, entry(0), entry(2)),
         message(0, entry(0, epoch=2)),
         message(0, entry(0, epoch=2), entry(1), epoch=2),
         message(1, entry(1), epoch=2, previous=2),
         message(-1),
-        Received(PRIMARY, MetalogWanted(0)),
+        Received(PRIMARY, MetalogWanted(0), Epoch(1)),
     ],
 )
 def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
@@ -345,7 +347,9 @@ def test_a_primary_that_lost_entries_says_so_in_one_sentence() -> None:
 
 def completing(start: int, *entries: NewRecords, life: int = 9) -> Received:
     before = Epoch(1 if start else 0)
-    return Received(PRIMARY, MetalogAppend(Epoch(1), start, before, entries, 0, Epoch(life)))
+    return Received(
+        PRIMARY, MetalogAppend(Epoch(1), start, before, entries, 0, Epoch(life)), Epoch(1)
+    )
 
 
 def test_a_backup_lacks_nothing_any_more_when_the_primary_says_so_to_this_life_of_it() -> None:
@@ -372,7 +376,7 @@ def test_a_backup_that_lacks_what_is_before_is_not_completed() -> None:
 
 
 def wanted(epoch: int, start: int = 0, anchor: int | None = None) -> Received:
-    return Received(PRIMARY, MetalogCopyWanted(Epoch(epoch), start, anchor))
+    return Received(PRIMARY, MetalogCopyWanted(Epoch(epoch), start, anchor), Epoch(1))
 
 
 def copies(effects: list[Effect]) -> list[MetalogCopy]:
@@ -421,7 +425,7 @@ def test_a_copy_has_the_entries_up_to_the_anchor_a_page_at_most() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [wanted(5, -1), wanted(5, 0, -1), Received(NodeId("sequencer-2"), wanted(5).message)],
+    [wanted(5, -1), wanted(5, 0, -1), Received(NodeId("sequencer-2"), wanted(5).message, Epoch(1))],
 )
 def test_a_question_that_no_primary_asks_is_ignored(event: Received) -> None:
     assert [type(effect) for effect in restarted(1).handle([event], T0)] == [Ignore]

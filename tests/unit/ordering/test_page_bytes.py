@@ -43,7 +43,7 @@ def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
     primary.handle([Started(Epoch(5))], T0)
     heard: list[Entry] = []
     while len(heard) < len(TRIMS):
-        (page,) = sent(primary.handle([Received(STORAGE, MetalogWanted(len(heard)))], T0))
+        (page,) = sent(primary.handle([Received(STORAGE, MetalogWanted(len(heard)), Epoch(1))], T0))
         assert isinstance(page, MetalogEntries)
         assert len(page.entries) > 1
         assert len(entries_encoded(page.entries)) <= PAGE_BYTES
@@ -54,7 +54,7 @@ def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
 def test_an_entry_larger_than_a_page_travels_alone() -> None:
     primary = sequencer(PRIMARY, view_of(), page_bytes=1)
     primary.handle([Started(Epoch(5))], T0)
-    wanted = Received(STORAGE, MetalogWanted(3))
+    wanted = Received(STORAGE, MetalogWanted(3), Epoch(1))
     assert sent(primary.handle([wanted], T0)) == [MetalogEntries(TRIMS[3:4])]
 
 
@@ -75,7 +75,7 @@ def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
     length = 0
     while length < len(TRIMS):
         stored = MetalogStored(Epoch(1) if length else Epoch(0), length)
-        messages = sent(primary.handle([Received(BACKUP, stored)], T0))
+        messages = sent(primary.handle([Received(BACKUP, stored, Epoch(1))], T0))
         (append,) = (m for m in messages if isinstance(m, MetalogAppend))
         assert append.start == length
         assert append.entries == TRIMS[length : length + len(append.entries)]
@@ -86,7 +86,7 @@ def test_a_backup_gets_all_entries_in_pages_of_so_many_bytes() -> None:
 def test_a_backup_gives_a_copy_in_pages_of_so_many_bytes() -> None:
     backup = sequencer(BACKUP, view_of(sequencers=3))
     backup.handle([Started(Epoch(2))], T0)
-    asked = Received(PRIMARY, MetalogCopyWanted(Epoch(5), 0, len(TRIMS) - 1))
+    asked = Received(PRIMARY, MetalogCopyWanted(Epoch(5), 0, len(TRIMS) - 1), Epoch(1))
     (promise,) = (e for e in backup.handle([asked], T0) if isinstance(e, Persist))
     answers = sent(backup.handle([Persisted(promise.token, Location(0, 0, 0))], T0))
     (copy,) = (m for m in answers if isinstance(m, MetalogCopy))

@@ -59,7 +59,7 @@ def start(node: Sequencer) -> list[Effect]:
 
 
 def progress(stored: int, *, shard: int = 0, sender: NodeId = STORAGE) -> Received:
-    return Received(sender, ShardProgress({ShardId(shard): (Epoch(1), stored)}))
+    return Received(sender, ShardProgress({ShardId(shard): (Epoch(1), stored)}), Epoch(1))
 
 
 def persisted(token: int) -> Persisted:
@@ -92,7 +92,7 @@ def append(
 
 def stored(length: int, *, epoch: int = 5, sender: NodeId = FIRST) -> Received:
     """What a backup answers whose last entry `epoch` proposed."""
-    return Received(sender, MetalogStored(Epoch(epoch if length else 0), length))
+    return Received(sender, MetalogStored(Epoch(epoch if length else 0), length), Epoch(1))
 
 
 def sent(effects: Sequence[Effect], kind: type[MessageT]) -> list[tuple[NodeId, MessageT]]:
@@ -150,9 +150,9 @@ def test_what_is_ordered_stays_ordered_under_a_new_writer() -> None:
     node = started()
     start(node)
     node.handle([progress(5)], T0)
-    newer = Received(STORAGE, ShardProgress({ShardId(0): (Epoch(2), 5)}))
+    newer = Received(STORAGE, ShardProgress({ShardId(0): (Epoch(2), 5)}), Epoch(1))
     assert node.handle([newer], T0) == []
-    newer = Received(STORAGE, ShardProgress({ShardId(0): (Epoch(2), 6)}))
+    newer = Received(STORAGE, ShardProgress({ShardId(0): (Epoch(2), 6)}), Epoch(1))
     effects = node.handle([newer], T0)
     assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(1, {0: 1}, writer=2)), 1)]
 
@@ -358,7 +358,7 @@ def test_a_reader_that_missed_entries_is_sent_the_committed_ones_page_by_page() 
     entries = earlier(3)
     node = started(recovered=entries, in_flight_max=2)
     start(node)
-    wanted = [Received(STORAGE, MetalogWanted(position)) for position in (0, 2, 3, 9)]
+    wanted = [Received(STORAGE, MetalogWanted(position), Epoch(1)) for position in (0, 2, 3, 9)]
     assert node.handle(wanted, T0) == [
         Send(STORAGE, MetalogEntries(tuple(entries[:2]))),
         Send(STORAGE, MetalogEntries((entries[2],))),
@@ -371,7 +371,7 @@ def test_an_entry_that_is_not_committed_is_not_shown() -> None:
     node = three()
     node.handle([progress(1)], T0)
     node.handle([persisted(0)], T0)
-    effects = node.handle([Received(ENGINE, MetalogWanted(0))], T0)
+    effects = node.handle([Received(ENGINE, MetalogWanted(0), Epoch(1))], T0)
     assert effects == [Send(ENGINE, MetalogEntries(()))]
 
 
@@ -379,7 +379,7 @@ def test_the_tail_is_that_of_committed_entries() -> None:
     node = three()
     node.handle([progress(4)], T0)
     node.handle([persisted(0)], T0)
-    wanted = Received(ENGINE, TailWanted(7))
+    wanted = Received(ENGINE, TailWanted(7), Epoch(1))
     assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 0, 0, {}))]
     node.handle([stored(1)], T0)
     assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 1, 4, {ShardId(0): 4}))]
@@ -388,7 +388,7 @@ def test_the_tail_is_that_of_committed_entries() -> None:
 def test_the_cut_in_an_answer_does_not_change_afterwards() -> None:
     node = started()
     start(node)
-    effects = node.handle([Received(ENGINE, TailWanted(7))], T0)
+    effects = node.handle([Received(ENGINE, TailWanted(7), Epoch(1))], T0)
     node.handle([progress(4)], T0)
     node.handle([persisted(0)], T0)
     assert sent(effects, TailIs)[0][1].cut == {}
@@ -397,7 +397,7 @@ def test_the_cut_in_an_answer_does_not_change_afterwards() -> None:
 def test_a_restarted_primary_tells_no_tail_that_goes_back_in_time() -> None:
     node = started(view_of(sequencers=3), recovered=earlier(1, records=4))
     start(node)
-    wanted = Received(ENGINE, TailWanted(7))
+    wanted = Received(ENGINE, TailWanted(7), Epoch(1))
     effects = node.handle([wanted], T0)
     assert reasons(effects) == ["it is not known yet which recovered entries are committed"]
     effects = node.handle([stored(1, epoch=4), wanted], T0)
@@ -420,11 +420,11 @@ def test_a_restarted_primary_tells_no_tail_that_goes_back_in_time() -> None:
         stored(1),
         stored(-1),
         stored(1, epoch=6),
-        Received(NodeId("index-0-0"), MetalogWanted(0)),
-        Received(STORAGE, MetalogWanted(-1)),
-        Received(NodeId("nobody"), TailWanted(1)),
-        Received(FIRST, append(0)),
-        Received(STORAGE, ShardOpened(ShardId(0), Epoch(1), 0)),
+        Received(NodeId("index-0-0"), MetalogWanted(0), Epoch(1)),
+        Received(STORAGE, MetalogWanted(-1), Epoch(1)),
+        Received(NodeId("nobody"), TailWanted(1), Epoch(1)),
+        Received(FIRST, append(0), Epoch(1)),
+        Received(STORAGE, ShardOpened(ShardId(0), Epoch(1), 0), Epoch(1)),
     ],
 )
 def test_what_has_no_place_here_is_ignored_and_changes_nothing(event: Received) -> None:
@@ -439,7 +439,7 @@ def test_one_shard_out_of_place_does_not_spoil_the_others() -> None:
     node = started()
     start(node)
     report = ShardProgress({ShardId(9): (Epoch(1), 2), ShardId(0): (Epoch(1), 2)})
-    effects = node.handle([Received(STORAGE, report)], T0)
+    effects = node.handle([Received(STORAGE, report, Epoch(1))], T0)
     assert [type(effect) for effect in effects] == [Ignore, Persist]
 
 

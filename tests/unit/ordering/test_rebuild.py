@@ -80,7 +80,7 @@ class Disk:
         return effects
 
     def told(self, sender: NodeId, message: Message, *, at: float = 0.0) -> list[Effect]:
-        return self.handle(Received(sender, message), at=at)
+        return self.handle(Received(sender, message, Epoch(1)), at=at)
 
     def kinds(self) -> list[FrameKind]:
         return [frame[0] for frame in self.frames if frame is not None]

@@ -42,7 +42,7 @@ def test_nothing_happens_before_started() -> None:
     assert (node.committed, node.tail, node.deadline()) == (0, None, None)
     node.check_invariants()
     with pytest.raises(AssertionError):
-        node.handle([Received(NodeId("engine-0"), TailWanted(1))], T0)
+        node.handle([Received(NodeId("engine-0"), TailWanted(1), Epoch(1))], T0)
 
 
 def test_events_that_the_shell_never_sends_are_our_own_mistake() -> None:

@@ -57,11 +57,11 @@ class Alone:
 
     def order(self, stored: int) -> None:
         report = ShardProgress({ShardId(0): (Epoch(1), stored)})
-        self.turn(Received(STORAGE, report))
+        self.turn(Received(STORAGE, report, Epoch(1)))
 
     def trim(self, request: int, *floor: int, of_log: bool = True) -> list[TrimIs]:
         wanted = TrimWanted(request, Floor(floor[0], floor[1], of_log))
-        effects = self.turn(Received(ENGINE, wanted))
+        effects = self.turn(Received(ENGINE, wanted, Epoch(1)))
         return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, TrimIs)]
 
     def entries(self) -> list[Entry]:
@@ -82,7 +82,10 @@ def test_trims_of_one_turn_share_an_entry_with_the_highest_floor_of_each_tag() -
     primary.order(10)
     wanted = [(1, 7, 5), (2, 7, 6), (3, 8, 2)]
     effects = primary.turn(
-        *(Received(ENGINE, TrimWanted(r, Floor(t, u, of_log=False))) for r, t, u in wanted)
+        *(
+            Received(ENGINE, TrimWanted(r, Floor(t, u, of_log=False)), Epoch(1))
+            for r, t, u in wanted
+        )
     )
     told = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, TrimIs)]
     assert told == [TrimIs(request, 2, 10) for request in (1, 2, 3)]
@@ -122,7 +125,7 @@ def test_a_trim_is_published_to_storage_and_engines() -> None:
     primary = Alone()
     primary.order(10)
     primary.trim(1, 7, 5)
-    effects = primary.turn(Received(STORAGE, MetalogWanted(1)))
+    effects = primary.turn(Received(STORAGE, MetalogWanted(1), Epoch(1)))
     (page,) = [e.message for e in effects if isinstance(e, Send)]
     assert isinstance(page, MetalogEntries)
     assert page.entries == (primary.entries()[1],)
@@ -132,6 +135,6 @@ def test_too_many_trims_under_way_are_not_taken() -> None:
     primary = Alone(trims_pending_max=2)
     primary.order(10)
     wanted = (TrimWanted(r, Floor(r, 1, of_log=True)) for r in range(3))
-    effects = primary.turn(*(Received(ENGINE, message) for message in wanted))
+    effects = primary.turn(*(Received(ENGINE, message, Epoch(1)) for message in wanted))
     assert [e.reason for e in effects if isinstance(e, Ignore)] == ["too many trims are under way"]
     assert sum(isinstance(e, Send) and isinstance(e.message, TrimIs) for e in effects) == 2

@@ -104,6 +104,7 @@ async def test_messages_between_roles_of_the_process_arrive_in_the_same_turn_by_
     await turns()
     (heard,) = [e for e in receiver.heard if isinstance(e, Received)]
     assert heard.message is message
+    assert heard.incarnation == Epoch(1), "that of the process"
     assert house.story == []
     await house.shell.close()
 
@@ -219,7 +220,9 @@ async def test_frames_that_are_not_for_us_are_counted_and_dropped() -> None:
         ]
     )
     await turns()
-    assert [e for e in role.heard if isinstance(e, Received)] == [Received(AWAY, MetalogWanted(0))]
+    assert [e for e in role.heard if isinstance(e, Received)] == [
+        Received(AWAY, MetalogWanted(0), Epoch(2))
+    ]
     assert sum(house.shell.metrics.ignored.values()) == 4
     assert house.shell.metrics.ignored["frame of an old incarnation"] == 1
     assert house.shell.metrics.received == {"MetalogWanted": 1}

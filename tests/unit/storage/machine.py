@@ -97,7 +97,7 @@ class Machine:
 
     def tell(self, *messages: Message, sender: NodeId = ENGINE) -> list[Send]:
         """Let messages arrive in one turn; return what is sent until the node is quiet."""
-        return self.turn(*(Received(sender, message) for message in messages))
+        return self.turn(*(Received(sender, message, Epoch(1)) for message in messages))
 
     def turn(self, *events: Event) -> list[Send]:
         """Let events happen in one turn."""
