@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -17,6 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from compute.gateway.apps import apps_router
 from compute.gateway.client_link import client_router
+from compute.gateway.clients import ClientLeftError
+from compute.gateway.figures import GatewayCollector, GatewayFigures
 from compute.gateway.invoke import PREFIX, InvokeEndpoint
 from compute.gateway.openapi import described
 from compute.gateway.operation import HostCollector, operation_router
@@ -40,6 +42,9 @@ from indilog.errors import (
     OutcomeUnknownError,
 )
 from indilog.log import LogSource
+
+_CLIENT_LEFT: Final = 499
+"""The status of an answer whose client left before it was sent."""
 
 
 class Gateway(FastAPI):
@@ -134,14 +139,22 @@ def create_gateway(
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host))
-    app = Gateway(host, InvokeEndpoint(host, body_bytes_max=body_bytes_max))
+    figures = GatewayFigures()
+
+    def told() -> dict[str, Any]:
+        return {**status(), "gateway": figures.status()}
+
+    registry.register(GatewayCollector(figures))
+    app = Gateway(host, InvokeEndpoint(host, figures, body_bytes_max=body_bytes_max))
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a third more of a record
     app.include_router(records_router(logs, body_bytes_max=body_bytes_max * 3 // 2))
-    app.include_router(operation_router(host, status, registry))
+    app.include_router(
+        operation_router(host, lambda: status() | {"gateway": figures.status()}, registry)
+    )
     app.include_router(client_router(host))
     _add_pages(app)
-    _add_errors(app)
+    _add_errors(app, figures)
     return app
 
 
@@ -157,7 +170,11 @@ def _error_of_stop(method: str) -> IndilogError:
     return OutcomeUnknownError("The platform stopped before it answered; it may have been done.")
 
 
-def _add_errors(app: Gateway) -> None:
+def _add_errors(app: Gateway, figures: GatewayFigures) -> None:
+    async def left(_request: Request, _error: Exception) -> Response:
+        figures.clients_left += 1
+        return Response(status_code=_CLIENT_LEFT)  # the connection is closed: nobody gets it
+
     async def told(_request: Request, error: Exception) -> Response:
         return _answer(problem_of(error))
 
@@ -183,6 +200,7 @@ def _add_errors(app: Gateway) -> None:
         sentence = f"Nothing was done: {sentence_of(faults)}."
         return _answer(problem_of(InvalidArgumentsError(sentence, faults)))
 
+    app.add_exception_handler(ClientLeftError, left)
     for kind in (IndilogError, ValueError, TypeError):
         app.add_exception_handler(kind, told)
     app.add_exception_handler(RequestValidationError, misfit)

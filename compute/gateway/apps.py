@@ -9,6 +9,7 @@ import msgspec
 import pydantic
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from compute.gateway.clients import unless_left
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from compute.gateway.requests import body_of, json_in, known_query
 from compute.invocations.told import Told
@@ -77,13 +78,15 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
     @router.get("/invocations/{invocation}", tags=["functions"])
     async def outcome(
         invocation: str,
+        request: Request,
         wait: Annotated[float, Query(ge=0, le=INVOCATION_WAIT_S_MAX, allow_inf_nan=False)] = 0.0,
     ) -> Response:
         """Return how far an asynchronous invocation is, and its outcome when it is over.
 
         With `wait` the answer waits up to that many seconds for the outcome.
         """
-        found = await host.invocation(invocation, wait_s=wait)
+        asked = host.invocation(invocation, wait_s=wait)
+        found = await (unless_left(request.receive, asked) if wait else asked)
         if found is None:
             return _not_found(
                 f"No invocation {invocation!r} is known: there was none, or its outcome is "

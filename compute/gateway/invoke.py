@@ -7,13 +7,22 @@ back as the worker wrote it. (A FastAPI route costs three times a bare ASGI answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 import msgspec
 
+from compute.gateway.clients import (
+    ClientLeftError,
+    Receive,
+    Scope,
+    body_from,
+    left,
+    unless_left,
+)
+from compute.gateway.figures import GatewayFigures
 from compute.gateway.problems import Problem, problem, problem_of, problem_of_stop, problem_text
 from compute.workers.call import Call
 from compute.workers.host import FunctionHost
@@ -23,11 +32,8 @@ from indilog.errors import (
     IndilogError,
     InvalidArgumentsError,
     NotReadyError,
-    TooLargeError,
 )
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]
 
@@ -45,8 +51,9 @@ _FALSE: Final = ("0", "false", "no")
 class InvokeEndpoint:
     """Answers everything below `/functions/`."""
 
-    def __init__(self, host: FunctionHost, *, body_bytes_max: int) -> None:
+    def __init__(self, host: FunctionHost, figures: GatewayFigures, *, body_bytes_max: int) -> None:
         self._host = host
+        self._figures = figures
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +66,8 @@ class InvokeEndpoint:
             await self._invoke(scope, receive, send)
         except (IndilogError, ValueError) as error:
             await _send_problem(send, problem_of(error))
+        except ClientLeftError:
+            self._figures.clients_left += 1
         except asyncio.CancelledError:  # before there was a call
             await _send_problem(send, problem_of_stop(_nothing_done("the call")))
 
@@ -72,30 +81,53 @@ class InvokeEndpoint:
             )
             await _send_problem(send, told, ((b"allow", b"POST"),))
             return
-        arguments = await _body(scope, receive, self._body_bytes_max)
+        what = "The size of the call's arguments in bytes"
+        arguments = await body_from(scope, receive, self._body_bytes_max, what=what)
         name = f"{app}.{function}"
         if scope["query_string"] and (delay_s := _start_later_s(name, scope)) is not None:
             await self._send_async(send, scope, name, arguments, delay_s)
             return
         position, key = _headers(scope)
         if key:
-            await self._send_once(send, name, arguments, position, key)
+            once = self._host.call_once(name, arguments, key=key, position=position)
+            await self._send_once(receive, send, name, once)
             return
         call = self._host.call(name, arguments, position=position)
         try:
+            if call.worker is None and not call.outcome.done():
+                await self._begun(receive, call)
             outcome = await asyncio.shield(call.outcome)
         except asyncio.CancelledError:
             await _send_problem(send, self._cut_off(call))
             return
         await _send_outcome(send, call.invocation, outcome)
 
+    async def _begun(self, receive: Receive, call: Call) -> None:
+        """Wait until `call`, which waits for a worker, is over; drop it when its client leaves.
+
+        Raises:
+            ClientLeftError: the client left; a call that runs goes on to its end.
+        """
+        leaving = asyncio.ensure_future(left(receive))
+        ends: set[asyncio.Future[Any]] = {leaving, call.outcome}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not call.outcome.done():
+                if call.worker is None:
+                    self._host.cancel(call)
+                raise ClientLeftError
+        finally:
+            leaving.cancel()
+
     async def _send_once(
-        self, send: Send, name: str, arguments: bytes, position: int, key: str
+        self,
+        receive: Receive,
+        send: Send,
+        name: str,
+        once: Coroutine[Any, Any, tuple[str, Returned | Failed]],
     ) -> None:
         try:
-            invocation, outcome = await self._host.call_once(
-                name, arguments, key=key, position=position
-            )
+            invocation, outcome = await unless_left(receive, once)
         except asyncio.CancelledError:
             told = problem_of_stop(
                 NotReadyError(
@@ -146,24 +178,6 @@ def _perhaps_recorded(name: str, key: str) -> IndilogError:
 
 def _nothing_done(what: str) -> NotReadyError:
     return NotReadyError(f"The platform stopped before {what} began; repeat it when it is back.")
-
-
-async def _body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    while message.get("more_body") and len(body) <= bytes_max:
-        message = await receive()
-        body += message.get("body", b"")
-    if len(body) > bytes_max:
-        size = max(len(body), _content_length(scope))
-        raise TooLargeError("The size of the call's arguments in bytes", size=size, limit=bytes_max)
-    return body
-
-
-def _content_length(scope: Scope) -> int:
-    """Return how much the caller says that it sends; 0: it does not say."""
-    said = dict(scope["headers"]).get(b"content-length", b"")
-    return int(said) if said.isdigit() and len(said) <= 18 else 0
 
 
 def _start_later_s(name: str, scope: Scope) -> float | None:

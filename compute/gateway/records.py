@@ -13,6 +13,7 @@ import pydantic
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from compute.gateway.clients import unless_left
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_text
 from compute.gateway.requests import body_of, json_in, known_query
 from compute.gateway.values import AppendIn, RetentionIn, TrimIn, record_out, tag_of
@@ -111,6 +112,7 @@ class LogRoutes:
     async def read(
         self,
         log: str,
+        request: Request,
         *,
         tag: Tag = None,
         tag_int: TagInt = None,
@@ -138,7 +140,8 @@ class LogRoutes:
             next_bound = below if below >= 0 else None
         else:
             start = await _start(opened, bound, since)
-            records, next_bound = await _forwards(opened, wanted, start, limit, wait, fresh=fresh)
+            reading = _forwards(opened, wanted, start, limit, wait, fresh=fresh)
+            records, next_bound = await (unless_left(request.receive, reading) if wait else reading)
         return _json({"records": records, "next_bound": next_bound}, session)
 
     async def read_one(

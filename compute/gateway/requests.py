@@ -15,7 +15,8 @@ import pydantic
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from indilog.errors import InvalidArgumentsError, TooLargeError
+from compute.gateway.clients import body_from
+from indilog.errors import InvalidArgumentsError
 
 _Model = TypeVar("_Model", bound=pydantic.BaseModel)
 _FAULTS_MAX: Final = 20
@@ -66,17 +67,14 @@ def known_query(request: Request) -> None:
 
 
 async def body_of(request: Request, bytes_max: int) -> bytes:
-    """Return a request's body.
+    """Return a request's body, which has arrived whole.
 
     Raises:
-        TooLargeError: it has more than `bytes_max`; so many are read at most.
+        ClientLeftError: the connection ended before the body did.
+        TooLargeError: the body has more than `bytes_max` bytes.
     """
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > bytes_max:
-            raise TooLargeError("The request's size in bytes", size=len(body), limit=bytes_max)
-    return bytes(body)
+    what = "The request's size in bytes"
+    return await body_from(request.scope, request.receive, bytes_max, what=what)
 
 
 def json_in(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
