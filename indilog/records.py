@@ -4,15 +4,16 @@ A batch holds consecutive records of one shard as columns, so that no tier loops
 it can move a batch. Layout, little endian, without padding:
 
     header   magic "ILRB", version u8, flags u8, logspace u16, shard u16, epoch u32, first localid
-    u64, time u64 (µs
-             since 1970), count u32, tags u32 (sum), names bytes u32, data bytes u32, body CRC32C
-             u32, header CRC32C u32
-    columns  tags u64 * sum · data ends u32 * count · names ends u32 * count · tag counts u8 * count
-    body     names (see `indilog.ids.tag_columns`), then data, both concatenated
+             u64, time u64 (µs since 1970), count u32, tags u32 (sum), names bytes u32, data bytes
+             u32, columns CRC32C u32, data CRC32C u32, header CRC32C u32
+    columns  tags u64 * sum · data ends u32 * count · names ends u32 * count · data CRC32Cs
+             u32 * count · tag counts u8 * count · names (see `indilog.ids.tag_columns`)
+    data     concatenated
 
-The body CRC covers everything after the header. The first tag of a record is the tag of its log. A
-batch is written and read whole, and cuts fall between batches only: that is what makes an
-`append_batch` atomic and consecutive.
+The columns CRC covers the columns with the names, the data CRC all data, and each record's own CRC
+its data: so damage to data costs the records that it hit, and leaves tags, names and times readable
+(decision 0024). The first tag of a record is the tag of its log. A batch is written and read whole,
+and cuts fall between batches only: that is what makes an `append_batch` atomic and consecutive.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from indilog.ids import (
 )
 
 MAGIC: Final = b"ILRB"
-VERSION: Final = 1
-_HEADER: Final = Struct("<4sBBHHIQQIIIII")
+VERSION: Final = 2
+_HEADER: Final = Struct("<4sBBHHIQQIIIIII")
 _CRC: Final = Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
-RECORD_OVERHEAD_BYTES: Final = 9
+RECORD_OVERHEAD_BYTES: Final = 13
 """Bytes that a record adds to its batch beside its tags (8 each), names and data."""
 
 
@@ -67,7 +68,8 @@ class BatchHeader(NamedTuple):
     tags: int
     names_bytes: int
     data_bytes: int
-    body_crc: int
+    columns_crc: int
+    data_crc: int
 
     @property
     def end(self) -> LocalId:
@@ -77,8 +79,12 @@ class BatchHeader(NamedTuple):
     @property
     def body_bytes(self) -> int:
         """How many bytes follow the header."""
-        columns = 8 * self.tags + RECORD_OVERHEAD_BYTES * self.records
-        return columns + self.names_bytes + self.data_bytes
+        return self.columns_bytes + self.data_bytes
+
+    @property
+    def columns_bytes(self) -> int:
+        """How many bytes the columns take, with the names."""
+        return 8 * self.tags + RECORD_OVERHEAD_BYTES * self.records + self.names_bytes
 
 
 class RawRecord(NamedTuple):
@@ -127,22 +133,22 @@ class BatchBuilder:
         assert self._data, "an empty batch has no place in a shard"
         data_ends = array("I", accumulate(map(len, self._data)))
         names_ends = array("I", accumulate(map(len, self._names)))
-        body = b"".join(
+        columns = b"".join(
             (
                 array("Q", self._tags).tobytes(),
                 data_ends.tobytes(),
                 names_ends.tobytes(),
+                array("I", map(crc32c, self._data)).tobytes(),
                 self._counts,
                 *self._names,
-                *self._data,
             )
         )
-        names_bytes, data_bytes, count = names_ends[-1], data_ends[-1], len(data_ends)
+        data = self._data[0] if len(self._data) == 1 else b"".join(self._data)
         header = _HEADER.pack(
-            MAGIC, VERSION, 0, logspace, shard, epoch, first, time_us,
-            count, len(self._tags), names_bytes, data_bytes, crc32c(body),
+            MAGIC, VERSION, 0, logspace, shard, epoch, first, time_us, len(data_ends),
+            len(self._tags), names_ends[-1], data_ends[-1], crc32c(columns), crc32c(data),
         )  # fmt: skip
-        return b"".join((header, _CRC.pack(crc32c(header)), body))
+        return b"".join((header, _CRC.pack(crc32c(header)), columns, data))
 
 
 def batch_header(buffer: bytes | memoryview) -> BatchHeader:
@@ -171,44 +177,81 @@ def batch_header(buffer: bytes | memoryview) -> BatchHeader:
     return header
 
 
-def body_crc_stated(batch: bytes) -> int:
-    """Return the CRC of the body that a batch's header states; nothing is checked."""
-    crc: int = _CRC.unpack_from(batch, _HEADER.size - _CRC.size)[0]
+def header_crc_stated(batch: bytes) -> int:
+    """Return the CRC that a batch's header states of itself, and so of all other CRCs; nothing is
+    checked.
+    """
+    crc: int = _CRC.unpack_from(batch, _HEADER.size)[0]
     return crc
 
 
 class RecordBatch:
-    """A batch that was read: its CRC is verified, its records are taken out one by one.
+    """A batch that was read: its CRCs are verified, its records are taken out one by one.
+
+    Args:
+        buffer: all of its bytes.
+        partly: whether a batch is taken of which only data is damaged.
+
+    Attributes:
+        damaged: indexes of the records whose data is damaged; with `partly` only.
 
     Raises:
-        MalformedFrameError: as `batch_header`, or the body's CRC is wrong.
+        MalformedFrameError: as `batch_header`, or a CRC is wrong; with `partly`, that of the
+            columns.
     """
 
-    __slots__ = ("_data_ends", "_data_start", "_names_ends", "_names_start", "buffer", "header")
+    __slots__ = (
+        "_data_ends", "_data_start", "_names_ends", "_names_start", "buffer", "damaged", "header",
+    )  # fmt: skip
 
-    def __init__(self, buffer: bytes) -> None:
+    def __init__(self, buffer: bytes, *, partly: bool = False) -> None:
         self.buffer = buffer
         self.header = header = batch_header(buffer)
-        if crc32c(memoryview(buffer)[HEADER_BYTES:]) != header.body_crc:
-            raise MalformedFrameError("the body's CRC is wrong")
+        view = memoryview(buffer)
+        self._data_start = HEADER_BYTES + header.columns_bytes
+        if crc32c(view[HEADER_BYTES : self._data_start]) != header.columns_crc:
+            raise MalformedFrameError("the CRC of the columns is wrong")
         count = header.records
         ends = HEADER_BYTES + 8 * header.tags
         # From bytes: of a memoryview, array() would take each byte for a number.
         self._data_ends = array("I", buffer[ends : ends + 4 * count])
         self._names_ends = array("I", buffer[ends + 4 * count : ends + 8 * count])
         self._names_start = ends + RECORD_OVERHEAD_BYTES * count
-        self._data_start = self._names_start + header.names_bytes
+        self.damaged: frozenset[int] = frozenset()
+        if crc32c(view[self._data_start :]) != header.data_crc:
+            if not partly:
+                raise MalformedFrameError("the CRC of the data is wrong")
+            self.damaged = self._find_damaged()
+
+    def _find_damaged(self) -> frozenset[int]:
+        """Return the records whose data is not what its CRC says; never none."""
+        count, crcs = self.header.records, HEADER_BYTES + 8 * (self.header.tags + len(self))
+        stated = array("I", self.buffer[crcs : crcs + 4 * count])
+        found = (crc32c(self.buffer[slice(*self._data_at(index))]) for index in range(count))
+        damaged = frozenset(index for index, crc in enumerate(found) if crc != stated[index])
+        return damaged or frozenset(range(count))
+
+    @property
+    def damaged_localids(self) -> list[LocalId]:
+        """The records whose data is damaged, ascending."""
+        return [self.header.first + index for index in sorted(self.damaged)]
+
+    def _data_at(self, index: int) -> tuple[int, int]:
+        start = self._data_start
+        before = self._data_ends[index - 1] if index else 0
+        return start + before, start + self._data_ends[index]
 
     def __len__(self) -> int:
         return self.header.records
 
     def record(self, index: int) -> RawRecord:
-        """Return the record with localid `header.first + index`."""
-        names, data = self._names_start, self._data_start
+        """Return the record with localid `header.first + index`, whose data is intact."""
+        assert index not in self.damaged, "what is damaged is never given to anyone"
+        names = self._names_start
         names_from = names + self._names_ends[index - 1] if index else names
-        data_from = data + self._data_ends[index - 1] if index else data
+        data_from, data_end = self._data_at(index)
         return RawRecord(
-            data=self.buffer[data_from : data + self._data_ends[index]],
+            data=self.buffer[data_from:data_end],
             names=self.buffer[names_from : names + self._names_ends[index]],
             time_us=self.header.time_us,
         )
@@ -221,7 +264,7 @@ class RecordBatch:
     @property
     def tag_counts(self) -> bytes:
         """How many tags each record has; 0: it is hollow, only its place is left."""
-        start = HEADER_BYTES + 8 * (self.header.tags + self.header.records)
+        start = HEADER_BYTES + 8 * self.header.tags + 12 * self.header.records
         return self.buffer[start : start + self.header.records]
 
     def hollowed(self, dead: Sequence[bool]) -> bytes:

@@ -11,15 +11,45 @@ from __future__ import annotations
 
 import abc
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
 from indilog.errors import MalformedFrameError
-from indilog.ids import NodeId
+from indilog.ids import LocalId, NodeId
 from indilog.messages import Message
 from indilog.records import RecordBatch
 from indilog.roles import Effect, Ignore, Location, ReadFrame, Send
+
+
+class DamagedBatch(NamedTuple):
+    """Where no intact batch is.
+
+    Attributes:
+        location: where it was written.
+        readable: whether there was anything to read.
+        records: of a batch of which only data is damaged, the records that it hit.
+    """
+
+    location: Location
+    readable: bool
+    records: Sequence[LocalId] = ()
+
+
+def batch_read(
+    location: Location, payload: bytes | None
+) -> tuple[RecordBatch | None, DamagedBatch | None]:
+    """Return what is readable of a batch that was read, and what is damaged."""
+    if payload is None:
+        return None, DamagedBatch(location, readable=False)
+    try:
+        batch = RecordBatch(payload, partly=True)
+    except MalformedFrameError:
+        return None, DamagedBatch(location, readable=True)
+    if not batch.damaged:
+        return batch, None
+    return batch, DamagedBatch(location, readable=True, records=batch.damaged_localids)
 
 
 class BatchTask(abc.ABC):
@@ -45,7 +75,10 @@ class BatchTask(abc.ABC):
 
     @abc.abstractmethod
     def take(self, location: Location, batch: RecordBatch | None) -> None:
-        """Take what is wanted out of a batch that was asked for; None: it is damaged."""
+        """Take what is wanted out of a batch that was asked for; None: it is damaged.
+
+        The data of some of its records may be damaged (`RecordBatch.damaged`).
+        """
 
     @abc.abstractmethod
     def answer(self) -> Message:
@@ -70,10 +103,8 @@ class BatchReads:
         self._tokens: dict[int, Location] = {}
         self._next_token = 0
         self._queue: deque[BatchTask] = deque()
-        self.damaged: list[tuple[Location, bool]] = []
-        """Where no intact batch was, and whether there was anything to read, since somebody last
-        emptied the list.
-        """
+        self.damaged: list[DamagedBatch] = []
+        """What was found damaged since `DiskCare` last emptied the list."""
 
     @property
     def cached_bytes(self) -> int:
@@ -127,16 +158,12 @@ class BatchReads:
         location = self._tokens.pop(token)
         self._reading_bytes -= location.length
         effects: list[Effect] = []
-        batch = None
-        try:
-            if payload is not None:
-                batch = RecordBatch(payload)
-                self.remember(location, batch)
-        except MalformedFrameError:
-            pass
-        if batch is None:
-            self.damaged.append((location, payload is not None))
+        batch, damage = batch_read(location, payload)
+        if damage is not None:
+            self.damaged.append(damage)
             effects.append(Ignore(location, "a record batch on disk is damaged"))
+        elif batch is not None:
+            self.remember(location, batch)
         for task in self._reading.pop(location):
             task.awaited -= 1
             task.take(location, batch)

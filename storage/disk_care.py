@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from indilog.config import NodeConfig
 from indilog.floors import Trimmed
 from indilog.ids import Instant, NodeId, ShardId
-from indilog.roles import Effect, Location
+from indilog.roles import Effect
 from indilog.view import Views
+from storage.batch_reads import DamagedBatch
 from storage.reclaim import FIRST_TOKEN, Reclaim
 from storage.repair import Repair
 from storage.scrub import Scrub
@@ -52,16 +53,15 @@ class DiskCare:
         asked = self.reclaim if token < FIRST_TOKEN else self.scrub
         return asked.on_read(token, payload)
 
-    def conclude(self, now: Instant, met: list[tuple[Location, bool]]) -> list[Effect]:
+    def conclude(self, now: Instant, met: list[DamagedBatch]) -> list[Effect]:
         """Read on, and fetch what is missing; `met` is the damage that readers met, emptied here.
 
         A reader that meets damage which is known already is no news.
         """
         effects = self.scrub.conclude(now) + self.reclaim.conclude(now)
         for found in (met, self.scrub.damaged):
-            for location, readable in found:
-                shards = self._shards.values()
-                self.damaged += any(shard.lose(location, readable=readable) for shard in shards)
+            for damage in found:
+                self.damaged += any(shard.lose(damage) for shard in self._shards.values())
             found.clear()
         return effects + self.repair.conclude(now)
 

@@ -17,11 +17,10 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from indilog.config import KIB, NodeConfig
-from indilog.errors import MalformedFrameError
 from indilog.floors import Trimmed
 from indilog.ids import Instant, LocalId, SeqNum, ShardId
-from indilog.records import RecordBatch
 from indilog.roles import Discard, Effect, Location, ReadFrame, Superfluous
+from storage.batch_reads import batch_read
 from storage.rewritten import superfluous_bytes
 from storage.shard import Shard
 
@@ -126,12 +125,9 @@ class Reclaim:
         return _Reading(shard, first, shard.seqnum_of(first), location)
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
-        """Discard a batch if all its records are dead; one that is damaged is others' business."""
+        """Discard a batch if all its records are dead; other parts take care of damage."""
         shard, first, seqnum, location = self._reading.pop(token)
-        try:
-            batch = RecordBatch(payload) if payload is not None else None
-        except MalformedFrameError:
-            batch = None
+        batch, _ = batch_read(location, payload)
         if batch is None or (batch.header.shard, batch.header.first) != (shard.id, first):
             return []
         dead = self._floors.dead(seqnum, *batch.tag_columns())

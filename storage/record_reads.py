@@ -157,7 +157,7 @@ class RecordPage(BatchTask):
         first, end = batch.header.first, batch.header.end
         dead = self._dead(batch, *wanted[0])
         for seqnum, localid in wanted:
-            if not first <= localid < end:
+            if not first <= localid < end or localid - first in batch.damaged:
                 self._unknown.append(seqnum)
                 continue
             if dead is not None and dead[localid - first]:

@@ -11,6 +11,7 @@ from indilog.ids import Epoch, LocalId, ShardId
 from indilog.metalog import Entry, entries_decoded
 from indilog.records import batch_header
 from indilog.roles import FrameKind, Location, Lost
+from storage.batch_reads import DamagedBatch, batch_read
 from storage.ordering import Ordering
 from storage.shard import Shard, state_decoded
 
@@ -162,7 +163,8 @@ class Recovery:
             shard.fill(header.first, header.end, frame.location)
         else:
             self._batch(frame.payload, frame.location)
-        shard.lose(frame.location)
+        _, damage = batch_read(frame.location, frame.payload)
+        shard.lose(damage or DamagedBatch(frame.location, readable=True))
 
     def _doubt(self) -> None:
         self._lossy = True

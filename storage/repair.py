@@ -198,7 +198,7 @@ class BatchPage(BatchTask):
 
     def take(self, location: Location, batch: RecordBatch | None) -> None:
         """Take a whole batch."""
-        if batch is None or batch.header.end > self._end or self.full:
+        if batch is None or batch.damaged or batch.header.end > self._end or self.full:
             return
         if batch.header.shard == self._message.shard and batch.header.first >= self._message.first:
             self._batches.append((batch.header.first, batch.buffer))

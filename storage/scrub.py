@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from indilog.config import KIB, NodeConfig
-from indilog.errors import MalformedFrameError
 from indilog.ids import Instant, LocalId, ShardId
-from indilog.records import RecordBatch
 from indilog.roles import Effect, Ignore, Location, ReadFrame
+from storage.batch_reads import DamagedBatch, batch_read
 from storage.shard import Shard
 
 _CHUNK_BYTES: Final = 256 * KIB
@@ -24,7 +23,7 @@ _BATCHES_MAX: Final = 256
 
 
 class _Reading(NamedTuple):
-    shard: Shard
+    shard: ShardId
     first: LocalId
     location: Location
 
@@ -35,8 +34,7 @@ class Scrub:
     Attributes:
         passes: how many are complete.
         bytes: what was read, over all passes.
-        damaged: where no intact batch was, and whether there was anything to read, since somebody
-            last emptied the list.
+        damaged: what was found damaged since `DiskCare` last emptied the list.
     """
 
     def __init__(self, shards: Mapping[ShardId, Shard], config: NodeConfig) -> None:
@@ -52,7 +50,7 @@ class Scrub:
         self._last_token = 0
         self.passes = 0
         self.bytes = 0
-        self.damaged: list[tuple[Location, bool]] = []
+        self.damaged: list[DamagedBatch] = []
 
     def start(self, now: Instant) -> None:
         """Recovery is over."""
@@ -77,7 +75,7 @@ class Scrub:
             first, self._at, location = batch
             size += location.length
             self._last_token -= 1
-            self._reading[self._last_token] = _Reading(shard, first, location)
+            self._reading[self._last_token] = _Reading(shard.id, first, location)
             effects.append(ReadFrame(location, self._last_token))
         self.bytes += size
         self._due = Instant(now + size / self._bytes_per_s)
@@ -90,14 +88,12 @@ class Scrub:
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
         """Verify a batch."""
         reading = self._reading.pop(token)
-        try:
-            if payload is not None:
-                header = RecordBatch(payload).header
-                if (header.shard, header.first) == (reading.shard.id, reading.first):
-                    return []
-        except MalformedFrameError:
-            pass
-        self.damaged.append((reading.location, payload is not None))
+        batch, damage = batch_read(reading.location, payload)
+        if batch is not None and (batch.header.shard, batch.header.first) != reading[:2]:
+            damage = DamagedBatch(reading.location, readable=True)
+        if damage is None:
+            return []
+        self.damaged.append(damage)
         return [Ignore(reading.location, "a record batch on disk is damaged")]
 
     def deadline(self) -> Instant | None:

@@ -31,6 +31,7 @@ from indilog.ids import Epoch, LocalId, SeqNum, ShardId
 from indilog.metalog import UNSAID, Span
 from indilog.records import RecordBatch
 from indilog.roles import Location
+from storage.batch_reads import DamagedBatch
 
 _HOLE: Final = 0
 """The segment of a row that is a hole: segments are numbered from 1."""
@@ -86,11 +87,13 @@ class Shard:
         bytes: of all stored batches.
         unordered: batches that no entry has ordered yet, for their tags; may lack old ones.
         holes: what is not known here inside the stored prefix, end by first localid.
+        damaged: of the only replica, the batches of which only data is damaged, by first localid:
+            the first record that is lost, and how many are.
     """
 
     __slots__ = (
         "_alone", "_certain", "_doubted", "_firsts", "_lengths", "_offsets", "_segments",
-        "_span_localids", "_span_seqnums", "bytes", "changing", "claimed", "holes", "id",
+        "_span_localids", "_span_seqnums", "bytes", "changing", "claimed", "damaged", "holes", "id",
         "leading", "opened", "ordered", "stored", "unordered", "written",
     )  # fmt: skip
 
@@ -105,6 +108,7 @@ class Shard:
         self.bytes = 0
         self.unordered: deque[RecordBatch] = deque()
         self.holes: SortedDict[LocalId, LocalId] = SortedDict()
+        self.damaged: dict[LocalId, tuple[LocalId, int]] = {}
         self._alone = alone
         """Whether this is the only replica: then no opening ever dropped anything."""
         self._certain = True
@@ -210,14 +214,23 @@ class Shard:
         self.stored = end
         self.written = max(self.written, end)
 
-    def lose(self, location: Location, *, readable: bool = True) -> bool:
-        """Make a hole of the batch that was at `location`; False: none is known to be there."""
-        if self._alone and not readable:
-            return False  # it may be readable again; nobody else has it
+    def lose(self, damage: DamagedBatch) -> bool:
+        """Make a hole of a damaged batch, as far as it is lost; False: that is no news.
+
+        The only replica keeps a batch of which only the data of some records is damaged, and one
+        that cannot be read now: it may be readable again.
+        """
+        if self._alone and not damage.readable:
+            return False
         try:
-            index = self._row_at(location)
+            index = self._row_at(damage.location)
         except ValueError:
             return False
+        if self._alone and damage.records:
+            first = self._firsts[index]
+            known = self.damaged.get(first)
+            self.damaged[first] = damage.records[0], len(damage.records)
+            return known is None
         self.bytes -= self._lengths[index]
         self._segments[index], self._offsets[index], self._lengths[index] = _HOLE, 0, 0
         self.holes[self._firsts[index]] = self._end_of(index)
@@ -287,19 +300,21 @@ class Shard:
 
     @property
     def lost(self) -> int:
-        """How many of them are lost for good, while there is no other replica."""
-        return self.missing if self._alone else 0
+        """How many records are lost for good, while there is no other replica."""
+        if not self._alone:
+            return 0
+        return self.missing + sum(count for _, count in self.damaged.values())
 
     @property
     def first_lost(self) -> SeqNum | None:
         """The smallest seqnum of what is lost for good; None: there is none."""
-        if (
-            not self._alone
-            or not self.holes
-            or (first := self.holes.peekitem(0)[0]) >= self.ordered
-        ):
+        if not self._alone:
             return None
-        return self.seqnum_of(first)
+        firsts = [first for first, _ in self.damaged.values()]
+        if self.holes:
+            firsts.append(self.holes.peekitem(0)[0])
+        first = min(firsts, default=self.ordered)
+        return self.seqnum_of(first) if first < self.ordered else None
 
     # --- batches
 

@@ -19,9 +19,8 @@ from indilog.errors import DataDirectoryError
 from indilog.runtime.segment import synced_directory
 from indilog.runtime.segment_scan import newest_used
 
-FORMAT_VERSION: Final = 2
-"""1: segments were never rewritten. A release that knew no more would miss those that were joined.
-"""
+FORMAT_VERSION: Final = 3
+"""1 and 2 held record batches of version 1, which had one checksum for tags and data."""
 _FORMAT_NAME: Final = "indilog-journal"
 
 log = structlog.get_logger(__name__)
@@ -36,12 +35,12 @@ def created(directory: Path) -> None:
 
 
 def check_format(directory: Path) -> bool:
-    """Refuse what a newer release wrote; say in a new directory what is written here.
+    """Refuse what another release wrote; say in a new directory what is written here.
 
     Returns whether the directory is new.
 
     Raises:
-        DataDirectoryError: it is of a newer format, or of none that is known.
+        DataDirectoryError: it is of a newer or an older format, or of none that is known.
     """
     path = directory / "FORMAT"
     if not path.exists():
@@ -63,11 +62,14 @@ def check_format(directory: Path) -> bool:
         raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
     if int(version) > FORMAT_VERSION:
         raise DataDirectoryError(
-            f"{directory} has format {version}, this release reads up to {FORMAT_VERSION}; "
+            f"{directory} has format {version}, this release reads {FORMAT_VERSION}; "
             "start a newer release."
         )
     if int(version) < FORMAT_VERSION:
-        _write(path)
+        raise DataDirectoryError(
+            f"{directory} has format {version}, this release reads {FORMAT_VERSION}: "
+            "start the release that wrote it, or begin with another data directory."
+        )
     return False
 
 

@@ -13,6 +13,7 @@ from indilog.errors import IndilogError
 from indilog.roles import FrameKind, Lost, Role, SurvivesLoss, TakesCopies
 from indilog.runtime.damage_log import DamageLog
 from indilog.runtime.journal import Journal
+from indilog.runtime.segment import BATCH_KINDS, is_batch_of
 from indilog.runtime.segment_scan import Damage
 
 log = structlog.get_logger(__name__)
@@ -62,7 +63,10 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
 
 def _tell(damage: Damage, roles: Mapping[int, Role]) -> None:
     header = damage.header
-    lost = Lost(_KINDS.get(header.kind) if header else None, damage.payload, damage.location)
+    payload = damage.payload
+    if header is not None and header.kind in BATCH_KINDS and not is_batch_of(header, payload):
+        payload = b""  # what stands there was written under another header
+    lost = Lost(_KINDS.get(header.kind) if header else None, payload, damage.location)
     for stream, role in roles.items():
         if isinstance(role, SurvivesLoss) and (header is None or header.stream == stream):
             role.lost(lost)

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from indilog.errors import DataDirectoryError, MalformedFrameError
-from indilog.records import HEADER_BYTES, RecordBatch, batch_header, body_crc_stated
+from indilog.records import HEADER_BYTES, RecordBatch, batch_header, header_crc_stated
 from indilog.roles import FrameKind, Location
 
 MAGIC: Final = b"IL"
@@ -106,7 +106,7 @@ def header_unpacked(buffer: bytes) -> FrameHeader | None:
 
 def payload_crc_of(kind: FrameKind, payload: bytes) -> int:
     """Return what the header of a frame says about its payload."""
-    return body_crc_stated(payload) if kind in BATCH_KINDS else crc32c(payload)
+    return header_crc_stated(payload) if kind in BATCH_KINDS else crc32c(payload)
 
 
 def payload_intact(header: FrameHeader, payload: bytes | bytearray) -> bool:
@@ -116,11 +116,20 @@ def payload_intact(header: FrameHeader, payload: bytes | bytearray) -> bool:
     if header.kind not in BATCH_KINDS:
         return crc32c(payload) == header.payload_crc
     try:
-        if header.kind == FrameKind.GONE:
-            return batch_header(bytes(payload)).body_crc == header.payload_crc
-        return RecordBatch(bytes(payload)).header.body_crc == header.payload_crc
+        if header.kind != FrameKind.GONE:
+            RecordBatch(bytes(payload))
+        return is_batch_of(header, bytes(payload))
     except MalformedFrameError:
         return False
+
+
+def is_batch_of(header: FrameHeader, payload: bytes) -> bool:
+    """Tell whether `payload` begins with the header of the record batch written under `header`."""
+    try:
+        batch_header(payload)
+    except MalformedFrameError:
+        return False
+    return header_crc_stated(payload) == header.payload_crc
 
 
 def segment_path(directory: Path, number: int) -> Path:

@@ -54,17 +54,18 @@ def packed(records: list[Plain], place: dict[str, int]) -> bytes:
         for record in records:
             end += len(record.data if column == 1 else record.names)
             body += struct.pack("<I", end)
+    body += b"".join(struct.pack("<I", crc32c(record.data)) for record in records)
     body += b"".join(struct.pack("<B", len(record.tags)) for record in records)
     body += b"".join(record.names for record in records)
-    body += b"".join(record.data for record in records)
+    data = b"".join(record.data for record in records)
     header = b"ILRB" + struct.pack(
-        "<BBHHIQQ", 1, 0, place["logspace"], place["shard"], place["epoch"], place["first"],
+        "<BBHHIQQ", 2, 0, place["logspace"], place["shard"], place["epoch"], place["first"],
         place["time_us"],
     )  # fmt: skip
     header += struct.pack("<II", len(records), sum(len(record.tags) for record in records))
     header += struct.pack("<I", sum(len(record.names) for record in records))
-    header += struct.pack("<II", sum(len(record.data) for record in records), crc32c(body))
-    return header + struct.pack("<I", crc32c(header)) + body
+    header += struct.pack("<III", len(data), crc32c(body), crc32c(data))
+    return header + struct.pack("<I", crc32c(header)) + body + data
 
 
 def built(records: list[Plain], place: dict[str, int]) -> bytes:
@@ -113,6 +114,14 @@ def test_damage_is_always_noticed(
     damaged = good[:at] + bytes([good[at] ^ mask]) + good[at + 1 :]
     with pytest.raises(MalformedFrameError):
         RecordBatch(damaged)
+    try:
+        batch = RecordBatch(damaged, partly=True)
+    except MalformedFrameError:
+        assert at < len(good) - sum(len(record.data) for record in records)
+        return
+    assert len(batch.damaged) == 1
+    for index in set(range(len(records))) - batch.damaged:
+        assert batch.record(index) == (records[index].data, records[index].names, place["time_us"])
 
 
 @given(st.binary(max_size=300))

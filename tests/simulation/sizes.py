@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-BATCH_HEADER_BYTES: Final = 54
+BATCH_HEADER_BYTES: Final = 58
 
 
 def retained_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
@@ -14,4 +14,4 @@ def retained_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
 
 def stored_bytes(log: str, data: bytes, tags: tuple[str, ...]) -> int:
     """Return what a record takes in its batch."""
-    return retained_bytes(log, data, tags) + 8 * (1 + len(tags)) + 9
+    return retained_bytes(log, data, tags) + 8 * (1 + len(tags)) + 13

@@ -42,10 +42,10 @@ def test_tag_columns_are_the_bytes_of_the_batch() -> None:
 
 
 def test_the_layout_is_the_one_on_every_disk() -> None:
-    # Written by version 1; a change of these bytes needs a new version.
-    assert TWO[:6] == b"ILRB\x01\x00"
-    assert HEADER_BYTES == 54
-    assert len(TWO) == HEADER_BYTES + 4 * 8 + 2 * 9 + len(b"orders\x1fsa\x1fsborders") + 5
+    # Written by version 2; a change of these bytes needs a new version.
+    assert TWO[:6] == b"ILRB\x02\x00"
+    assert HEADER_BYTES == 58
+    assert len(TWO) == HEADER_BYTES + 4 * 8 + 2 * 13 + len(b"orders\x1fsa\x1fsborders") + 5
     assert TWO.endswith(b"orders\x1fsa\x1fsbordershello")
 
 
@@ -70,14 +70,44 @@ def test_every_flipped_bit_is_noticed() -> None:
             RecordBatch(bytes(damaged))
 
 
+THREE = batch_of((b"one", ("a",)), (b"two", ("b",)), (b"", ("c",)))
+DATA_AT = len(THREE) - len(b"onetwo")
+
+
+def flipped(batch: bytes, bit: int) -> bytes:
+    damaged = bytearray(batch)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def test_damage_to_data_costs_the_record_that_it_hit_and_no_tags() -> None:
+    whole = RecordBatch(THREE)
+    for bit in range(8 * DATA_AT, 8 * len(THREE)):
+        batch = RecordBatch(flipped(THREE, bit), partly=True)
+        [hit] = batch.damaged
+        assert hit == (bit // 8 - DATA_AT) // 3
+        assert batch.damaged_localids == [5 + hit]
+        assert batch.tag_columns() == whole.tag_columns()
+        left = [index for index in range(3) if index != hit]
+        assert [batch.record(index) for index in left] == [whole.record(i) for i in left]
+        with pytest.raises(AssertionError):
+            batch.record(hit)
+
+
+def test_damage_to_tags_names_or_the_header_makes_a_batch_unreadable() -> None:
+    for bit in range(8 * DATA_AT):
+        with pytest.raises(MalformedFrameError):
+            RecordBatch(flipped(THREE, bit), partly=True)
+
+
 def test_bytes_after_the_batch_are_refused() -> None:
     with pytest.raises(MalformedFrameError, match="came as"):
         batch_header(TWO + b"x")
 
 
 def test_an_unknown_version_is_refused_by_number() -> None:
-    with pytest.raises(MalformedFrameError, match="version 2"):
-        batch_header(TWO[:4] + b"\x02" + TWO[5:])
+    with pytest.raises(MalformedFrameError, match="version 3"):
+        batch_header(TWO[:4] + b"\x03" + TWO[5:])
 
 
 def test_an_empty_batch_is_our_own_mistake() -> None:

@@ -310,17 +310,17 @@ def test_an_unknown_format_is_refused_where_no_journal_is(directory: Path) -> No
         Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
 
 
-def test_a_journal_of_an_older_format_is_read_and_says_the_newer_one_from_then_on(
+def test_a_journal_of_an_older_format_is_refused_and_left_as_it_is(
     directory: Path, opened: list[Journal]
 ) -> None:
-    """An older release must not start on what was rewritten."""
+    """Its record batches would be taken for damage."""
     journal, _ = started(directory, opened)
     journal.write(STREAM, FrameKind.METALOG, b"entry")
     journal.close()
     (directory / "FORMAT").write_text(format_line(FORMAT_VERSION - 1))
-    _, recovered = started(directory, opened)
-    assert [frame[2] for frame in recovered] == [b"entry"]
-    assert (directory / "FORMAT").read_text() == format_line(FORMAT_VERSION)
+    with pytest.raises(DataDirectoryError, match="begin with another data directory"):
+        Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+    assert (directory / "FORMAT").read_text() == format_line(FORMAT_VERSION - 1)
 
 
 @pytest.mark.parametrize("bit", [*range(0, 8 * len(format_line(FORMAT_VERSION)), 5), None])

@@ -16,7 +16,7 @@ from indilog.messages import (
     ShardOpen,
 )
 from indilog.metalog import NewRecords
-from indilog.records import BatchBuilder
+from indilog.records import HEADER_BYTES, BatchBuilder
 from indilog.roles import (
     Discard,
     Effect,
@@ -162,10 +162,12 @@ class Machine:
             return Location(last.segment + 1, 32, length)
         return Location(last.segment, end + 32, length)
 
-    def damage(self, index: int) -> None:
-        """Change the last byte of a frame on the disk."""
+    def damage(self, index: int, *, tags: bool = False) -> None:
+        """Change a byte of a frame on the disk: the last one, or (of a batch) one of its tags."""
         kind, payload, location = self.frames[index]
-        self.frames[index] = (kind, payload[:-1] + bytes([payload[-1] ^ 1]), location)
+        spoilt = bytearray(payload)
+        spoilt[HEADER_BYTES if tags else -1] ^= 1
+        self.frames[index] = (kind, bytes(spoilt), location)
         self.spoilt.add(location)
 
 

@@ -15,6 +15,7 @@ from indilog.messages import (
 )
 from indilog.metalog import NewRecords, Span
 from indilog.roles import FrameKind, Location, Lost, Started
+from storage.batch_reads import DamagedBatch
 from storage.shard import Shard, ShardState
 from tests.unit.storage.machine import (
     ENGINE,
@@ -268,7 +269,7 @@ def test_after_unknown_damage_a_replica_is_not_authoritative_until_it_is_opened(
 def test_a_shard_can_be_opened_inside_a_hole() -> None:
     """Only other replicas know where the batches in it begin; refused, it would stay shut."""
     shard = shard_of((0, 2), (2, 6), (6, 9))
-    assert shard.lose(Location(1, 232, 10))
+    assert shard.lose(DamagedBatch(Location(1, 232, 10), readable=True))
     assert not shard.can_open_at(1), "a batch would be split"
     assert not shard.can_open_at(7)
     assert shard.can_open_at(4)

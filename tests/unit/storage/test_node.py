@@ -180,16 +180,20 @@ def test_a_wiped_replica_knows_nothing_and_goes_on() -> None:
     assert read(machine.restarted(), 2).unknown == (2,)
 
 
-def test_a_damaged_batch_is_unknown_and_counted() -> None:
+@pytest.mark.parametrize("tags", [True, False])
+def test_what_is_damaged_of_a_batch_is_unknown_and_counted(*, tags: bool) -> None:
     machine = machine_of(record_cache_bytes_max=0)
     append(machine, b"a", b"b", first=0)
     append(machine, b"c", first=2)
     machine.tell(entries({0: 3}), sender=PRIMARY)
-    machine.damage([kind for kind, _, _ in machine.frames].index(FrameKind.RECORDS))
-    answer = read(machine, 0, 1, 2)
-    assert data_of(answer) == [(2, b"c")]
-    assert answer.unknown == (0, 1)
-    assert machine.ignored == ["a record batch on disk is damaged"]
+    machine.damage([kind for kind, _, _ in machine.frames].index(FrameKind.RECORDS), tags=tags)
+    for life in (machine, machine.restarted()):
+        answer = read(life, 0, 1, 2)
+        assert data_of(answer) == ([(2, b"c")] if tags else [(0, b"a"), (2, b"c")])
+        assert answer.unknown == ((0, 1) if tags else (1,))
+        assert "a record batch on disk is damaged" in life.ignored or life is not machine
+        status = life.node.status()
+        assert (status["lost_records"], status["first_lost_seqnum"]) == ((2, 0) if tags else (1, 1))
 
 
 def test_a_batch_that_belongs_elsewhere_is_not_taken_for_the_one_wanted() -> None:

@@ -23,6 +23,7 @@ from indilog.messages import (
 from indilog.metalog import Floor, Trim
 from indilog.roles import FrameKind, Location
 from indilog.view import view_of
+from storage.batch_reads import DamagedBatch
 from storage.shard import Shard, ShardState
 from tests.unit.storage.machine import (
     ENGINE,
@@ -57,7 +58,7 @@ def test_a_damaged_batch_is_served_by_the_other_replica_repaired_and_counted() -
     found = pair.tell(A, ReadRecords(1, ENGINE, SHARD, (1, 2, 3, 4)))
     (answer,) = messages(found, ENGINE)
     assert isinstance(answer, RecordsRead)
-    assert answer.unknown == (2, 3)
+    assert answer.unknown == (3,), "the data of record 2 is intact"
     assert all_of(machine, 6) == expected(6)
     status = machine.node.status()
     assert (status["damaged_batches"], status["repaired_records"]) == (1, 2)
@@ -260,20 +261,21 @@ def test_a_batch_that_would_not_fit_into_one_hole_is_not_written() -> None:
     assert machine.node.status()["missing_records"] == 4
 
 
-def damaged_single() -> Machine:
-    """Return the only replica of three records, of which it lost the middle one."""
+def damaged_single(*, tags: bool = True) -> Machine:
+    """Return the only replica of three records, of which it lost the middle one, or its data."""
     machine = Machine(config=config_of(record_cache_bytes_max=0))
     machine.tell(ShardClaim(SHARD, E1))
     machine.tell(ShardOpen(SHARD, E1, 0))
     for first in range(3):
         machine.tell(AppendBatch(batch(first)))
     machine.tell(entries({SHARD: 3}), sender=PRIMARY)
-    machine.damage(3)
+    machine.damage(3, tags=tags)
     return machine
 
 
-def test_a_single_replica_serves_all_but_what_it_lost() -> None:
-    machine = damaged_single()
+@pytest.mark.parametrize("tags", [True, False])
+def test_a_single_replica_serves_all_but_what_it_lost(*, tags: bool) -> None:
+    machine = damaged_single(tags=tags)
     assert read(machine, 0, 1, 2).unknown == (1,)
     assert read(machine, 0, 1, 2).unknown == (1,)
     assert machine.node.status()["damaged_batches"] == 1
@@ -292,6 +294,15 @@ def test_what_is_lost_for_good_has_no_tags_so_that_indexes_go_on_behind_it() -> 
     assert (part.count, list(part.tag_counts)) == (3, [1, 0, 1])
 
 
+def test_a_record_of_which_only_the_data_is_damaged_keeps_its_tags() -> None:
+    machine = damaged_single(tags=False)
+    for life in (machine, machine.restarted()):
+        (answer,) = messages(life.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+        assert isinstance(answer, IndexData)
+        ((part,),) = [block.parts for block in answer.blocks]
+        assert (part.count, list(part.tag_counts)) == (3, [1, 1, 1])
+
+
 def test_what_another_replica_may_have_is_left_out_of_index_data() -> None:
     pair = replicated(record_cache_bytes_max=0)
     pair.wipe(A)
@@ -306,7 +317,7 @@ def test_what_cannot_be_read_now_is_not_given_up_where_nobody_else_has_it() -> N
     shard = Shard(SHARD, leading=True, alone=True)
     shard.apply(ShardState(SHARD, E1, 0))
     shard.store(0, 2, Location(1, 32, 10))
-    assert not shard.lose(Location(1, 32, 10), readable=False)
+    assert not shard.lose(DamagedBatch(Location(1, 32, 10), readable=False))
     assert shard.location_of(0) == Location(1, 32, 10)
 
 
@@ -332,8 +343,8 @@ def test_holes_are_filled_in_any_order() -> None:
 
 def test_a_hole_has_no_place() -> None:
     shard = shard_of((0, 2), (2, 5), (5, 6))
-    assert shard.lose(Location(1, 232, 10))
-    assert not shard.lose(Location(1, 232, 10)), "it is lost once"
+    assert shard.lose(DamagedBatch(Location(1, 232, 10), readable=True))
+    assert not shard.lose(DamagedBatch(Location(1, 232, 10), readable=True)), "it is lost once"
     assert shard.location_of(3) is None
     assert shard.locations(0, 6) == [Location(1, 32, 10), Location(1, 532, 10)]
     assert (shard.missing, shard.bytes) == (3, 20)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from indilog.ids import ShardId
 from indilog.roles import Location
 from storage import shard as module
+from storage.batch_reads import DamagedBatch
 from storage.shard import Shard
 
 RECORDS = 2
@@ -34,7 +35,7 @@ def test_the_next_known_batch_is_found_behind_all_that_are_discarded_or_lost(
         if fate == "discarded":
             assert shard.discard(first, location)
         elif fate == "lost":
-            assert shard.lose(location)
+            assert shard.lose(DamagedBatch(location, readable=True))
         else:
             known.append((first, end, location))
         assert shard.batch_from(0) == (known[0] if known else None)
