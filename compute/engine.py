@@ -408,16 +408,18 @@ class Engine:
             effect
             for span in spans
             if span.shard == writer.shard
-            for effect in self._acknowledge(writer, span)
+            for effect in self._acknowledge(writer, span, entry.time_us / 1e6)
         ]
 
-    def _acknowledge(self, writer: ShardWriter, span: Span) -> list[Effect]:
+    def _acknowledge(self, writer: ShardWriter, span: Span, ordered_at: float) -> list[Effect]:
         if writer.fenced_by(span):
             return writer.give_up()
         batches = writer.ordered(span)
         for batch in batches:
             data, names = batch.columns
-            self._cache.add_span(batch.first_seqnum, data, names, batch.time, batch.size_bytes)
+            self._cache.add_span(
+                batch.first_seqnum, data, names, batch.time, ordered_at, batch.size_bytes
+            )
         return acknowledgements(batches, self._replay.position)
 
     def _feed_from(self, position: MetalogPosition) -> IndexFeed:

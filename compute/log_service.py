@@ -162,4 +162,6 @@ def _found(session: Session, record: Record | None) -> RecordsFound:
 
 
 def _value(record: Record) -> RecordValue:
-    return RecordValue(record.seqnum, record.names, record.data, record.time, record.aux)
+    return RecordValue(
+        record.seqnum, record.names, record.data, record.time, record.ordered_at, record.aux
+    )

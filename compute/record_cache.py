@@ -35,10 +35,11 @@ class _Span(NamedTuple):
     datas: list[bytes]
     names: list[bytes]
     time: float
+    ordered_at: float
     size_bytes: int
 
 
-_EVICTED: Final = _Span([], [], 0.0, 0)
+_EVICTED: Final = _Span([], [], 0.0, 0.0, 0)
 
 
 class RecordCache:
@@ -82,6 +83,7 @@ class RecordCache:
         datas: list[bytes],
         names: list[bytes],
         time: float,
+        ordered_at: float,
         size_bytes: int,
     ) -> None:
         """Keep own appends that were ordered at `first_seqnum` and up; later ones come later.
@@ -92,7 +94,8 @@ class RecordCache:
             first_seqnum: where the first record is.
             datas: the data of each record.
             names: the names of each record (`indilog.ids.tag_columns`).
-            time: when the writer took them in, seconds since 1970.
+            time: when the writer took them in, seconds since 1970 (`Record.time`).
+            ordered_at: the stamp of the entry that ordered them, seconds since 1970.
             size_bytes: how many bytes `datas` and `names` have together.
         """
         assert not self._firsts or first_seqnum >= self._end(), "own appends ascend"
@@ -100,7 +103,7 @@ class RecordCache:
         if size_bytes > self._bytes_max:
             return
         self._firsts.append(first_seqnum)
-        self._spans.append(_Span(datas, names, time, size_bytes))
+        self._spans.append(_Span(datas, names, time, ordered_at, size_bytes))
         self._span_bytes += size_bytes
         self._span_records += len(datas)
         if self._span_bytes + self._read_bytes > self._bytes_max:
@@ -112,7 +115,7 @@ class RecordCache:
         if record.aux is not None:
             if seqnum not in self._aux:
                 self.set_aux(seqnum, record.aux)
-            record = Record(seqnum, record.names, record.data, record.time)
+            record = _with_aux(record, None)
         size_bytes = _read_size(record)
         if size_bytes > self._bytes_max or seqnum in self._read:
             return
@@ -125,7 +128,14 @@ class RecordCache:
         """Keep a record from storage; return it as people see it: aux data set here is newer."""
         if (aux := self.aux_of(stored.seqnum)) is None:
             aux = stored.aux
-        record = Record(stored.seqnum, stored.names, stored.data, stored.time_us / 1e6, aux)
+        record = Record(
+            stored.seqnum,
+            stored.names,
+            stored.data,
+            stored.time_us / 1e6,
+            stored.ordered_us / 1e6,
+            aux,
+        )
         self.add(record)
         return record
 
@@ -138,7 +148,8 @@ class RecordCache:
             if offset < len(span.datas):
                 self.hits += 1
                 names, data = span.names[offset], span.datas[offset]
-                return Record(seqnum, names, data, span.time, self.aux_of(seqnum))
+                aux = self.aux_of(seqnum)
+                return Record(seqnum, names, data, span.time, span.ordered_at, aux)
         record = self._read.get(seqnum)
         if record is None:
             self.misses += 1
@@ -148,7 +159,7 @@ class RecordCache:
         aux = self.aux_of(seqnum)
         if aux is None:
             return record
-        return Record(seqnum, record.names, record.data, record.time, aux)
+        return _with_aux(record, aux)
 
     def holds(self, seqnum: SeqNum) -> bool:
         """Whether `get` would find `seqnum`; neither a hit nor a miss."""
@@ -215,6 +226,10 @@ class RecordCache:
         aux_bytes = sum(AUX_BYTES + len(aux) for aux in self._aux.values())
         assert self._aux_bytes == aux_bytes <= self._aux_bytes_max, "aux data is counted, bounded"
         assert len(self._firsts) == len(self._spans), "a span has a first seqnum"
+
+
+def _with_aux(record: Record, aux: bytes | None) -> Record:
+    return Record(record.seqnum, record.names, record.data, record.time, record.ordered_at, aux)
 
 
 def _read_size(record: Record) -> int:

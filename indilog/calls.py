@@ -57,6 +57,7 @@ class RecordValue(msgspec.Struct, frozen=True, array_like=True):
     names: bytes
     data: bytes
     time: float
+    ordered_at: float
     aux: bytes | None
 
 

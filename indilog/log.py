@@ -43,18 +43,30 @@ class Record:
         seqnum: place in the total order; dense from 0 over the whole logspace.
         data: the bytes.
         aux: cached bytes beside the record (`set_aux`), or None; may vanish.
-        time: when its writer took it in, seconds since 1970.
+        time: when its writer accepted it, seconds since 1970 by the writer's own wall clock. For
+            people only: a writer's clock may be wrong by any amount, so nothing may be decided by
+            this time. Leases, delays, expiry and retention go by `ordered_at`.
+        ordered_at: when the log ordered it, seconds since 1970 by the clock of the primary
+            sequencer, to the microsecond. Never smaller than that of a record before it in the
+            log, and the same value for every reader. `Log.find_time` searches by it.
     """
 
-    __slots__ = ("_names", "aux", "data", "seqnum", "time")
+    __slots__ = ("_names", "aux", "data", "ordered_at", "seqnum", "time")
 
     def __init__(
-        self, seqnum: SeqNum, names: bytes, data: bytes, time: float, aux: bytes | None = None
+        self,
+        seqnum: SeqNum,
+        names: bytes,
+        data: bytes,
+        time: float,
+        ordered_at: float,
+        aux: bytes | None = None,
     ) -> None:
         self.seqnum = seqnum
         self._names = names
         self.data = data
         self.time = time
+        self.ordered_at = ordered_at
         self.aux = aux
 
     @property
@@ -220,7 +232,7 @@ class Log(abc.ABC):
 
         By the clock of the primary sequencer, which never goes back along the log. So every record
         whose append returned before `time` on that clock lies below, and every record appended
-        after it at the seqnum or above. (A record's own `time` is its writer's clock.)
+        after it at the seqnum or above. It searches by `Record.ordered_at`, not `Record.time`.
         """
 
     @abc.abstractmethod

@@ -357,6 +357,9 @@ class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
 
     seqnum: SeqNum
     time_us: int
+    """The writer's time, microseconds since 1970."""
+    ordered_us: int
+    """The stamp of the entry that ordered it, microseconds since 1970 on the primary's clock."""
     names: bytes
     data: bytes
     aux: bytes | None

@@ -251,7 +251,7 @@ def _refuse_lost(answer: Answer) -> None:
 
 
 def _record(value: RecordValue) -> Record:
-    return Record(value.seqnum, value.names, value.data, value.time, value.aux)
+    return Record(value.seqnum, value.names, value.data, value.time, value.ordered_at, value.aux)
 
 
 def _expected(kind: type[_AnswerT], answer: Answer) -> _AnswerT:

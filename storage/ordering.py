@@ -9,7 +9,7 @@ a position and 18 bytes a span. Of trims the floors are kept.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 from indilog.floors import Trimmed
@@ -119,6 +119,10 @@ class Ordering:
         """
         position = bisect_left(self._times, time_us)
         return position if position < len(self._times) else None
+
+    def ordered_us(self, seqnum: SeqNum) -> int:
+        """Return the stamp of the applied entry that ordered `seqnum`, microseconds since 1970."""
+        return self._times[bisect_right(self._tails, seqnum)]
 
     def tail_before(self, position: MetalogPosition) -> SeqNum:
         """Return the log's tail before the entry at `position`, which is applied."""

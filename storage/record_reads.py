@@ -90,8 +90,8 @@ class WaitingReads:
         return next(iter(self._by_age.values())).expires if self._by_age else None
 
 
-class TrimmedHere(Protocol):
-    """What a storage node knows of trims."""
+class AppliedEntries(Protocol):
+    """What a storage node knows of the metalog entries that it has applied."""
 
     @property
     def floors(self) -> Trimmed:
@@ -100,6 +100,9 @@ class TrimmedHere(Protocol):
     @property
     def trimmed_at(self) -> MetalogPosition:
         """The metalog position after the last trim that is applied."""
+
+    def ordered_us(self, seqnum: SeqNum) -> int:
+        """The stamp of the entry that ordered `seqnum`, microseconds since 1970."""
 
 
 class RecordPage(BatchTask):
@@ -114,7 +117,7 @@ class RecordPage(BatchTask):
         message: ReadRecords,
         shard: Shard,
         aux: Mapping[SeqNum, bytes],
-        trimmed: TrimmedHere,
+        applied: AppliedEntries,
         *,
         bytes_max: int,
     ) -> None:
@@ -126,7 +129,7 @@ class RecordPage(BatchTask):
         self._bytes = 0
         self._records: list[StoredRecord] = []
         self._unknown: list[SeqNum] = []
-        self._trimmed_here = trimmed
+        self._applied = applied
         self._trimmed: list[SeqNum] = []
         self._wanted: dict[Location, list[tuple[SeqNum, LocalId]]] = {}
         for seqnum in message.seqnums:
@@ -167,14 +170,17 @@ class RecordPage(BatchTask):
                 return
             raw = batch.record(localid - first)
             aux = self._aux.get(seqnum)
-            self._records.append(StoredRecord(seqnum, raw.time_us, raw.names, raw.data, aux))
+            ordered_us = self._applied.ordered_us(seqnum)
+            self._records.append(
+                StoredRecord(seqnum, raw.time_us, ordered_us, raw.names, raw.data, aux)
+            )
             size = len(raw.data) + len(raw.names) + len(aux or b"")
             self._bytes += size + STORED_RECORD_OVERHEAD_BYTES
 
     def _dead(self, batch: RecordBatch, seqnum: SeqNum, localid: LocalId) -> Mask | None:
         """Tell which records of a batch are trimmed; None: none. One of them is at `seqnum`."""
         first_seqnum = seqnum - (localid - batch.header.first)
-        floors = self._trimmed_here.floors
+        floors = self._applied.floors
         if floors.highest <= first_seqnum and 0 not in batch.tag_counts:
             return None
         return floors.dead(first_seqnum, *batch.tag_columns())
@@ -188,5 +194,5 @@ class RecordPage(BatchTask):
             tuple(self._records),
             tuple(self._unknown),
             tuple(self._trimmed),
-            self._trimmed_here.trimmed_at if self._trimmed else 0,
+            self._applied.trimmed_at if self._trimmed else 0,
         )

@@ -96,6 +96,7 @@ def record_out(record: Record) -> dict[str, Any]:
         "seqnum": record.seqnum,
         "tags": list(record.tags),
         "time": record.time,
+        "ordered_at": record.ordered_at,
     }
     try:
         out["data"] = record.data.decode()

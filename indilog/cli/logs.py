@@ -38,6 +38,10 @@ SinceOption = Annotated[
     str | None,
     typer.Option("--since", help="Ordered so long ago or later: 10m, 2d, 2026-11-21T18:00."),
 ]
+OrderedOption = Annotated[
+    bool,
+    typer.Option("--ordered", help="Show when the log ordered each, not its writer's time."),
+]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="See all that was appended before, by anybody.")
 ]
@@ -97,6 +101,7 @@ def read(
     ] = False,
     follow: FollowOption = False,
     fresh: FreshOption = False,
+    ordered: OrderedOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     url: Url = DEFAULT,
 ) -> None:
@@ -106,7 +111,7 @@ def read(
         stop("Give --since or --last, not both.")
     at = _time(since) if since is not None else None
     if follow and not last:
-        _follow(gateway, log, tag, tag_int, bound, since=at, as_json=as_json)
+        _follow(gateway, log, tag, tag_int, bound, since=at, as_json=as_json, time=_shown(ordered))
         return
     # Backwards the sentence says how to go on.
     ask = gateway.get if last else gateway.get_records
@@ -121,13 +126,13 @@ def read(
         fresh=fresh,
     )
     if not follow:
-        show.records(answer["records"], as_json=as_json)
+        show.records(answer["records"], as_json=as_json, time=_shown(ordered))
         return
     records = answer["records"][::-1]
-    show.records(records, as_json=as_json)
+    show.records(records, as_json=as_json, time=_shown(ordered))
     # Without any so far, what comes is behind the start: nothing is missed from there on.
     behind = records[-1]["seqnum"] + 1 if records else None
-    _follow(gateway, log, tag, tag_int, behind, as_json=as_json)
+    _follow(gateway, log, tag, tag_int, behind, as_json=as_json, time=_shown(ordered))
 
 
 @logs.command("range")
@@ -138,6 +143,7 @@ def range_(
     tag_int: TagIntOption = None,
     bound: BoundOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many; else all.")] = None,
+    ordered: OrderedOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     url: Url = DEFAULT,
 ) -> None:
@@ -154,7 +160,7 @@ def range_(
         )
         if not page["records"]:
             return
-        show.records(page["records"], as_json=as_json)
+        show.records(page["records"], as_json=as_json, time=_shown(ordered))
         start = page["next_bound"]
         left = None if left is None else left - len(page["records"])
 
@@ -166,6 +172,7 @@ def tail(
     tag: TagOption = None,
     tag_int: TagIntOption = None,
     follow: FollowOption = False,
+    ordered: OrderedOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     url: Url = DEFAULT,
 ) -> None:
@@ -173,9 +180,14 @@ def tail(
     gateway = Gateway(url)
     seqnum = gateway.get(_path(log, "tail"))["tail"]
     if follow:
-        _follow(gateway, log, tag, tag_int, seqnum, as_json=as_json)
+        _follow(gateway, log, tag, tag_int, seqnum, as_json=as_json, time=_shown(ordered))
     else:
         show.line(str(seqnum))
+
+
+def _shown(ordered: bool) -> str:  # noqa: FBT001 - as the command line gives it
+    """Return which time of a record is shown."""
+    return "ordered_at" if ordered else "time"
 
 
 def _time(since: str) -> str:
@@ -245,10 +257,11 @@ def _follow(
     bound: int | None,
     *,
     as_json: bool,
+    time: str,
     since: str | None = None,
 ) -> None:
     def shown(record: dict[str, Any]) -> None:
-        show.records([record], as_json=as_json)
+        show.records([record], as_json=as_json, time=time)
 
     path = _path(log, "stream")
     follow_stream(gateway, path, bound, shown, tag=tag, tag_int=tag_int, since=since)

@@ -26,19 +26,19 @@ def value(given: object) -> None:
     line(given if isinstance(given, str) else json.dumps(given, indent=2, ensure_ascii=False))
 
 
-def records(given: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print records, one a line."""
+def records(given: Sequence[Mapping[str, Any]], *, as_json: bool, time: str = "time") -> None:
+    """Print records, one a line; `time` names the one of a record's times that is shown."""
     if as_json:
         for record in given:
             line(json.dumps(record, ensure_ascii=False))
         return
     console = Console(highlight=False, soft_wrap=True)
     for record in given:
-        console.print(_record(record))
+        console.print(_record(record, time))
 
 
-def _record(record: Mapping[str, Any]) -> Text:
-    time = datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _record(record: Mapping[str, Any], which: str) -> Text:
+    time = datetime.fromtimestamp(record[which], UTC).strftime("%Y-%m-%d %H:%M:%S")
     data = record.get("data")
     shown = data if data is not None else f"base64 {record['data_base64']}"
     if len(shown) > _DATA_SHOWN_MAX:

@@ -51,7 +51,8 @@ class MemoryLogs:
     Args:
         config: the limits; the defaults are those of the platform.
         page_bytes_max: data bytes of one answer to `read_range`.
-        clock: seconds since 1970, for the time of records.
+        clock: seconds since 1970, for `Record.time` and `Record.ordered_at`; the second never goes
+            back, whatever the clock does.
     """
 
     def __init__(
@@ -86,9 +87,10 @@ class MemoryLogs:
         start = len(self._records)
         now = self._clock()
         before_us = self._times_us[-1] if self._times_us else 0
-        self._times_us += [max(before_us, int(now * 1e6))] * len(entries)
+        ordered_us = max(before_us, int(now * 1e6))
+        self._times_us += [ordered_us] * len(entries)
         for seqnum, (data, names) in enumerate(entries, start):
-            self._records.append(Record(seqnum, names, data, now))
+            self._records.append(Record(seqnum, names, data, now, ordered_us / 1e6))
             for stream in _streams_of(names):
                 self._streams[stream].append(seqnum)
                 for waiter in self._waiting.pop(stream, ()):
@@ -105,7 +107,8 @@ class MemoryLogs:
         if seqnum >= len(self._records):
             return None
         kept = self._records[seqnum]
-        return Record(seqnum, kept.names, kept.data, kept.time, self._aux.get(seqnum))
+        aux = self._aux.get(seqnum)
+        return Record(seqnum, kept.names, kept.data, kept.time, kept.ordered_at, aux)
 
     def find_time(self, time_us: int) -> SeqNum:
         """Return the first seqnum ordered at `time_us` or later."""

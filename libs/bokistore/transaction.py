@@ -238,7 +238,7 @@ class Transaction:
         """Find out what the log's order makes of the record at `seqnum`, and keep what is known."""
         command = command_decoded(data)
         assert command is not None, "what we encode we can decode"
-        committed = await self._replay.committed(Record(seqnum, b"", data, 0.0), command)
+        committed = await self._replay.committed(Record(seqnum, b"", data, 0.0, 0.0), command)
         views = self._views_after(seqnum, command) if committed else {}
         costly = command.is_conditional and seqnum > command.horizon
         await self._replay.keep(views, seqnum, committed=committed, costly=costly)

@@ -141,7 +141,7 @@ def test_messages_are_acknowledged_exactly_once_though_consumers_are_killed(
 
 
 def record(seqnum: int, command: Push | Claim | Acknowledge, time: float = 0.0) -> Record:
-    return Record(seqnum, b"", encoded(command), time)
+    return Record(seqnum, b"", encoded(command), time, time)
 
 
 STORY = [

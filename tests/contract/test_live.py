@@ -249,8 +249,25 @@ async def test_a_record_has_one_time_however_it_is_read(session_of: Callable[[],
         *await log.read_range("t"),
         await other.read_next("t", wait=60),
     ]
-    assert len({record.time for record in found if record is not None}) == 1
+    assert len({(r.time, r.ordered_at) for r in found if r is not None}) == 1
     assert None not in found
+
+
+async def test_times_of_ordering_never_go_back_and_find_their_records(
+    session_of: Callable[[], Log],
+) -> None:
+    log = session_of()
+    seqnums = [await log.append(b"%d" % n, tags=["t"]) for n in range(6)]
+    seqnums += await log.append_batch([Entry(b"b", ["t"])] * 3)
+    for reader in (log, session_of()):
+        found = await reader.read_range("t")
+        assert [record.seqnum for record in found] == seqnums
+        times = [record.ordered_at for record in found]
+        assert times == sorted(times)
+        assert len(set(times[6:])) == 1, "one entry ordered the batch"
+        for record in found:
+            at = await reader.find_time(record.ordered_at)
+            assert at <= record.seqnum < await reader.find_time(record.ordered_at + 1e-6)
 
 
 async def test_the_tail_is_the_first_seqnum_not_yet_written(
@@ -272,7 +289,7 @@ async def test_a_time_is_found_between_what_was_appended_before_and_after_it(
         after = await log.append(b"after", tags=["t"])
         record = await log.read(after)
         assert record is not None
-        now = record.time
+        now = record.ordered_at
     for asker in (log, session_of()):
         found = await asker.find_time(moment)
         assert before < found <= after

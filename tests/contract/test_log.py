@@ -31,6 +31,7 @@ async def test_an_appended_record_is_read_back_whole(log: Log) -> None:
     assert (record.seqnum, record.data, record.aux) == (seqnum, b"hello", None)
     assert set(record.tags) == {"greeting", 7}
     assert record.time > 1e9
+    assert record.ordered_at > 1e9
 
 
 async def test_seqnums_are_dense_and_increasing(log: Log) -> None:

@@ -370,3 +370,25 @@ def test_a_time_is_found_where_the_published_entries_say(seed: int) -> None:
         tails = cluster.oracle.tails
         expected = max(tails.values()) if first is None else tails[first]
         assert cluster.find_time(time_us, engine=seed % 2) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_record_has_the_stamp_of_its_entry_from_the_cache_and_from_storage(seed: int) -> None:
+    cluster = cluster_with("small", 2, seed=seed, delay=0.2, repeat=0.1)
+    for n in range(25):
+        cluster.now += cluster.random.choice([0.0, 0.001, 3.0])
+        cluster.append(b"%d" % n, "a", engine=n % 2)
+        for _ in range(cluster.random.randint(0, 40)):
+            cluster.poke()
+            cluster.step()
+    cluster.settle()
+    oracle = cluster.oracle
+    expected = {
+        seqnum: stamp / 1e6
+        for position, stamp in oracle.times.items()
+        for seqnum in range(oracle.tails[position], oracle.tails[position + 1])
+    }
+    assert len(expected) == 25
+    for engine in (0, 1):  # each wrote half of them, and has the other half from storage
+        page, _ = cluster.read_page(EMPTY_TAG, 0, 100, engine=engine)
+        assert {record.seqnum: record.ordered_at for record in page} == expected

@@ -49,7 +49,7 @@ def test_what_stays_fits_and_lacks_no_more_than_a_mark_and_a_record(
     for page in pages:
         start = len(lengths)
         lengths += page
-        found = [Record(start + n, b"log", b"x" * size, 0.0) for n, size in enumerate(page)]
+        found = [Record(start + n, b"log", b"x" * size, 0.0, 0.0) for n, size in enumerate(page)]
         assert marks.take(found) == sum(page) + 3 * len(page)
         kept = lengths[marks.until :]
         assert kept, "the last record stays"

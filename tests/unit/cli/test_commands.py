@@ -232,9 +232,11 @@ def test_undeploying_sends_the_owner_and_says_what_stays(platform: type[Platform
 
 
 def test_records_are_printed_a_line_each(platform: type[Platform]) -> None:
-    record = {"seqnum": 3, "tags": ["a", 7], "time": 0.0, "data": "x\ny"}
+    record = {"seqnum": 3, "tags": ["a", 7], "time": 0.0, "ordered_at": 60.0, "data": "x\ny"}
     platform({"records": [record], "next_bound": 4})
     assert run("log", "read", "orders").stdout == "       3  1970-01-01 00:00:00  a 7  x\\ny\n"
+    ordered = run("log", "read", "orders", "--ordered").stdout
+    assert ordered == "       3  1970-01-01 00:01:00  a 7  x\\ny\n"
     assert json.loads(run("log", "read", "orders", "--json").stdout) == record
 
 

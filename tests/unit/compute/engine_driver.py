@@ -98,7 +98,7 @@ def answers(effects: Sequence[Effect]) -> list[object]:
 
 
 def stored(seqnum: int, data: bytes = b"d") -> StoredRecord:
-    return StoredRecord(seqnum, 5_000_000, NAMES, data, None)
+    return StoredRecord(seqnum, 5_000_000, 6_000_000, NAMES, data, None)
 
 
 def answered(effects: Sequence[Effect]) -> dict[object, object]:

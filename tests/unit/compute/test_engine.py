@@ -222,7 +222,7 @@ def test_a_page_is_bounded_in_bytes_of_tags_too() -> None:
     ((replica, request),) = sends(driver.turn(), ReadRecords)
     assert isinstance(request, ReadRecords)
     names = NAMES + b"\x1fs" + b"y" * 50
-    tagged = tuple(StoredRecord(n, 5_000_000, names, b"d", None) for n in range(9))
+    tagged = tuple(StoredRecord(n, 5_000_000, 6_000_000, names, b"d", None) for n in range(9))
     (answer,) = answers(driver.hear(replica, RecordsRead(request.request, SHARD, tagged, ())))
     assert isinstance(answer, Answered)
     assert isinstance(answer.value, list)

@@ -85,7 +85,7 @@ def test_the_record_cache_moves_what_it_keeps_rarely() -> None:
     moved = moves = kept = 0
     for number in range(10_000):
         before = len(cache._spans)
-        cache.add_span(number, [b"x" * 100], [b"log"], 1.0, 103)
+        cache.add_span(number, [b"x" * 100], [b"log"], 1.0, 1.0, 103)
         if len(cache._spans) <= before:
             moves += 1
             moved += len(cache._spans)

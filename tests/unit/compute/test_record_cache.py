@@ -20,7 +20,7 @@ NAMES = b"log\x1fsa"
 def add_span(cache: RecordCache, first: int, count: int, data_bytes: int = 10) -> None:
     datas = [data_of(first + i, data_bytes) for i in range(count)]
     names = [NAMES] * count
-    cache.add_span(first, datas, names, 5.0, sum(map(len, datas)) + len(NAMES) * count)
+    cache.add_span(first, datas, names, 5.0, 6.0, sum(map(len, datas)) + len(NAMES) * count)
     cache.check_invariants()
 
 
@@ -29,7 +29,7 @@ def data_of(seqnum: int, data_bytes: int = 10) -> bytes:
 
 
 def record_of(seqnum: int, data_bytes: int = 10, aux: bytes | None = None) -> Record:
-    return Record(seqnum, NAMES, data_of(seqnum, data_bytes), 5.0, aux)
+    return Record(seqnum, NAMES, data_of(seqnum, data_bytes), 5.0, 6.0, aux)
 
 
 def held(cache: RecordCache, end: int) -> list[int]:
@@ -47,7 +47,8 @@ def test_an_own_append_comes_back_as_it_was() -> None:
     record = cache.get(4)
     assert record == record_of(4)
     assert record is not None
-    assert (record.time, record.aux, record.tags) == (5.0, None, ("a",))
+    assert (record.time, record.ordered_at) == (5.0, 6.0)
+    assert (record.aux, record.tags) == (None, ("a",))
     assert held(cache, 12) == [3, 4, 9]
 
 

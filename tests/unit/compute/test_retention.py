@@ -196,7 +196,7 @@ async def test_a_round_reads_no_more_than_its_bytes_and_takes_turns() -> None:
 async def test_marks_are_bounded_whatever_is_read() -> None:
     marks = SizeMarks(10_000_000)
     for start in range(0, 100_000, 1_000):
-        page = [Record(s, b"orders", b"x" * 1_000, 0.0) for s in range(start, start + 1_000)]
+        page = [Record(s, b"orders", b"x" * 1_000, 0.0, 0.0) for s in range(start, start + 1_000)]
         marks.take(page)
         assert marks.marks <= 1_001
     assert 100_000 - marks.until == 10_000_000 // 1_006

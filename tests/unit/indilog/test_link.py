@@ -145,7 +145,7 @@ async def test_a_question_over_the_limit_is_refused_and_the_link_goes_on() -> No
 
 async def test_the_limit_that_the_other_end_has_told_holds_both_ways() -> None:
     def large(link: Link, call: int, message: Question | Greeting) -> None:
-        link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, None),)))
+        link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, 0.0, None),)))
 
     ours, theirs = link_pair(large, message_bytes_max=200)
     theirs.set_limit(1000)
@@ -158,7 +158,7 @@ async def test_the_limit_that_the_other_end_has_told_holds_both_ways() -> None:
 
 async def test_an_answer_over_the_limit_arrives_as_a_failure_that_says_so() -> None:
     def large(link: Link, call: int, message: Question | Greeting) -> None:
-        link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, None),)))
+        link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, 0.0, None),)))
 
     ours, _ = link_pair(large, message_bytes_max=200)
     answer = await ours.ask(QUESTION)
@@ -179,7 +179,7 @@ async def test_a_peer_that_does_not_read_its_answers_gets_failures_instead() -> 
     link.connected(
         lambda data: writes.append(bytes(data)), lambda: None, lambda: QUEUE_BYTES_MAX + 1
     )
-    link.answer(1, RecordsFound(1, (RecordValue(1, b"l", b"x" * 3000, 0.0, None),)))
+    link.answer(1, RecordsFound(1, (RecordValue(1, b"l", b"x" * 3000, 0.0, 0.0, None),)))
     await asyncio.sleep(0)
     assert len(writes[0]) < 200
 

@@ -17,7 +17,7 @@ from indilog.log import (
 
 
 def record(seqnum: int = 1, data: bytes = b"x", tags: tuple[UserTag, ...] = ("a", 7)) -> Record:
-    return Record(seqnum, tag_columns("orders", tags)[1], data, 1.5)
+    return Record(seqnum, tag_columns("orders", tags)[1], data, 1.5, 2.5)
 
 
 def test_a_record_spells_its_tags_as_they_were_given() -> None:

@@ -30,7 +30,7 @@ MESSAGES: tuple[Message, ...] = (
     ShardProgress(stored={ShardId(0): (Epoch(2), 7)}),
     MetalogEntries(entries=(NewRecords(0, ViewNumber(1), Epoch(1), {ShardId(0): 3}),)),
     IndexData((IndexBlock(0, 3, (ShardId(0),), (TAGS,)),)),
-    RecordsRead(1, ShardId(0), (StoredRecord(0, 1, b"orders", b"\xff", None),), (4,)),
+    RecordsRead(1, ShardId(0), (StoredRecord(0, 1, 2, b"orders", b"\xff", None),), (4,)),
 )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ def test_a_read_waits_until_its_record_is_ordered() -> None:
     assert machine.tell(ReadRecords(1, ENGINE, SHARD, (1,)), sender=INDEX) == []
     sent = machine.tell(entries({0: 2}), sender=PRIMARY)
     (answer,) = [m for m in messages(sent, ENGINE) if isinstance(m, RecordsRead)]
-    assert answer == RecordsRead(1, SHARD, (StoredRecord(1, 5, b"log", b"b", None),), ())
+    assert answer == RecordsRead(1, SHARD, (StoredRecord(1, 5, 0, b"log", b"b", None),), ())
 
 
 def test_a_waiting_read_asks_for_entries_and_gives_up() -> None:
