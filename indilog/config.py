@@ -43,8 +43,9 @@ class ClusterConfig:
     """
     engines: int = 1
     durability: Literal["fsync", "memory"] = "fsync"
-    """`memory` acknowledges before the sync: for benchmarks that compare with papers, and for
-    tests.
+    """`fsync`: what is acknowledged survives the end of the process and of the machine. `memory`:
+    it survives the end of the process only; for benchmarks that compare with papers, and for tests.
+    After a loss of power, what was written since the last pause may be lost in any part.
     """
     record_bytes_max: int = 1 * MIB
     record_tags_max: int = 64
@@ -94,6 +95,10 @@ class NodeConfig:
     """Size of a journal segment; the newest and the one prepared behind it are never given back."""
     sync_inline_s_max: float = 0.0015
     """Syncs slower than this (moving average) run in a thread, so that the loop goes on."""
+    journal_idle_s: float = 0.2
+    """Seconds without a write after which a journal notes how far it was synced, so that damage of
+    its last frames is told from a torn tail. Costs two syncs each time.
+    """
 
     ordering_frame_entries: int = 64
     """Metalog entries that a storage node journals together; a restart fetches what is missing."""

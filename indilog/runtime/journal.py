@@ -9,7 +9,9 @@ crashed, unless the disk damaged it, which `recover` tells (decision 0009); and 
 later exactly a prefix comes back (which `recover` itself makes durable), never a frame whose
 predecessor is missing. A failed write or sync is final (PITFALLS 16): nothing is taken any more.
 
-Used by one thread, but for `sync_flushed`, which may run beside `write`, `read` and `flush`.
+Used by one thread, but for `sync_flushed`, which may run in another one. The system reports a
+failed write-back to one sync of a descriptor only. So no two syncs overlap: one lock covers each of
+them, what it is waited for, and its outcome.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from indilog.runtime.segment_scan import (
     header_at,
     is_clean,
     newest_used,
+    write_again,
     write_back,
 )
 from indilog.runtime.segment_use import (
@@ -88,8 +91,9 @@ def stream_of(node: NodeId) -> int:
 class Journal:
     """Frames of several streams in segment files; see the module for what is guaranteed.
 
-    With durability `memory` only `SHARD_STATE` frames are really synced: the rest survives the
-    death of the process, but not that of the machine.
+    With durability `memory` only what a role promises never to go back on (`SHARD_STATE`,
+    `METALOG_STATE`) is synced before it is answered. Everything else is handed to the operating
+    system (`flush_promised`): it survives the end of the process, but not that of the machine.
     """
 
     def __init__(self, directory: Path, segment_bytes: int, durability: Durability) -> None:
@@ -97,17 +101,21 @@ class Journal:
         self._must_sync = (
             frozenset(FrameKind) - {FrameKind.ORDERING}
             if durability == "fsync"
-            else frozenset({FrameKind.SHARD_STATE})
+            else frozenset({FrameKind.SHARD_STATE, FrameKind.METALOG_STATE})
         )
         self._always_synced = durability == "fsync"
         self._lock_fd = locked(directory / "LOCK")
-        # The active segment: its number, size, and how far it is decided, flushed, synced (bytes).
+        # The active segment: its number, size, and how far it is decided, flushed, synced, and
+        # noted as synced (bytes).
         self._number = 0
         self._capacity = 0
         self._end = 0
         self._flushed = 0
         self._synced = 0
+        self._noted = 0
         self._buffers: list[bytes] = []
+        self._promised = False
+        """Whether the buffers hold a frame that needs no sync, but may not be lost with them."""
         # How many frames that need a sync were written, flushed, synced.
         self._frames_written = 0
         self._frames_flushed = 0
@@ -122,6 +130,7 @@ class Journal:
         self.old = OldSegments()
         self.discards = Discards(self.files, self.moved, self.old)
         self._lock = threading.Lock()
+        """Held during a sync until its outcome is noted."""
         self._failed = False
         self._closing = False
         self.created = False
@@ -209,11 +218,12 @@ class Journal:
         active, end, number = newest + 1, 0, 1
         while number <= newest:
             if (file := files.get(number)) is None:
-                yield self._noted(Damage(number, 0, self.segment_bytes, None, b""))
+                yield self._counted(Damage(number, 0, self.segment_bytes, None, b""))
                 number += 1
                 continue
             number = file.last + 1
-            scan = yield from self._recovered(file, newest=file.last == newest)
+            synced = noted.synced if file.first == noted.number else 0
+            scan = yield from self._recovered(file, newest=file.last == newest, synced=synced)
             if scan.sealed:
                 continue
             alone = file.first == file.last == newest
@@ -223,36 +233,35 @@ class Journal:
                 # Its end is cut off. It is left as it is, so that this is found again.
                 size = noted.size_bytes if file.first == noted.number else scan.end
                 self.old.spoil(file)
-                yield self._noted(Damage(file.first, scan.end, size, None, b""))
+                yield self._counted(Damage(file.first, scan.end, size, None, b""))
         self._activate(active, end)
 
     def _recovered(
-        self, file: SegmentFile, *, newest: bool
+        self, file: SegmentFile, *, newest: bool, synced: int
     ) -> Generator[tuple[int, FrameKind, bytes, Location] | Damage, None, SegmentScan]:
         """Yield what a file holds; return how it was read."""
         self.files.named(file)
         self.old.add(file, file.path.stat().st_size)
-        scan = SegmentScan(file.path, file.first, newest=newest)
-        durable = False
+        fd = self.files.fd(file.first)
+        os.fdatasync(fd)  # a crash may have come before any of its syncs, and before a mark's
+        scan = SegmentScan(file.path, file.first, newest=newest, synced=synced)
         for found in scan:
             if isinstance(found, Damage):
                 self.old.spoil(file)
-                yield self._noted(found)
+                yield self._counted(found)
                 continue
             header, payload, location = found
             if header.kind == FrameKind.GONE:
-                # A crash may have come between mark and punch, or before the mark was durable.
-                if not durable:
-                    os.fdatasync(self.files.fd(file.first))
-                    durable = True
                 self.discards.punch(location)
                 self.old.died(file.first, frame_bytes(header.length))
             yield header.stream, _kind_of(header.kind), payload, location
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
+        if newest:
+            write_again(self.files.fd(file.first), scan.synced, scan.written)
         return scan
 
-    def _noted(self, damage: Damage) -> Damage:
+    def _counted(self, damage: Damage) -> Damage:
         self.damaged += 1
         return damage
 
@@ -266,9 +275,9 @@ class Journal:
             log.warning("torn tail of the journal cut", file=str(path), offset=end)
         self._capacity = max(self.segment_bytes, os.fstat(fd).st_size)
         zero_tail(fd, end, self._capacity)
-        note_newest(self.directory, NewestSegment(number, self._capacity))
+        note_newest(self.directory, NewestSegment(number, self._capacity, end))
         self._number = self.files.active = number
-        self._end = self._flushed = self._synced = end
+        self._end = self._flushed = self._synced = self._noted = end
         self._rolled_bytes = -end
         if not self.old.has(number):
             self.old.add(SegmentFile(number, number, path), self._capacity)
@@ -301,6 +310,8 @@ class Journal:
         self._end += size
         if kind in self._must_sync:
             self._frames_written += 1
+        elif kind is not FrameKind.ORDERING:
+            self._promised = True
         if len(buffers) >= _BUFFERS_MAX:
             self.flush()
         return location
@@ -315,10 +326,20 @@ class Journal:
         if self._buffers:
             buffers, self._buffers = self._buffers, []
             self._write(buffers)
+            self._promised = False
             self._flushed = self._end
             self._frames_flushed = self._frames_written
             if self._end > self._capacity // _SPARE_FROM and not self._closing:
                 self.spare.begin(self._number + 1)
+
+    def flush_promised(self) -> None:
+        """Flush if something is buffered that needs no sync, and may be promised once flushed.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
+        if self._promised:
+            self.flush()
 
     def _write(self, buffers: list[bytes]) -> None:
         try:
@@ -342,20 +363,35 @@ class Journal:
         Raises:
             OSError: the journal has failed for good.
         """
-        self._check_alive()
         with self._lock:
-            frames, number, flushed = self._frames_flushed, self._number, self._flushed
-            fd = self.files.begin_sync(number)
-        if needed := frames > self._frames_synced:
-            self._sync(fd)
-        self.files.end_sync()
+            self._check_alive()
+            if self._frames_flushed > self._frames_synced:
+                self._sync_active()
+
+    def settle_flushed(self) -> None:
+        """Make everything flushed so far durable, and note apart from the segment how far that is.
+
+        So damage of its last frames is told from a torn tail. Blocks; may run in another thread.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
         with self._lock:
-            self._frames_synced = max(self._frames_synced, frames)
-            # A segment that was rolled meanwhile is not the one whose frames are written now.
-            if needed and number == self._number:
-                self._synced = max(self._synced, flushed)
+            self._check_alive()
+            if self._flushed > self._synced:
+                self._sync_active()
+            if self._synced > self._noted:
+                self._note(NewestSegment(self._number, self._capacity, self._synced))
+                self._noted = self._synced
+
+    def _sync_active(self) -> None:
+        frames, flushed = self._frames_flushed, self._flushed
+        self._sync(self.files.fd(self._number))
+        self._frames_synced = frames
+        self._synced = flushed
 
     def _sync(self, fd: int) -> None:
+        """Sync a file; under the lock."""
         try:
             os.fdatasync(fd)
         except OSError:
@@ -382,16 +418,17 @@ class Journal:
             header_packed(END_OF_SEGMENT, 0, 0, self._number, self._synced, payload_crc=0)
         )
         self.flush()
-        if self._always_synced or self.dirty:
-            self._sync(self.files.fd(self._number))
         capacity = os.fstat(fd).st_size
-        self._note(NewestSegment(following, capacity))
         with self._lock:
+            self._check_alive()
+            if self._always_synced or self.dirty:
+                self._sync(self.files.fd(self._number))
+            self._note(NewestSegment(following, capacity))
             self._frames_synced = self._frames_flushed
             self._number = self.files.active = following
             self._capacity = capacity
             self._rolled_bytes += self._end
-            self._end = self._flushed = self._synced = 0
+            self._end = self._flushed = self._synced = self._noted = 0
         self.spare.used()
         path = segment_path(self.directory, following)
         self.old.add(SegmentFile(following, following, path), capacity)
@@ -447,11 +484,13 @@ class Journal:
         if not self.discards.due(self._frames_synced):
             return
         self.flush()
-        try:
-            self.discards.give_back(self._frames_synced)
-        except OSError:
-            self._failed = True
-            raise
+        with self._lock:
+            self._check_alive()
+            try:
+                self.discards.give_back(self._frames_synced)
+            except OSError:
+                self._failed = True
+                raise
 
     # --- how far it is
 
@@ -469,14 +508,15 @@ class Journal:
         return self._frames_synced >= mark
 
     def close(self) -> None:
-        """Sync what is written unless the journal failed, and release the directory."""
+        """Settle what is written unless the journal failed, and release the directory."""
         if self._closing:
             return
         self._closing = True
         self.spare.close()
         try:
             if self._number and not self._failed:
-                self.sync()
+                self.flush()
+                self.settle_flushed()
         finally:
             self.files.close()
             os.close(self._lock_fd)

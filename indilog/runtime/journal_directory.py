@@ -2,8 +2,8 @@
 (ARCHITECTURE 7).
 
 `FORMAT` is one line: a name, a version, and the CRC32C of both in hexadecimal. A line whose CRC
-does not fit is damaged, and written anew if the segments hold frames of this release: each frame
-says its version itself.
+does not fit is damaged. It is written anew if it is one bit from that of this release, or if the
+segments hold frames of this release: each frame says its version itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from indilog.runtime.segment import synced_directory
 from indilog.runtime.segment_scan import newest_used
 
 FORMAT_VERSION: Final = 3
-"""1 and 2 held record batches of version 1, which had one checksum for tags and data."""
+"""1 and 2 held record batches of version 1, which had one checksum for tags and data, and no note
+of how far the newest segment was synced.
+"""
 _FORMAT_NAME: Final = "indilog-journal"
 
 log = structlog.get_logger(__name__)
@@ -49,10 +51,10 @@ def check_format(directory: Path) -> bool:
             log.warning("the FORMAT file of the journal was missing", file=str(path))
         _write(path)
         return not used
-    line = path.read_bytes().decode(errors="replace").strip()
+    line = path.read_bytes().decode("latin-1").removesuffix("\n")
     stated, _, crc = line.rpartition(" ")
     if crc != _crc_of(stated):
-        if newest_used(directory):
+        if _one_bit_apart(line, format_line(FORMAT_VERSION).strip()) or newest_used(directory):
             log.warning("the FORMAT file of the journal was damaged", file=str(path))
             _write(path)
             return False
@@ -73,6 +75,11 @@ def check_format(directory: Path) -> bool:
     return False
 
 
+def _one_bit_apart(line: str, right: str) -> bool:
+    apart = int.from_bytes(line.encode("latin-1")) ^ int.from_bytes(right.encode())
+    return apart.bit_count() == 1
+
+
 def format_line(version: int) -> str:
     """Return what the file says in that version."""
     stated = f"{_FORMAT_NAME} {version}"
@@ -80,7 +87,7 @@ def format_line(version: int) -> str:
 
 
 def _crc_of(stated: str) -> str:
-    return f"{crc32c(stated.encode()):08x}"
+    return f"{crc32c(stated.encode('latin-1')):08x}"
 
 
 def _write(path: Path) -> None:

@@ -117,6 +117,7 @@ class NodeShell:
         self._transport = transport
         self._epoch = epoch
         self._on_fatal = on_fatal
+        self._idle_s = config.node.journal_idle_s
         self._loop = asyncio.get_running_loop()
         self._streams = {node: stream_of(node) for node in self.roles}
         self._fence = Fence(self.roles, views)
@@ -130,6 +131,10 @@ class NodeShell:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = Instant(0.0)
         self._scheduled = False
+        self._written_bytes = 0
+        self._written_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        """When it is looked whether anything was written lately."""
         self._sync: asyncio.Future[None] | None = None
         """The sync that runs in the thread."""
         sharers = sum(isinstance(role, Shrinks) for role in self.roles.values())
@@ -162,8 +167,9 @@ class NodeShell:
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
         if self._sync is not None:
             await asyncio.wait([self._sync])
         if self.failed is None:
@@ -264,6 +270,7 @@ class NodeShell:
         try:
             self._drain()
             self._finish()
+            self._watch_idle()
             self._tell_of_space()
         except Exception as error:  # noqa: BLE001 the outermost loop: our bug, or the disk
             self._fail(error)
@@ -361,7 +368,8 @@ class NodeShell:
 
     def _finish(self) -> None:
         """Let out what promises nothing, sync what the turn wrote, let out the rest."""
-        self._journal.give_back()
+        if self._sync is None:  # else its lock would keep the loop waiting
+            self._journal.give_back()
         self._outbox.send_early()
         if self.rewriting.busy:
             self.rewriting.turn(self.clock.now())
@@ -375,9 +383,9 @@ class NodeShell:
             self._synced_in(time.perf_counter() - started)
             self._release()
         else:
-            self._sync_in_thread()
+            self._sync_in_thread(self._journal.sync_flushed)
 
-    def _sync_in_thread(self) -> None:
+    def _sync_in_thread(self, sync: Callable[[], None]) -> None:
         self._journal.flush()
         held, self._held = self._held, []
         outgoing = self._outbox.take()
@@ -386,7 +394,7 @@ class NodeShell:
 
         def done(future: asyncio.Future[None]) -> None:
             self._sync = None
-            if (error := future.exception()) is not None:
+            if (error := future.exception() or self.failed) is not None:
                 self._held = held + self._held
                 self._settled = covered + self._settled
                 self._fail(error)
@@ -398,14 +406,36 @@ class NodeShell:
             if self._held or self._outbox or self._journal.dirty or self._settled:
                 self._schedule()
 
-        self._sync = self._loop.run_in_executor(self._thread, self._journal.sync_flushed)
+        self._sync = self._loop.run_in_executor(self._thread, sync)
         self._sync.add_done_callback(done)
+
+    def _watch_idle(self) -> None:
+        """Have the journal settled when nothing was written for `journal_idle_s`."""
+        if self._journal.written_bytes != self._written_bytes:
+            self._written_bytes = self._journal.written_bytes
+            self._written_at = self._loop.time()
+            if self._idle_timer is None:
+                self._idle_timer = self._loop.call_later(self._idle_s, self._on_idle)
+
+    def _on_idle(self) -> None:
+        self._idle_timer = None
+        if self.ended:
+            return
+        rest_s = self._written_at + self._idle_s - self._loop.time()
+        if self._sync is not None or rest_s > 0:
+            self._idle_timer = self._loop.call_later(max(rest_s, _LATER_S), self._on_idle)
+            return
+        try:
+            self._sync_in_thread(self._journal.settle_flushed)
+        except OSError as error:
+            self._fail(error)
 
     def _synced_in(self, seconds: float) -> None:
         self.metrics.syncs.observe(seconds)
         self.sync_average_s += (seconds - self.sync_average_s) * _AVERAGE_WEIGHT
 
     def _release(self) -> None:
+        self._journal.flush_promised()
         settled, self._settled = self._settled, []
         resolve_all(settled)
         if self._held:

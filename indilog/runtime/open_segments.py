@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,7 @@ _OPEN_FILES_MAX: Final = 64
 class OpenSegments:
     """Opens files when they are needed, and closes those that were not lately.
 
-    Used by one thread, but for `begin_sync` and `end_sync`, which may run in another one.
+    Used by one thread, but for `fd` of the active segment, which stays open.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -27,9 +26,6 @@ class OpenSegments:
         self._paths: dict[int, Path] = {}
         """Of files that hold more than one segment, by the first of them."""
         self._fds: dict[int, int] = {}
-        self.syncing = 0
-        """The segment that is being synced by another thread, or was begun to be; 0: none."""
-        self._lock = threading.Lock()
         self.active = 0
         """The segment that is written; its file stays open."""
 
@@ -51,24 +47,12 @@ class OpenSegments:
         if fd is not None:
             return fd
         fd = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC)
-        with self._lock:
-            self._fds[number] = fd
-            if len(self._fds) > _OPEN_FILES_MAX:
-                keep = {number, self.active, self.syncing}
-                oldest = next(other for other in self._fds if other not in keep)
-                os.close(self._fds.pop(oldest))
+        self._fds[number] = fd
+        if len(self._fds) > _OPEN_FILES_MAX:
+            keep = {number, self.active}
+            oldest = next(other for other in self._fds if other not in keep)
+            os.close(self._fds.pop(oldest))
         return fd
-
-    def begin_sync(self, number: int) -> int:
-        """Return the descriptor of a file that is open, and keep it so until `end_sync`."""
-        with self._lock:
-            self.syncing = number
-            return self._fds[number]
-
-    def end_sync(self) -> None:
-        """A sync is over."""
-        with self._lock:
-            self.syncing = 0
 
     def named(self, file: SegmentFile) -> None:
         """Take note of a file that may have more than one segment."""
@@ -77,12 +61,11 @@ class OpenSegments:
 
     def replaced(self, firsts: Iterable[int], file: SegmentFile) -> None:
         """Forget files of which another one holds the segments."""
-        with self._lock:
-            for first in firsts:
-                assert first not in {self.active, self.syncing}, "only old segments are replaced"
-                self._paths.pop(first, None)
-                if (fd := self._fds.pop(first, None)) is not None:
-                    os.close(fd)
+        for first in firsts:
+            assert first != self.active, "only old segments are replaced"
+            self._paths.pop(first, None)
+            if (fd := self._fds.pop(first, None)) is not None:
+                os.close(fd)
         self.named(file)
 
     def close(self) -> None:

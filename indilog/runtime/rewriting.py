@@ -179,10 +179,7 @@ class Rewriting:
             working, self._working = self._working, None
             working.result()
         if self._mark is not None:
-            reached = self._journal.reached(self._mark)
-            # A segment that was the newest just now may still be synced, by a thread.
-            syncing = self._journal.files.syncing in self._journal.discards.held
-            return self._replace(now) if reached and not syncing else _POLL_S
+            return self._replace(now) if self._journal.reached(self._mark) else _POLL_S
         if self._credit <= 0:
             return max(_POLL_S, -self._credit / self._bytes_per_s)
         if (part := next(slices, None)) is None:

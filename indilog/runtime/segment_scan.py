@@ -1,9 +1,9 @@
 """Reading segments back: intact frames, single bits put right, and what is damaged (decision 0009).
 
 An unreadable place is *damage* if it was on disk once: in all segments but the newest one that is
-used, and there if a later frame says that it had been synced. Reading goes on behind it, at the
-next header of this segment. In the newest segment any other unreadable place is a *torn tail*,
-where the log ends.
+used, and there if a later frame or the note of the newest segment (`segment_use`) says that it had
+been synced. Reading goes on behind it, at the next header of this segment. In the newest segment
+any other unreadable place is a *torn tail*, where the log ends.
 
 One flipped bit in a header, or in a small payload, is put right by trying: two words with a good
 CRC32C differ in at least four bits at these lengths, so the wrong bit is the only one that fits.
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
@@ -67,21 +68,32 @@ Scanned: TypeAlias = tuple[FrameHeader, bytes, Location]
 class SegmentScan:
     """Reads one segment from its start.
 
+    Args:
+        newest: whether it may end with a torn tail.
+        synced: how far it was synced at least, as something else than its frames says.
+
     Attributes:
         end: after iteration, the offset behind the last intact frame.
+        synced: after iteration, how far the segment was synced, as its frames say, too.
         sealed: after iteration, whether the segment says itself that it ends there.
         damaged_end: after iteration, whether the last thing found was damage.
         mended: what one flipped bit had spoilt, with its offset, to be written back.
     """
 
-    def __init__(self, path: Path, number: int, *, newest: bool) -> None:
+    def __init__(self, path: Path, number: int, *, newest: bool, synced: int = 0) -> None:
         self._path = path
         self._number = number
         self._newest = newest
         self.end = 0
+        self.synced = synced
         self.sealed = False
         self.damaged_end = False
         self.mended: list[tuple[int, bytes]] = []
+
+    @property
+    def written(self) -> int:
+        """Return the offset behind the last intact frame, be it the one that ends the segment."""
+        return self.end + FRAME_HEADER_BYTES if self.sealed else self.end
 
     def __iter__(self) -> Iterator[Scanned | Damage]:
         size = self._path.stat().st_size
@@ -112,10 +124,14 @@ class SegmentScan:
             header = header_unpacked(bytes_mended)
             if header is not None and header.segment == self._number:
                 self.mended.append((self.end, bytes_mended))
-        return header if header is not None and header.segment == self._number else None
+        if header is None or header.segment != self._number:
+            return None
+        self.synced = max(self.synced, header.synced)
+        return header
 
     def _frame(self, file: BinaryIO, header: FrameHeader) -> Scanned | Damage | None:
         """Return the frame whose header was read, or its damage; None: the torn tail."""
+        fd = file.fileno()
         payload = _read(file, header.length)
         _read(file, -header.length % _ALIGNMENT)
         place = Location(self._number, self.end + FRAME_HEADER_BYTES, header.length)
@@ -125,7 +141,7 @@ class SegmentScan:
             self.mended.append((place.offset, payload_right))
             return header, payload_right, place
         following = self.end + frame_bytes(header.length)
-        if self._newest and synced_behind(file.fileno(), self._number, following) <= self.end:
+        if self._newest and self._known_synced(headers_in(fd, self._number, following)) <= self.end:
             return None
         return Damage(self._number, self.end, following, header, payload)
 
@@ -133,14 +149,18 @@ class SegmentScan:
         """Return where to read on; None: here the segment ends."""
         headers = headers_in(fd, self._number, self.end + _ALIGNMENT)
         following = next(headers, None)
-        if self._newest:
-            if following is None:
-                return None
-            synced = max(following[1].synced, *(h.synced for _, h in headers), 0)
-            return following[0] if synced > self.end else None
-        if following is not None:
-            return following[0]
-        return size if self.end < size else None
+        behind = size if following is None else following[0]
+        if not self._newest:
+            return behind if self.end < behind else None
+        synced = self._known_synced(chain([following] if following else [], headers))
+        if following is None:
+            behind = min(size, synced)
+        return behind if min(behind, synced) > self.end else None
+
+    def _known_synced(self, behind: Iterable[tuple[int, FrameHeader]]) -> int:
+        """Return how far the segment was synced, as headers further on say, too."""
+        self.synced = max(self.synced, *(header.synced for _, header in behind), 0)
+        return self.synced
 
 
 def header_mended(buffer: bytes) -> bytes | None:
@@ -177,6 +197,20 @@ def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
     return len(mended)
 
 
+def write_again(fd: int, start: int, end: int) -> None:
+    """Make [start, end) of a segment durable, of which nobody knows whether it is.
+
+    A sync alone is not enough: after a write-back that failed, the pages hold what was written and
+    count as clean, so no later sync writes them or fails.
+
+    Raises:
+        OSError: as the system says.
+    """
+    for offset in range(start, end, _CHUNK_BYTES):
+        write_all(fd, [os.pread(fd, min(_CHUNK_BYTES, end - offset), offset)], offset)
+    os.fdatasync(fd)
+
+
 def payload_mended(header: FrameHeader, payload: bytes) -> bytes | None:
     """Return the small payload from which `payload` differs in one bit; None: there is none.
 
@@ -207,11 +241,6 @@ def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHea
                 if header is not None and header.segment == number:
                     yield offset + at, header
             at = chunk.find(MAGIC, at + 1)
-
-
-def synced_behind(fd: int, number: int, start: int) -> int:
-    """Return how far the segment was synced, as the frames from `start` on say; 0: none is."""
-    return max((header.synced for _, header in headers_in(fd, number, start)), default=0)
 
 
 def holds_frames(path: Path, number: int) -> bool:

@@ -52,6 +52,13 @@ def started(
     return journal, [frame for frame in found if not isinstance(frame, Damage)]
 
 
+def kill(journal: Journal) -> None:
+    """End the journal as kill -9 does: what is written stays in the page cache."""
+    journal.flush()
+    journal._failed = True
+    journal.close()
+
+
 def damage_in(directory: Path, opened: list[Journal]) -> list[tuple[int, int, int]]:
     """Return the damaged places that recovery tells, and leave the journal to a later one."""
     if opened:

@@ -32,6 +32,7 @@ class StoryJournal:
     starved = failed = False
     damaged = mended = 0
     room = 1 << 30
+    written_bytes = 0
 
     def __init__(self, story: list[str]) -> None:
         self._story = story
@@ -40,12 +41,15 @@ class StoryJournal:
         self.gate = threading.Event()
         self.gate.set()
         self.error: OSError | None = None
+        self._loop = asyncio.get_running_loop()
+        self.settled = asyncio.Event()
 
     def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location]]:
         return iter(())
 
     def write(self, stream: int, kind: FrameKind, payload: bytes) -> Location:
         self.dirty = True
+        self.written_bytes += len(payload)
         self._story.append(f"write {payload!r}")
         return Location(1, 0, len(payload))
 
@@ -59,6 +63,9 @@ class StoryJournal:
         self.flush()
         self.sync_flushed()
 
+    def flush_promised(self) -> None:
+        pass
+
     def give_back(self) -> None:
         pass
 
@@ -67,6 +74,10 @@ class StoryJournal:
         if self.error is not None:
             raise self.error
         self._story.append("sync")
+
+    def settle_flushed(self) -> None:
+        self._story.append("settle")
+        self._loop.call_soon_threadsafe(self.settled.set)
 
     def close(self) -> None:
         pass

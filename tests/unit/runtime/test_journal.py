@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tests.unit.runtime.journals import (
     STREAM,
     batch,
     flip,
+    kill,
     spoil,
     started,
 )
@@ -113,7 +116,7 @@ def test_a_torn_tail_is_cut_with_a_warning(directory: Path, opened: list[Journal
     journal, _ = started(directory, opened)
     journal.write(STREAM, FrameKind.METALOG, b"kept")
     torn = journal.write(STREAM, FrameKind.RECORDS, batch())
-    journal.close()
+    kill(journal)
     flip(segment.segment_path(directory, 1), torn.offset + torn.length - 1)
     with structlog.testing.capture_logs() as logs:
         _, recovered = started(directory, opened)
@@ -123,12 +126,53 @@ def test_a_torn_tail_is_cut_with_a_warning(directory: Path, opened: list[Journal
     ]
 
 
+def test_what_is_recovered_is_durable_though_a_kill_came_before_the_sync_of_a_roll(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D2: the segment says that it has ended, in the page cache only."""
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    journal.sync()
+    path = segment.segment_path(directory, 1)
+    durable = path.read_bytes()
+    for _ in range(3):
+        journal.write(STREAM, FrameKind.METALOG, b"y" * 900)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", _failing)
+        with pytest.raises(OSError, match="disk"):
+            journal.write(STREAM, FrameKind.METALOG, b"y" * 900)
+    journal.close()  # as a kill leaves it: it has failed
+    written, on_disk = path.read_bytes(), bytearray(durable)
+    dirty: list[range] = []  # the write-back failed: what was written counts as clean
+    inode = path.stat().st_ino
+    real_write, real_sync = os.pwritev, os.fdatasync
+
+    def pwritev(fd: int, buffers: list[bytes], offset: int) -> int:
+        size = real_write(fd, buffers, offset)
+        if os.fstat(fd).st_ino == inode:
+            dirty.append(range(offset, offset + size))
+        return size
+
+    def fdatasync(fd: int) -> None:
+        real_sync(fd)
+        if os.fstat(fd).st_ino == inode:
+            for pages in dirty:
+                on_disk[pages.start : pages.stop] = path.read_bytes()[pages.start : pages.stop]
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    again, recovered = started(directory, opened)
+    assert len(recovered) == 4
+    assert on_disk == written
+    assert again._number == 2
+
+
 def test_what_was_cut_never_comes_back(directory: Path, opened: list[Journal]) -> None:
     """The frame behind a torn one is intact; writing the torn one anew must not revive it."""
     journal, _ = started(directory, opened)
     torn = journal.write(STREAM, FrameKind.METALOG, b"first")
     journal.write(STREAM, FrameKind.METALOG, b"second")
-    journal.close()
+    kill(journal)
     spoil(segment.segment_path(directory, 1), torn.offset, 4)
     journal, recovered = started(directory, opened)
     assert recovered == []
@@ -175,31 +219,6 @@ def test_sync_is_needed_until_it_was_done(directory: Path, opened: list[Journal]
     assert dirty == [False, True, True, False]
 
 
-def test_a_segment_may_roll_while_a_sync_runs(
-    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sync of the old segment says nothing about the frames of the new one."""
-    journal, _ = started(directory, opened)
-    journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
-    journal.flush()
-    whole = os.fdatasync
-
-    def interrupted(fd: int) -> None:
-        monkeypatch.setattr(os, "fdatasync", whole)
-        for _ in range(5):
-            journal.write(STREAM, FrameKind.METALOG, b"y" * 900)
-        whole(fd)
-
-    monkeypatch.setattr(os, "fdatasync", interrupted)
-    journal.sync_flushed()
-    assert journal.dirty
-    journal.write(STREAM, FrameKind.METALOG, b"z")
-    journal.close()
-    spoil(segment.segment_path(directory, 2), segment.FRAME_HEADER_BYTES)
-    _, recovered = started(directory, opened)
-    assert len(recovered) == 4
-
-
 def test_a_segment_is_synced_before_the_next_one_is_used(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,18 +247,34 @@ def test_what_can_be_derived_again_asks_for_no_sync(directory: Path, opened: lis
     assert not journal.dirty
 
 
-def test_memory_durability_syncs_only_epochs(
+def test_memory_durability_syncs_only_what_a_role_never_goes_back_on(
     directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, _ = started(directory, opened, durability="memory")
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
+    active = journal.files.fd(1)
     journal.write(STREAM, FrameKind.RECORDS, batch())
     journal.sync()
-    assert synced == []
-    journal.write(STREAM, FrameKind.SHARD_STATE, b"epoch")
-    journal.sync()
-    assert len(synced) == 1
+    assert active not in synced
+    for number, kind in enumerate((FrameKind.SHARD_STATE, FrameKind.METALOG_STATE), start=1):
+        journal.write(STREAM, kind, b"promise")
+        journal.sync()
+        assert synced.count(active) == number
+
+
+def test_memory_durability_hands_to_the_system_what_is_promised(
+    directory: Path, opened: list[Journal]
+) -> None:
+    """D6: what is acknowledged survives the end of the process."""
+    journal, _ = started(directory, opened, durability="memory")
+    journal.write(STREAM, FrameKind.RECORDS, batch())
+    assert not journal.dirty
+    journal.flush_promised()
+    assert batch() in segment.segment_path(directory, 1).read_bytes()
+    journal.write(STREAM, FrameKind.ORDERING, b"entry")
+    journal.flush_promised()
+    assert b"entry" not in segment.segment_path(directory, 1).read_bytes(), "nothing promises it"
 
 
 def test_buffers_do_not_grow_without_a_sync(directory: Path, opened: list[Journal]) -> None:
@@ -265,8 +300,90 @@ def test_a_failed_sync_is_final(
     assert journal.dirty
 
 
+def test_a_write_back_error_that_one_sync_was_told_of_is_known_to_the_other(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1: Linux reports it once per open file, and both syncs are of the same descriptor."""
+    journal, _ = started(directory, opened)
+    for _ in range(4):
+        journal.write(STREAM, FrameKind.METALOG, b"x" * 900)
+    journal.flush()
+    disk = FailedWriteBack(journal, monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(journal.sync_flushed)
+        assert disk.entered.wait(10)
+        with pytest.raises(OSError, match="failed before"):
+            journal.write(STREAM, FrameKind.METALOG, b"y" * 900)
+        assert isinstance(synced.exception(10), OSError)
+    assert journal.dirty
+
+
+def test_room_is_not_given_back_before_the_outcome_of_a_sync_is_known(
+    directory: Path, opened: list[Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1: the mark of a discarded frame is synced by the descriptor of a sync that fails."""
+    journal, _ = started(directory, opened)
+    gone = journal.write(STREAM, FrameKind.RECORDS, batch())
+    journal.sync()
+    journal.discard(gone)
+    journal.write(STREAM, FrameKind.METALOG, b"entry")
+    journal.flush()
+    disk = FailedWriteBack(journal, monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(journal.sync_flushed)
+        assert disk.entered.wait(10)
+        with pytest.raises(OSError, match="failed before"):
+            journal.give_back()
+        assert isinstance(synced.exception(10), OSError)
+    assert journal.read(gone) == batch()
+
+
 def _failing(_fd: int) -> None:
     raise OSError(errno.EIO, "disk")
+
+
+class FailedWriteBack:
+    """A disk that failed to write pages of the active segment, and reports it to one sync.
+
+    The sync of a thread goes on when the test's own thread syncs, too, or waits for the lock; then
+    the one that began last is told of the error.
+
+    Attributes:
+        entered: whether a thread's sync has begun.
+    """
+
+    def __init__(self, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = threading.Event()
+        self._overlaps = threading.Event()
+        self._main = threading.get_ident()
+        self._lock = threading.Lock()
+        self._active = journal.files.fd(journal.files.active)
+        self._untold = [OSError(errno.EIO, "disk")]
+        self._whole = os.fdatasync
+        journal._lock = self  # type: ignore[assignment]
+        monkeypatch.setattr(os, "fdatasync", self._fdatasync)
+
+    def _fdatasync(self, fd: int) -> None:
+        if fd != self._active:
+            self._whole(fd)
+            return
+        if threading.get_ident() == self._main:
+            error = self._untold.pop() if self._untold else None
+            self._overlaps.set()
+        else:
+            self.entered.set()
+            assert self._overlaps.wait(10)
+            error = self._untold.pop() if self._untold else None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._overlaps.set()
+            assert self._lock.acquire(timeout=10)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def test_a_full_disk_refuses_a_segment_and_may_be_freed(

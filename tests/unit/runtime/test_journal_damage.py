@@ -18,6 +18,7 @@ from tests.unit.runtime.journals import (
     batch,
     damage_in,
     flip,
+    kill,
     spoil,
     started,
 )
@@ -107,6 +108,49 @@ def test_the_start_of_the_newest_segment_may_be_damaged(
     journal.close()
     spoil(segment.segment_path(directory, 2), 0, 1000)
     assert damage_in(directory, opened) == [(2, 0, locations[6].offset - 32)]
+
+
+@pytest.mark.parametrize("spoilt", ["a bit of the batch", "the header", "all that was written"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_damage_of_the_last_frame_is_told_once_it_was_noted_as_synced(
+    directory: Path, opened: list[Journal], spoilt: str, *, clean: bool
+) -> None:
+    """D11: after a clean stop, and of an idle process that was killed."""
+    journal, _ = started(directory, opened)
+    kept = journal.write(STREAM, FrameKind.METALOG, b"kept")
+    last = journal.write(STREAM, FrameKind.RECORDS, batch())
+    journal.sync()
+    if not clean:
+        journal.settle_flushed()
+        kill(journal)
+    journal.close()
+    path = segment.segment_path(directory, 1)
+    end = last.offset + segment.frame_bytes(last.length) - segment.FRAME_HEADER_BYTES
+    start = last.offset - segment.FRAME_HEADER_BYTES
+    if spoilt == "a bit of the batch":
+        flip(path, last.offset + last.length - 1)
+    elif spoilt == "the header":
+        spoil(path, start, 16)
+    else:
+        start = kept.offset - segment.FRAME_HEADER_BYTES
+        spoil(path, start, end)
+    for _ in range(2):
+        assert damage_in(directory, opened) == [(1, start, end)]
+        opened[-1].write(STREAM, FrameKind.METALOG, b"after")
+    assert opened[-1].write(STREAM, FrameKind.METALOG, b"").offset > end
+
+
+def test_frames_behind_the_note_are_a_torn_tail_when_they_are_damaged(
+    directory: Path, opened: list[Journal]
+) -> None:
+    journal, _ = started(directory, opened)
+    journal.write(STREAM, FrameKind.METALOG, b"kept")
+    journal.sync()
+    journal.settle_flushed()
+    torn = journal.write(STREAM, FrameKind.RECORDS, batch())
+    kill(journal)
+    flip(segment.segment_path(directory, 1), torn.offset + torn.length - 1)
+    assert damage_in(directory, opened) == []
 
 
 def test_a_missing_segment_is_damage(directory: Path, opened: list[Journal]) -> None:

@@ -236,6 +236,17 @@ async def test_closing_syncs_what_is_written() -> None:
     assert house.story == ["write b'entry'", "sync"]
 
 
+async def test_an_idle_process_notes_how_far_its_journal_was_synced() -> None:
+    """D11: once, when nothing was written for a while."""
+    house = House({A: Scripted({Received: lambda _: [PERSIST]})}, journal_idle_s=0.001)
+    for _ in range(2):
+        house.nudge()
+        await asyncio.wait_for(house.journal.settled.wait(), 5)
+        house.journal.settled.clear()
+    assert house.story == ["write b'entry'", "sync", "settle"] * 2
+    await house.shell.close()
+
+
 def persist_and_answer(told: list[asyncio.Future[object]]) -> Script:
     """Persist at the start and at a message, and tell it in turn."""
     return {

@@ -255,15 +255,6 @@ def test_a_copy_counts_only_when_what_was_written_before_is_synced(rewriter: Rew
     assert rewriter.rest() == 1
 
 
-def test_a_segment_that_another_thread_still_syncs_is_not_replaced(rewriter: Rewriter) -> None:
-    places = filled(rewriter)
-    rewriter.discard(*places[:8])
-    rewriter.journal.files.begin_sync(1)
-    assert rewriter.rest() == 0
-    rewriter.journal.files.end_sync()
-    assert rewriter.rest() == 1
-
-
 def test_what_a_crash_left_of_a_rewrite_is_removed_by_the_next_start(
     rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
