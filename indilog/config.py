@@ -286,6 +286,10 @@ class NodeConfig:
     """A process that died is started again after this, doubled each time it dies at once, ..."""
     restart_s_max: float = 5.0
     """... up to this."""
+    ready_append_s: float = 2.0
+    """`/readyz` says not ready when an append is not acknowledged within this time."""
+    hang_s: float = 5.0
+    """A process whose event loop sends no heartbeat for so long is killed and started again."""
     stop_timeout_s: float = 10.0
     """After this a process that was told to stop is killed."""
 

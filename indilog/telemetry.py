@@ -13,8 +13,9 @@ import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate
-from typing import Final, Literal, TextIO, TypeAlias
+from typing import Final, Literal, TextIO, TypeAlias, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
@@ -36,6 +37,31 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 # --- logs
 
 
+class _Unfailing:
+    """A stream whose reader may go away: what cannot be written is dropped.
+
+    A node outlives its supervisor, and then perhaps the terminal or pipe that its lines went to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or drop."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or drop."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        """Return whether a person reads along."""
+        return self._stream.isatty()
+
+
 def configure_logging(
     log_format: LogFormat = "json", level: str = "info", stream: TextIO | None = None
 ) -> None:
@@ -49,7 +75,7 @@ def configure_logging(
     """
     if level not in _LEVELS:
         raise ConfigError(f"The log level is one of {', '.join(_LEVELS)}, not {level!r}.")
-    stream = stream or sys.stderr
+    stream = cast("TextIO", _Unfailing(stream or sys.stderr))
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -31,6 +31,7 @@ from compute.gateway.problems import (
     problem_of_stop,
     problem_text,
 )
+from compute.gateway.readiness import AppendProbe
 from compute.gateway.records import records_router
 from compute.gateway.requests import faults_in, sentence_of
 from compute.workers.host import FunctionHost
@@ -149,8 +150,9 @@ def create_gateway(
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a third more of a record
     app.include_router(records_router(logs, body_bytes_max=body_bytes_max * 3 // 2))
+    probe = AppendProbe(logs, timeout_s=config.node.ready_append_s)
     app.include_router(
-        operation_router(host, lambda: status() | {"gateway": figures.status()}, registry)
+        operation_router(host, lambda: status() | {"gateway": figures.status()}, registry, probe)
     )
     app.include_router(client_router(host))
     _add_pages(app)

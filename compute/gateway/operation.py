@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from compute.gateway.problems import MEDIA_TYPE, problem_of, problem_text
+from compute.gateway.readiness import AppendProbe
 from compute.workers.host import FunctionHost
 from indilog.errors import NotReadyError
 from indilog.telemetry import exposition
@@ -62,7 +63,10 @@ class HostCollector(Collector):
 
 
 def operation_router(
-    host: FunctionHost, status: Callable[[], dict[str, Any]], registry: CollectorRegistry
+    host: FunctionHost,
+    status: Callable[[], dict[str, Any]],
+    registry: CollectorRegistry,
+    probe: AppendProbe,
 ) -> APIRouter:
     """Return the routes `/healthz`, `/readyz`, `/status` and `/metrics`."""
     router = APIRouter(tags=["operation"])
@@ -74,18 +78,22 @@ def operation_router(
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        """Say whether calls and reads are served now; `read-only`: appends are not, a disk is full.
+        """Say whether calls, reads and appends are served now: a record is appended to find out, at
+        most one a second. `read-only`: appends are not served, because a disk is full.
 
         Then it is 200 still: what only reads is served. Where all shards share the disk no other
         compute node could append either; with disks of their own it may. `warning` is there when
         records are lost for good: all else is served.
         """
         now = status()
-        if now.get("ready", True):
+        failure = None if now.get("ready", True) else "The platform is starting or recovering."
+        if failure is None and not now.get("read_only"):
+            failure = await probe.failure()
+        if failure is None:
             how = "read-only" if now.get("read_only") else "ready"
             warning = {"warning": now["warning"]} if "warning" in now else {}
             return JSONResponse({"status": how, **warning})
-        told = problem_of(NotReadyError("The platform is starting or recovering; try again."))
+        told = problem_of(NotReadyError(f"{failure} Try again."))
         return Response(
             problem_text(told),
             status_code=int(HTTPStatus.SERVICE_UNAVAILABLE),

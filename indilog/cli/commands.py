@@ -72,8 +72,25 @@ def up(
             run_embedded(configured, _say_ready, supervisor_fd=supervisor_fd)
 
 
+@app.command()
+def down(
+    *,
+    data: Annotated[Path | None, typer.Option(help="Where records are kept.")] = None,
+) -> None:
+    """Stop the processes of `up --processes` whose supervisor was killed."""
+    from indilog.config import config_from
+    from indilog.runtime.supervisor import stop_processes
+    from indilog.telemetry import configure_logging
+
+    with mistakes_told():
+        configured = config_from(None, os.environ, {"node": {"data_dir": data}})
+        configure_logging("console" if sys.stderr.isatty() else "json")
+        stopped = stop_processes(configured.node)
+    show.line(f"Stopped {stopped} processes." if stopped else "No process was running.")
+
+
 def _say_ready(url: str) -> None:
-    show.line(f"IndiLog is up on {url} (console and API: {url}/docs). Ctrl-C stops it.")
+    show.line(f"IndiLog is up on {url} (API page: {url}/docs). Ctrl-C stops it.")
 
 
 @app.command()

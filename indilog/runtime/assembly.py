@@ -33,7 +33,7 @@ from indilog.runtime.figures_files import Told, figures_told
 from indilog.runtime.journal import Journal
 from indilog.runtime.layout import view_in
 from indilog.runtime.node import NodeShell
-from indilog.runtime.supervisor_line import SupervisorLine
+from indilog.runtime.supervisor_link import SupervisorLink
 from indilog.telemetry import FiguresCollector, registry_of
 from indilog.view import View, Views
 from ordering.sequencer import Sequencer
@@ -377,7 +377,7 @@ async def _run_embedded(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    line = SupervisorLine(supervisor_fd, asked.set)
+    supervisor = SupervisorLink(supervisor_fd, None, asked.set)
     check_can_listen(config.node.host, config.node.port)  # else a new data directory stays behind
     async with (
         embedded(config, fail) as platform,
@@ -385,8 +385,8 @@ async def _run_embedded(
     ):
         if on_ready is not None:
             on_ready(url)
-        line.ready(url)
+        supervisor.ready(url)
         await asked.wait()
-    line.close()
+    supervisor.close()
     if faults:
         raise NotReadyError(f"The platform stopped by a fault: {faults[0]}") from faults[0]

@@ -29,7 +29,7 @@ Arrangement: TypeAlias = Literal["embedded", "processes"]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What holds while the first process lives.
+    """What holds while a process of the run lives.
 
     Attributes:
         addresses: where each node receives, e.g. `unix:///tmp/indilog-x/storage-0`.
@@ -86,6 +86,12 @@ async def publish_run(
             await store.compare_and_set(_RUN_KEY, run, expected_version=version), Written
         ):
             return _run_decoded(before.value) if before else None
+
+
+async def run_of(store: MetadataStore) -> Run | None:
+    """Return what was published for the last run; None: nothing that this release understands."""
+    found = await store.get(_RUN_KEY)
+    return _run_decoded(found.value) if found is not None else None
 
 
 def _run_decoded(value: bytes) -> Run | None:

@@ -18,6 +18,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -44,7 +45,7 @@ from indilog.runtime.journal import Journal
 from indilog.runtime.metadata_service import MetadataClient
 from indilog.runtime.node import NodeShell
 from indilog.runtime.stream_transport import StreamTransport
-from indilog.runtime.supervisor_line import SupervisorLine
+from indilog.runtime.supervisor_link import SupervisorLink
 from indilog.runtime.transport import Transport
 from indilog.runtime.zmq_transport import ZmqTransport
 from indilog.telemetry import configure_logging
@@ -122,18 +123,21 @@ async def node_running(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one node until SIGTERM, or until its supervisor is gone; ends the process."""
+    """Run one node until SIGTERM, or until its supervisor is gone before it was ready; ends the
+    process.
+    """
     parser = argparse.ArgumentParser("indilog.node", description="Run one node of a cluster.")
     parser.add_argument("--name", required=True, help="the node's name in the view")
     parser.add_argument("--metadata", required=True, help="address of the metadata store")
     parser.add_argument("--supervisor-fd", type=int, help="socket to the process that started it")
+    parser.add_argument("--control", type=Path, help="where the next supervisor may adopt it")
     given = parser.parse_args(arguments)
     configure_logging()
     structlog.contextvars.bind_contextvars(node=given.name)
-    sys.exit(uvloop.run(_run(NodeId(given.name), given.metadata, given.supervisor_fd)))
+    sys.exit(uvloop.run(_run(given)))
 
 
-async def _run(name: NodeId, metadata: str, supervisor_fd: int | None) -> int:
+async def _run(given: argparse.Namespace) -> int:
     """Run a node to its end, and return the exit status (sysexits.h)."""
     stop = asyncio.Event()
     failures: list[BaseException] = []
@@ -145,33 +149,34 @@ async def _run(name: NodeId, metadata: str, supervisor_fd: int | None) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    line = SupervisorLine(supervisor_fd, stop.set)
-    serving = asyncio.create_task(_serve(name, metadata, line, stop, fail))
+    supervisor = SupervisorLink(given.supervisor_fd, given.control, stop.set)
+    name = NodeId(given.name)
+    serving = asyncio.create_task(_serve(name, given.metadata, supervisor, stop, fail))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         faulthandler.dump_traceback_later(NodeConfig().stop_timeout_s, exit=True)
-        if not line.was_ready:
+        if not supervisor.was_ready:
             serving.cancel()  # told to stop before it was up
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         if failures:
-            line.failed(str(failures[0]))
+            supervisor.failed(str(failures[0]))
     except (IndilogError, OSError) as error:
         _log.error("node cannot start", error=str(error))
-        line.failed(str(error))
+        supervisor.failed(str(error))
         retryable = isinstance(error, IndilogError) and error.retryable
         return os.EX_TEMPFAIL if retryable else os.EX_USAGE
     finally:
         stopping.cancel()
-        line.close()
+        supervisor.close()
     return os.EX_SOFTWARE if failures else os.EX_OK
 
 
 async def _serve(
     name: NodeId,
     metadata: str,
-    line: SupervisorLine,
+    supervisor: SupervisorLink,
     stop: asyncio.Event,
     fail: Callable[[BaseException], None],
 ) -> None:
@@ -195,7 +200,7 @@ async def _serve(
             )
             if (listens_on := urlsplit(detail).port) is not None:
                 keep_port(node.start.directory, name, listens_on)
-        line.ready(detail)
+        supervisor.ready(detail, hang_s=node.start.config.node.hang_s)
         await stop.wait()
 
 

@@ -1,8 +1,8 @@
 """The temporary directory of a run: where the sockets of a cluster of processes on one machine are.
 
-It stands below the system's temporary directory, because the path of a Unix socket is short. Its
-owner holds a lock on a file in it; the system lets go of the lock however the owner ends. So each
-start can remove what killed runs left, and nothing else.
+It stands below the system's temporary directory, because the path of a Unix socket is short. The
+supervisor and its processes hold a shared lock on a file in it; the system releases the lock
+however they end. So each start can remove what killed runs left, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _OWNER: Final = "owner"
 
 
 class RunDirectory:
-    """A directory that exists as long as its owner.
+    """A directory that exists as long as a process of its run.
 
     Attributes:
-        path: where it is; ours alone.
+        path: where it is; only this user may enter it.
+        lock: descriptor that holds the lock; the processes of the run inherit it.
 
     Raises:
         OSError: it cannot be made.
@@ -34,18 +35,30 @@ class RunDirectory:
 
     def __init__(self) -> None:
         made = Path(tempfile.mkdtemp(prefix=_PREFIX_UNLOCKED))
-        self._lock = os.open(made / _OWNER, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.lock = os.open(made / _OWNER, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_SH)
         self.path = made.rename(made.with_name(made.name.replace(_PREFIX_UNLOCKED, _PREFIX, 1)))
+
+    @classmethod
+    def of_living(cls, path: Path) -> RunDirectory | None:
+        """Return that of a run whose processes live on; None: it is gone, as they are."""
+        directory = cls.__new__(cls)
+        try:
+            directory.lock = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        fcntl.flock(directory.lock, fcntl.LOCK_SH)
+        directory.path = path
+        return directory
 
     def remove(self) -> None:
         """Remove it and what is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        os.close(self.lock)
 
 
 def remove_stale_directories() -> None:
-    """Remove the directories of runs whose owner is gone."""
+    """Remove the directories of runs of which no process lives."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if _is_stale(directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -53,7 +66,7 @@ def remove_stale_directories() -> None:
 
 
 def _is_stale(directory: Path) -> bool:
-    """Tell whether nobody owns it; a directory without a lock file is not one of ours."""
+    """Return whether no process of its run lives; one without a lock file is not ours."""
     try:
         lock = os.open(directory / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

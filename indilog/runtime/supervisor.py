@@ -1,8 +1,10 @@
 """The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
 
 The first process is the supervisor: it holds the metadata store, serves it to the others, starts
-one process for each node of the view and keeps each alive. It carries no data: a cluster whose
-supervisor is killed ends at once and is found again, whole, by the next start.
+one process for each node of the view and keeps each alive: one that dies, or hangs for `hang_s`, is
+started again. It carries no data. When it is killed the others go on serving what they can without
+it, and the next supervisor with the same settings adopts them. With other settings it stops them
+and starts its own.
 
 Sockets are Unix sockets in a directory of this run, readable by this user only. They are a third
 faster than TCP here (decision 0002), and need no free port.
@@ -22,16 +24,17 @@ from typing import Any, Final
 import structlog
 import uvloop
 
-from indilog.config import Config, config_from
-from indilog.errors import ConfigError
+from indilog.config import Config, NodeConfig, config_from
+from indilog.errors import ConfigError, DataDirectoryError
 from indilog.ids import NodeId
-from indilog.runtime.cluster_state import claim_arrangement, publish_run
+from indilog.runtime.cluster_state import Run, claim_arrangement, publish_run, run_of, settings_of
 from indilog.runtime.data_directory import opened_metadata
 from indilog.runtime.layout import view_in
 from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.metadata_service import MetadataServer
 from indilog.runtime.run_directory import RunDirectory, remove_stale_directories
 from indilog.runtime.supervised_process import SupervisedProcess
+from indilog.runtime.supervisor_link import control_address
 from indilog.view import View
 
 PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
@@ -77,7 +80,7 @@ class Supervisor:
         self.view: View | None = None
 
     async def start(self) -> None:
-        """Start every process; returns when all are ready.
+        """Adopt or start every process; returns when all are ready.
 
         Raises:
             DataDirectoryError: the data directory cannot be used, is in use, of a newer format, or
@@ -87,9 +90,10 @@ class Supervisor:
         """
         self._store = opened_metadata(self._config.node)
         await claim_arrangement(self._store, "processes")
-        self.view = await view_in(self._store, self._config, "processes")
         remove_stale_directories()
-        self._directory = RunDirectory()
+        await self._take_over_run(await run_of(self._store))
+        self.view = await view_in(self._store, self._config, "processes")
+        self._directory = self._directory or RunDirectory()
         scheme = _SCHEMES[self._config.node.transport]
         addresses = {node: self._address(scheme, node) for node in self.view.nodes}
         await publish_run(self._store, self._config, addresses, self._directory.path)
@@ -98,6 +102,19 @@ class Supervisor:
         self._start_processes(self.view)
         await self.ready()
         _log.info("cluster ready", processes=len(self.processes))
+
+    async def _take_over_run(self, run: Run | None) -> None:
+        """Continue the last run if processes of it live, or stop them if they have other settings.
+
+        Its directory is there only if they do: `remove_stale_directories` came before.
+        """
+        self._directory = RunDirectory.of_living(Path(run.directory)) if run else None
+        if run is None or self._directory is None or run.settings == settings_of(self._config):
+            return
+        _log.warning("processes of a run with other settings are stopped", run=run.directory)
+        await _stop_processes_of(run, self._config.node)
+        self._directory.remove()
+        self._directory = None
 
     async def ready(self) -> None:
         """Wait until all processes are ready (again).
@@ -138,11 +155,20 @@ class Supervisor:
         return engine.detail if engine else ""
 
     def _start_processes(self, view: View) -> None:
+        assert self._directory is not None, "it was made"
         for node in view.nodes:
             if node not in self._left_out:
                 command = [sys.executable, "-m", "indilog.node"]
                 command += ["--name", node, "--metadata", self.metadata_address]
-                self.processes[node] = SupervisedProcess(node, command, self._config.node)
+                control = control_address(self._directory.path, node)
+                command += ["--control", str(control)]
+                self.processes[node] = SupervisedProcess(
+                    node,
+                    command,
+                    self._config.node,
+                    control=control,
+                    inherited=[self._directory.lock],
+                )
         for process in self.processes.values():
             process.start()
 
@@ -169,8 +195,46 @@ async def supervised(
         await supervisor.stop()
 
 
+async def _stop_processes_of(run: Run, config: NodeConfig) -> int:
+    """Stop the processes of a run that have no supervisor; return how many there were.
+
+    Compute nodes come first, so that they still reach the others while they finish.
+    """
+    stopped = 0
+    for wave in (True, False):
+        left = [
+            SupervisedProcess(node, (), config, control=control_address(Path(run.directory), node))
+            for node in run.addresses
+            if node.startswith("engine") is wave
+        ]
+        stopped += sum(await asyncio.gather(*(process.end() for process in left)))
+    return stopped
+
+
+def stop_processes(config: NodeConfig) -> int:
+    """Stop what a killed supervisor left of the cluster in `data_dir`; return how many there were.
+
+    Raises:
+        DataDirectoryError: a supervisor runs there, or the directory holds no platform.
+    """
+
+    async def stopped() -> int:
+        if not (config.data_dir / "metadata").is_file():
+            raise DataDirectoryError(f"The directory {config.data_dir} holds no platform.")
+        with opened_metadata(config) as store:
+            run = await run_of(store)
+            directory = RunDirectory.of_living(Path(run.directory)) if run else None
+            if run is None or directory is None:
+                return 0
+            count = await _stop_processes_of(run, config)
+            directory.remove()
+            return count
+
+    return uvloop.run(stopped())
+
+
 def run_processes(config: Config, on_ready: Callable[[str], None] | None = None) -> None:
-    """Run a cluster of processes until SIGTERM or SIGINT.
+    """Run a cluster of processes until SIGTERM, SIGINT or SIGHUP (its terminal is closed).
 
     Args:
         config: best from `processes_config`.
@@ -184,7 +248,9 @@ def run_processes(config: Config, on_ready: Callable[[str], None] | None = None)
 
 async def _run(config: Config, on_ready: Callable[[str], None] | None) -> None:
     asked = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue  # as nohup does with SIGHUP
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     supervisor = Supervisor(config)
     starting = asyncio.create_task(supervisor.start())

@@ -1,4 +1,4 @@
-"""A cluster of processes: they are kept alive, end with their supervisor, and forget nothing."""
+"""A cluster of processes: they are kept alive, outlive their supervisor, and forget nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ async def main():
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     overrides = json.loads(sys.argv[1])
     async with supervised(processes_config(overrides=overrides)) as supervisor:
-        print(json.dumps([p.pid for p in supervisor.processes.values()]), flush=True)
+        pids = [p.pid for p in supervisor.processes.values()]
+        print(json.dumps([pids, supervisor.url]), flush=True)
         await asked.wait()
 
 asyncio.run(main())
@@ -166,9 +167,11 @@ def test_over_http_the_cluster_answers_again_after_a_kill(tmp_path: Path, killed
 
 
 @contextmanager
-def program(code: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
+def program(code: str, directory: Path, **node: float) -> Iterator[subprocess.Popen[str]]:
     """Run a Python program that gets the settings of a cluster, and stop it at the end."""
-    command = [sys.executable, "-c", code, json.dumps(settings(directory))]
+    given = settings(directory)
+    given["node"].update(node)
+    command = [sys.executable, "-c", code, json.dumps(given)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -191,27 +194,110 @@ def wait_until_gone(pids: list[int], descriptors: list[int]) -> None:
         assert readable, f"process {pid} still lives"
 
 
-def test_when_the_supervisor_is_killed_its_processes_end_and_the_next_start_finds_all(
+def test_when_the_supervisor_is_killed_the_others_serve_on_and_the_next_one_adopts_them(
     tmp_path: Path,
 ) -> None:
-    with program(SUPERVISOR, tmp_path) as first, ExitStack() as stack:
-        pids = json.loads(line_of(first))
+    record = {"data": "while there is no supervisor", "tags": ["t"]}
+    with program(SUPERVISOR, tmp_path) as first:
+        pids, url = json.loads(line_of(first))
         assert len(pids) == 9
-        descriptors = [os.pidfd_open(pid) for pid in pids]
+        first.kill()
+        first.wait(DEADLINE_S)
+        assert httpx.post(f"{url}/logs/orders/records", json=record).status_code == 201
+        os.kill(pids[0], signal.SIGKILL)  # there is nothing to start it again, until the next one
+    with program(SUPERVISOR, tmp_path) as second:
+        adopted, url_again = json.loads(line_of(second))
+        assert len(set(adopted) & set(pids)) == 8
+        assert url_again == url
+        found = httpx.get(f"{url}/logs/orders/records", params={"tag": "t"}).json()
+        assert [each["data"] for each in found["records"]] == [record["data"]]
+        descriptors = [os.pidfd_open(pid) for pid in adopted]
+    with ExitStack() as stack:
         for descriptor in descriptors:
             stack.callback(os.close, descriptor)
-        first.kill()
-        wait_until_gone(pids, descriptors)
-    with program(SUPERVISOR, tmp_path) as second:
-        assert not set(json.loads(line_of(second))) & set(pids)
+        wait_until_gone(adopted, descriptors)
 
 
-def test_a_start_right_after_a_kill_waits_for_those_that_are_still_ending(tmp_path: Path) -> None:
+def test_what_a_killed_supervisor_left_can_be_stopped(tmp_path: Path) -> None:
     with program(SUPERVISOR, tmp_path) as first:
-        line_of(first)
+        pids, _ = json.loads(line_of(first))
+        descriptors = [os.pidfd_open(pid) for pid in pids]
+        refused = indilog("down", "--data", str(tmp_path))
+        assert refused.returncode != 0
+        assert "in use by another process" in refused.stderr
         first.kill()
-    with program(SUPERVISOR, tmp_path) as second:
-        assert len(json.loads(line_of(second))) == 9
+        first.wait(DEADLINE_S)
+    assert indilog("down", "--data", str(tmp_path)).stdout == f"Stopped {len(pids)} processes.\n"
+    with ExitStack() as stack:
+        for descriptor in descriptors:
+            stack.callback(os.close, descriptor)
+        wait_until_gone(pids, descriptors)
+    assert indilog("down", "--data", str(tmp_path)).stdout == "No process was running.\n"
+    assert "holds no platform" in indilog("down", "--data", str(tmp_path / "none")).stderr
+
+
+def indilog(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "indilog", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def test_a_supervisor_with_other_settings_replaces_what_the_one_before_left(
+    tmp_path: Path,
+) -> None:
+    with program(SUPERVISOR, tmp_path) as first:
+        pids, _ = json.loads(line_of(first))
+        first.kill()
+    with program(SUPERVISOR, tmp_path, resend_s=0.3) as second:
+        others, _ = json.loads(line_of(second))
+        assert len(others) == 9
+        assert not set(others) & set(pids)
+
+
+@pytest.mark.parametrize("node", ["sequencer-0", "storage-1", "engine-0"])
+def test_a_process_that_stands_still_is_ended_and_appends_go_on(tmp_path: Path, node: str) -> None:
+    """T5: for twenty seconds nothing was acknowledged, and `/readyz` said ready."""
+
+    async def story() -> None:
+        made = settings(tmp_path)
+        made["node"]["hang_s"] = 1.0
+        config = processes_config(overrides=made)
+        async with asyncio.timeout(DEADLINE_S), supervised(config) as supervisor:
+            process = supervisor.processes[NodeId(node)]
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGSTOP)
+            await process.ready(restarts=1)
+            record = {"data": "after", "tags": ["t"]}
+            async with httpx.AsyncClient(base_url=supervisor.url, timeout=30.0) as client:
+                answer = await client.post("/logs/orders/records", json=record)
+            assert answer.status_code == 201
+
+    uvloop.run(story())
+
+
+def test_readiness_is_whether_an_append_would_be_acknowledged(tmp_path: Path) -> None:
+    async def story() -> None:
+        made = settings(tmp_path)
+        made["node"].update(hang_s=60.0, ready_append_s=1.0)
+        config = processes_config(overrides=made)
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            supervised(config) as supervisor,
+            httpx.AsyncClient(base_url=supervisor.url, timeout=30.0) as client,
+        ):
+            while (await client.get("/readyz")).status_code != 200:
+                pass
+            for node in ("sequencer-0", "storage-0"):
+                pid = supervisor.processes[NodeId(node)].pid
+                assert pid is not None
+                os.kill(pid, signal.SIGSTOP)
+                while (answer := await client.get("/readyz")).status_code == 200:
+                    pass
+                assert "was not acknowledged within 1 s" in answer.json()["detail"]
+                os.kill(pid, signal.SIGCONT)
+                while (answer := await client.get("/readyz")).status_code != 200:
+                    pass
+
+    uvloop.run(story())
 
 
 def test_sigterm_stops_everything_in_order(tmp_path: Path) -> None:

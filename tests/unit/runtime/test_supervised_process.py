@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -198,5 +199,102 @@ def test_a_line_over_the_limit_is_not_believed() -> None:
             await child.stop()
             assert gone(pid)
             assert child.detail == ""
+
+    uvloop.run(story())
+
+
+BEATS = (
+    CHILD
+    + """
+import time
+line.send(b'ready %d\\n' % os.getpid())
+line.settimeout(0.02)
+while True:
+    try:
+        line.send(b'heartbeat\\n')
+        line.recv(1)
+        break
+    except TimeoutError:
+        pass
+"""
+)
+HANGS = NodeConfig(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=0.5)
+
+
+def test_a_process_that_is_ready_and_silent_is_killed_and_started_again() -> None:
+    async def story() -> None:
+        async with kept(process(BEATS, config=HANGS)) as child:
+            pid = int(await child.ready())
+            os.kill(pid, signal.SIGSTOP)
+            assert int(await child.ready(restarts=1)) != pid
+            assert gone(str(pid))
+
+    uvloop.run(story())
+
+
+def test_a_process_is_not_taken_for_hung_because_its_supervisor_stood_still() -> None:
+    async def story() -> None:
+        async with kept(process(BEATS, config=HANGS)) as child:
+            await child.ready()
+            for _ in range(3):
+                time.sleep(2 * HANGS.hang_s)  # noqa: ASYNC251 - this is what is tested
+                await asyncio.sleep(HANGS.hang_s / 2)
+            assert child.restarts == 0
+
+    uvloop.run(story())
+
+
+LISTENS = """
+import os, pathlib, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("up", flush=True)
+while True:
+    connection, _ = listener.accept()
+    connection.send(b'ready %d\\n' % os.getpid())
+"""
+
+
+def test_a_process_of_an_earlier_supervisor_is_adopted_and_then_kept_running(
+    tmp_path: Path,
+) -> None:
+    control = tmp_path / "child.control"
+    command = [sys.executable, "-S", "-E", "-c", LISTENS.replace("\\\\", "\\"), str(control)]
+
+    async def story() -> None:
+        orphan = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert orphan.stdout is not None
+        assert await orphan.stdout.readline() == b"up\n"
+        made = SupervisedProcess(
+            "child", [sys.executable, "-S", "-E", "-c", LIVES], CONFIG, control=control
+        )
+        async with kept(made) as child:
+            assert await child.ready() == str(orphan.pid)
+            assert child.adopted
+            orphan.kill()
+            await orphan.wait()
+            assert await child.ready(restarts=1) == str(child.pid) != str(orphan.pid)
+            assert not child.adopted
+
+    uvloop.run(story())
+
+
+def test_a_stopped_process_of_an_earlier_supervisor_is_replaced(tmp_path: Path) -> None:
+    """It accepts the connection, because the system does, and stays silent."""
+    control = tmp_path / "child.control"
+    command = [sys.executable, "-S", "-E", "-c", LISTENS.replace("\\\\", "\\"), str(control)]
+
+    async def story() -> None:
+        orphan = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert orphan.stdout is not None
+        assert await orphan.stdout.readline() == b"up\n"
+        orphan.send_signal(signal.SIGSTOP)
+        made = SupervisedProcess(
+            "child", [sys.executable, "-S", "-E", "-c", LIVES], HANGS, control=control
+        )
+        async with kept(made) as child:
+            assert await child.ready() != str(orphan.pid)
+            assert await orphan.wait() == -signal.SIGKILL
 
     uvloop.run(story())

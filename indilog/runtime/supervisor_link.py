@@ -1,0 +1,135 @@
+"""The node's end of the connection to its supervisor, which may be replaced by a new one.
+
+A supervisor starts a node with one end of a socket pair. Over it the node says in lines that it is
+ready (`ready DETAIL`), that it cannot start (`failed SENTENCE`), and, once ready, that its event
+loop turns (`heartbeat`). A supervisor that hears no heartbeat for `hang_s` ends the node.
+
+A ready node outlives its supervisor and goes on serving. It listens at a Unix socket of the run's
+directory, and the next supervisor that connects there adopts it: it is sent `ready DETAIL` and the
+heartbeats from then on. A node that is not ready needs the supervisor's metadata store to start, so
+it ends with its supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+HEARTBEATS_PER_HANG: Final = 5
+"""Heartbeats a node sends within `hang_s`: so many in a row may be late."""
+_BACKLOG: Final = 4
+
+
+def control_address(directory: Path, name: str) -> Path:
+    """Return the Unix socket at which the node `name` of a run can be adopted."""
+    return directory / f"{name}.control"
+
+
+class SupervisorLink:
+    """Speaks with the node's present supervisor, if there is one.
+
+    Made and used on the running event loop.
+
+    Args:
+        descriptor: a socket to the supervisor that started the node; None: it has none.
+        listen_at: the Unix socket for the next supervisors; None: the node ends with the first one.
+        on_gone: called when the node has lost its supervisor and is to end.
+
+    Attributes:
+        was_ready: whether `ready` was called.
+    """
+
+    def __init__(
+        self, descriptor: int | None, listen_at: Path | None, on_gone: Callable[[], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_gone = on_gone
+        self._listen_at = listen_at
+        self._listener: socket.socket | None = None
+        self._supervisor: socket.socket | None = None
+        self._detail = ""
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self.was_ready = False
+        if descriptor is not None:
+            self._connect(socket.socket(fileno=os.dup(descriptor)))
+            os.close(descriptor)  # the duplicate is not inherited: no child of ours keeps it open
+
+    def ready(self, detail: str, *, hang_s: float | None = None) -> None:
+        """Say that the node is ready; `detail` is for people. With `hang_s` heartbeats follow."""
+        self.was_ready, self._detail = True, detail
+        if self._listen_at is not None:
+            self._listen(self._listen_at)
+        self._say(f"ready {detail}")
+        if hang_s is not None:
+            self._beat(hang_s / HEARTBEATS_PER_HANG)
+
+    def failed(self, sentence: str) -> None:
+        """Say why the node cannot start, or go on."""
+        self._say(f"failed {' '.join(sentence.split())}")
+
+    def close(self) -> None:
+        """Close both sockets. May be called again."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        self._disconnect()
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+
+    def _listen(self, address: Path) -> None:
+        address.unlink(missing_ok=True)  # of the process before this one
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(address))
+        self._listener.listen(_BACKLOG)
+        self._listener.settimeout(0)
+        self._loop.add_reader(self._listener.fileno(), self._adopted)
+
+    def _adopted(self) -> None:
+        """Take the newest supervisor; the metadata store's lock lets only one live."""
+        assert self._listener is not None
+        try:
+            supervisor, _ = self._listener.accept()
+        except OSError:
+            return  # it went away again
+        self._disconnect()
+        self._connect(supervisor)
+        self._say(f"ready {self._detail}")
+
+    def _connect(self, supervisor: socket.socket) -> None:
+        supervisor.settimeout(0)
+        self._supervisor = supervisor
+        self._loop.add_reader(supervisor.fileno(), self._on_readable)
+
+    def _disconnect(self) -> None:
+        if self._supervisor is not None:
+            self._loop.remove_reader(self._supervisor.fileno())
+            self._supervisor.close()
+            self._supervisor = None
+
+    def _beat(self, interval_s: float) -> None:
+        self._heartbeat = self._loop.call_later(interval_s, self._beat, interval_s)
+        self._say("heartbeat")
+
+    def _say(self, line: str) -> None:
+        if self._supervisor is not None:
+            with contextlib.suppress(OSError):  # gone, or not reading: we notice otherwise
+                self._supervisor.send(f"{line}\n".encode())
+
+    def _on_readable(self) -> None:
+        assert self._supervisor is not None
+        try:
+            if self._supervisor.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._disconnect()
+        if self._listener is None:
+            self._on_gone()
