@@ -90,7 +90,8 @@ class ShardProgress(WireMessage, frozen=True):
     durable.
     Lost: said again with the next change, and after a while as long as something stored is not
     ordered.
-    Repeated: the receiver keeps the largest of the newest epoch.
+    Repeated: the receiver keeps the largest of the newest epoch that one incarnation of the sender
+    reported; what an earlier incarnation reported counts no more.
     """
 
     stored: dict[ShardId, tuple[Epoch, LocalId]]

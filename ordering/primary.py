@@ -111,6 +111,12 @@ class Primary:
             return self._on_trim_wanted(event, message)
         return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
 
+    def forget(self, node: NodeId) -> None:
+        """Forget what a node said before it restarted: it may have lost its disk."""
+        self._reports.forget(node)
+        if node in self._backups:
+            self._backups[node] = BackupProgress()
+
     def advance(self, now: Instant) -> list[Effect]:
         """Commit and publish, propose at most one entry, send backups what they miss."""
         effects = self._commit() + self._propose(now) + self._propose_trim()

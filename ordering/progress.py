@@ -3,6 +3,10 @@
 Scalog takes the element-wise minimum over the replicas of a shard. Here it is the ack-quorum-th
 largest prefix, which is the minimum as long as the quorum is all replicas, and only replicas that
 live under the newest known writer count: what a replica stored under an older one may be dropped.
+
+A replica that restarted may have lost its disk. Its earlier reports count no more as soon as the
+primary hears anything of the new incarnation, so a record is never ordered on the word of a replica
+that has it no longer.
 """
 
 from __future__ import annotations
@@ -37,6 +41,10 @@ class ShardReports:
         self._stored[replica] = stored
         return True
 
+    def forget(self, replica: NodeId) -> None:
+        """Drop the report of a replica that has restarted."""
+        self._stored.pop(replica, None)
+
     @property
     def progress(self) -> LocalId:
         """The longest prefix that the ack quorum has; 0 while too few replicas have reported."""
@@ -67,6 +75,12 @@ class Reports:
         if self._shards[shard].note(replica, epoch, stored):
             self._changed.add(shard)
         return None
+
+    def forget(self, replica: NodeId) -> None:
+        """Drop all that an earlier incarnation of a storage node reported."""
+        for shard, replicas in self._replicas.items():
+            if replica in replicas:
+                self._shards[shard].forget(replica)
 
     @property
     def changed(self) -> bool:

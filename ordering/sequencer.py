@@ -13,6 +13,7 @@ from typing import assert_never
 from indilog.config import Config
 from indilog.errors import DataLossError
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
+from indilog.incarnations import Heard, Incarnations
 from indilog.metalog import entries_decoded
 from indilog.roles import (
     METALOG_KINDS,
@@ -20,6 +21,7 @@ from indilog.roles import (
     Event,
     FrameKind,
     FrameRead,
+    Ignore,
     Location,
     Lost,
     Persisted,
@@ -38,7 +40,8 @@ from ordering.stored_metalog import StoredMetalog
 class Sequencer:
     """One sequencer.
 
-    Guarantees: those of `Primary` or `Backup`; after a restart it goes on from its disk.
+    Guarantees: those of `Primary` or `Backup`; after a restart it goes on from its disk; what a
+    node said before it restarted counts no more once anything of its new incarnation is heard.
     """
 
     def __init__(self, node: NodeId, views: Views, config: Config) -> None:
@@ -47,6 +50,7 @@ class Sequencer:
         self._node = node
         self._config = config
         self._metalog = StoredMetalog(grows=node == self._view.primary)
+        self._incarnations = Incarnations(self._view.nodes)
         self._epoch = Epoch(0)
         self._part: Primary | Rebuild | Backup | None = None
         """Set by `Started`, when recovery is over; a `Rebuild` gives way to a `Primary`."""
@@ -145,8 +149,7 @@ class Sequencer:
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
         match event:
             case Received():
-                assert self._part is not None, "Started is the first event"
-                return self._part.on_received(event)
+                return self._on_received(event)
             case Persisted(token=token):
                 self._metalog.on_persisted(token)
                 return []
@@ -161,6 +164,15 @@ class Sequencer:
                 raise AssertionError("a sequencer reads nothing back")
             case unreachable:
                 assert_never(unreachable)
+
+    def _on_received(self, event: Received) -> list[Effect]:
+        assert self._part is not None, "Started is the first event"
+        heard = self._incarnations.note(event.sender, event.incarnation)
+        if heard is Heard.OLDER:
+            return [Ignore(event, "a message of an earlier incarnation of its sender")]
+        if heard is Heard.NEWER and isinstance(self._part, Primary):
+            self._part.forget(event.sender)
+        return self._part.on_received(event)
 
     def _start(self, event: Started) -> None:
         assert self._part is None, "a role starts once"

@@ -28,6 +28,7 @@ from indilog.messages import (
 )
 from indilog.metalog import Entry, entry_decoded
 from indilog.roles import (
+    METALOG_ENTRY_KINDS,
     Effect,
     Event,
     FrameKind,
@@ -163,6 +164,7 @@ class OrderingTier:
     ignored: tuple[str, ...] = (
         "it is not known yet",
         "metalog entries from an older incarnation",
+        "a message of an earlier incarnation",
     )
     """What sequencers may ignore, and why."""
 
@@ -178,11 +180,30 @@ class OrderingTier:
         self.lives = dict.fromkeys((*VIEW.storage_nodes, ENGINE), Epoch(1))
         """The incarnations of nodes that are no sequencers."""
         self.published: dict[int, Entry] = {}
+        self.written: dict[int, Entry] = {}
+        """The last entry that any sequencer has written at each position."""
+        self.proposed = dict.fromkeys(VIEW.shards, 0)
+        """How far each shard was ordered by any entry, at most."""
         self.shared = dict.fromkeys(VIEW.backups, 0)
         """How much of the primary's disk each backup's disk had, at most."""
         self.processes = {name: Process(name, told_early=told_early) for name in VIEW.sequencers}
         for name, process in self.processes.items():
             self.give(name, process.start())
+
+    def restart(self, name: NodeId) -> None:
+        """Start a sequencer again from its disk.
+
+        A connection ends with either of its processes, so nothing arrives any more of an earlier
+        incarnation of a storage node.
+        """
+        for letters in (self.network, self.late):
+            letters[:] = [letter for letter in letters if self.is_of_this_life(letter, name)]
+        self.give(name, self.processes[name].start())
+
+    def is_of_this_life(self, letter: Letter, to: NodeId) -> bool:
+        """Whether a message may still arrive at a node that restarts now."""
+        life = self.lives.get(letter.sender)
+        return letter.to != to or life is None or letter.incarnation == life
 
     # --- the world
 
@@ -199,6 +220,7 @@ class OrderingTier:
         match effect:
             case Persist():
                 process.unsynced.append(effect)
+                self.note_proposed(effect)
             case Send(to=to, message=MetalogAppend() as message):
                 self.network.append(process.letter(to, message))
             case Send(to=to, message=message) if process.told_early:
@@ -316,6 +338,27 @@ class OrderingTier:
         if replica.epoch < epoch:
             replica.epoch, replica.stored = epoch, start
 
+    def wipe_replica(self, node: NodeId) -> None:
+        """Restart a storage node without its disk; its writers live on and open it again.
+
+        The primary hears of the restart: a node without its disk asks for the whole metalog before
+        anything else. What was proposed on its earlier word it gets back from other replicas.
+        """
+        self.lives[node] = Epoch(self.lives[node] + 1)
+        self.give(VIEW.primary, Received(node, MetalogWanted(0), self.lives[node]))
+        for (shard, owner), replica in self.replicas.items():
+            if owner == node:
+                replica.stored = min(replica.stored, self.proposed[shard])
+
+    def note_proposed(self, persist: Persist) -> None:
+        """Note how far an entry that some sequencer writes would order each shard."""
+        if persist.kind in METALOG_ENTRY_KINDS:
+            entry = entry_decoded(persist.payload)
+            self.written[entry.position] = entry
+            before = [e.counts for p, e in self.written.items() if p <= entry.position]
+            for shard, length in self.proposed.items():
+                self.proposed[shard] = max(length, sum(c.get(shard, 0) for c in before))
+
     # --- network, disks, time
 
     def deliver(self, which: int, *, repeat: bool) -> None:
@@ -374,7 +417,7 @@ class OrderingTier:
         """End a process and start it again; so much of what was not synced is on its disk."""
         process = self.processes[name]
         process.disk += [Frame(kept.kind, kept.payload) for kept in process.unsynced[:kept_max]]
-        self.give(name, process.start())
+        self.restart(name)
 
     def wait(self, duration_s: float) -> None:
         self.now += duration_s

@@ -124,13 +124,13 @@ class DamagedTier(OrderingTier):
                 frame = process.disk[place]
                 lost = Lost(chance.choice([frame.kind, None]), b"", NOWHERE)
                 process.disk[place] = frame._replace(lost=lost)
-        self.give(name, process.start())
+        self.restart(name)
 
     def wipe(self, name: NodeId) -> None:
         process = self.note(name)
         process.disk.clear()
         process.wiped = True
-        self.give(name, process.start())
+        self.restart(name)
 
 
 def losses(tier: DamagedTier, chance: Random, *, always: bool) -> list[Callable[[], None]]:

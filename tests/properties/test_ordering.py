@@ -32,6 +32,7 @@ def faults(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.crash(VIEW.primary, chance.randrange(3)),
         lambda: tier.crash(chance.choice(VIEW.backups), chance.randrange(3)),
         lambda: tier.take_over(shard()),
+        lambda: tier.wipe_replica(chance.choice(VIEW.storage_nodes)),
         lambda: tier.open_shard(shard(), chance.randrange(2)),
         lambda: tier.store(shard(), chance.randrange(2), chance.randint(1, 4)),
     ]

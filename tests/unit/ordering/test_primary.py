@@ -58,8 +58,8 @@ def start(node: Sequencer) -> list[Effect]:
     return node.handle([Started(Epoch(5))], T0)
 
 
-def progress(stored: int, *, shard: int = 0, sender: NodeId = STORAGE) -> Received:
-    return Received(sender, ShardProgress({ShardId(shard): (Epoch(1), stored)}), Epoch(1))
+def progress(stored: int, *, shard: int = 0, sender: NodeId = STORAGE, life: int = 1) -> Received:
+    return Received(sender, ShardProgress({ShardId(shard): (Epoch(1), stored)}), Epoch(life))
 
 
 def persisted(token: int) -> Persisted:
@@ -103,6 +103,59 @@ def sent(effects: Sequence[Effect], kind: type[MessageT]) -> list[tuple[NodeId, 
 
 def reasons(effects: Sequence[Effect]) -> list[str]:
     return [effect.reason for effect in effects if isinstance(effect, Ignore)]
+
+
+# --- senders that restart
+
+
+def ordered_by(effects: Sequence[Effect]) -> list[dict[ShardId, int]]:
+    persisted = [e for e in effects if isinstance(e, Persist)]
+    return [dict(entry_decoded(persist.payload).counts) for persist in persisted]
+
+
+REPLICAS = view_of(storage_nodes=2, replicas=2)
+A, B = REPLICAS.storage_nodes
+
+
+def test_a_replica_that_lost_its_disk_is_believed_though_it_says_less() -> None:
+    """It stored 20, was wiped and opened again at 10 under the same writer."""
+    node = started(REPLICAS)
+    start(node)
+    reports = [progress(20, sender=A), progress(10, sender=B), progress(10, sender=A, life=2)]
+    assert ordered_by(node.handle(reports, T0)) == [{ShardId(0): 10}]
+    assert not ordered_by(node.handle([progress(20, sender=B)], T0)), "one copy is no two"
+    effects = node.handle([progress(20, sender=A, life=2)], T0)
+    assert ordered_by(effects) == [{ShardId(0): 10}]
+
+
+def test_a_report_ends_with_the_incarnation_whatever_the_next_one_says_first() -> None:
+    """A wiped replica has no shard open, so it reports none; it asks for the metalog."""
+    node = started(REPLICAS)
+    start(node)
+    node.handle([progress(20, sender=A), Received(A, MetalogWanted(0), Epoch(2))], T0)
+    assert not ordered_by(node.handle([progress(20, sender=B)], T0))
+
+
+def test_a_late_report_of_an_earlier_incarnation_is_refused() -> None:
+    node = started(REPLICAS)
+    start(node)
+    events = [progress(10, sender=A, life=2), progress(20, sender=A), progress(20, sender=B)]
+    effects = node.handle(events, T0)
+    assert reasons(effects) == ["a message of an earlier incarnation of its sender"]
+    assert ordered_by(effects) == [{ShardId(0): 10}]
+
+
+def test_a_backup_that_restarts_counts_for_nothing_until_it_says_what_it_has() -> None:
+    node = started(view_of(sequencers=3))
+    start(node)
+    node.handle([stored(0), stored(0, sender=SECOND)], T0)
+    node.handle([progress(3)], T0)
+    node.handle([persisted(0)], T0)
+    restarted = Received(FIRST, MetalogWanted(0), Epoch(2))
+    late = stored(1)
+    effects = node.handle([restarted, late], T0)
+    assert node.committed == 0
+    assert "a message of an earlier incarnation of its sender" in reasons(effects)
 
 
 # --- proposing
