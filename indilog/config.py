@@ -235,6 +235,12 @@ class NodeConfig:
     that runs for this long after that is replaced. Also how long a worker is looked for that checks
     the arguments of a call that is to be recorded.
     """
+    worker_output_lines_per_s_max: int = 1_000
+    """Lines that a worker prints or logs which go to the platform's log, per second. Lines above
+    this are dropped, and one line says how many.
+    """
+    worker_output_bytes_per_s_max: int = 1 * MIB
+    """Bytes of such lines per second."""
     import_timeout_s: float = 30.0
     """Importing deployed code may take this long; then the process that imports it is ended."""
     import_retry_s_min: float = 1.0

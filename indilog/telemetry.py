@@ -12,7 +12,7 @@ import logging
 import sys
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Final, Literal, TextIO, TypeAlias, cast
@@ -63,12 +63,16 @@ class _Unfailing:
 
 
 def configure_logging(
-    log_format: LogFormat = "json", level: str = "info", stream: TextIO | None = None
+    log_format: LogFormat = "json",
+    level: str = "info",
+    stream: TextIO | None = None,
+    *,
+    processors: Sequence[structlog.typing.Processor] = (),
 ) -> None:
     """Send every log line of this process to `stream` (standard error), one line an event.
 
     Lines of the standard library's loggers (uvicorn's, say) come out in the same form. May be
-    called again; the last call wins.
+    called again; the last call wins. `processors` see each line first.
 
     Raises:
         ConfigError: an unknown level.
@@ -77,6 +81,7 @@ def configure_logging(
         raise ConfigError(f"The log level is one of {', '.join(_LEVELS)}, not {level!r}.")
     stream = cast("TextIO", _Unfailing(stream or sys.stderr))
     shared: list[structlog.typing.Processor] = [
+        *processors,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -19,6 +19,7 @@ import uvloop
 
 from compute.workers.claims import WorkerClaims
 from compute.workers.last_words import LastWords
+from compute.workers.output import FunctionOutput, attributed
 from compute.workers.runner import Runner
 from indilog.calls import LINK_VERSION
 from indilog.link import Link, SocketLink
@@ -76,11 +77,13 @@ def main() -> None:
     parser.add_argument("--message-bytes-max", type=int, required=True)
     given = parser.parse_args()
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    configure_logging("json")
+    configure_logging("json", processors=(attributed,))
+    outputs = FunctionOutput(sys.stdout), FunctionOutput(sys.stderr)
+    sys.stdout, sys.stderr = outputs
     given.directory.mkdir(parents=True, mode=0o700)
     _run(given)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for output in outputs:
+        output.end_line()
     os._exit(0)  # a sync function may still hold a thread; nobody waits for it any more
 
 

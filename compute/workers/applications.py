@@ -80,7 +80,7 @@ class Applications:
         self._node = node
         self._workers = workers
         self._log = DeploymentLog(logs)
-        self._trials = Trials(limits, directory, import_timeout_s=node.import_timeout_s)
+        self._trials = Trials(limits, directory, node)
         self._apps: dict[str, Deployed] = {}
         self._numbers = itertools.count(1)
         self._loading = asyncio.Lock()

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from compute.workers import process
-from compute.workers.process import WorkerProcess
+from compute.workers.process import WorkerProcess, output_limits
 from indilog.calls import Answer, Failed, Greeting, Limits, LinkLostError, Question, error_from
+from indilog.config import NodeConfig
 from indilog.errors import DeployError, NotReadyError
 from indilog.worker_messages import Load, Loaded
 
@@ -69,13 +70,14 @@ class Trials:
 
     Args:
         directory: below which each has its private directory.
-        import_timeout_s: importing may take this long.
+        node: how long importing may take, and how much of its output is logged.
     """
 
-    def __init__(self, limits: Limits, directory: Path, *, import_timeout_s: float) -> None:
+    def __init__(self, limits: Limits, directory: Path, node: NodeConfig) -> None:
         self._limits = limits
         self._directory = directory
-        self._import_timeout_s = import_timeout_s
+        self._import_timeout_s = node.import_timeout_s
+        self._output = output_limits(node)
         self._numbers = itertools.count(1)
         self._running: set[WorkerProcess] = set()
         self._stopping = False
@@ -118,6 +120,7 @@ class Trials:
             self._limits,
             directory=directory,
             threads_max=1,
+            output=self._output,
             serve=_refused,
             on_lost=lambda _: None,
         )

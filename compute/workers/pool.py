@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from compute.workers import process
-from compute.workers.process import STOP_S, Serve, WorkerProcess
+from compute.workers.process import STOP_S, Serve, WorkerProcess, output_limits
 from indilog.calls import Limits
 from indilog.config import NodeConfig
 from indilog.errors import NotReadyError
@@ -130,6 +130,7 @@ class WorkerPool:
                 self._limits,
                 directory=directory,
                 threads_max=2 * self._node.worker_calls_max,
+                output=output_limits(self._node),
                 serve=self._serve,
                 on_lost=self._lost,
                 on_threads_left=self._threads_left,

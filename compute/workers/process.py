@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 
 from compute.workers.claims import NodeClaims, claims_memory
 from compute.workers.last_words import place_left
+from compute.workers.output import OutputLines
 from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Welcome
+from indilog.config import NodeConfig
 from indilog.deployed import ServiceState
 from indilog.link import Link, SocketLink
 from indilog.worker_messages import Ready, ServicesTold, ThreadsLeft
@@ -33,13 +33,25 @@ _LAST_ANSWERS_S: Final = 0.5
 """What an ended worker has still sent is read for this long, if the link does not end by itself."""
 _OUTPUT_S: Final = 1.0
 """The same for what it has printed."""
-_LINE_CHARACTERS_MAX: Final = 64 * 1024
-_LEVELS: Final = {name.lower(): level for name, level in logging.getLevelNamesMapping().items()}
+_DROPS_TOLD_S: Final = 1.0
+"""One line in this time says how many were dropped."""
 _READ_BYTES: Final = 64 * 1024
 _SIGNALS_OF_OTHERS: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
 """Sent by people, supervisors and a system without memory; a crash of the code has others."""
+
+
+class OutputLimits(NamedTuple):
+    """How much of a worker's output is logged in a second; what is beyond is dropped."""
+
+    lines_per_s_max: int
+    bytes_per_s_max: int
+
+
+def output_limits(node: NodeConfig) -> OutputLimits:
+    """Return the limits of a worker's output that a node is configured with."""
+    return OutputLimits(node.worker_output_lines_per_s_max, node.worker_output_bytes_per_s_max)
 
 
 class WorkerProcess:
@@ -65,6 +77,7 @@ class WorkerProcess:
         ready: asyncio.Event,
         directory: Path,
         claims: NodeClaims,
+        output: OutputLimits,
     ) -> None:
         self.index = index
         self.link = link
@@ -78,6 +91,11 @@ class WorkerProcess:
         self._directory = directory
         self._process = process
         self._ready = ready
+        self._lines = OutputLines(
+            structlog.get_logger().bind(worker=index, pid=process.pid),
+            lines_per_s_max=output.lines_per_s_max,
+            bytes_per_s_max=output.bytes_per_s_max,
+        )
         self._lost = asyncio.Event()
         self._over = asyncio.Event()
         self._output = asyncio.ensure_future(self._log_output())
@@ -172,42 +190,21 @@ class WorkerProcess:
             self.link.close()
 
     async def _log_output(self) -> None:
+        """Read what the worker prints until it is gone, whatever that is."""
         output = self._process.stdout
         assert output is not None, "it was started with a pipe"
-        logger = structlog.get_logger().bind(worker=self.index, pid=self.pid)
-        rest = b""
+        loop = asyncio.get_running_loop()
+        telling: asyncio.TimerHandle | None = None
         while chunk := await output.read(_READ_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                _log_line(logger, line)
-            if len(rest) > _LINE_CHARACTERS_MAX:
-                _log_line(logger, rest)
-                rest = b""
-        _log_line(logger, rest)
-
-
-def _log_line(logger: structlog.typing.FilteringBoundLogger, line: bytes) -> None:
-    """Log one line of a worker's output; what it logged itself, as an event again."""
-    if not line.strip():
-        return
-    fields = _event(line)
-    if fields is None:
-        logger.info("worker output", line=line.decode(errors="replace")[:_LINE_CHARACTERS_MAX])
-        return
-    event, level = str(fields.pop("event")), str(fields.pop("level", "info"))
-    for reserved in ("timestamp", "worker", "pid"):
-        fields.pop(reserved, None)
-    logger.log(_LEVELS.get(level, logging.INFO), event, **fields)
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    if not line.startswith(b"{"):
-        return None
-    try:
-        fields = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return None
-    return fields if "event" in fields else None
+            try:
+                self._lines.received(chunk, loop.time())
+                if self._lines.has_dropped and (telling is None or loop.time() >= telling.when()):
+                    telling = loop.call_later(_DROPS_TOLD_S, self._lines.tell_dropped)
+            except OSError:  # the log cannot be written; the worker goes on all the same
+                continue
+        if telling is not None:
+            telling.cancel()
+        self._lines.ended()
 
 
 Serve = Callable[[WorkerProcess, int, Question | Greeting], None]
@@ -219,20 +216,20 @@ async def start(
     *,
     directory: Path,
     threads_max: int,
+    output: OutputLimits,
     serve: Serve,
     on_lost: Callable[[WorkerProcess], None],
     on_threads_left: Callable[[WorkerProcess], None] = lambda _: None,
 ) -> WorkerProcess:
     """Start a worker process; it makes `directory`, which is private to it.
 
-    `serve` gets its questions; `on_lost` hears when it is gone, before the calls that it ran fail;
-    `on_threads_left`, when its `threads_left` has changed.
+    `serve` gets its questions; `on_lost` hears of its end, before the calls that it ran fail;
+    `on_threads_left`, of a change of `threads_left`.
 
     Raises:
         OSError: the process cannot be started.
     """
-    memory = claims_memory()
-    ours, theirs = socket.socketpair()
+    memory, (ours, theirs) = claims_memory(), socket.socketpair()
     try:
         claims = NodeClaims(memory)
         process = await _spawned(theirs, memory, limits, directory, threads_max)
@@ -262,7 +259,7 @@ async def start(
         on_lost(worker)
 
     link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lost)
-    worker = WorkerProcess(index, process, link, ready, directory, claims)
+    worker = WorkerProcess(index, process, link, ready, directory, claims, output)
     ours.setblocking(False)  # noqa: FBT003 - its only form
     loop = asyncio.get_running_loop()
     try:

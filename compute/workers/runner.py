@@ -22,6 +22,7 @@ import structlog
 
 from compute.workers.claims import WorkerClaims
 from compute.workers.loader import Loaded, load
+from compute.workers.output import output_of
 from compute.workers.services import RunningServices
 from compute.workers.threads import FunctionThreads
 from indilog import worker_messages
@@ -172,7 +173,7 @@ class Runner:
         )
 
     def _imported(self, message: Load) -> Loaded:
-        with self._around_import():
+        with output_of(message.name or ""), self._around_import():
             return load(message.deployment, message.name, message.sources, self._directory)
 
     async def _run(self, invoke: Invoke) -> Answer:
@@ -187,15 +188,16 @@ class Runner:
         context.begin()
         given = (context,) if function.signature.takes_context else ()
         body = partial(function.body, *given, **arguments)
-        try:
-            value = await (body() if function.is_async else self._in_thread(body))
-            return Returned(session.position, self._text(function, value))
-        except BaseException as error:  # a person's code may raise anything
-            if _is_being_cancelled(error):
-                raise
-            return failed(_told(loaded, function, error), session.position)
-        finally:
-            context.end()
+        with output_of(loaded.app.name, invoke.invocation):
+            try:
+                value = await (body() if function.is_async else self._in_thread(body))
+                return Returned(session.position, self._text(function, value))
+            except BaseException as error:  # a person's code may raise anything
+                if _is_being_cancelled(error):
+                    raise
+                return failed(_told(loaded, function, error), session.position)
+            finally:
+                context.end()
 
     async def _in_thread(self, body: Callable[[], object]) -> object:
         value = await self._threads.run(partial(copy_context().run, body))

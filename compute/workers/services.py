@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from compute.workers.loader import Loaded
+from compute.workers.output import output_of
 from indilog.app import Context, Service
 from indilog.deployed import ServiceActivity, ServiceState
 from indilog.worker_messages import ServicesTold
@@ -77,6 +78,10 @@ class _Running:
 
     async def _run_once(self) -> str | None:
         """Run it to its end; return what went wrong, None if it returned."""
+        with output_of(self._loaded.app.name):
+            return await self._run_in_context()
+
+    async def _run_in_context(self) -> str | None:
         context = self._context(self._service)
         context.begin()
         try:

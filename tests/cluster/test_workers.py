@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import structlog
 
 import indilog
 from compute.workers import pool, process
 from indilog.calls import Failed
+from indilog.config import NodeConfig
 from indilog.worker_messages import Invoke, Load, Loaded
 from tests.cluster.function_platform import DEMO, Platform, running, until
 from tests.link_pair import LIMITS
@@ -295,6 +297,57 @@ async def test_workers_are_gone_when_the_host_is(tmp_path: Path) -> None:
     assert not (tmp_path / "workers").exists()
 
 
+_HOSTILE_OUTPUT = r"""
+import os
+import structlog
+import indilog
+
+app = indilog.App("loud")
+
+@app.function
+async def any_bytes() -> None:
+    deep = b'{"event":' * 20_000
+    for line in (deep, b'{"event":"\xff"}', b'{"event":"x","self":1}', b"\xff\x00"):
+        os.write(1, line + b"\n")
+
+@app.function
+async def flood() -> None:
+    for _ in range(64):
+        os.write(1, b"x\n" * 32_768)
+    os.write(2, b"no end" * 65_536)
+
+@app.function
+async def speaks(ctx: indilog.Context) -> str:
+    print("spoken")
+    structlog.get_logger().info("spoken")
+    return ctx.invocation_id
+"""
+
+
+async def test_no_output_stops_the_worker_that_writes_it(tmp_path: Path) -> None:
+    """4 MiB in short lines and bytes that no decoder takes: far more than a pipe holds."""
+    with structlog.testing.capture_logs() as logged:
+        async with running(tmp_path, workers=1, worker_output_lines_per_s_max=50) as platform:
+            assert (await platform.deploy("loud", _HOSTILE_OUTPUT)).is_success
+            for name in ("loud.any_bytes", "loud.flood", "loud.any_bytes", "loud.flood"):
+                answer = await asyncio.wait_for(platform.call(name), 30)
+                assert answer.json() is None, answer.text
+    dropped = sum(told["lines"] for told in logged if told["event"] == "worker output dropped")
+    assert dropped > 2 * 64 * 32_768 - 5_000
+
+
+async def test_a_printed_line_names_its_application_and_invocation(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logged:
+        async with running(tmp_path, workers=1) as platform:
+            await platform.deploy("loud", _HOSTILE_OUTPUT)
+            invocation = (await platform.call("loud.speaks")).json()
+    lines = [told for told in logged if "spoken" in (told["event"], told.get("line"))]
+    assert [(line["application"], line["invocation"]) for line in lines] == 2 * [
+        ("loud", invocation)
+    ]
+    assert {line["worker"] for line in lines} == {0}
+
+
 async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     busy = DEMO + "\n@app.function\nasync def busy() -> None:\n    while True: pass\n"
     lost = asyncio.Event()
@@ -303,6 +356,7 @@ async def test_a_busy_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> Non
         LIMITS,
         directory=tmp_path / "0",
         threads_max=4,
+        output=process.output_limits(NodeConfig()),
         serve=lambda *_: None,
         on_lost=lambda _: lost.set(),
     )
