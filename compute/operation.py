@@ -10,10 +10,15 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from compute.lookup_routes import Route
-from indilog.errors import TrimmedError
+from indilog.errors import DataLossError, TrimmedError
 from indilog.ids import EMPTY_TAG, Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
 from indilog.log import Record
-from indilog.messages import STORED_RECORD_OVERHEAD_BYTES, Direction, RecordsRead
+from indilog.messages import (
+    STORED_RECORD_OVERHEAD_BYTES,
+    Direction,
+    LookupResult,
+    RecordsRead,
+)
 from indilog.roles import Answer
 
 
@@ -243,8 +248,21 @@ class Operation:
             else (message.unknown or message.trimmed)[0]
         )
 
-    def lookup_contradicted_by(self, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]) -> bool:
+    def lost_by(self, message: LookupResult) -> DataLossError | None:
+        """Return what to raise when a lookup came across lost records before it found anything.
+
+        A read of the record at its bound is not concerned by later ones.
+        """
+        lost = message.lost
+        if lost is None or (self.at_seqnum and lost.start > self.bound):
+            return None
+        return lost.error()
+
+    def lookup_contradicted_by(self, message: LookupResult) -> bool:
         """Tell whether this cannot be the result of the lookup that was asked for."""
+        seqnums, shards, lost = message.seqnums, message.shards, message.lost
+        if lost is not None and not all(map(self._may_match, (lost.start, lost.end - 1))):
+            return True
         if len(seqnums) != len(shards) or len(seqnums) > self.count:
             return True
         return not all(map(self._may_match, seqnums)) or any(

@@ -414,7 +414,7 @@ class Reads:
             return []
         if operation.stage is not Stage.LOOKUP:
             return [Ignore(message, "a lookup's result while no lookup is under way")]
-        if operation.lookup_contradicted_by(message.seqnums, message.shards):
+        if operation.lookup_contradicted_by(message):
             return [Ignore(message, "a result of another lookup than was asked for")]
         del self._requests[message.request]
         if operation.route is not None:
@@ -427,6 +427,8 @@ class Reads:
         return self._collect_learned(operation, message.seqnums, message.shards)
 
     def _on_none(self, operation: Operation, message: LookupResult, now: Instant) -> list[Effect]:
+        if (lost := operation.lost_by(message)) is not None:
+            return [self._fail(operation, lost)]
         value = operation.value_of_nothing(message.floor)
         if isinstance(value, TrimmedError):
             value = operation.told_trimmed(value, message.position)

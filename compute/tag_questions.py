@@ -239,8 +239,9 @@ class TagQuestions:
         del self._refills[message.request]
         self._routes.answered(question.route)
         assert self._local is not None, "what was asked, was asked about an index"
-        if message.floor and not message.seqnums:
-            # All of them were trimmed, which is not the same as that there never was one.
+        incomplete = message.floor or message.lost is not None
+        if incomplete and not message.seqnums:
+            # All of them were trimmed or lost: that is not the same as that there never was one.
             self._local.give_up(question.tags[0], question.limit)
             return []
         self._local.refill(
@@ -248,7 +249,7 @@ class TagQuestions:
             question.limit,
             message.seqnums[::-1],
             message.shards[::-1],
-            complete=not message.floor and len(message.seqnums) < self._config.refill_seqnums_max,
+            complete=not incomplete and len(message.seqnums) < self._config.refill_seqnums_max,
         )
         return []
 

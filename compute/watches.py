@@ -48,7 +48,9 @@ class Watches:
         """Take out the waiters for whom index data may have brought something."""
         fired: list[object] = []
         for part in block.parts:
-            for tag in self._by_tag.keys() & set(array("Q", part.tags)):
+            # Of lost records, any tag may be meant.
+            tags = list(self._by_tag) if part.lost else set(array("Q", part.tags))
+            for tag in self._by_tag.keys() & tags:
                 mine = [w for w, bound in self._by_tag[tag].items() if bound < block.tail]
                 for waiter in mine:
                     self.remove(tag, waiter)

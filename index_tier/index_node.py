@@ -23,6 +23,7 @@ from typing import Final, assert_never
 
 from index_tier.fetch import Fetch, sources_of
 from index_tier.index_store import IndexStore, Search
+from index_tier.lost_records import crossed
 from index_tier.merging import Merging
 from index_tier.snapshots import Snapshots
 from index_tier.spilled_lookups import SpilledLookup, SpilledLookups
@@ -42,6 +43,7 @@ from indilog.index_snapshot import (
     SnapshotWritten,
 )
 from indilog.log import READ_RANGE_LIMIT_MAX
+from indilog.lost_ranges import within
 from indilog.messages import (
     Direction,
     IndexAnswer,
@@ -244,7 +246,7 @@ class IndexNode:
                 return [Ignore(event, "index data that contradicts the log before it")]
             for part in block.parts:
                 left = without_trimmed(part, self._floors.trimmed)
-                if part.tags and not left.tags:
+                if part.tags and not left.tags and not part.lost:
                     self._store.skip(part.first_seqnum + part.count)
                 else:
                     self._store.add(left)
@@ -269,6 +271,7 @@ class IndexNode:
             and 0 < part.count == len(part.tag_counts)
             and 8 * sum(part.tag_counts) == len(part.tags)
             and part.first_seqnum >= 0
+            and within(part.lost, part.first_seqnum, part.first_seqnum + part.count)
             for part in block.parts
         )
 
@@ -326,6 +329,8 @@ class IndexNode:
             search = Search(Direction.NEXT, tag, 0, lookup.limit, 1)
             if self._floors.trimmed.tags.of(tag) or self._store.search(search) is not None:
                 search.take(([NOT_TOLD], [ShardId(0)]))  # trimmed, or not worth a read
+            elif self._store.lost.any(0, *search.seqnums or [lookup.limit]):
+                search.seqnums, search.shards = [NOT_TOLD], [ShardId(0)]
             seqnums.extend(search.seqnums or [NO_RECORD])
             shards.extend(search.shards or [ShardId(0)])
         columns = seqnums.tobytes(), shards.tobytes()
@@ -364,10 +369,11 @@ class IndexNode:
             kept = sum(1 for seqnum in seqnums if seqnum >= floor)
             seqnums, shards = seqnums[:kept], shards[:kept]
         exact = lookup.count == 1 and bool(seqnums) and seqnums[0] == lookup.bound
+        lost = () if exact else crossed(self._store.lost, lookup, (seqnums, shards), floor)
         answer = IndexAnswer(
             lookup.request, origin, lookup.direction, self.index_shard,
             lookup.count, exact, seqnums, shards, lookup.names_first,
-            lookup.bound, floor, log_floor, lookup.trims, self._floors.position,
+            lookup.bound, floor, log_floor, lookup.trims, self._floors.position, lost,
         )  # fmt: skip
         if lookup.aggregator == self._node:
             effects = self._merging.add(self._node, answer, now)
@@ -387,6 +393,7 @@ class IndexNode:
         return IndexStore(
             memory_bytes_max=self._config.index_memory_bytes_max,
             entries_min=self._config.index_snapshot_entries_min,
+            lost_max=self._config.lost_ranges_max,
         )
 
     def _feed_from(self, position: MetalogPosition) -> IndexFeed:

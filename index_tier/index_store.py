@@ -22,6 +22,7 @@ from index_tier.spilled import Found, GroupDirectory, RowCache, next_in, prev_in
 from index_tier.tag_index import Matches, TagIndex
 from indilog.ids import MetalogPosition, SeqNum, ShardId, TagHash
 from indilog.index_snapshot import ReadRows, Rows, Snapshot, sorted_rows
+from indilog.lost_ranges import LostRanges
 from indilog.messages import Direction, ShardTags
 from indilog.metalog import Floor
 
@@ -129,12 +130,16 @@ class IndexStore:
         memory_bytes_max: bytes of generations and row groups together. A single position goes
             beyond; so do the copies that are made while a snapshot is written.
         entries_min: this many entries are worth a snapshot.
+        lost_max: how many ranges of lost records are kept.
 
     Attributes:
         full: whether nothing more may be added until a snapshot is written.
+        lost: records that were added, or are in the snapshot, without knowing their tags.
     """
 
-    def __init__(self, *, memory_bytes_max: int, entries_min: int) -> None:
+    def __init__(self, *, memory_bytes_max: int, entries_min: int, lost_max: int = 1024) -> None:
+        self._lost_max = lost_max
+        self.lost = LostRanges(ranges_max=lost_max)
         self._resident_bytes_max = memory_bytes_max // _RESIDENT_SHARE
         self._full_bytes = memory_bytes_max - memory_bytes_max // _CACHE_SHARE
         self._entries_min = entries_min
@@ -194,12 +199,15 @@ class IndexStore:
             "snapshot_rows": rows,
             "spilled_rows": max(0, rows - covered),
             "row_groups_cached": len(self._cache),
+            "lost_ranges": len(self.lost),
         }
 
     # --- adding
 
     def add(self, part: ShardTags) -> None:
         """Add records that follow all added before; the part's columns must fit each other."""
+        for lost in part.lost:
+            self.lost.add(lost)
         self._newest.index.add(part)
         self._newest.records += part.count
         self.full = self.resident_bytes >= self._full_bytes
@@ -359,6 +367,7 @@ class IndexStore:
         """Begin with a snapshot instead of with nothing."""
         assert self.end == 0, "nothing was added"
         self._newest = _Generation(snapshot.info.tail)
+        self.lost = LostRanges(snapshot.info.lost, ranges_max=self._lost_max)
         self._adopt(snapshot)
 
     def shrink(self) -> None:
@@ -379,6 +388,7 @@ class IndexStore:
         assert self._closed_bytes == sum(g.index.memory_bytes for g in self._closed)
         covered = self._base.info.tail if self._base is not None else 0
         assert self.memory_from <= covered or not self.memory_from
+        self.lost.check_invariants()
 
     def _adopt(self, snapshot: Snapshot) -> None:
         self._base = snapshot

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from index_tier.lost_records import before, nearest
 from index_tier.tag_index import Matches
 from indilog.config import NodeConfig
 from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.lost_ranges import LostRange
 from indilog.messages import Direction, IndexAnswer, LookupResult, ReadRecords
 from indilog.roles import Effect, Ignore, Send
 from indilog.view import Views, placement_of
@@ -22,7 +24,7 @@ class _Lookup:
 
     __slots__ = (
         "answered", "bound", "count", "direction", "done", "expires", "floor", "log_floor",
-        "matches", "position", "trims",
+        "lost", "matches", "position", "trims",
     )  # fmt: skip
 
     def __init__(self, answer: IndexAnswer, expires: Instant) -> None:
@@ -40,6 +42,7 @@ class _Lookup:
         self.answered: set[int] = set()
         """The index shards that have answered."""
         self.matches: list[tuple[SeqNum, ShardId]] = []
+        self.lost: list[LostRange] = []
         self.done = False
         """An exact match was found; what else comes only completes `answered`."""
 
@@ -52,22 +55,28 @@ class _Lookup:
         self.answered.add(answer.index_shard)
         self.done = self.done or answer.exact
         self.matches += zip(answer.seqnums, answer.shards, strict=True)
+        self.lost += answer.lost
         self.floor = max(self.floor, answer.floor)
         self.log_floor = max(self.log_floor, answer.log_floor)
         self.position = max(self.position, answer.position)
 
-    def merged(self) -> Matches:
+    def merged(self) -> tuple[Matches, LostRange | None]:
         """The best matches of all index shards; a seqnum is in one index shard only.
 
-        None below the floor, and none at all if the bound of a NEXT is below it.
+        None below the floor, and none at all if the bound of a NEXT is below it. If a lookup comes
+        across lost records on the way to them: those before, and the lost ones.
         """
         if self.bound < self.floor:
-            return (), ()
+            return ((), ()), None
         best = sorted(
             (match for match in self.matches if match[0] >= self.floor),
             reverse=self.direction is Direction.PREV,
         )[: self.count]
-        return tuple(seqnum for seqnum, _ in best), tuple(shard for _, shard in best)
+        matches = tuple(seqnum for seqnum, _ in best), tuple(shard for _, shard in best)
+        if (lost := nearest(self.direction, self.lost, self.floor)) is None:
+            return matches, None
+        left = before(self.direction, matches, lost)
+        return (matches, None) if len(left[0]) == self.count else (left, lost)
 
 
 class Merging:
@@ -136,11 +145,12 @@ class Merging:
 
     def _result(self, answer: IndexAnswer, lookup: _Lookup) -> list[Effect]:
         """Tell the origin, or for a single match have storage tell it."""
-        seqnums, shards = lookup.merged()
+        (seqnums, shards), lost = lookup.merged()
         if lookup.count > 1 or not seqnums or answer.names_first:
             result = LookupResult(
-                answer.request, seqnums, shards, lookup.floor, lookup.log_floor, lookup.position
-            )
+                answer.request, seqnums, shards,
+                lookup.floor, lookup.log_floor, lookup.position, lost,
+            )  # fmt: skip
             return [Send(answer.origin, result)]
         placement = placement_of(self._views, shards[0])
         if placement is None:

@@ -78,6 +78,7 @@ class Snapshots:
             position=unwritten.position,
             tail=unwritten.tail,
             eras=eras_below(self._view.eras, unwritten.position),
+            lost=tuple(lost for lost in store.lost if lost.start < unwritten.tail),
         )
         self._trimmed_until = trimmed.logs.highest
         floors = SnapshotFloors(*trimmed.logs.columns(), *trimmed.tags.columns())

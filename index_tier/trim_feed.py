@@ -122,5 +122,5 @@ def without_trimmed(part: ShardTags, trimmed: Trimmed) -> ShardTags:
         return part
     left = np.bincount(of_tag[kept], minlength=part.count).astype(np.uint8)
     return ShardTags(
-        part.shard, part.first_seqnum, part.count, left.tobytes(), tags[kept].tobytes()
+        part.shard, part.first_seqnum, part.count, left.tobytes(), tags[kept].tobytes(), part.lost
     )

@@ -129,6 +129,10 @@ class NodeConfig:
     """Bytes of index that an index node keeps in memory; what is asked for seldom is then in its
     snapshot only, and read from there.
     """
+    lost_ranges_max: int = 1024
+    """Ranges of seqnums whose tags are lost that an index node or engine keeps; beyond it those
+    nearest to each other become one, and records between them count as lost where tags are read.
+    """
     index_snapshot_entries_min: int = 1_000_000
     """An index node writes a snapshot when this many entries are new, and half as many as the
     snapshot before has; earlier when memory is short.

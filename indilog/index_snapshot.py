@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from indilog.errors import MalformedFrameError
 from indilog.ids import MetalogPosition, SeqNum
 from indilog.index_schedule import IndexEra
+from indilog.lost_ranges import LostRange
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
-SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_VERSION: Final = 2
 GROUP_ROWS: Final = 16_384
 """Rows of a row group; the last one of a file may have fewer."""
 ROW_BYTES: Final = 18
@@ -45,6 +46,8 @@ _CHUNK_BYTES: Final = 1 << 20
 class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot covers: the index data of `index_shard` at all its positions below
     `position`, according to the schedule `eras`; all its seqnums are below `tail`.
+
+    `lost`: seqnums whose tags are lost: it has rows of them for the empty tag only.
     """
 
     logspace: int = 0
@@ -52,6 +55,7 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     position: MetalogPosition
     tail: SeqNum
     eras: tuple[IndexEra, ...]
+    lost: tuple[LostRange, ...] = ()
 
 
 class Rows(NamedTuple):

@@ -137,6 +137,11 @@ class Log(abc.ABC):
     them: its bytes may go, reads of the whole log pass over it, and `read` raises `TrimmedError`,
     whichever log it was of.
 
+    **Loss.** A read whose answer is, or may be, a record that no replica has any more raises
+    `DataLossError`; reading goes on at its `next_seqnum`. What was lost with its tags may have been
+    of any log and tag, so every read raises that would pass over it, unless the floor is above it.
+    Lost is never answered as absent.
+
     Every call may raise `NotReadyError` or `QuorumUnavailableError` (both retryable) when the
     platform cannot serve.
     """

@@ -28,6 +28,7 @@ from indilog.ids import (
     ShardId,
     TagHash,
 )
+from indilog.lost_ranges import LostRange
 from indilog.metalog import Entry
 from indilog.sequencer_messages import (
     MetalogAppend,
@@ -203,13 +204,18 @@ class ShardOpened(WireMessage, frozen=True):
 
 
 class ShardTags(msgspec.Struct, frozen=True, array_like=True):
-    """The tags of consecutive records of one shard: counts as u8 a record, tags as u64 each."""
+    """The tags of consecutive records of one shard: counts as u8 a record, tags as u64 each.
+
+    `lost`: those whose tags no replica has, ascending. Their counts are 0, as those of trimmed
+    records are; but a lost record may have had any tag.
+    """
 
     shard: ShardId
     first_seqnum: SeqNum
     count: int
     tag_counts: bytes
     tags: bytes
+    lost: tuple[LostRange, ...] = ()
 
 
 class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
@@ -313,11 +319,15 @@ class IndexAnswer(WireMessage, frozen=True):
     """As in the lookup."""
     position: MetalogPosition = 0
     """The metalog position after the last trim that the node knows."""
+    lost: tuple[LostRange, ...] = ()
+    """Lost records between the bound and the last match, or the end of what was looked through:
+    the nearest first, at most 64 ranges. Each of them may have been a match.
+    """
 
 
 class LookupResult(WireMessage, frozen=True):
     """aggregator, index → engine: the merged matches, best first; empty: proven that there is none
-    at or above `floor`.
+    at or above `floor`, unless `lost` says otherwise.
 
     Sent for `count` > 1, for no match, with `names_first`, and where the bound is trimmed; a single
     match goes to storage as `ReadRecords` instead.
@@ -332,6 +342,9 @@ class LookupResult(WireMessage, frozen=True):
     log_floor: SeqNum = 0
     position: MetalogPosition = 0
     """Who has applied so many metalog entries has applied all trims that are in the answer."""
+    lost: LostRange | None = None
+    """Lost records behind the last match: which of them match is not known, nor what comes after.
+    """
 
 
 # --- records

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from indilog.ids import LocalId, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.lost_ranges import LostRange
 from indilog.messages import IndexBlock, IndexData, ShardTags
 from indilog.metalog import Span
 from indilog.records import RecordBatch
@@ -28,12 +29,13 @@ _COLUMNS_BYTES_MAX: Final = 1024 * 1024
 
 
 class Columns(NamedTuple):
-    """The tag columns of one batch: counts as u8 a record, tags as u64 each."""
+    """The tag columns of one batch: counts as u8 a record, tags as u64 each; or `lost`."""
 
     shard: ShardId
     first: LocalId
     counts: bytes
     tags: bytes
+    lost: bool = False
 
 
 def columns_of(batch: RecordBatch) -> Columns:
@@ -45,6 +47,7 @@ def part_of(span: Span, batches: Iterable[Columns]) -> ShardTags | None:
     """Return the tags of `span`, given those of its batches in order; None: some are missing."""
     counts: list[bytes] = []
     tags: list[bytes] = []
+    lost: list[LostRange] = []
     following, end = span.first_localid, span.first_localid + span.length
     for columns in batches:
         batch_end = columns.first + len(columns.counts)
@@ -54,10 +57,15 @@ def part_of(span: Span, batches: Iterable[Columns]) -> ShardTags | None:
         taken = columns if whole else _sliced(columns, following, min(batch_end, end))
         counts.append(taken.counts)
         tags.append(taken.tags)
+        if taken.lost:
+            seqnum = span.first_seqnum + following - span.first_localid
+            lost.append(LostRange(seqnum, seqnum + len(taken.counts)))
         following += len(taken.counts)
     if following != end:
         return None
-    return ShardTags(span.shard, span.first_seqnum, span.length, b"".join(counts), b"".join(tags))
+    return ShardTags(
+        span.shard, span.first_seqnum, span.length, b"".join(counts), b"".join(tags), tuple(lost)
+    )
 
 
 def _sliced(columns: Columns, first: LocalId, end: LocalId) -> Columns:
@@ -65,7 +73,7 @@ def _sliced(columns: Columns, first: LocalId, end: LocalId) -> Columns:
     counts = columns.counts[start : end - columns.first]
     skipped = sum(columns.counts[:start])
     tags = columns.tags[8 * skipped : 8 * (skipped + sum(counts))]
-    return Columns(columns.shard, first, counts, tags)
+    return Columns(columns.shard, first, counts, tags, columns.lost)
 
 
 def index_block(
@@ -134,8 +142,8 @@ class IndexPage(BatchTask):
     ) -> None:
         self._positions: list[tuple[MetalogPosition, SeqNum, list[Span]]] = []
         self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
-        self._lost: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
-        """What has no tags any more, lost or trimmed; nobody could go on behind it otherwise."""
+        self._nowhere: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
+        """What is in no batch any more: trimmed, or lost."""
         self._taken: dict[Location, Columns | None] = {}
         self._bytes = 0
         wanted: dict[Location, None] = {}
@@ -147,11 +155,13 @@ class IndexPage(BatchTask):
                 if (shard := shards.get(span.shard)) is not None:
                     end = span.first_localid + span.length
                     places = shard.locations(span.first_localid, end)
+                    gone = shard.gone_in(span.first_localid, end)
                     lost = shard.lost_within(span.first_localid, end)
-                    if lost := [*lost, *shard.gone_in(span.first_localid, end)]:
-                        self._lost[position, span.shard] = [
-                            Columns(span.shard, first, bytes(stop - first), b"")
-                            for first, stop in lost
+                    if gone or lost:
+                        self._nowhere[position, span.shard] = [
+                            Columns(span.shard, first, bytes(stop - first), b"", lost=is_lost)
+                            for ranges, is_lost in ((gone, False), (lost, True))
+                            for first, stop in ranges
                         ]
                     self._places[position, span.shard] = places
                     wanted.update(dict.fromkeys(places))
@@ -193,6 +203,6 @@ class IndexPage(BatchTask):
         self, position: MetalogPosition, span: Span, places: Sequence[Location]
     ) -> ShardTags | None:
         columns = [c for place in places if (c := self._taken[place]) is not None]
-        if lost := self._lost.get((position, span.shard)):
-            columns = sorted([*columns, *lost], key=attrgetter("first"))
+        if nowhere := self._nowhere.get((position, span.shard)):
+            columns = sorted([*columns, *nowhere], key=attrgetter("first"))
         return part_of(span, columns)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from compute.local_index.tag_rows import SHARD_MASK
 from indilog.ids import MAX_SEQNUM, SeqNum, TagHash
+from indilog.lost_ranges import within
 from indilog.messages import ShardTags
 
 
@@ -26,6 +27,8 @@ def malformed(parts: Sequence[ShardTags], tail: SeqNum) -> str | None:
         if part.first_seqnum < tail or not 0 <= part.shard <= SHARD_MASK:
             return "the parts do not ascend from the tail of what is applied"
         tail = part.first_seqnum + part.count
+        if not within(part.lost, part.first_seqnum, tail):
+            return "a part says that other records are lost than its own"
         if tail > MAX_SEQNUM:
             return "the parts go beyond the last seqnum that can exist"
     return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compute.local_index.answer_cache import AnswerCache
-from compute.local_index.answers import MISS, Answer, RangeAnswer
+from compute.local_index.answers import MISS, Answer, Found, Matches, RangeAnswer
 from compute.local_index.index_parts import malformed
 from compute.local_index.popularity_cache import PopularityCache
 from compute.local_index.suffix import Suffix
@@ -20,6 +20,7 @@ from compute.local_index.tag_cache import TagCache
 from compute.local_index.tag_rows import First
 from indilog.config import NodeConfig
 from indilog.ids import EMPTY_TAG, MetalogPosition, SeqNum, ShardId, TagHash
+from indilog.lost_ranges import LostRanges
 from indilog.messages import Direction, ShardTags
 from indilog.metalog import Span
 
@@ -39,7 +40,7 @@ class LocalIndex:
     """
 
     __slots__ = (
-        "_answers", "_bytes_max", "_parts", "_popularity", "_suffix", "_tag_tail", "_tags",
+        "_answers", "_bytes_max", "_lost", "_parts", "_popularity", "_suffix", "_tag_tail", "_tags",
         "tag_position", "trims",
     )  # fmt: skip
 
@@ -72,6 +73,8 @@ class LocalIndex:
             "tag_cache": config.tag_cache_bytes_max,
             "answer_cache": config.answer_cache_bytes_max,
         }
+        self._lost = LostRanges(ranges_max=config.lost_ranges_max)
+        """Records whose tags are lost; what the index tier tells never reaches across one."""
         self._tag_tail = tail
         """No seqnum of the index data to come is below this."""
         self.tag_position = position
@@ -93,6 +96,9 @@ class LocalIndex:
         if (reason := malformed(parts, self._tag_tail)) is not None:
             return reason
         self._tags.apply(parts, position)
+        for part in parts:
+            for lost in part.lost:
+                self._lost.add(lost)
         if parts:
             self._tag_tail = parts[-1].first_seqnum + parts[-1].count
         self.tag_position += 1
@@ -102,7 +108,12 @@ class LocalIndex:
         """Look up the first record with `tag` and seqnum >= `bound`."""
         if tag != EMPTY_TAG:
             answer = self._tags.find_next(tag, bound)
-            return self._answers.find_next(tag, bound, self._tag_tail) if answer is MISS else answer
+            if answer is MISS:
+                answer = self._answers.find_next(tag, bound, self._tag_tail)
+            if self._lost and answer is not MISS:
+                end = answer.seqnum if isinstance(answer, Found) else self._tag_tail
+                return MISS if self._lost.any(bound, end) else answer
+            return answer
         if bound >= self._suffix.head:
             return self._suffix.find_next(bound)
         return self._popularity.find(bound)
@@ -111,7 +122,12 @@ class LocalIndex:
         """Look up the last record with `tag` and seqnum <= `bound`."""
         if tag != EMPTY_TAG:
             answer = self._tags.find_prev(tag, bound)
-            return self._answers.find_prev(tag, bound, self._tag_tail) if answer is MISS else answer
+            if answer is MISS:
+                answer = self._answers.find_prev(tag, bound, self._tag_tail)
+            if self._lost and answer is not MISS:
+                start = answer.seqnum + 1 if isinstance(answer, Found) else 0
+                return MISS if self._lost.any(start, bound + 1) else answer
+            return answer
         if bound >= self._suffix.head:
             return self._suffix.find_prev(bound)
         return self._popularity.find(bound)
@@ -122,7 +138,12 @@ class LocalIndex:
         The Popularity Cache and the Answer Cache know single records, so they have no part in this.
         """
         if tag != EMPTY_TAG:
-            return self._tags.find_range(tag, bound, limit)
+            answer = self._tags.find_range(tag, bound, limit)
+            if self._lost and isinstance(answer, Matches):
+                full = len(answer.seqnums) == limit
+                end = answer.seqnums[-1] if full else self._tag_tail
+                return MISS if self._lost.any(bound, end) else answer
+            return answer
         return self._suffix.find_range(bound, limit)
 
     def shard_of(self, seqnum: SeqNum) -> ShardId | None:
@@ -234,6 +255,7 @@ class LocalIndex:
             }
             for name, part in self._parts.items()
         }  # fmt: skip
+        status["lost_ranges"] = {"entries": len(self._lost)}
         status["tag_cache"] |= {"entries": self._tags.held, "tags": len(self._tags)}
         return status
 
@@ -241,3 +263,4 @@ class LocalIndex:
         """Assert the invariants of the parts."""
         for part in self._parts.values():
             part.check_invariants()
+        self._lost.check_invariants()

@@ -312,8 +312,8 @@ def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     )
     place = "" if first is None else f", the first one at seqnum {first}"
     warning = (
-        f"Lost records: {lost:,}{place}; the disk is damaged there, and there is no other copy. A "
-        "read of that seqnum says so; since a restart, reads by tag or of a whole log pass over it."
+        f"Lost records: {lost:,}{place}; the disk is damaged there, and there is no other copy. "
+        "Reads that would pass over them raise DataLossError, which says where to read on."
     )
     return {"lost_records": lost, "warning": warning}
 

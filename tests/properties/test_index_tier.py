@@ -1,5 +1,6 @@
 """The index tier against a brute-force oracle (PITFALLS A19): all bounds, 1 to 6 index shards,
-index data late, split, repeated, lost, and index nodes that restart with nothing.
+index data late, split, repeated, lost, and index nodes that restart with nothing. Of some records
+storage has lost the tags: no answer passes over one.
 
 The oracle is a list of records. Storage is a stand-in that knows the same list and speaks the
 protocol: it sends index data unasked, page by page when asked, and is where exact matches end up.
@@ -8,7 +9,7 @@ protocol: it sends index data unasked, page by page when asked, and is where exa
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, product
 from random import Random
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ from index_tier.index_node import IndexNode
 from indilog.config import Config, NodeConfig
 from indilog.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId
 from indilog.index_snapshot import SnapshotRequest
+from indilog.lost_ranges import LostRange
 from indilog.messages import (
     Direction,
     IndexBlock,
@@ -60,13 +62,23 @@ class Ordered(NamedTuple):
     seqnum: int
     shard: int
     tags: tuple[int, ...]
+    lost: bool = False
+    """Whether it is only known that it was there."""
+
+
+class Expected(NamedTuple):
+    """What a scan finds: matches, and the lost record at which it had to stop, if it had."""
+
+    matches: Sequence[tuple[int, int]]
+    stopped_at: int | None
 
 
 class History:
     """A log: for each position its records by shard, as the metalog would have ordered them."""
 
-    def __init__(self, chance: Random, view: View, positions: int) -> None:
+    def __init__(self, chance: Random, view: View, positions: int, *, lossy: bool = False) -> None:
         self.view = view
+        self.lossy = lossy
         self.positions: list[dict[int, list[Ordered]]] = []
         self.records: list[Ordered] = []
         self.tails = [0]
@@ -84,7 +96,8 @@ class History:
         for _ in range(chance.randint(1, 4)):
             log = log if uniform else chance.choice(LOG_TAGS)
             tags = chance.sample(TAGS, 1 if uniform else chance.randint(0, len(TAGS)))
-            self.records.append(Ordered(len(self.records), shard, (log, *tags)))
+            lost = self.lossy and chance.random() < 0.1
+            self.records.append(Ordered(len(self.records), shard, (log, *tags), lost))
         return self.records[first:]
 
     def block(self, position: int, shards: set[int]) -> IndexBlock:
@@ -94,26 +107,38 @@ class History:
         productive = tuple(ShardId(shard) for shard in sorted(entry))
         return IndexBlock(position, self.tails[position + 1], productive, parts)
 
-    def expected(self, lookup: IndexLookup) -> list[tuple[int, int]]:
-        """What a scan of all records says."""
-        matching = [
-            (r.seqnum, r.shard)
-            for r in self.records
-            if r.seqnum < lookup.limit and (lookup.tag == EMPTY_TAG or lookup.tag in r.tags)
-        ]
+    def expected(self, lookup: IndexLookup) -> Expected:
+        """What a scan of all records says: one that is lost ends it, unless it is what is asked."""
+        scanned = [record for record in self.records if record.seqnum < lookup.limit]
         if lookup.direction is Direction.NEXT:
-            return [m for m in matching if m[0] >= lookup.bound][: lookup.count]
-        return [m for m in matching[::-1] if m[0] <= lookup.bound][: lookup.count]
+            scanned = [record for record in scanned if record.seqnum >= lookup.bound]
+        else:
+            scanned = [record for record in scanned[::-1] if record.seqnum <= lookup.bound]
+        matches: list[tuple[int, int]] = []
+        for seqnum, shard, tags, lost in scanned:
+            if len(matches) == lookup.count:
+                break
+            place = lookup.count == 1 and lookup.tag == EMPTY_TAG and seqnum == lookup.bound
+            if lost and not place:
+                return Expected(matches, seqnum)
+            if lookup.tag == EMPTY_TAG or lookup.tag in tags:
+                matches.append((seqnum, shard))
+        return Expected(matches, None)
+
+    def are_lost(self, lost: LostRange) -> bool:
+        """Whether these records are, all of them."""
+        return all(record.lost for record in self.records[lost.start : lost.end])
 
 
 def part_of(shard: int, records: list[Ordered]) -> ShardTags:
-    tags = [tag for record in records for tag in record.tags]
+    kept = [() if record.lost else record.tags for record in records]
     return ShardTags(
         ShardId(shard),
         records[0].seqnum,
         len(records),
-        bytes(len(record.tags) for record in records),
-        array("Q", tags).tobytes(),
+        bytes(map(len, kept)),
+        array("Q", [tag for tags in kept for tag in tags]).tobytes(),
+        tuple(LostRange(r.seqnum, r.seqnum + 1) for r in records if r.lost),
     )
 
 
@@ -212,13 +237,18 @@ class IndexTier:
         lookup = self.lookups[read.request]
         assert to in self.view.shards[read.shard].replicas
         assert (lookup.count, read.origin) == (1, ENGINE)
-        assert [(s, read.shard) for s in read.seqnums] == self.history.expected(lookup)
+        matches = [(s, read.shard) for s in read.seqnums]
+        assert Expected(matches, None) == self.history.expected(lookup)
         self.answered.add(read.request)
 
     def check_result(self, result: LookupResult) -> None:
         lookup = self.lookups[result.request]
-        matches = list(zip(result.seqnums, result.shards, strict=True))
-        assert matches == self.history.expected(lookup)
+        matches, lost = list(zip(result.seqnums, result.shards, strict=True)), result.lost
+        stopped_at = None
+        if lost is not None:
+            assert self.history.are_lost(lost)
+            stopped_at = lost.start if lookup.direction is Direction.NEXT else lost.end - 1
+        assert Expected(matches, stopped_at) == self.history.expected(lookup)
         assert lookup.count > 1 or not matches
         self.answered.add(result.request)
 
@@ -345,7 +375,8 @@ def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: 
         index_snapshot_entries_min=chance.choice([1, 10, 10**6]),
         index_snapshot_retry_s=2.0,
     )
-    history = History(chance, view_from(chance), positions=chance.randint(1, 25))
+    lossy = chance.random() < 0.5
+    history = History(chance, view_from(chance), positions=chance.randint(1, 25), lossy=lossy)
     tier = IndexTier(history, Config(node=node))
     goes_wrong = faults(tier, chance)
     goes_wrong = chance.sample(goes_wrong, chance.randint(0, len(goes_wrong)))
@@ -382,7 +413,7 @@ def test_every_bound_of_every_tag_at_every_prefix_is_answered_as_by_a_scan(
     index_shards: int,
 ) -> None:
     view = view_of(engines=3, index_shards=index_shards)
-    history = History(Random(index_shards), view, positions=13)
+    history = History(Random(index_shards), view, positions=13, lossy=index_shards % 2 == 0)
     tier = IndexTier(history, Config())
     for _ in history.positions:
         tier.order()

@@ -10,13 +10,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compute.local_index import Answer, Empty, Found, LocalIndex, Matches, Miss
 from indilog.config import NodeConfig
 from indilog.ids import EMPTY_TAG, MAX_SEQNUM, ShardId
+from indilog.lost_ranges import LostRange
 from indilog.messages import ShardTags
 from indilog.metalog import Span
 
@@ -264,3 +267,51 @@ def test_cuts_wider_than_two_bytes_are_right_at_every_edge(counts: list[dict[int
             assert index.find_next(EMPTY_TAG, seqnum) == Found(seqnum, ShardId(shard))
             assert index.find_prev(EMPTY_TAG, seqnum) == Found(seqnum, ShardId(shard))
     assert index.find_next(EMPTY_TAG, tail) == Empty()
+
+
+@given(config=configs(), cuts=st.lists(st.tuples(cuts(), st.sets(st.integers(0, 9))), max_size=8))
+def test_no_answer_reaches_across_a_lost_record(
+    config: NodeConfig, cuts: list[tuple[Cut, set[int]]]
+) -> None:
+    """What has tags that nobody knows any more may be a match."""
+    index = LocalIndex(config)
+    model = Model(config, start=0, tail=0, tag_tail=0)
+    lost: set[int] = set()
+    for cut, losing in cuts:
+        first = model.tail
+        parts = [with_lost(part, {first + n for n in losing}) for part in append(index, model, cut)]
+        assert index.apply_block(index.tag_position, parts) is None
+        model.tag_tail = model.tail
+        lost |= {s for part in parts for one in part.lost for s in range(*one)}
+        index.check_invariants()
+        for tag, bound in product((UNUSED_TAG, *TAGS), range(model.tail + 1)):
+            matching = [r.seqnum for r in model.matching(tag) if r.seqnum not in lost]
+            after = [s for s in matching if s >= bound]
+            before = [s for s in matching if s <= bound]
+            lost_after = min((s for s in lost if s >= bound), default=model.tail)
+            lost_before = max((s for s in lost if s <= bound), default=-1)
+            answer = index.find_next(tag, bound)
+            if isinstance(answer, Found):
+                assert answer.seqnum == after[0] < lost_after
+            elif isinstance(answer, Empty):
+                assert (after, lost_after) == ([], model.tail)
+            answer = index.find_prev(tag, bound)
+            if isinstance(answer, Found):
+                assert lost_before < answer.seqnum == before[-1]
+            elif isinstance(answer, Empty):
+                assert (before, lost_before) == ([], -1)
+            page = index.find_range(tag, bound, 3)
+            if isinstance(page, Matches):
+                assert list(page.seqnums) == after[:3]
+                assert lost_after >= (after[2] if len(after) > 2 else model.tail)
+
+
+def with_lost(part: ShardTags, seqnums: set[int]) -> ShardTags:
+    """Return index data that has lost the tags of some records."""
+    tags = iter(array("Q", part.tags))
+    kept = [[next(tags) for _ in range(count)] for count in part.tag_counts]
+    own = [s for s in range(part.first_seqnum, part.first_seqnum + part.count) if s in seqnums]
+    for seqnum in own:
+        kept[seqnum - part.first_seqnum] = []
+    left = part_of(part.first_seqnum, part.shard, kept)
+    return msgspec.structs.replace(left, lost=tuple(LostRange(s, s + 1) for s in own))
