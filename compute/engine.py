@@ -212,7 +212,7 @@ class Engine:
         self._reads.start(Operation(*args, count=limit, page=True, log=log, fresh=fresh))
 
     def read_tail(self, waiter: object) -> None:
-        """Ask the primary where the log ends; the waiter gets `Answered(seqnum)`.
+        """Ask the primary where the log ends; the waiter gets `Answered(Tail)`.
 
         Raises:
             OverloadedError: too many reads wait already.

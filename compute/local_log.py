@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from compute.engine import Engine
-from compute.operation import PENDING, Answered
+from compute.operation import PENDING, Answered, Tail
 from compute.retention_service import RetentionService
 from indilog.config import ClusterConfig
 from indilog.errors import NotReadyError, TooLargeError, TrimmedError
@@ -227,11 +227,18 @@ class LocalLog(Log):
 
     async def tail(self) -> SeqNum:
         """Return the first seqnum not yet written; see `Log.tail`."""
+        return (await self._told_tail()).seqnum
+
+    async def now(self) -> float:
+        """Return the time of the log; see `Log.now`."""
+        return (await self._told_tail()).time_us / 1e6
+
+    async def _told_tail(self) -> Tail:
         waiter = self._logs.future()
         self._engine.read_tail(waiter)
         self._logs.wake()
         tail = self._seen(await waiter)
-        assert isinstance(tail, int)
+        assert isinstance(tail, Tail)
         return tail
 
     async def find_time(self, time: float) -> SeqNum:

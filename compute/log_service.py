@@ -20,6 +20,7 @@ from indilog.calls import (
     LogAppend,
     LogAppendBatch,
     LogFindTime,
+    LogNow,
     LogQuestion,
     LogRead,
     LogReadNext,
@@ -31,6 +32,7 @@ from indilog.calls import (
     RecordsFound,
     RecordValue,
     TailFound,
+    TimeIs,
     failed,
 )
 from indilog.errors import IndilogError, NotReadyError, OverloadedError
@@ -128,8 +130,8 @@ async def _answer(  # noqa: PLR0911 - one answer per question
                 fresh=question.fresh,
             )
             return RecordsFound(session.position, tuple(map(_value, page)))
-        case LogTail() | LogFindTime():
-            return await _seqnum(log, session, question)
+        case LogTail() | LogFindTime() | LogNow():
+            return await _place_or_time(log, session, question)
         case LogRetention():
             policy = await log.retention()
             return RetentionFound(session.position, policy)
@@ -140,7 +142,12 @@ async def _answer(  # noqa: PLR0911 - one answer per question
             assert_never(unreachable)
 
 
-async def _seqnum(log: Log, session: Session, question: LogTail | LogFindTime) -> Answer:
+async def _place_or_time(
+    log: Log, session: Session, question: LogTail | LogFindTime | LogNow
+) -> Answer:
+    if isinstance(question, LogNow):
+        time = await log.now()
+        return TimeIs(session.position, time)
     if isinstance(question, LogFindTime):
         found = await log.find_time(question.time)
         return TailFound(session.position, found)

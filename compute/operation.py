@@ -37,6 +37,13 @@ class Answered(NamedTuple):
     position: MetalogPosition
 
 
+class Tail(NamedTuple):
+    """The primary's word: where the log ends, and its time, microseconds since 1970."""
+
+    seqnum: SeqNum
+    time_us: int
+
+
 class Stage(enum.Enum):
     """What an operation waits for."""
 

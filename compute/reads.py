@@ -28,7 +28,7 @@ from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
 from compute.local_reads import LocalReads
 from compute.log_floors import LogFloors
 from compute.lookup_routes import LookupRoutes
-from compute.operation import Operation, Stage
+from compute.operation import Operation, Stage, Tail
 from compute.parked_reads import ParkedReads
 from compute.record_cache import RecordCache
 from compute.storage_questions import StorageQuestions
@@ -448,7 +448,7 @@ class Reads:
                 effects += self._decide(operation, now)
             else:
                 operation.reflects = message.position
-                effects.append(operation.answer(message.tail))
+                effects.append(operation.answer(Tail(message.tail, message.time_us)))
         return effects + self._ask_for_tail(now)
 
     def _fail(self, operation: Operation, error: IndilogError) -> Effect:

@@ -174,6 +174,17 @@ class LogTail(_Message, frozen=True):
     position: MetalogPosition
 
 
+class LogNow(_Message, frozen=True):
+    """worker, client → compute node: the time of the log (`Log.now`); answered by `TimeIs`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+
+
 class LogFindTime(_Message, frozen=True):
     """worker, client → compute node: the first seqnum ordered at `time` (seconds since 1970) or
     later; answered by `TailFound`.
@@ -319,6 +330,18 @@ class TailFound(_Message, frozen=True):
     seqnum: SeqNum
 
 
+class TimeIs(_Message, frozen=True):
+    """compute node → worker, client: the time of the log, seconds since 1970 by the
+    primary's clock.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    time: float
+
+
 class Done(_Message, frozen=True):
     """compute node → worker, client: what was asked for is done.
 
@@ -386,7 +409,7 @@ class Failed(_Message, frozen=True):
 
 LogQuestion: TypeAlias = (
     LogAppend | LogAppendBatch | LogRead | LogReadNext | LogReadPrev | LogReadRange | LogTail
-    | LogSetAux | LogFindTime | LogTrim | LogSetRetention | LogRetention
+    | LogNow | LogSetAux | LogFindTime | LogTrim | LogSetRetention | LogRetention
 )  # fmt: skip
 Question: TypeAlias = (
     LogQuestion | CallFunction | SendFunction | DeployApp | UndeployApp | Invoke | Load | Unload
@@ -394,8 +417,8 @@ Question: TypeAlias = (
 )  # fmt: skip
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesTold
 Answer: TypeAlias = (
-    Appended | RecordsFound | TailFound | RetentionFound | Done | Returned | Accepted | Loaded
-    | Deployed | Undeployed | Failed
+    Appended | RecordsFound | TailFound | TimeIs | RetentionFound | Done | Returned | Accepted
+    | Loaded | Deployed | Undeployed | Failed
 )  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer
 

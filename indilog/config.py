@@ -268,6 +268,10 @@ class NodeConfig:
     """... up to this."""
     schedule_catch_up_max: int = 100
     """Missed due times of a schedule that are run when it catches up with all of them."""
+    clock_gap_s_max: float = 30 * 86_400.0
+    """How many seconds may pass, by the wall clock, between the last record and a start of the
+    platform. A wall clock further ahead is taken for wrong: then no time is counted.
+    """
     schedule_late_s_max: float = 60.0
     """A due time that is longer ago than this is missed, for a schedule that does not catch up."""
     results_kept_s: float = 86_400.0

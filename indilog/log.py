@@ -231,6 +231,15 @@ class Log(abc.ABC):
         """Return the first seqnum not yet written; linearizable over all sessions."""
 
     @abc.abstractmethod
+    async def now(self) -> float:
+        """Return the time of the log: seconds since 1970 by the clock of the primary sequencer.
+
+        No record whose append has returned was ordered later (`Record.ordered_at`), and none whose
+        append is called after this returned is ordered earlier. Linearizable over all sessions,
+        unlike any wall clock. It costs a question to the primary sequencer.
+        """
+
+    @abc.abstractmethod
     async def find_time(self, time: float) -> SeqNum:
         """Return the first seqnum that was ordered at `time` or later, seconds since 1970; the tail
         if there is none.

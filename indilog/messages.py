@@ -132,6 +132,7 @@ class TailWanted(WireMessage, frozen=True):
 class TailIs(WireMessage, frozen=True):
     """primary → engine: everything committed lies below `tail`; `position` and `cut` belong to it.
 
+    `time_us` is the primary's time: no committed entry is stamped later, no later entry earlier.
     Lost: asked again.
     Repeated: the second one finds no request.
     """
@@ -142,6 +143,8 @@ class TailIs(WireMessage, frozen=True):
     cut: dict[ShardId, LocalId]
     trims: int = 0
     """How many of the committed entries are trims."""
+    time_us: int = 0
+    """Microseconds since 1970."""
 
 
 # --- a writer takes over its shard (thesis 5.5.1)

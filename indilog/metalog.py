@@ -41,7 +41,10 @@ class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
     """The newest writer of each productive shard; an older one learns from it that it was fenced.
     """
     time_us: int = 0
-    """When it was proposed, in microseconds since 1970 on the primary's clock; never goes back."""
+    """When it was proposed, in microseconds since 1970 on the primary's clock
+    (`ordering.entry_clock`): never smaller than that of an entry before it. It is `ordered_at` of
+    the records.
+    """
 
 
 class Floor(NamedTuple):

@@ -20,6 +20,7 @@ from indilog.calls import (
     LogAppend,
     LogAppendBatch,
     LogFindTime,
+    LogNow,
     LogQuestion,
     LogRead,
     LogReadNext,
@@ -32,6 +33,7 @@ from indilog.calls import (
     RecordsFound,
     RecordValue,
     TailFound,
+    TimeIs,
     error_from,
 )
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError, TooLargeError
@@ -164,6 +166,11 @@ class RemoteLog(Log):
         answer = await self._read(LogTail(self.name, self._session.position))
         return _expected(TailFound, answer).seqnum
 
+    async def now(self) -> float:
+        """Return the time of the log (`Log.now`)."""
+        answer = await self._read(LogNow(self.name, self._session.position))
+        return _expected(TimeIs, answer).time
+
     async def find_time(self, time: float) -> SeqNum:
         """Return the first seqnum ordered at `time` or later (`Log.find_time`)."""
         check_time(time)
@@ -237,7 +244,9 @@ class RemoteLog(Log):
         return _record(records[0]) if records else None
 
     def _saw(self, answer: Answer) -> None:
-        if isinstance(answer, Appended | RecordsFound | TailFound | RetentionFound | Done | Failed):
+        if isinstance(
+            answer, Appended | RecordsFound | TailFound | TimeIs | RetentionFound | Done | Failed
+        ):
             self._session.saw(answer.position)
 
 

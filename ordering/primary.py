@@ -37,6 +37,7 @@ from indilog.sequencer_messages import NOBODY, MetalogAppend, MetalogStored
 from indilog.tag_messages import TrimWanted
 from indilog.view import View
 from ordering.backup_progress import BackupProgress
+from ordering.entry_clock import EntryClock
 from ordering.progress import Reports
 from ordering.stored_metalog import StoredMetalog
 from ordering.trims import TrimRequests
@@ -51,7 +52,9 @@ class Primary:
     meanwhile go into the next entry).
     """
 
-    def __init__(self, view: View, config: Config, metalog: StoredMetalog, epoch: Epoch) -> None:
+    def __init__(
+        self, view: View, config: Config, metalog: StoredMetalog, epoch: Epoch, now: Instant
+    ) -> None:
         self._view = view
         self._epoch = epoch
         self._page_entries = config.node.metalog_entries_in_flight_max
@@ -69,12 +72,11 @@ class Primary:
         self._reader_set = frozenset(self._readers)
         self._full_notice = FullNotice(view.engines)
         self._committed = MetalogReplay()
-        self._time_us = 0
-        """The time of the last entry: a clock that was set back stands still until it is past."""
-        proposed = MetalogReplay()
+        proposed, last_us = MetalogReplay(), 0
         for entry in metalog.iterate(0, len(metalog)):
             proposed.apply(entry)
-            self._time_us = max(self._time_us, entry.time_us)
+            last_us = max(last_us, entry.time_us)
+        self._clock = EntryClock(last_us, now, config.node.clock_gap_s_max)
         self._cut = proposed.cut
         """How far each shard is ordered by all entries, committed or not."""
         self._trims = proposed.trims
@@ -95,6 +97,15 @@ class Primary:
     def tail_unknown(self) -> bool:
         """Whether it is not known yet which of the recovered entries are committed."""
         return self.committed < self._recovered
+
+    @property
+    def time_behind_s(self) -> int:
+        """By how many seconds the time of entries was behind the wall clock at the start."""
+        return round(self._clock.behind_s)
+
+    def begin_turn(self, now: Instant) -> None:
+        """Take note of the time: it holds for all that the turn answers and proposes."""
+        self._clock.advance(now)
 
     def on_received(self, event: Received) -> list[Effect]:
         """Take in one message; what follows from all of them is done in `advance`."""
@@ -119,7 +130,7 @@ class Primary:
 
     def advance(self, now: Instant) -> list[Effect]:
         """Commit and publish, propose at most one entry, send backups what they miss."""
-        effects = self._commit() + self._propose(now) + self._propose_trim()
+        effects = self._commit() + self._propose() + self._propose_trim()
         effects += self._full_notice.conclude(now)
         for node, backup in self._backups.items():
             effects += self._replicate(node, backup, now)
@@ -191,6 +202,7 @@ class Primary:
                     committed.tail,
                     dict(committed.cut),
                     committed.trims,
+                    self._clock.now_us,
                 ),
             )
         ]
@@ -258,7 +270,7 @@ class Primary:
         if backup.resend_at is None and awaited:
             backup.resend_at = Instant(now + self._resend_s)
 
-    def _propose(self, now: Instant) -> list[Effect]:
+    def _propose(self) -> list[Effect]:
         """Put all progress since the last time into one entry."""
         if not self._reports.changed:
             return []
@@ -274,8 +286,7 @@ class Primary:
         if not counts:
             return []
         position = len(self._metalog)
-        self._time_us = max(self._time_us, int(now * 1e6))
-        number, epoch, time_us = self._view.number, self._epoch, self._time_us
+        number, epoch, time_us = self._view.number, self._epoch, self._clock.now_us
         entry = NewRecords(position, number, epoch, counts, writers, time_us)
         return [self._metalog.append(entry)]
 

@@ -88,7 +88,9 @@ class Sequencer:
     def status(self) -> dict[str, int]:
         """Return figures for people; the tail is known to the primary only."""
         figures = {"length": self.length, "committed": self.committed, "whole": int(self.whole)}
-        return figures if self.tail is None else figures | {"tail": self.tail}
+        if isinstance(self._part, Primary):
+            figures |= {"tail": self._part.tail, "time_behind_s": self._part.time_behind_s}
+        return figures
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Take in the next frame from disk."""
@@ -122,6 +124,8 @@ class Sequencer:
     def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
         """Apply a batch of events; propose at most one entry, or answer once, for all of them."""
         effects: list[Effect] = []
+        if isinstance(self._part, Primary):
+            self._part.begin_turn(now)
         for event in events:
             effects += self._on_event(event, now)
         match self._part:
@@ -154,7 +158,7 @@ class Sequencer:
                 self._metalog.on_persisted(token)
                 return []
             case Started():
-                self._start(event)
+                self._start(event, now)
                 return []
             case SpaceChanged(room=room):
                 if isinstance(self._part, Primary):
@@ -174,14 +178,14 @@ class Sequencer:
             self._part.forget(event.sender)
         return self._part.on_received(event)
 
-    def _start(self, event: Started) -> None:
+    def _start(self, event: Started, now: Instant) -> None:
         assert self._part is None, "a role starts once"
         view, metalog = self._view, self._metalog
         self._epoch = event.epoch
         if self._node != view.primary:
             self._part = Backup(view.primary, self._config, metalog, event.epoch)
         elif metalog.whole:
-            self._part = Primary(view, self._config, metalog, event.epoch)
+            self._part = Primary(view, self._config, metalog, event.epoch, now)
         else:
             self._part = Rebuild(view, self._config, metalog, event.epoch)
 
@@ -189,5 +193,5 @@ class Sequencer:
         """Go on rebuilding, or with the work of a primary if that is over."""
         if not self._metalog.whole:
             return rebuild.advance(now)
-        self._part = Primary(self._view, self._config, self._metalog, self._epoch)
+        self._part = Primary(self._view, self._config, self._metalog, self._epoch, now)
         return self._part.advance(now)

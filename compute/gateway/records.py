@@ -69,6 +69,7 @@ def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
     )
     router.get("/records")(routes.read)
     router.get("/tail")(routes.tail)
+    router.get("/now")(routes.now)
     router.get("/at")(routes.at)
     router.post("/trim", openapi_extra=_json_body(TrimIn))(routes.trim)
     router.get("/retention")(routes.retention)
@@ -164,6 +165,11 @@ class LogRoutes:
         """Return the first seqnum not yet written; linearizable."""
         opened, session = self._opened(log, position)
         return _json({"tail": await opened.tail()}, session)
+
+    async def now(self, log: str, position: Position = 0) -> Response:
+        """Return the time of the log, seconds since 1970 by the primary's clock."""
+        opened, session = self._opened(log, position)
+        return _json({"time": await opened.now()}, session)
 
     async def at(self, log: str, time: datetime, position: Position = 0) -> Response:
         """Return the first seqnum ordered at `time` or later, or the tail."""

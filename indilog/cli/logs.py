@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,7 +108,7 @@ def read(
     gateway = Gateway(url)
     if since is not None and last:
         stop("Give --since or --last, not both.")
-    at = _time(since) if since is not None else None
+    at = _time(gateway, log, since) if since is not None else None
     if follow and not last:
         _follow(gateway, log, tag, tag_int, bound, since=at, as_json=as_json, time=_shown(ordered))
         return
@@ -190,10 +189,13 @@ def _shown(ordered: bool) -> str:  # noqa: FBT001 - as the command line gives it
     return "ordered_at" if ordered else "time"
 
 
-def _time(since: str) -> str:
-    """Return the time that `--since` means, as a gateway takes it."""
+def _time(gateway: Gateway, log: str, since: str) -> str:
+    """Return the time that `--since` means, as a gateway takes it.
+
+    How long ago is counted from the log's own time: `--since` looks for when records were ordered.
+    """
     with mistakes_told():
-        seconds = seconds_of(since, time.time())
+        seconds = seconds_of(since, lambda: float(gateway.get(_path(log, "now"))["time"]))
     return datetime.fromtimestamp(seconds, tz=UTC).isoformat()
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
 from indilog.cli.quantities import duration_s_in
 
 
-def seconds_of(text: str, now: float) -> float:
-    """Return the seconds since 1970 that `text` means at `now`.
+def seconds_of(text: str, now: Callable[[], float]) -> float:
+    """Return the seconds since 1970 that `text` means.
 
-    Either how long ago, as numbers with the units s, m, h, d and w; or a date and time in ISO 8601,
-    local if it names no zone.
+    Either how long before `now`, as numbers with the units s, m, h, d and w; or a date and time in
+    ISO 8601, local if it names no zone.
 
     Raises:
         ValueError: it is neither.
     """
     if (ago_s := duration_s_in(text)) is not None:
-        return max(0.0, now - ago_s)
+        return max(0.0, now() - ago_s)
     try:
         return max(0.0, datetime.fromisoformat(text).astimezone().timestamp())
     except (ValueError, OverflowError):

@@ -78,14 +78,26 @@ log = structlog.get_logger(__name__)
 
 
 class Clock:
-    """Wall-clock seconds that never go back while the process runs."""
+    """Seconds since 1970: what the wall clock said at the start, plus what has passed since.
 
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
+    What is done to the wall clock later changes nothing. Time passes while the machine sleeps, too.
+
+    Args:
+        wall: seconds since 1970; asked once.
+        passed: seconds that only grow and that nothing sets.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        passed: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._passed = passed
+        self._offset = wall() - passed()
 
     def now(self) -> Instant:
         """Return the time."""
-        return Instant(self._offset + time.monotonic())
+        return Instant(self._offset + self._passed())
 
 
 class NodeShell:

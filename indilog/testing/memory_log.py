@@ -68,6 +68,7 @@ class MemoryLogs:
         self._records: list[Record] = []
         self._times_us: list[int] = []
         """When each record was ordered; never goes back."""
+        self._now_us = 0
         self._aux: dict[SeqNum, bytes] = {}
         self._streams: defaultdict[bytes, list[SeqNum]] = defaultdict(list)
         self._floors: dict[bytes, SeqNum] = {}
@@ -85,9 +86,7 @@ class MemoryLogs:
     def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
         """Append (data, names) pairs at consecutive seqnums, and wake who waits for them."""
         start = len(self._records)
-        now = self._clock()
-        before_us = self._times_us[-1] if self._times_us else 0
-        ordered_us = max(before_us, int(now * 1e6))
+        now, ordered_us = self._clock(), self.now_us()
         self._times_us += [ordered_us] * len(entries)
         for seqnum, (data, names) in enumerate(entries, start):
             self._records.append(Record(seqnum, names, data, now, ordered_us / 1e6))
@@ -97,6 +96,11 @@ class MemoryLogs:
                     if not waiter.done():
                         waiter.set_result(None)
         return list(range(start, len(self._records)))
+
+    def now_us(self) -> int:
+        """Return the time of these logs, microseconds since 1970; it never goes back."""
+        self._now_us = max(self._now_us, int(self._clock() * 1e6))
+        return self._now_us
 
     def stream(self, stream: bytes) -> Sequence[SeqNum]:
         """Return the seqnums of a stream (a spelled log, or log and tag), ascending."""
@@ -298,6 +302,11 @@ class MemoryLog(Log):
         """See `Log.tail`."""
         self._saw()
         return self.logs.position
+
+    async def now(self) -> float:
+        """See `Log.now`."""
+        self._saw()
+        return self.logs.now_us() / 1e6
 
     async def find_time(self, time: float) -> SeqNum:
         """See `Log.find_time`."""

@@ -102,6 +102,11 @@ class SteppedLog(Log):
         await _Pause()
         return await self._log.tail()
 
+    async def now(self) -> float:
+        """See `Log.now`."""
+        await _Pause()
+        return await self._log.now()
+
     async def find_time(self, time: float) -> SeqNum:
         """See `Log.find_time`."""
         await _Pause()

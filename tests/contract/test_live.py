@@ -300,6 +300,19 @@ async def test_a_time_is_found_between_what_was_appended_before_and_after_it(
     assert await log.find_time(moment + 3600) == await log.tail()
 
 
+async def test_the_time_of_the_log_lies_between_the_records_before_and_after_it(
+    session_of: Callable[[], Log],
+) -> None:
+    log, other = session_of(), session_of()
+    for _ in range(3):
+        before = await log.read(await log.append(b"before"))
+        now = await other.now()
+        after = await log.read(await log.append(b"after"))
+        assert before is not None
+        assert after is not None
+        assert before.ordered_at <= now <= after.ordered_at
+
+
 @pytest.mark.parametrize("time", [-1, float("nan"), float("inf"), "yesterday", True])
 async def test_what_is_no_time_is_refused(log: Log, time: float) -> None:
     with pytest.raises(ValueError, match="seconds since 1970"):

@@ -240,6 +240,13 @@ def test_records_are_printed_a_line_each(platform: type[Platform]) -> None:
     assert json.loads(run("log", "read", "orders", "--json").stdout) == record
 
 
+def test_how_long_ago_is_counted_from_the_logs_own_time(platform: type[Platform]) -> None:
+    asked = platform({"time": 86_400.0, "records": [], "next_bound": 0})
+    assert run("log", "read", "a/b", "--since", "1h").exit_code == 0
+    assert [request.url.path for request in asked.asked] == ["/logs/a/b/now", "/logs/a/b/records"]
+    assert asked.asked[1].url.params["since"] == "1970-01-01T23:00:00+00:00"
+
+
 def test_appending_sends_bytes_and_tags(platform: type[Platform]) -> None:
     asked = platform({"seqnum": 4}, 201)
     done = run("log", "append", "a log/ä", "text", "--tag", "x y", "--tag", "b")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from compute.engine import Engine
-from compute.operation import PENDING, Answered
+from compute.operation import PENDING, Answered, Tail
 from indilog.config import Config
 from indilog.errors import (
     AppendOutcomeUnknownError,
@@ -285,8 +285,8 @@ def test_the_tail_is_the_primarys_word() -> None:
     driver.engine.read_tail("asker")
     ((_, question),) = sends(driver.turn(), TailWanted)
     assert isinstance(question, TailWanted)
-    effects = driver.hear(PRIMARY, TailIs(question.request, 9, 99, {}))
-    assert answers(effects) == [Answered(99, 9)]
+    effects = driver.hear(PRIMARY, TailIs(question.request, 9, 99, {}, time_us=5_000_000))
+    assert answers(effects) == [Answered(Tail(99, 5_000_000), 9)]
 
 
 def test_reading_a_whole_log_tries_the_record_at_the_bound_before_the_index_tier() -> None:

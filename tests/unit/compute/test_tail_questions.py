@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compute.operation import PENDING, Answered
+from compute.operation import PENDING, Answered, Tail
 from indilog.errors import QuorumUnavailableError
 from indilog.ids import EMPTY_TAG, Instant
 from indilog.messages import Direction, IndexData, TailIs, TailWanted
@@ -32,7 +32,7 @@ def questions(effects: list[Effect]) -> list[int]:
 
 
 def tail_is(request: int, position: int, tail: int) -> TailIs:
-    return TailIs(request, position, tail, {})
+    return TailIs(request, position, tail, {}, time_us=5_000_000)
 
 
 def test_fresh_reads_of_one_turn_share_a_question() -> None:
@@ -44,7 +44,7 @@ def test_fresh_reads_of_one_turn_share_a_question() -> None:
     effects = driver.hear(PRIMARY, tail_is(request, 0, 0))
     assert answered(effects) == {
         **{f"reader {n}": Answered(None, 0) for n in range(100)},
-        "asker": Answered(0, 0),
+        "asker": Answered(Tail(0, 5_000_000), 0),
     }
 
 

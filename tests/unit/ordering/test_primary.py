@@ -433,9 +433,11 @@ def test_the_tail_is_that_of_committed_entries() -> None:
     node.handle([progress(4)], T0)
     node.handle([persisted(0)], T0)
     wanted = Received(ENGINE, TailWanted(7), Epoch(1))
-    assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 0, 0, {}))]
+    time_us = int(T0 * 1e6)
+    assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 0, 0, {}, time_us=time_us))]
     node.handle([stored(1)], T0)
-    assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 1, 4, {ShardId(0): 4}))]
+    told = TailIs(7, 1, 4, {ShardId(0): 4}, time_us=time_us)
+    assert node.handle([wanted], T0) == [Send(ENGINE, told)]
 
 
 def test_the_cut_in_an_answer_does_not_change_afterwards() -> None:
@@ -508,13 +510,33 @@ def test_engines_are_told_while_the_disk_of_the_primary_is_full() -> None:
     assert node.deadline() is None
 
 
-def test_the_time_of_entries_never_goes_back_also_over_a_restart_with_an_earlier_clock() -> None:
+def stamp_of(effects: Sequence[Effect]) -> int:
+    (persist,) = [e for e in effects if isinstance(e, Persist)]
+    stamped = entry_decoded(persist.payload)
+    assert isinstance(stamped, NewRecords)
+    return stamped.time_us
+
+
+def test_entries_go_on_from_the_last_stamp_after_a_start_with_an_earlier_clock() -> None:
     node = started(recovered=[entry(0, {0: 1}, epoch=4, at=Instant(2000.0))])
+    start(node)  # at 1000.0
+    times = [
+        stamp_of(node.handle([progress(stored)], Instant(now)))
+        for stored, now in ((2, 1000.0), (3, 1000.5), (4, 1999.0), (5, 1001.0))
+    ]
+    assert times == [2_000_000_000, 2_000_500_000, 2_999_000_000, 2_999_000_000]
+
+
+def test_entries_count_the_gap_that_a_wall_clock_tells_at_the_start() -> None:
+    node = started(recovered=[entry(0, {0: 1}, epoch=4, at=Instant(400.0))])
     start(node)
-    times = []
-    for stored, now in ((2, 1000.0), (3, 1999.0), (4, 2001.5), (5, 2001.0)):
-        (persist,) = [
-            e for e in node.handle([progress(stored)], Instant(now)) if isinstance(e, Persist)
-        ]
-        times.append(entry_decoded(persist.payload).time_us)
-    assert times == [2_000_000_000, 2_000_000_000, 2_001_500_000, 2_001_500_000]
+    assert stamp_of(node.handle([progress(2)], Instant(1001.0))) == 1_001_000_000
+
+
+def test_a_tail_tells_the_time_that_the_next_entry_has_at_least() -> None:
+    node = started()
+    start(node)
+    wanted = Received(ENGINE, TailWanted(7), Epoch(1))
+    now = Instant(1003.5)
+    assert node.handle([wanted], now) == [Send(ENGINE, TailIs(7, 0, 0, {}, time_us=1_003_500_000))]
+    assert stamp_of(node.handle([progress(1)], Instant(1003.0))) == 1_003_500_000
