@@ -456,6 +456,10 @@ class Batches(WireMessage, frozen=True):
     batches: tuple[bytes, ...]
     gone: tuple[tuple[LocalId, LocalId], ...] = ()
     """Localids [first, end) among those asked for that were trimmed, and discarded here."""
+    lacking_to: LocalId = 0
+    """This replica has lost everything from `first` up to here, and its disk says so: a restart
+    would not find it either. Not beyond `first`: it cannot say that.
+    """
 
 
 Message: TypeAlias = (

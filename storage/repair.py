@@ -9,6 +9,11 @@ fills its place, so a restart goes on where it was.
 Replicas are asked in turn. When none of them has a batch, it is asked for again after a pause that
 doubles up to `repair_retry_s_max`: another replica may come back from its own repair, and one that
 is gone for good costs next to nothing.
+
+A replica that lacks what it is asked for says so, if its disk does (`Batches.lacking_to`). When all
+others have said it, the records are *given up*: lost, as they are at once where there is only one
+replica (decision 0024). One that is down has said nothing, so it keeps its records from being given
+up. What is given up is asked for still, and is lost no more if a replica has it after all.
 """
 
 from __future__ import annotations
@@ -55,6 +60,8 @@ class Repair:
         """When to ask (again); None: nothing is missing that could be asked for."""
         self._fruitless: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
         """Holes of which a replica had nothing: how often in a row, and when to ask again."""
+        self._lacking: dict[tuple[ShardId, LocalId], dict[NodeId, LocalId]] = {}
+        """Of such holes, up to where each other replica has lost everything."""
         self._persisting: dict[int, tuple[Shard, RecordBatch]] = {}
         self._last_token = 0
         self.paused = False
@@ -87,9 +94,9 @@ class Repair:
 
     def _missing(self, shard: Shard, now: Instant) -> BatchesWanted | None:
         """Return what is missing and was not asked for in vain just now."""
-        for first, end in shard.holes.items():
+        for first, end in sorted(shard.holes.items(), key=lambda hole: hole[0] in shard.given_up):
             if first >= shard.ordered:
-                break
+                continue
             if (when := self._fruitless.get((shard.id, first), (0, now))[1]) <= now:
                 return BatchesWanted(shard.id, first, min(end, shard.ordered))
             self._next_at = min(self._next_at or when, when)
@@ -101,12 +108,21 @@ class Repair:
         times = self._fruitless.get(key, (0, now))[0] + 1
         rounds, rest = divmod(times, len(self._others[asked.shard]))
         pause_s = 0.0 if rest else min(self._retry_s_max, _RETRY_S * 2.0 ** min(rounds - 1, 30))
-        self._fruitless = {
-            (shard, first): tried
-            for (shard, first), tried in self._fruitless.items()
-            if first in self._shards[shard].holes
-        }
+        self._fruitless = {hole: tried for hole, tried in self._fruitless.items() if self._is(hole)}
+        self._lacking = {hole: known for hole, known in self._lacking.items() if self._is(hole)}
         self._fruitless[key] = (times, Instant(now + pause_s))
+
+    def _is(self, hole: tuple[ShardId, LocalId]) -> bool:
+        return hole[1] in self._shards[hole[0]].holes
+
+    def _lacks(self, asked: BatchesWanted, replica: NodeId, end: LocalId) -> None:
+        """Give up what all other replicas lack; nothing if one of them has not said so."""
+        key = asked.shard, asked.first
+        known = self._lacking.setdefault(key, {})
+        known[replica] = end
+        least = min(known.values())
+        if len(known) == len(self._others[asked.shard]) and least > asked.first:
+            self._shards[asked.shard].give_up(asked.first, least)
 
     def deadline(self) -> Instant | None:
         """When to ask."""
@@ -129,6 +145,7 @@ class Repair:
         if any(gone) and not taken:
             self._next_at = now
         elif not taken:
+            self._lacks(asked, event.sender, message.lacking_to)
             self._failed(asked, now)
             self._next_at = now
         else:
@@ -177,6 +194,7 @@ class BatchPage(BatchTask):
         self._batches: list[tuple[LocalId, bytes]] = []
         gone = shard.gone_in(message.first, self._end)
         self._gone = tuple(gone[:_GONE_MAX])
+        self._lacking_to = min(shard.lacking_to(message.first), self._end)
         super().__init__(to, self._places(shard))
 
     def _places(self, shard: Shard) -> list[Location]:
@@ -207,4 +225,5 @@ class BatchPage(BatchTask):
     def answer(self) -> Batches:
         """Return the batches, ascending."""
         batches = tuple(buffer for _, buffer in sorted(self._batches))
-        return Batches(self._message.shard, self._message.first, batches, self._gone)
+        message = self._message
+        return Batches(message.shard, message.first, batches, self._gone, self._lacking_to)

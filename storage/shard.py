@@ -87,14 +87,15 @@ class Shard:
         bytes: of all stored batches.
         unordered: batches that no entry has ordered yet, for their tags; may lack old ones.
         holes: what is not known here inside the stored prefix, end by first localid.
+        given_up: where holes begin of which no replica has anything.
         damaged: of the only replica, the batches of which only data is damaged, by first localid:
             the first record that is lost, and how many are.
     """
 
     __slots__ = (
         "_alone", "_certain", "_doubted", "_firsts", "_lengths", "_offsets", "_segments",
-        "_span_localids", "_span_seqnums", "bytes", "changing", "claimed", "damaged", "holes", "id",
-        "leading", "opened", "ordered", "stored", "unordered", "written",
+        "_span_localids", "_span_seqnums", "_unreadable", "bytes", "changing", "claimed", "damaged",
+        "given_up", "holes", "id", "leading", "opened", "ordered", "stored", "unordered", "written",
     )  # fmt: skip
 
     def __init__(self, shard: ShardId, *, leading: bool, alone: bool = False) -> None:
@@ -108,7 +109,10 @@ class Shard:
         self.bytes = 0
         self.unordered: deque[RecordBatch] = deque()
         self.holes: SortedDict[LocalId, LocalId] = SortedDict()
+        self.given_up: set[LocalId] = set()
         self.damaged: dict[LocalId, tuple[LocalId, int]] = {}
+        self._unreadable: set[LocalId] = set()
+        """Where holes begin that the next life may find readable."""
         self._alone = alone
         """Whether this is the only replica: then no opening ever dropped anything."""
         self._certain = True
@@ -180,7 +184,7 @@ class Shard:
         for column in (self._firsts, self._segments, self._offsets, self._lengths):
             del column[keep:]
         while self.holes and self.holes.peekitem()[0] >= end:
-            self.holes.popitem()
+            self._no_hole_at(self.holes.peekitem()[0])
         if self.holes and (last := self.holes.peekitem())[1] > end:
             self.holes[last[0]] = end
         while self.unordered and self.unordered[-1].header.first >= end:
@@ -234,7 +238,14 @@ class Shard:
         self.bytes -= self._lengths[index]
         self._segments[index], self._offsets[index], self._lengths[index] = _HOLE, 0, 0
         self.holes[self._firsts[index]] = self._end_of(index)
+        if not damage.readable:
+            self._unreadable.add(self._firsts[index])
         return True
+
+    def _no_hole_at(self, first: LocalId) -> None:
+        del self.holes[first]
+        self.given_up.discard(first)
+        self._unreadable.discard(first)
 
     def _row_at(self, location: Location) -> int:
         index = self._offsets.index(location.offset)
@@ -252,7 +263,7 @@ class Shard:
         hole, hole_end = self._firsts[index], self._end_of(index)
         if self._segments[index] != _HOLE or end > hole_end:
             return False
-        del self.holes[hole]
+        self._no_hole_at(hole)
         for column in (self._firsts, self._segments, self._offsets, self._lengths):
             del column[index]
         if end < hole_end:
@@ -271,17 +282,39 @@ class Shard:
         end = localid + 1 if end is None else end
         return index >= 0 and localid < end <= self.holes.peekitem(index)[1]
 
-    def lost_within(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
-        """Return what of [first, end) is lost for good: in holes, while there is no other replica.
+    def lacking_to(self, first: LocalId) -> LocalId:
+        """Return up to where everything from `first` on is lost here, as the next life will find.
 
-        Nobody will ever know its tags.
+        Not beyond `first`: it is here, or not known to have been here, or only unreadable now.
         """
-        if not self._alone or not self.holes:
+        index = self.holes.bisect_right(first) - 1
+        while 0 <= index < len(self.holes):
+            hole, end = self.holes.peekitem(index)
+            if hole in self._unreadable or not hole <= first < end:
+                break
+            first, index = end, index + 1
+        return first
+
+    def give_up(self, first: LocalId, end: LocalId) -> None:
+        """Take note that no replica has [first, end), which is the beginning of a hole."""
+        if (hole_end := self.holes.get(first)) is None:
+            return
+        if end < hole_end:
+            self._insert(bisect_left(self._firsts, end), end, Location(_HOLE, 0, 0))
+            self.holes[first], self.holes[end] = end, hole_end
+        self.given_up.add(first)
+
+    def lost_within(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
+        """Return what of [first, end) is lost for good: in holes, and no other replica has it.
+
+        Its tags will never be known.
+        """
+        if not self.holes or not (self._alone or self.given_up):
             return []
         return [
             (max(first, hole), min(end, hole_end))
             for hole, hole_end in self.holes.items()
-            if hole < end and hole_end > first
+            if hole < end and hole_end > first and (self._alone or hole in self.given_up)
         ]
 
     def _insert(self, index: int, first: LocalId, location: Location) -> None:
@@ -300,19 +333,15 @@ class Shard:
 
     @property
     def lost(self) -> int:
-        """How many records are lost for good, while there is no other replica."""
-        if not self._alone:
-            return 0
-        return self.missing + sum(count for _, count in self.damaged.values())
+        """How many records are lost for good: no replica has them, or their data."""
+        lost = sum(end - first for first, end in self.lost_within(0, self.stored))
+        return lost + sum(count for _, count in self.damaged.values())
 
     @property
     def first_lost(self) -> SeqNum | None:
-        """The smallest seqnum of what is lost for good; None: there is none."""
-        if not self._alone:
-            return None
+        """The smallest seqnum of what is lost for good; None: nothing is."""
         firsts = [first for first, _ in self.damaged.values()]
-        if self.holes:
-            firsts.append(self.holes.peekitem(0)[0])
+        firsts += [first for first, _ in self.lost_within(0, self.ordered)]
         first = min(firsts, default=self.ordered)
         return self.seqnum_of(first) if first < self.ordered else None
 
@@ -469,4 +498,5 @@ class Shard:
         assert len(self._span_seqnums) == len(self._span_localids)
         assert not self._firsts or self._firsts[-1] < self.stored
         assert self.ordered <= self.stored
+        assert self.given_up | self._unreadable <= self.holes.keys()
         assert not self._span_localids or self._span_localids[-1] < self.ordered

@@ -82,6 +82,8 @@ class Machine:
         """Where it has read, in order."""
         self.spoilt = set(spoilt)
         """Which frames are damaged."""
+        self.unreadable: set[Location] = set()
+        """Which frames cannot be read now."""
         for kind, payload, location in frames:
             if location in self.spoilt:
                 self.node.lost(Lost(kind, payload, location))
@@ -142,6 +144,8 @@ class Machine:
                 self.reads += 1
                 self.read_places.append(location)
                 payloads = [frame[1] for frame in self.frames if frame[2] == location]
+                if location in self.unreadable:
+                    payloads = []
                 return [FrameRead(token, payloads[0] if payloads else None)]
             case Discard(location):
                 self.discarded.append(location)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indilog.ids import Epoch, LocalId, NodeId, ViewNumber
+from indilog.lost_ranges import LostRange
 from indilog.messages import (
     AppendBatch,
     Batches,
@@ -19,6 +20,7 @@ from indilog.messages import (
     ShardOpen,
     ShardOpened,
     ShardStored,
+    ShardTags,
 )
 from indilog.metalog import Floor, Trim
 from indilog.roles import FrameKind, Location
@@ -43,6 +45,7 @@ from tests.unit.storage.replicas import (
     E2,
     A,
     B,
+    Pair,
     all_of,
     expected,
     replicated,
@@ -201,7 +204,7 @@ def test_only_what_is_ordered_is_asked_for_and_given() -> None:
     pair = replicated()
     pair.tell(B, AppendBatch(batch(6, [b"6"])))
     (given,) = messages(pair.nodes[B].tell(BatchesWanted(SHARD, 4, 9), sender=A))
-    assert given == Batches(SHARD, 4, (batch(4, [b"4", b"5"]),))
+    assert given == Batches(SHARD, 4, (batch(4, [b"4", b"5"]),), lacking_to=4)
 
 
 def test_an_answer_looks_at_no_more_batches_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,13 +288,14 @@ def test_a_single_replica_serves_all_but_what_it_lost(*, tags: bool) -> None:
     assert machine.node.records == 4
 
 
-def test_what_is_lost_for_good_has_no_tags_so_that_indexes_go_on_behind_it() -> None:
+def test_what_is_lost_for_good_is_said_to_be_so_that_indexes_go_on_behind_it() -> None:
     machine = damaged_single()
     machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX)
     (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     ((part,),) = [block.parts for block in answer.blocks]
     assert (part.count, list(part.tag_counts)) == (3, [1, 0, 1])
+    assert part.lost == (LostRange(1, 2),)
 
 
 def test_a_record_of_which_only_the_data_is_damaged_keeps_its_tags() -> None:
@@ -311,6 +315,76 @@ def test_what_another_replica_may_have_is_left_out_of_index_data() -> None:
     (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
     assert isinstance(answer, IndexData)
     assert [block.parts for block in answer.blocks] == [()]
+
+
+def index_part(machine: Machine) -> ShardTags | None:
+    (answer,) = messages(machine.tell(IndexDataWanted(0, 1, 1), sender=INDEX), INDEX)
+    assert isinstance(answer, IndexData)
+    (block,) = answer.blocks
+    return block.parts[0] if block.parts else None
+
+
+def both_damaged() -> Pair:
+    """Return two replicas that have lost the records 2 and 3, before either has asked the other."""
+    pair = replicated(record_cache_bytes_max=0)
+    for name in (A, B):
+        machine = pair.nodes[name]
+        machine.damage([kind for kind, _, _ in machine.frames].index(FrameKind.RECORDS) + 1)
+        pair.nodes[name] = machine.restarted()
+        pair.nodes[name].tell(entries({SHARD: 6}), sender=PRIMARY)
+    return pair
+
+
+def test_what_all_replicas_say_that_they_lack_is_lost() -> None:
+    pair = both_damaged()
+    assert index_part(pair.nodes[A]) is None, "the other one was not asked yet"
+    for _ in range(2):
+        pair.settle()
+        for name in (A, B):
+            part = index_part(pair.nodes[name])
+            assert part is not None
+            assert (part.count, list(part.tag_counts)) == (6, [1, 2, 0, 0, 1, 2])
+            assert part.lost == (LostRange(2, 4),)
+            status = pair.nodes[name].node.status()
+            assert (status["lost_records"], status["first_lost_seqnum"]) == (2, 2)
+            pair.restart(name)
+
+
+def test_a_replica_that_is_down_keeps_records_from_being_given_up() -> None:
+    pair = both_damaged()
+    for _ in range(50):
+        pair.nodes[A].wait(2.0)
+    assert index_part(pair.nodes[A]) is None
+    assert pair.nodes[A].node.status()["lost_records"] == 0
+
+
+def test_a_replica_that_cannot_read_now_does_not_say_that_it_lacks() -> None:
+    pair = both_damaged()
+    machine = pair.nodes[B] = replicated(record_cache_bytes_max=0).nodes[B]
+    place = [location for kind, _, location in machine.frames if kind is FrameKind.RECORDS][1]
+    machine.unreadable.add(place)
+    assert read(machine, 2).unknown == (2,)
+    pair.settle()
+    assert index_part(pair.nodes[A]) is None
+    machine.unreadable.clear()
+    pair.restart(B)
+    pair.settle()
+    assert index_part(pair.nodes[A]) == index_part(pair.nodes[B]) is not None
+    assert all_of(pair.nodes[A], 6) == expected(6)
+
+
+def test_what_was_given_up_is_got_back_from_a_replica_that_has_it_after_all() -> None:
+    """Somebody has put its directory back."""
+    pair = both_damaged()
+    pair.settle()
+    pair.nodes[B] = replicated(record_cache_bytes_max=0).nodes[B]
+    for _ in range(30):
+        pair.wait(60.0)
+    part = index_part(pair.nodes[A])
+    assert part is not None
+    assert part.lost == ()
+    assert all_of(pair.nodes[A], 6) == expected(6)
+    assert pair.nodes[A].node.status()["lost_records"] == 0
 
 
 def test_what_cannot_be_read_now_is_not_given_up_where_nobody_else_has_it() -> None:
