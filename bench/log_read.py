@@ -93,7 +93,8 @@ async def main(asked: argparse.Namespace) -> None:
             path = stack.enter_context(tempfile.TemporaryDirectory(prefix="indilog-bench-"))
             config = platforms.configured(path, node=node)
             bench = await stack.enter_async_context(platforms.running(config))
-            reads[name] = reads_of(bench.log, await filled(bench.log, asked.records))
+            seqnums = await filled(bench.log, asked.records)
+            reads[name] = reads_of(bench.log, seqnums)
         for callers in asked.callers:
             table = table_of(
                 f"read, {callers} callers", "read and who answers", "ops/s", "p50", "p99", "CPU/op"

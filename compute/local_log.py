@@ -21,6 +21,7 @@ from indilog.errors import NotReadyError, TooLargeError, TrimmedError
 from indilog.ids import (
     EMPTY_TAG,
     MAX_SEQNUM,
+    MetalogPosition,
     NodeId,
     SeqNum,
     UserTag,
@@ -80,11 +81,13 @@ class LocalLogs:
         """
         return LocalLog(self, name, session or Session())
 
-    async def paced(self) -> None:
-        """Give the loop a turn now and then; wait until what may have been read is synced.
+    async def paced(self, session: Session, position: MetalogPosition) -> None:
+        """Wait until what was read at `position` is synced, then let `session` know the position;
+        give the loop a turn now and then.
 
         Raises:
-            NotReadyError: the platform has stopped: what was read may never have been synced.
+            NotReadyError: the platform has stopped: what was read may never have been synced, and
+                after a restart another entry may have that position.
         """
         self._reads += 1
         if self._reads >= _READS_PER_TURN:
@@ -94,6 +97,7 @@ class LocalLogs:
             await self._shell.settled()
         if self._shell.ended:
             raise NotReadyError("The platform has stopped; open it again.")
+        session.saw(position)
 
 
 class LocalLog(Log):
@@ -314,16 +318,15 @@ class LocalLog(Log):
                 log=self._tag, fresh=fresh,
             )  # fmt: skip
         except TrimmedError:
-            session.saw(engine.position)
-            await self._logs.paced()
+            await self._logs.paced(session, engine.position)
             raise
         if answer is PENDING:
             self._logs.wake()
             value = self._seen(await waiter)
             assert value is None or isinstance(value, Record)
             return value
-        session.saw(engine.position if tag == EMPTY_TAG else engine.tag_position)
-        await self._logs.paced()
+        position = engine.position if tag == EMPTY_TAG else engine.tag_position
+        await self._logs.paced(session, position)
         return answer  # type: ignore[return-value]
 
     async def _read_matching(

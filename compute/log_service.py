@@ -8,8 +8,9 @@ or the asker says `Cancel`, its waiting reads end.
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - part of the shell: a task per question
+from collections.abc import Callable
 from functools import partial
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import structlog
 
@@ -36,6 +37,7 @@ from indilog.calls import (
     failed,
 )
 from indilog.errors import IndilogError, NotReadyError, OverloadedError
+from indilog.ids import MetalogPosition
 from indilog.link import Link
 from indilog.log import Entry, Log, LogSource, Record, Session, check_log_name
 from indilog.retention_messages import LogRetention, LogSetRetention, RetentionFound
@@ -89,7 +91,8 @@ class LogService:
         session = Session(question.position)
         try:
             log = self._logs.log(check_log_name(question.log), session)
-            answer = await _answer(log, session, question)
+            answer_at = await _done(log, question)
+            answer = answer_at(session.position)
         except (IndilogError, ValueError, TypeError) as error:
             answer = failed(error, session.position)
         except Exception:  # noqa: BLE001 - outermost: the asker must not wait for ever
@@ -101,58 +104,63 @@ class LogService:
         del self._tasks[call]
 
 
-async def _answer(  # noqa: PLR0911 - one answer per question
-    log: Log, session: Session, question: LogQuestion
-) -> Answer:
+_AnswerAt: TypeAlias = Callable[[MetalogPosition], Answer]
+"""Makes the answer, given the position of the session once the operation is done."""
+
+
+async def _done(  # noqa: PLR0911 - one answer per question
+    log: Log, question: LogQuestion
+) -> _AnswerAt:
+    """Do what is asked. It is not given the session, so that no answer carries a position that was
+    read before the operation was done.
+    """
     match question:
         case LogAppend():
             seqnum = await log.append(question.data, tags=question.tags)
-            return Appended(session.position, (seqnum,))
+            return lambda at: Appended(at, (seqnum,))
         case LogAppendBatch():
             entries = [Entry(data, tags) for data, tags in question.entries]
-            return Appended(session.position, tuple(await log.append_batch(entries)))
-        case LogRead():
-            return _found(session, await log.read(question.seqnum, fresh=question.fresh))
-        case LogReadNext():
-            record = await log.read_next(
-                question.tag, question.bound, wait=question.wait_s, fresh=question.fresh
-            )
-            return _found(session, record)
-        case LogReadPrev():
-            last = await log.read_prev(question.tag, question.bound, fresh=question.fresh)
-            return _found(session, last)
-        case LogReadRange():
-            page = await log.read_range(
-                question.tag,
-                question.bound,
-                limit=question.limit,
-                wait=question.wait_s,
-                fresh=question.fresh,
-            )
-            return RecordsFound(session.position, tuple(map(_value, page)))
-        case LogTail() | LogFindTime() | LogNow():
-            return await _place_or_time(log, session, question)
+            seqnums = tuple(await log.append_batch(entries))
+            return lambda at: Appended(at, seqnums)
+        case LogRead() | LogReadNext() | LogReadPrev() | LogReadRange():
+            found = tuple(map(_value, await _records(log, question)))
+            return lambda at: RecordsFound(at, found)
+        case LogTail():
+            tail = await log.tail()
+            return lambda at: TailFound(at, tail)
+        case LogFindTime():
+            first = await log.find_time(question.time)
+            return lambda at: TailFound(at, first)
+        case LogNow():
+            time = await log.now()
+            return lambda at: TimeIs(at, time)
         case LogRetention():
             policy = await log.retention()
-            return RetentionFound(session.position, policy)
+            return lambda at: RetentionFound(at, policy)
         case LogTrim() | LogSetAux() | LogSetRetention():
             await _change(log, question)
-            return Done(session.position)
+            return Done
         case unreachable:
             assert_never(unreachable)
 
 
-async def _place_or_time(
-    log: Log, session: Session, question: LogTail | LogFindTime | LogNow
-) -> Answer:
-    if isinstance(question, LogNow):
-        time = await log.now()
-        return TimeIs(session.position, time)
-    if isinstance(question, LogFindTime):
-        found = await log.find_time(question.time)
-        return TailFound(session.position, found)
-    tail = await log.tail()
-    return TailFound(session.position, tail)
+async def _records(
+    log: Log, question: LogRead | LogReadNext | LogReadPrev | LogReadRange
+) -> list[Record]:
+    fresh = question.fresh
+    if isinstance(question, LogReadRange):
+        return await log.read_range(
+            question.tag, question.bound, limit=question.limit, wait=question.wait_s, fresh=fresh
+        )
+    if isinstance(question, LogRead):
+        record = await log.read(question.seqnum, fresh=fresh)
+    elif isinstance(question, LogReadNext):
+        record = await log.read_next(
+            question.tag, question.bound, wait=question.wait_s, fresh=fresh
+        )
+    else:
+        record = await log.read_prev(question.tag, question.bound, fresh=fresh)
+    return [] if record is None else [record]
 
 
 async def _change(log: Log, question: LogTrim | LogSetAux | LogSetRetention) -> None:
@@ -162,10 +170,6 @@ async def _change(log: Log, question: LogTrim | LogSetAux | LogSetRetention) -> 
         await log.set_retention(age_s=question.age_s, size_bytes=question.size_bytes)
     else:
         await log.set_aux(question.seqnum, question.aux)
-
-
-def _found(session: Session, record: Record | None) -> RecordsFound:
-    return RecordsFound(session.position, () if record is None else (_value(record),))
 
 
 def _value(record: Record) -> RecordValue:

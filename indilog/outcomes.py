@@ -8,8 +8,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from indilog.errors import AppendOutcomeUnknownError, ConflictError, IndilogError
+from indilog.errors import (
+    AppendOutcomeUnknownError,
+    ConflictError,
+    IndilogError,
+    NotReadyError,
+)
 from indilog.ids import SeqNum
+
+
+def check_own_append(seqnum: SeqNum, read_to: SeqNum) -> None:
+    """Refuse what a session read if its own append is missing there.
+
+    A read that follows an append of the same session shows it. If one does not, the read says
+    nothing about what the append came to, and no caller may go by it.
+
+    Args:
+        seqnum: the record that the session appended, in the sub-stream that was read.
+        read_to: below it the sub-stream was read to its end.
+
+    Raises:
+        NotReadyError: the record was not shown; read again.
+    """
+    if read_to <= seqnum:
+        raise own_append_missing(seqnum)
+
+
+def own_append_missing(seqnum: SeqNum) -> NotReadyError:
+    """Return the error of a read that does not show the record at `seqnum`, although its session
+    appended it.
+    """
+    return NotReadyError(
+        f"The log was read without the record at {seqnum}, which was appended before in the same "
+        "session; read again."
+    )
 
 
 @contextmanager

@@ -137,6 +137,70 @@ def test_no_role_can_reach_a_clock_a_thread_or_a_network() -> None:
     assert not reaching
 
 
+def awaits(node: ast.AST) -> bool:
+    """Tell whether an expression awaits."""
+    return any(isinstance(part, ast.Await) for part in ast.walk(node))
+
+
+def read_in(node: ast.AST) -> Iterator[str]:
+    """Yield the attributes whose values an expression holds, once it has been evaluated."""
+    if isinstance(node, ast.Await | ast.Lambda):
+        return
+    if isinstance(node, ast.Attribute):
+        yield ast.unparse(node)
+        return
+    for part in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.Call) and part is node.func):
+            yield from read_in(part)
+
+
+def read_before_awaiting(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of attributes that are read, kept while something is awaited, and used
+    then, all in one expression; also of those that `+=` changes so.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AugAssign) and awaits(node.value):
+            yield from ((node.lineno, name) for name in read_in(node.target))
+        if not isinstance(node, ast.expr) or isinstance(node, ast.BoolOp | ast.IfExp | ast.Lambda):
+            continue
+        parts = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Call):
+            parts.remove(node.func)
+        for place, part in enumerate(parts):
+            if any(awaits(later) for later in parts[place + 1 :]):
+                yield from ((node.lineno, name) for name in read_in(part))
+
+
+def test_no_expression_reads_what_may_change_while_it_awaits() -> None:
+    """A session's position was read so, before the append that raised it: the answer said that the
+    session had not seen its own batch.
+    """
+    early = [
+        f"{name_of(path)}:{line} reads {name}, then awaits"
+        for path in sources(*CODE)
+        for line, name in read_before_awaiting(tree_of(path))
+    ]
+    assert not early
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("Appended(mine.position, tuple(await log.append_batch([])))", ["mine.position"]),
+        ("self.total += await more()", ["self.total"]),
+        ("self.total + await more()", ["self.total"]),
+        ("(max(0, self.total), await more())", ["self.total"]),
+        ("self.log.append(await data())", []),
+        ("await self.log.append(self.data)", []),
+        ("(await one(self.a), await two(self.b))", []),
+        ("self.is_open and await more()", []),
+    ],
+)
+def test_a_value_kept_while_awaiting_is_noticed(code: str, names: list[str]) -> None:
+    found = read_before_awaiting(ast.parse(f"async def act():\n    {code}"))
+    assert [name for _, name in found] == names
+
+
 def test_only_the_transport_knows_zmq() -> None:
     knowing = {name_of(path) for path in sources(*CODE) if "zmq" in imports_of(path)}
     assert all(name.startswith("indilog/runtime/") for name in knowing)

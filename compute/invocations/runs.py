@@ -25,6 +25,7 @@ from indilog.errors import (
 )
 from indilog.ids import MetalogPosition
 from indilog.log import Entry, Log
+from indilog.outcomes import own_append_missing
 
 _PAUSE_S_MIN: Final = 0.05
 _PAUSE_S_MAX: Final = 5.0
@@ -129,13 +130,15 @@ class Runs:
         while True:
             try:
                 record = await self._log.read(invocation.seqnum)
+                if record is None:
+                    raise own_append_missing(invocation.seqnum)
             except IndilogError as error:
                 if not error.retryable:
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 continue
-            accepted = decoded(record.data) if record is not None else None
+            accepted = decoded(record.data)
             assert isinstance(accepted, Accepted), "the fold says so"
             return accepted
 

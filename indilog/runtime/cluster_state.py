@@ -143,10 +143,11 @@ async def node_start(store: MetadataStore) -> NodeStart:
         raise NotReadyError("The cluster's first process has not published its view yet.")
     if (published := _run_decoded(run.value)) is None:
         raise ConfigError("The cluster's first process is of another release; use the same one.")
+    epoch = Epoch(await store.next_sequence(EPOCH_KEY))
     return NodeStart(
         config=config_from(overrides=published.settings),
         view=view_decoded(view.value),
         addresses=published.addresses,
-        epoch=Epoch(await store.next_sequence(EPOCH_KEY)),
+        epoch=epoch,
         directory=Path(published.directory),
     )

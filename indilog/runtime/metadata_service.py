@@ -222,7 +222,8 @@ class MetadataServer:
     async def _reply_to(self, request: Request) -> Reply:
         match request:
             case Get():
-                return _value(request.request, await self._store.get(request.key))
+                value = await self._store.get(request.key)
+                return _value(request.request, value)
             case CompareAndSet():
                 outcome = await self._store.compare_and_set(
                     request.key,
@@ -232,7 +233,8 @@ class MetadataServer:
                 )
                 return Decided(request.request, isinstance(outcome, Written), outcome.version)
             case NextSequence():
-                return Sequence(request.request, await self._store.next_sequence(request.key))
+                number = await self._store.next_sequence(request.key)
+                return Sequence(request.request, number)
             case Watch():
                 return await self._watched(request)
             case unreachable:

@@ -139,7 +139,7 @@ class Driver:
 
     async def _turn(self, log: Log, logs: Logs) -> None:
         runner = self._runner
-        await runner.look(log, runner.executors.end)  # one page, which is mostly all there is
+        await runner.look(log, is_one_page=True)  # which is mostly all there is
         if runner.executors.lapsed(waiting.steady_now()):
             await runner.look(log)
         rests_at = runner.rests_at()

@@ -439,15 +439,15 @@ class Execution:
 
     # --- the log
 
-    async def catch_up(self, until: SeqNum = -1) -> None:
-        """Read what is new of the run, at least what it has up to and with `until`: what `log` has
-        appended (`read_run`).
+    async def catch_up(self, own: SeqNum = -1) -> None:
+        """Read what is new of the run, at least what it has up to and with `own`: a record of it
+        that `log` has appended (`read_run`).
 
         Raises:
             Stopped: another executor has taken the run, or it cannot be read.
         """
         run = self.run
-        await readable(partial(read_run, self.log, self.id, run, until))
+        await readable(partial(read_run, self.log, self.id, run, own))
         if run.cancel_asked and not self._cancel_asked:
             self.ask_cancel()
         if run.epoch != self.epoch or (run.finished and run.finished.epoch != self.epoch):
@@ -463,7 +463,7 @@ class Execution:
             entries.append(Entry(encoded(ChildEnded(self.id)), (run_tag(parent.run),)))
         last = await appended(self.log, entries)
         if not self._lease.is_sure():
-            await self.catch_up(last)
+            await self.catch_up(last - (len(entries) - len(records)))
 
     def _tags(self, record: Decided | Parked | Finished) -> tuple[str, ...]:
         if isinstance(record, Decided):

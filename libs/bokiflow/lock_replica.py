@@ -24,7 +24,7 @@ from indilog.errors import DataLossError, TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.leftover import leftover, may_go_further
 from indilog.log import Log, Record
-from indilog.outcomes import appended
+from indilog.outcomes import appended, check_own_append
 
 CHECKPOINT_EVERY: Final = 256
 """Records of a lock between two checkpoints."""
@@ -84,7 +84,7 @@ class LockReplica:
         try:
             seqnum = await log.append(encoded(command), tags=[self.tags.commands])
             with appended(seqnum):
-                await self.catch_up(log, seqnum)
+                await self.catch_up(log, own=seqnum)
             return self._outcomes.get(seqnum)
         finally:
             del self._telling[telling]
@@ -96,11 +96,13 @@ class LockReplica:
         while self._outcomes and next(iter(self._outcomes)) < needed_from:
             self._outcomes.popitem(last=False)
 
-    async def catch_up(self, log: Log, until: SeqNum = -1) -> None:
-        """Apply what is new, at least up to and with the record at `until`.
+    async def catch_up(self, log: Log, own: SeqNum = -1) -> None:
+        """Apply what is new, at least up to and with `own`: a command that the session of `log`
+        appended.
 
         Raises:
             DataLossError: a record is lost that is needed.
+            NotReadyError: the record at `own` is not shown.
             TrimmedError: the log itself was trimmed, with the history of the lock.
         """
         while True:
@@ -118,7 +120,9 @@ class LockReplica:
                 raise lost from error
             for record in page:
                 self._apply(record)
-            if self.fold.end > until and len(page) < _PAGE:
+            if not page:
+                check_own_append(own, self.fold.end)
+            if self.fold.end > own and len(page) < _PAGE:
                 return
 
     def _apply(self, record: Record) -> None:

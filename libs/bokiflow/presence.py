@@ -41,6 +41,7 @@ from bokiflow.workflow import Logs
 from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log, Record
+from indilog.outcomes import check_own_append
 
 BEATS: Final = 4
 _RESTS: Final = 0.75
@@ -148,7 +149,7 @@ class Presence(ABC):
             lease.renewed(asked_at)
         else:
             with suppress(IndilogError):  # then it is not sure, no more
-                await self._renew_at(log, lease, last, asked_at)
+                await self._renew_at(log, lease, last - len(entries), asked_at)
         return last
 
     async def _renew_at(
@@ -210,8 +211,18 @@ class Presence(ABC):
         self.lease = Lease(self.lease_s)
         self._on_lost()
 
-    async def look(self, log: Log, until: SeqNum = -1) -> None:
-        """Read what is new of executors and cancellations, at least up to `until`."""
+    async def look(self, log: Log, own: SeqNum = -1, *, is_one_page: bool = False) -> None:
+        """Read what is new of executors and cancellations.
+
+        Args:
+            log: where it is.
+            own: such a record, which the session of `log` appended: read at least up to it, instead
+                of all.
+            is_one_page: read one page at most.
+
+        Raises:
+            NotReadyError: the record at `own` is not shown.
+        """
         executors = self.executors
         while True:
             try:
@@ -229,7 +240,9 @@ class Presence(ABC):
             for record in page:
                 if record.seqnum >= executors.end:
                     self._on_readable(log, record, now)
-            if not page or executors.end > until >= 0:
+            if not page:
+                check_own_append(own, executors.end)
+            if not page or is_one_page or executors.end > own >= 0:
                 return
 
     def _on_readable(self, log: Log, record: Record, now: float) -> None:

@@ -23,6 +23,7 @@ from indilog.errors import (
 )
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
+from indilog.outcomes import check_own_append
 
 _ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000
@@ -41,27 +42,26 @@ async def read_run(
     log: Log,
     id: str,  # noqa: A002
     run: Run,
-    until: SeqNum = -1,
+    own: SeqNum = -1,
     *,
     is_reused: bool = False,
 ) -> Run:
     """Apply what is new of a run; return it.
 
-    With `until`, that is at least what the run has up to and with that place; else, and if the run
-    has nothing there, everything that `log` shows.
+    With `own`, that is at least what the run has up to and with that place; else everything that
+    `log` shows.
 
     Args:
         log: where the run is.
         id: the run's.
         run: as far as it was read.
-        until: a place that the session of `log` knows, since it appended or read what is there; one
-            that did not may show less. The record there may be another run's: the last one of a
-            child that ends is its parent's.
+        own: a record of this run that the session of `log` appended.
         is_reused: pass over a run of this id that was forgotten, to a new one; without a new one,
             it has not begun.
 
     Raises:
         TrimmedError: it was forgotten.
+        NotReadyError: the record at `own` is not shown, so nothing is known of what it came to.
     """
     tag = run_tag(id)
     while True:
@@ -75,7 +75,9 @@ async def read_run(
         for record in page:
             if record.seqnum >= run.end:
                 run.apply(record.seqnum, record.time, run_record(record.data))
-        if not page or run.end > until >= 0:
+        if not page:
+            check_own_append(own, run.end)
+        if not page or run.end > own >= 0:
             return run
 
 

@@ -156,7 +156,7 @@ class Runner(Presence):
             run.apply(seqnum, waiting.seconds_now(), started)
             return self.execute(logs, definition, run_id, run, lease)
         await read_run(log, run_id, run, seqnum, is_reused=True)
-        assert run.started is not None, "our own append is visible to us"
+        assert run.started is not None, "its start was read"
         check_same_run(run_id, definition, arguments, run.started)
         if not _is_open(run, lease):
             return None

@@ -330,8 +330,8 @@ class Queue:
     async def dead_letters(self, limit: int = 100) -> list[tuple[SeqNum, bytes]]:
         """Return the dead letters that died first, of every shard in turn: seqnum and bytes."""
         await self._refresh()
-        dead = [message for shard in self.replica.shards for message in shard.fold.dead][:limit]
-        return [(m.seqnum, await self.replica.data(self.log, m.seqnum)) for m in dead]
+        dead = [message.seqnum for shard in self.replica.shards for message in shard.fold.dead]
+        return [(seqnum, await self.replica.data(self.log, seqnum)) for seqnum in dead[:limit]]
 
     async def revive(self, seqnum: SeqNum) -> bool:
         """Deliver a dead letter again, with all its tries; False: it is none (any more)."""

@@ -46,7 +46,7 @@ from indilog.errors import (
 from indilog.event import Event
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
-from indilog.outcomes import appended
+from indilog.outcomes import appended, check_own_append
 
 CHECKPOINT_EVERY: Final = 1024
 """Records of a shard between two checkpoints, at least."""
@@ -408,7 +408,8 @@ class Replica:
             tags.append(self.tags.pushed)
         seqnum = await log.append(command, tags=tags)
         with appended(seqnum):
-            await self.catch_up(log, shard, seqnum + 1, is_in_session=True)
+            await self.catch_up(log, shard, seqnum + 1)
+            check_own_append(seqnum, shard.fold.end)
         return seqnum
 
     # --- checkpoints

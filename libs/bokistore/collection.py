@@ -36,6 +36,7 @@ from bokistore.replay import Replay
 from indilog.errors import TrimmedError
 from indilog.ids import SeqNum, UserTag
 from indilog.log import Log, Record
+from indilog.outcomes import own_append_missing
 
 _COLLECTED_TAG: Final = "store-collected"
 _CELLS_MAX: Final = 32
@@ -77,7 +78,8 @@ class Collection:
             record = await self._log.read(seqnum)
         except TrimmedError:
             return self.end  # somebody else collected meanwhile
-        assert record is not None, "our own append is visible to us"
+        if record is None:
+            raise own_append_missing(seqnum)
         old = min(await self._log.find_time(max(0.0, record.time - keep_s)), seqnum)
         until = old - old % CELL
         while self.end < until:

@@ -23,7 +23,7 @@ from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
 from indilog.leftover import leftover, may_go_further
 from indilog.log import Log, Record
-from indilog.outcomes import appended
+from indilog.outcomes import appended, check_own_append
 
 SNAPSHOT_EVERY: Final = 1000
 _COMMANDS_TAG_PREFIX: Final = "smr:"
@@ -106,7 +106,7 @@ class Replica(Generic[_ResultT]):
         try:
             seqnum = await self._log.append(command, tags=[self._tag])
             with appended(seqnum):
-                await self._advance(seqnum + 1)
+                await self._advance(seqnum + 1, own=seqnum)
             if seqnum not in self._results:
                 raise TrimmedError(self.end)
             result, number = self._results[seqnum]
@@ -225,8 +225,13 @@ class Replica(Generic[_ResultT]):
             bound = found.seqnum - 1
         return lost
 
-    async def _advance(self, until: SeqNum) -> None:
-        """Apply the commands below `until`; several may do so at once."""
+    async def _advance(self, until: SeqNum, *, own: SeqNum = -1) -> None:
+        """Apply the commands below `until`; several may do so at once.
+
+        Raises:
+            NotReadyError: the command at `own`, which was appended here, is not shown; the state is
+                as of the records before it.
+        """
         await self._begin()
         while self.end < until:
             start = self.end
@@ -246,6 +251,7 @@ class Replica(Generic[_ResultT]):
             for record in ahead:
                 self._take(record)
             if len(ahead) < len(page) or not page:
+                check_own_append(own, self.end)
                 self.end = max(self.end, until)
 
     def _take(self, record: Record) -> None:

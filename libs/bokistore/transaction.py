@@ -206,7 +206,8 @@ class Transaction:
     async def __aenter__(self) -> Self:
         self._check_open()
         if self._id is not None:
-            await self._refuse_if_done(self._id, await self._horizon() - 1)
+            horizon = await self._horizon()
+            await self._refuse_if_done(self._id, horizon - 1)
         return self
 
     async def __aexit__(

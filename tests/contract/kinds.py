@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,11 +22,12 @@ import pytest
 
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
 from indilog.connect import connect
-from indilog.log import LogSource
+from indilog.log import Log, LogSource, Session
 from indilog.remote import RemoteLogs
 from indilog.runtime.assembly import embedded
 from indilog.testing import MemoryLogs
 from tests.cluster.platform_process import PlatformProcess, platform
+from tests.link_pair import linked_logs
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,25 @@ async def embedded_replicated(directory: Path) -> AsyncIterator[LogSource]:
         yield platform.logs
 
 
+class LinkedSource:
+    """Logs at the other end of three links: one after the other has the next log that is opened,
+    so that a session goes over several.
+    """
+
+    def __init__(self, logs: LogSource) -> None:
+        self._links = itertools.cycle([linked_logs(logs) for _ in range(3)])
+
+    def log(self, name: str, session: Session) -> Log:
+        return next(self._links).log(name, session)
+
+
+@asynccontextmanager
+async def linked(directory: Path) -> AsyncIterator[LogSource]:
+    """An embedded platform as its workers have it: over links, in this process."""
+    async with embedded_platform(directory) as logs:
+        yield LinkedSource(logs)
+
+
 @asynccontextmanager
 async def remote(directory: Path) -> AsyncIterator[LogSource]:
     """A client of `indilog up`, over its gateway."""
@@ -99,6 +120,7 @@ def running_platform(*options: str) -> PlatformProcess:
 KINDS: dict[str, Kind] = {
     "memory": Kind(open=memory),
     "embedded": Kind(open=embedded_platform, durable=True),
+    "embedded, over links": Kind(open=linked, durable=True),
     "remote": Kind(open=remote, marks=(pytest.mark.cluster,)),
     "remote, processes": Kind(open=remote_processes, marks=(pytest.mark.cluster,)),
     "embedded, replicated, without local index": Kind(open=embedded_replicated, durable=True),

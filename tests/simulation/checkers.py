@@ -258,10 +258,20 @@ def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]
             yield Violation("lost", f"no disk lost it: {operation.told()}")
         if operation.position_after < operation.position_before:
             yield Violation("session", f"the session went back: {operation.told()}")
-        if operation.kind == "wait" and operation.outcome == "ok" and not operation.value:
+        is_done = operation.outcome == "ok"
+        if operation.kind in APPENDS and is_done and not _moved(operation):
+            yield Violation("session", f"it knows nothing of its append: {operation.told()}")
+        if operation.kind == "wait" and is_done and not operation.value:
             waited_s = operation.returned_s - operation.invoked_s
             if waited_s < operation.wait_s - _WAIT_SLACK_S:
                 yield Violation("wait", f"only {waited_s:.4f} s: {operation.told()}")
+
+
+def _moved(operation: Operation) -> bool:
+    """Tell whether an operation moved its session on: an entry orders only what was appended
+    before.
+    """
+    return operation.position_after > operation.position_before
 
 
 def limits_hold(evidence: Evidence, _: Oracle) -> Iterator[Violation]:

@@ -256,6 +256,23 @@ BUGS: Final = (
         "        self._session.position = max(self._session.position, position)\n",
         "        del position\n",
     ),
+    Bug(
+        "an answer over a link has the position from before the operation",
+        "compute/log_service.py",
+        "            answer_at = await _done(log, question)\n"
+        "            answer = answer_at(session.position)\n",
+        "            before = session.position\n"
+        "            answer_at = await _done(log, question)\n"
+        "            answer = answer_at(before)\n",
+    ),
+    Bug(
+        "the answer to a batch over a link has the position from before it",
+        "compute/log_service.py",
+        "            seqnums = tuple(await log.append_batch(entries))\n"
+        "            return lambda at: Appended(at, seqnums)\n",
+        "            seqnums = tuple(await log.append_batch(entries))\n"
+        "            return lambda _: Appended(question.position, seqnums)\n",
+    ),
     # --- what the platform does beside reads and appends
     Bug(
         "a subscription passes over the record behind a page",

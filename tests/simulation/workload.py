@@ -17,8 +17,9 @@ from indilog.errors import (
     TrimmedError,
 )
 from indilog.ids import NodeId
-from indilog.log import Log, Session
+from indilog.log import Log, LogSource, Session
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
+from tests.link_pair import linked_logs
 from tests.simulation.history import Operation
 from tests.simulation.operations import OPERATIONS, Habits
 
@@ -26,6 +27,8 @@ _OVERLAPPING_MAX = 12
 _CALLERS_MAX = 12
 _WITHOUT_POLICIES = 0.7
 """The share of runs in which nothing is trimmed by a retention policy."""
+_OVER_LINKS = 0.5
+"""The share of sessions that reach their engine over a link."""
 _MOVES = 0.6
 """How often a roaming session goes on at another engine."""
 
@@ -35,6 +38,7 @@ class Caller:
 
     Attributes:
         overlapping: its calls do not wait for each other.
+        over_link: it has the logs as a worker or client has them, over a link.
         roaming: it goes on at another engine now and then, with its position.
         think_s: how long it waits between calls, on average.
     """
@@ -43,6 +47,7 @@ class Caller:
         self.workload = workload
         self.number = number
         self.overlapping = overlapping
+        self.over_link = workload.cluster.world.chance(f"l{number}").random() < _OVER_LINKS
         self.roaming = (
             not overlapping and workload.cluster.world.chance(f"r{number}").random() < 0.5
         )
@@ -65,9 +70,10 @@ class Caller:
         logs.engine.when_ready(waiter)
         logs.wake()
         await waiter
+        source = self._linked(logs) if self.over_link else logs
         while self.workload.goes_on():
             operation = self._drawn()
-            log = logs.log(operation.log, self.session)
+            log = source.log(operation.log, self.session)
             if self.overlapping and self.at_work < _OVERLAPPING_MAX:
                 asyncio.get_running_loop().create_task(self._do(operation, log))
             else:
@@ -76,6 +82,11 @@ class Caller:
             if self.roaming and self.chance.random() < _MOVES:
                 self.workload.move(self, self.chance)
                 return
+
+    def _linked(self, logs: LocalLogs) -> LogSource:
+        """Return the logs of an engine over a link of this session, which takes its time."""
+        delay_s = self.chance.choice((0.0, 0.00001, 0.0003))
+        return linked_logs(logs, delay_s=lambda: self.chance.random() * delay_s)
 
     def _drawn(self) -> Operation:
         workload, chance = self.workload, self.chance

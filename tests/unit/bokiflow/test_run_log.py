@@ -47,12 +47,13 @@ async def test_a_run_is_read_up_to_the_place_asked_for(monkeypatch: pytest.Monke
     assert (sorted(run.steps), log.pages) == (["1", "2", "3"], 2)
 
 
-async def test_a_place_that_is_another_runs_does_not_keep_the_reader_waiting() -> None:
-    """The end of a child and the word of it to its parent are one batch: the parent's is last."""
+async def test_a_run_without_the_record_that_was_appended_to_it_is_an_error() -> None:
+    """The log ends before it, or the record at that place is of another run."""
     log = await log_with([("child", STARTED), ("child", Finished(1, b"1")), ("p", ChildEnded("c"))])
-    run = await read_run(log, "child", Run(), 2)
-    assert run.finished is not None
-    assert run.end == 2
+    for own in (2, 3):
+        with pytest.raises(NotReadyError, match=f"without the record at {own}"):
+            await read_run(log, "child", Run(), own)
+    assert (await read_run(log, "child", Run(), 1)).finished is not None
 
 
 async def test_without_a_place_everything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,6 +15,7 @@ from indilog.errors import (
     InvalidTagError,
     NotReadyError,
     TooLargeError,
+    TrimmedError,
 )
 from indilog.link import Link
 from indilog.log import Entry, Log, LogSource, Session
@@ -66,11 +68,43 @@ async def test_every_call_gives_what_the_log_itself_gives() -> None:
     assert await log.tail() == 3
 
 
-async def test_an_answer_raises_the_session() -> None:
+OPERATIONS: dict[str, Callable[[Log], Awaitable[object]]] = {
+    "append": lambda log: log.append(b"a"),
+    "append_batch": lambda log: log.append_batch([Entry(b"a"), Entry(b"b")]),
+    "read": lambda log: log.read(0),
+    "read_next": lambda log: log.read_next("t"),
+    "read_prev": lambda log: log.read_prev("t"),
+    "read_range": lambda log: log.read_range("t"),
+    "wait": lambda log: log.read_next("t", 1, wait=60),
+    "tail": lambda log: log.tail(),
+    "find_time": lambda log: log.find_time(0),
+    "trim": lambda log: log.trim(1, tag="t"),
+    "set_aux": lambda log: log.set_aux(0, b"aux"),
+    "set_retention": lambda log: log.set_retention(age_s=60.0),
+    "retention": lambda log: log.retention(),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_an_answer_raises_the_session_to_where_the_operation_was_done(operation: str) -> None:
+    """Others append while it is under way."""
     logs, session = MemoryLogs(), Session()
+    await logs.log("orders").append(b"before", tags=["t"])
     log, _ = remote(logs, session)
-    await log.append(b"a")
-    assert session.position == logs.position > 0
+    doing = asyncio.ensure_future(OPERATIONS[operation](log))
+    await logs.log("orders").append_batch([Entry(b"meanwhile", tags=["t"])] * 3)
+    await doing
+    assert session.position == logs.position
+
+
+async def test_a_question_that_fails_raises_the_session_too() -> None:
+    logs, session = MemoryLogs(), Session()
+    await logs.log("orders").append(b"a", tags=["t"])
+    await logs.log("orders").trim(1)
+    log, _ = remote(logs, session)
+    with pytest.raises(TrimmedError):
+        await log.read_next("t")
+    assert session.position == logs.position
 
 
 async def test_a_waiting_read_ends_when_a_record_comes() -> None:

@@ -1,0 +1,207 @@
+"""What every kind of log holds for sessions that work at the same time (PITFALLS A1): after each
+operation a session sees what the operation did or returned, whoever else writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from indilog.errors import TrimmedError
+from indilog.log import Entry, Log, LogSource, Session
+from indilog.retention import Retention
+from tests.contract.reading import all_of
+
+pytestmark = pytest.mark.asyncio
+
+PEOPLE = 6
+ROUNDS = 8
+NOISE_MAX = 500
+"""Batches that an unrelated session appends meanwhile, at most."""
+
+_WrittenT = TypeVar("_WrittenT")
+Act = Callable[[Log, int], Awaitable[None]]
+
+
+@pytest.fixture
+def among_others(session_of: Callable[[], Log]) -> Callable[[Act], Awaitable[None]]:
+    """Let several sessions do the same at once, round by round, among others that append."""
+
+    async def run(act: Act) -> None:
+        async def person(number: int) -> None:
+            log = session_of()
+            for _ in range(ROUNDS):
+                await act(log, number)
+
+        async def noise(number: int) -> None:
+            log = session_of()
+            for _ in range(NOISE_MAX):
+                await log.append_batch([Entry(b"noise", tags=[f"noise{number}"])] * 3)
+                await asyncio.sleep(0)
+
+        others = [asyncio.create_task(noise(number)) for number in range(2)]
+        try:
+            async with asyncio.timeout(50):
+                await asyncio.gather(*[person(number) for number in range(PEOPLE)])
+        finally:
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    return run
+
+
+async def test_what_a_session_writes_moves_its_position_on(logs: LogSource, name: str) -> None:
+    """So another session that takes the position, wherever it is, sees what was written."""
+
+    async def act(mine: Session) -> None:
+        log = logs.log(name, mine)
+        await _moves(mine, log.append(b"x", tags=["t"]))
+        _, last = await _moves(mine, log.append_batch([Entry(b"x", tags=["t"])] * 2))
+        child = logs.log(name, Session(mine.position))
+        assert await child.read_next("t", last) is not None
+        await _moves(mine, logs.log(name, mine).set_retention(age_s=86_400.0))
+
+    await asyncio.gather(*[act(Session()) for _ in range(PEOPLE)])
+
+
+async def _moves(session: Session, written: Awaitable[_WrittenT]) -> _WrittenT:
+    before = session.position
+    value = await written
+    assert session.position > before
+    return value
+
+
+async def _sees(log: Log, tag: str, seqnum: int) -> None:
+    """Check that every read shows the record at `seqnum`, the last one with `tag`."""
+    found = [
+        await log.read_next(tag, seqnum),
+        await log.read_prev(tag),
+        await log.read(seqnum),
+        await log.read_next(bound=seqnum),
+        *(await log.read_range(tag, seqnum)),
+    ]
+    assert [record and record.seqnum for record in found] == [seqnum] * 5
+
+
+async def test_a_session_sees_what_it_appended(
+    among_others: Callable[[Act], Awaitable[None]],
+) -> None:
+    async def act(log: Log, number: int) -> None:
+        tag = f"own{number}"
+        await _sees(log, tag, await log.append(b"x", tags=[tag]))
+
+    await among_others(act)
+
+
+async def test_a_session_sees_the_batch_that_it_appended(
+    among_others: Callable[[Act], Awaitable[None]],
+) -> None:
+    async def act(log: Log, number: int) -> None:
+        tag = f"own{number}"
+        before = len(await all_of(log, tag))
+        seqnums = await log.append_batch([Entry(b"x", tags=[tag])] * 4)
+        page = await log.read_range(tag, seqnums[0])
+        assert [record.seqnum for record in page] == seqnums
+        await _sees(log, tag, seqnums[-1])
+        assert len(await all_of(log, tag)) == before + 4
+
+    await among_others(act)
+
+
+async def test_a_session_goes_not_back_behind_what_a_read_showed(
+    among_others: Callable[[Act], Awaitable[None]], session_of: Callable[[], Log]
+) -> None:
+    readers = [session_of() for _ in range(PEOPLE)]
+
+    async def act(log: Log, number: int) -> None:
+        await log.append(b"x", tags=["shared"])
+        reader = readers[number]
+        for read in (reader.read_prev("shared"), reader.read_next(), reader.read_prev(fresh=True)):
+            if (seen := await read) is None:
+                continue
+            assert await reader.read(seen.seqnum) is not None
+            for tag in (None, *seen.tags):
+                again = await reader.read_prev(tag)
+                assert again is not None
+                assert again.seqnum >= seen.seqnum
+                page = await reader.read_range(tag, seen.seqnum, limit=1)
+                assert [record.seqnum for record in page] == [seen.seqnum]
+
+    await among_others(act)
+
+
+async def test_after_a_tail_a_session_sees_all_below_it(
+    among_others: Callable[[Act], Awaitable[None]], session_of: Callable[[], Log]
+) -> None:
+    async def act(log: Log, number: int) -> None:
+        tag = f"told{number}"
+        seqnum = await log.append(b"x", tags=[tag])
+        other = session_of()
+        assert await other.tail() > seqnum
+        await _sees(other, tag, seqnum)
+
+    await among_others(act)
+
+
+async def test_a_session_finds_no_time_below_what_it_appended_before(
+    among_others: Callable[[Act], Awaitable[None]],
+) -> None:
+    async def act(log: Log, number: int) -> None:
+        seqnums = await log.append_batch([Entry(b"x", tags=[f"own{number}"])] * 2)
+        found = await log.find_time(time.time() + 3600)
+        assert found > seqnums[-1]
+        below = await log.read_prev(bound=found - 1)
+        assert below is not None
+        assert below.seqnum >= seqnums[-1]
+
+    await among_others(act)
+
+
+async def test_a_session_finds_trimmed_what_it_trimmed(
+    among_others: Callable[[Act], Awaitable[None]],
+) -> None:
+    async def act(log: Log, number: int) -> None:
+        tag = f"own{number}"
+        seqnums = await log.append_batch([Entry(b"x", tags=[tag])] * 2)
+        await log.trim(seqnums[1], tag=tag)
+        for read in (log.read_next(tag, seqnums[0]), log.read_range(tag, seqnums[0])):
+            with pytest.raises(TrimmedError) as told:
+                await read
+            assert told.value.first_seqnum == seqnums[1]
+        await _sees(log, tag, seqnums[1])
+
+    await among_others(act)
+
+
+async def test_a_session_sees_the_aux_data_that_it_set(
+    among_others: Callable[[Act], Awaitable[None]],
+) -> None:
+    async def act(log: Log, number: int) -> None:
+        tag = f"own{number}"
+        seqnum = await log.append(b"x", tags=[tag])
+        aux = b"aux of %d" % seqnum
+        await log.set_aux(seqnum, aux)
+        for record in (await log.read(seqnum), await log.read_prev(tag)):
+            assert record is not None
+            assert record.aux == aux
+
+    await among_others(act)
+
+
+async def test_a_session_sees_the_policy_that_it_set(
+    among_others: Callable[[Act], Awaitable[None]], logs: LogSource, name: str
+) -> None:
+    rounds = iter(range(1, PEOPLE * ROUNDS + 1))
+
+    async def act(_: Log, number: int) -> None:
+        mine = logs.log(f"{name}/{number}", Session())
+        age_s = 86_400.0 + next(rounds)
+        await mine.set_retention(age_s=age_s)
+        assert await mine.retention() == Retention(age_s=age_s)
+
+    await among_others(act)
