@@ -75,6 +75,17 @@ def cost_of_a_read(
     return Cost(cluster.trips, cluster.messages, cluster.bytes)
 
 
+def test_a_hit_of_the_local_index_takes_two_trips_and_none_if_the_record_is_cached() -> None:
+    cluster = CountingCluster(view_of(engines=2, index_shards=2), Config(), seed=1)
+    cluster.append(bytes(RECORD_BYTES), "a", engine=0)
+    cluster.settle()
+    for engine, trips, messages in ((1, 2, 2), (0, 0, 0)):
+        cluster.reset()
+        record, _ = cluster.read(Direction.PREV, TAG, MAX_SEQNUM, engine=engine)
+        assert record is not None
+        assert (cluster.trips, cluster.messages) == (trips, messages)
+
+
 def test_an_exact_match_takes_three_trips_and_none_if_the_record_is_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import indilog
 from indilog import errors
 from indilog.errors import (
     FunctionFailedError,
@@ -64,3 +68,10 @@ def test_trimmed_says_where_reading_is_possible() -> None:
 
 def test_a_failed_function_keeps_the_name_of_its_exception() -> None:
     assert FunctionFailedError("boom", kind="ValueError").kind == "ValueError"
+
+
+def test_every_error_that_the_interface_names_can_be_imported_from_the_package() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "API.md").read_text()
+    named = set(re.findall(r"\b([A-Z]\w+Error)\b", page)) - set(dir(builtins))
+    assert len(named) > 10
+    assert not {name for name in named if not hasattr(indilog, name)}
