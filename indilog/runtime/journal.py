@@ -242,9 +242,8 @@ class Journal:
         """Yield what a file holds; return how it was read."""
         self.files.named(file)
         self.old.add(file, file.path.stat().st_size)
-        fd = self.files.fd(file.first)
-        os.fdatasync(fd)  # a crash may have come before any of its syncs, and before a mark's
         scan = SegmentScan(file.path, file.first, newest=newest, synced=synced)
+        gone: list[Location] = []
         for found in scan:
             if isinstance(found, Damage):
                 self.old.spoil(file)
@@ -252,13 +251,16 @@ class Journal:
                 continue
             header, payload, location = found
             if header.kind == FrameKind.GONE:
-                self.discards.punch(location)
+                gone.append(location)
                 self.old.died(file.first, frame_bytes(header.length))
             yield header.stream, _kind_of(header.kind), payload, location
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
-        if newest:
-            write_again(self.files.fd(file.first), scan.synced, scan.written)
+        # A crash may have come before any of its syncs, also before that of a mark.
+        start = scan.synced if newest else scan.written
+        write_again(self.files.fd(file.first), start, scan.written)
+        for location in gone:
+            self.discards.punch(location)
         return scan
 
     def _counted(self, damage: Damage) -> Damage:

@@ -406,7 +406,7 @@ class NodeShell:
 
         def done(future: asyncio.Future[None]) -> None:
             self._sync = None
-            if (error := future.exception() or self.failed) is not None:
+            if (error := future.exception()) is not None:
                 self._held = held + self._held
                 self._settled = covered + self._settled
                 self._fail(error)

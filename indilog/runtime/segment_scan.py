@@ -198,10 +198,10 @@ def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
 
 
 def write_again(fd: int, start: int, end: int) -> None:
-    """Make [start, end) of a segment durable, of which nobody knows whether it is.
+    """Make a segment durable of which [start, end) may never have been.
 
-    A sync alone is not enough: after a write-back that failed, the pages hold what was written and
-    count as clean, so no later sync writes them or fails.
+    There a sync alone is not enough: after a write-back that failed, the pages hold what was
+    written and count as clean, so no later sync writes them or fails.
 
     Raises:
         OSError: as the system says.

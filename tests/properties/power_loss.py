@@ -4,7 +4,8 @@ POSIX promises little: what was written to a file is on disk after an `fsync` or
 that returned; a name made, changed or removed is on disk after an `fsync` of its directory. All
 else may be there or not, whole or in part, in any order. `Recorder` notes the operations that a
 process makes below a directory; `Recorder.after` builds the directory as it could be found when the
-power went away behind any one of them.
+power went away behind any one of them. `Recorder.killed` builds it as the next life finds it after
+a kill, with all that was written in the page cache, and records that life: then the power may go.
 
 Not recorded: sizes changed by `truncate` (nothing here does that) and reads.
 """
@@ -88,6 +89,39 @@ class Recorder:
     def told(self, promise: object) -> None:
         """Note that from now on `promise` must hold whatever happens."""
         self.operations.append(Told(promise))
+
+    def killed(self, count: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+        """Return a recorder of the life that follows when a kill came after `count` operations.
+
+        It finds in `directory` all that was written, synced or not.
+        """
+        moved = [self._moved(operation, directory) for operation in self.operations[:count]]
+        cache = _Disk()
+        for operation in moved:
+            cache.perform(operation)
+        numbers = cache.names | {name.path: name.file for name in cache.unsynced}
+        inodes: dict[int, int] = {}
+        for path, number in numbers.items():
+            if number is not None:
+                file = cache.files[number]
+                for write in file.unsynced:
+                    _put(file.content, write)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(file.content)
+                inodes[path.stat().st_ino] = number
+        again = Recorder(directory, monkeypatch)
+        again.operations += moved
+        again._files |= inodes
+        return again
+
+    def _moved(self, operation: Operation, root: Path) -> Operation:
+        match operation:
+            case Named(path, file):
+                return Named(root / path.relative_to(self._root), file)
+            case SyncedNames(directory):
+                return SyncedNames(root / directory.relative_to(self._root))
+            case _:
+                return operation
 
     # --- what the code calls
 

@@ -18,7 +18,7 @@ from indilog.roles import FrameKind
 from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.segment_scan import Damage
-from tests.properties.power_loss import Recorder
+from tests.properties.power_loss import Recorder, Synced, Told
 from tests.unit.runtime.rewriters import Rewriter, batch, localids
 
 SEGMENT_BYTES = 4096
@@ -97,6 +97,33 @@ def test_a_journal_keeps_what_it_promised_behind_every_file_operation(
             journal.close()
 
     behind_each(recorder, tmp_path, check)
+
+
+def test_power_loss_after_a_kill_takes_nothing_that_the_life_in_between_recovered(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D2: a kill comes before any sync; what the next life finds may be in the page cache only."""
+    life(recorder, tmp_path / "root" / "journal", 0, 20)
+    recorder.stop()
+    done = recorder.operations
+    ready = next(count for count, operation in enumerate(done) if isinstance(operation, Told))
+    for count in (n for n in range(ready, len(done)) if isinstance(done[n], Synced)):
+        root = tmp_path / f"killed-{count}"
+        root.mkdir()
+        again = recorder.killed(count, root, monkeypatch)
+        with structlog.testing.capture_logs():
+            journal = open_journal(root / "journal")
+            frames = recovered(journal)
+        again.stop()
+        journal.close()
+        for subset in range(SUBSETS):
+            found = tmp_path / f"killed-{count}-{subset}"
+            found.mkdir()
+            again.after(len(again.operations), found, random.Random(1000 * count + subset))
+            with structlog.testing.capture_logs():
+                last = open_journal(found / "journal")
+                assert recovered(last) == frames
+            last.close()
 
 
 def rewritten(directory: Path, recorder: Recorder) -> None:

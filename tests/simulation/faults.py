@@ -176,12 +176,50 @@ def sync_error(chaos: Chaos) -> tuple[Undo, float] | None:
     """The next sync of one process fails: it ends, and is started again."""
     process = chaos.process()
     process.disk.sync_fails = True
+    lose_power_in_next_life(chaos, process)
 
     def undo() -> None:
         process.disk.sync_fails = False
         process.start()
 
     return undo, chaos.a_while_s()
+
+
+def killed_in_sync(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One process is killed amid one of its next syncs, and is started again."""
+    process = chaos.process()
+    process.disk.syncs_until_killed = chaos.chance.randrange(4)
+    lose_power_in_next_life(chaos, process)
+
+    def undo() -> None:
+        process.disk.syncs_until_killed = None
+        process.start()
+
+    return undo, chaos.a_while_s()
+
+
+def lose_power_in_next_life(chaos: Chaos, process: SimulatedProcess) -> None:
+    """Let the machine go soon after the process was started again, in half of the cases.
+
+    What that life recovered was perhaps in the page cache only.
+    """
+    world, lives = chaos.cluster.world, process.lives
+    if chaos.chance.random() < 0.5:
+        return
+    after_s = chaos.chance.choice((0.0, 0.005, 0.05))
+
+    def lose_power() -> None:
+        if not chaos.over and process.up:
+            process.crash(power=True)
+            world.after(chaos.a_while_s(), process.start)
+
+    def look(times: int) -> None:
+        if process.lives > lives:
+            world.after(after_s, lose_power)
+        elif times:
+            world.after(0.02, look, times - 1)
+
+    look(50)
 
 
 def disk_full(chaos: Chaos) -> tuple[Undo, float] | None:
@@ -294,6 +332,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "bad_network": bad_network,
     "slow_process": slow_process,
     "sync_error": sync_error,
+    "killed_in_sync": killed_in_sync,
     "disk_full": disk_full,
     "twin_writer": twin_writer,
     "flipped_bit": flipped_bit,

@@ -362,6 +362,31 @@ BUGS: Final = (
         "            fd + 0",
     ),
     Bug(
+        "what a restart finds in the page cache is taken for durable",
+        "indilog/runtime/journal.py",
+        "        write_again(self.files.fd(file.first), start, scan.written)\n",
+        "",
+    ),
+    Bug(
+        "pages that could not be written are only synced again",
+        "indilog/runtime/segment_scan.py",
+        "        write_all(fd, [os.pread(fd, min(_CHUNK_BYTES, end - offset), offset)], offset)",
+        "        fd += 0",
+    ),
+    Bug(
+        "two syncs of one file overlap, and one of them hears of the error",
+        "indilog/runtime/journal.py",
+        "        with self._lock:\n            self._check_alive()\n"
+        "            if self._frames_flushed > self._frames_synced:\n"
+        "                self._sync_active()",
+        "        frames, number, flushed = self._frames_flushed, self._number, self._flushed\n"
+        "        if frames > self._frames_synced:\n"
+        "            self._sync(self.files.fd(number))\n"
+        "        self._frames_synced = max(self._frames_synced, frames)\n"
+        "        if number == self._number:\n"
+        "            self._synced = max(self._synced, flushed)",
+    ),
+    Bug(
         "a rewritten segment gets its name before it is on the disk",
         "indilog/runtime/segment_rewrite.py",
         "        os.fdatasync(self._fd)",

@@ -203,6 +203,7 @@ class SimulatedCluster:
         self.network.heal()
         for process in self.processes:
             process.disk.full = process.disk.sync_fails = False
+            process.disk.syncs_until_killed = None
             process.disk.unreadable = 0.0
             process.resume()
             process.start()

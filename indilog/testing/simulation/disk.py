@@ -2,11 +2,14 @@
 
 The files are real ones, in a directory in memory, so the journal reads and writes them with its own
 code. `installed` puts a stand-in for `os` into the modules of `indilog.runtime` that write files;
-it notes every write until `fdatasync` or `fsync` makes it durable, and plays the faults: a sync
-that fails, a disk that is full, an unreadable place. When the power goes each sector that was not
-synced is as before or as written, and one may be torn. Names in a directory (create, rename,
-unlink) are durable at once: the journal syncs them before it relies on them, and tests of its own
-take its file operations apart.
+it notes every write until `fdatasync` or `fsync` makes it durable, and plays the faults: a
+write-back that fails, a process that is killed amid a sync, a disk that is full, an unreadable
+place. A kill leaves what was written in the page cache: the next life reads it, and the power may
+still take it. When the power goes each sector that was not synced is as before or as written, and
+one may be torn. A write-back that failed is reported as Linux does it: to one sync of each
+descriptor; its pages are clean from then on, so no later sync writes them.Names in
+a directory (create, rename, unlink) are durable at once: the journal syncs them before it relies on
+them, and tests of its own take its file operations apart.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ import errno
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
+
+from indilog.testing.simulation.threads import Killed, Threading, current_thread
 
 SECTOR_BYTES: Final = 512
 _SHELLS: Final = "indilog.runtime."
@@ -32,18 +38,32 @@ class _Write(NamedTuple):
 
 
 class _File:
-    """One file: what of it is durable, and what was written since."""
+    """One file: what of it is durable, and what was written since.
 
-    __slots__ = ("durable", "pending")
+    Attributes:
+        errors: how many write-backs have failed; what they were to write is not on the disk.
+        reported: whether a sync has told of the last one.
+    """
+
+    __slots__ = ("durable", "errors", "pending", "reported")
 
     def __init__(self, durable: bytes) -> None:
         self.durable = bytearray(durable)
         self.pending: list[_Write] = []
+        self.errors = 0
+        self.reported = True
 
-    def sync(self) -> None:
-        for write in self.pending:
+    def write_back(self, count: int | None = None) -> None:
+        """Make the first writes durable that are not; all of them without `count`."""
+        for write in self.pending[:count]:
             _put(self.durable, write.offset, write.data)
+        del self.pending[:count]
+
+    def fail_write_back(self) -> None:
+        """Lose what was to be written; the page cache still shows it."""
         self.pending.clear()
+        self.errors += 1
+        self.reported = False
 
 
 def _put(image: bytearray, offset: int, data: bytes) -> None:
@@ -57,7 +77,8 @@ class SimulatedDisk:
 
     Attributes:
         full: no room for a new file, and none to make one longer.
-        sync_fails: the next sync of anything fails with `EIO`, as a dying disk's does.
+        sync_fails: the next sync that has anything to write finds that it cannot be written.
+        syncs_until_killed: so many more syncs are made, then one kills the process; None: none.
         unreadable: the share of reads that fail with `EIO`.
         syncs: how many syncs there were.
     """
@@ -68,8 +89,11 @@ class SimulatedDisk:
         self._chance = chance
         self._files: dict[int, _File] = {}
         self._open: dict[int, int] = {}
+        self._errors_told: dict[int, int] = {}
+        """How many failed write-backs a descriptor has been told of, by itself or before it was."""
         self.full = False
         self.sync_fails = False
+        self.syncs_until_killed: int | None = None
         self.unreadable = 0.0
         self.syncs = 0
         self.bytes_written = 0
@@ -82,11 +106,20 @@ class SimulatedDisk:
             os.close(fd)
         self._open.clear()
 
-    def keep_all(self) -> None:
-        """The process was killed: what it wrote stays in the page cache, and gets to the disk."""
+    def keep_pages(self) -> None:
+        """The process was killed: what it wrote stays in the page cache.
+
+        Some of it gets to the disk by itself. A page whose write-back failed may be dropped.
+        """
         self.let_go()
-        for file in self._files.values():
-            file.sync()
+        for path in self._paths():
+            file = self._files.get(path.stat().st_ino)
+            if file is None:
+                continue
+            if file.pending and self._chance.random() < 0.5:
+                file.write_back(self._chance.randint(0, len(file.pending)))
+            if file.errors and not file.pending and self._chance.random() < 0.3:
+                self._show_durable(path, file)
 
     def lose_unsynced(self) -> int:
         """The power went: return how many writes were lost, in part at least."""
@@ -94,11 +127,15 @@ class SimulatedDisk:
         lost = 0
         for path in self._paths():
             file = self._files.get(path.stat().st_ino)
-            if file is not None and file.pending:
+            if file is not None and (file.pending or file.errors):
                 lost += len(file.pending)
                 self._settle(file)
-                path.write_bytes(file.durable)
+                self._show_durable(path, file)
         return lost
+
+    def _show_durable(self, path: Path, file: _File) -> None:
+        path.write_bytes(file.durable)
+        file.errors, file.reported = 0, True
 
     def _settle(self, file: _File) -> None:
         """Decide what is left of the unsynced writes: all, none, a prefix, or some sectors."""
@@ -112,12 +149,14 @@ class SimulatedDisk:
             sectors = sectors[: chance.randint(0, len(sectors))]
         elif manner == 2:
             sectors = [sector for sector in sectors if chance.random() < 0.5]
+        if manner == 1 and sectors:
+            last = sectors.pop()
+            before = bytes(file.durable[last.offset : last.offset + len(last.data)])
+            written = chance.randint(0, len(last.data))
+            torn = _torn(before.ljust(len(last.data), b"\0"), last.data, written)
+            sectors.append(_Write(last.offset, torn))
         for sector in sectors:
             _put(file.durable, sector.offset, sector.data)
-        if manner == 1 and sectors:
-            last = sectors[-1]
-            torn = chance.randint(0, len(last.data))
-            _put(file.durable, last.offset + torn, bytes(len(last.data) - torn))
 
     def flip_bit(self, name: str, offset: int, bit: int) -> None:
         """Change one bit of a file for good, behind everybody's back."""
@@ -129,7 +168,7 @@ class SimulatedDisk:
             stream.write(bytes([changed]))
         file = self._files.get(path.stat().st_ino)
         if file is not None:
-            file.sync()
+            file.write_back()
             _put(file.durable, offset, bytes([changed]))
 
     def wipe(self) -> None:
@@ -150,11 +189,14 @@ class SimulatedDisk:
         self._open[fd] = inode
         if inode not in self._files or not os.fstat(fd).st_size:
             self._files[inode] = _File(path.read_bytes())
+        file = self._files[inode]
+        self._errors_told[fd] = file.errors if file.reported else file.errors - 1
 
     def closed(self, fd: int) -> None:
         """Note that a file was closed; what was not synced may still be lost."""
         inode = self._open.pop(fd)
-        if inode not in self._open.values() and not self._files[inode].pending:
+        file = self._files[inode]
+        if inode not in self._open.values() and not file.pending and not file.errors:
             del self._files[inode]
 
     def has(self, fd: int) -> bool:
@@ -176,18 +218,43 @@ class SimulatedDisk:
         """Make the writes to a file durable.
 
         Raises:
-            OSError: `EIO` when this is the sync that fails.
+            OSError: `EIO` when a write-back has failed of which this descriptor was not told.
+            Killed: the process is killed before or after they are.
         """
-        if self.sync_fails:
+        file = self._files[self._open[fd]]
+        if self._is_killed():
+            if self._chance.random() < 0.5:
+                file.write_back()
+            raise Killed
+        if self.sync_fails and file.pending:
             self.sync_fails = False
-            raise OSError(errno.EIO, "simulated: the disk failed")
+            file.fail_write_back()
+        file.write_back()
         self.syncs += 1
-        self._files[self._open[fd]].sync()
+        if file.errors > self._errors_told[fd]:
+            self._errors_told[fd] = file.errors
+            file.reported = True
+            raise OSError(errno.EIO, "simulated: the disk failed")
+
+    def _is_killed(self) -> bool:
+        if self.syncs_until_killed is None:
+            return False
+        self.syncs_until_killed -= 1
+        if self.syncs_until_killed >= 0:
+            return False
+        self.syncs_until_killed = None
+        return True
 
     def check_readable(self) -> None:
         """Raise an `OSError` when this read is one that fails."""
         if self.unreadable and self._chance.random() < self.unreadable:
             raise OSError(errno.EIO, "simulated: an unreadable sector")
+
+
+def _torn(before: bytes, data: bytes, written: int) -> bytes:
+    """Return a sector of which so many bytes were written; others that change are zeros."""
+    rest = bytes(b if a == b else 0 for a, b in zip(before[written:], data[written:], strict=True))
+    return data[:written] + rest
 
 
 def _sectors(write: _Write) -> list[_Write]:
@@ -246,9 +313,19 @@ class DiskCalls:
         return os.pread(fd, length, offset)
 
     def fdatasync(self, fd: int) -> None:
-        """As `os.fdatasync`; takes no time."""
-        if (disk := self._of_fd(fd)) is not None:
+        """As `os.fdatasync`; takes time in a thread only, and writes what is there amid it."""
+        if (disk := self._of_fd(fd)) is None:
+            return
+        if (thread := current_thread()) is None:
             disk.synced(fd)
+            return
+        thread.sleep()
+        try:
+            disk.synced(fd)
+        except OSError:
+            thread.sleep()
+            raise
+        thread.sleep()
 
     fsync = fdatasync
 
@@ -288,12 +365,12 @@ def installed() -> Generator[DiskCalls]:
     import indilog.runtime.journal  # noqa: F401 so that it and what it uses are there
 
     calls = DiskCalls()
-    stand_ins: dict[object, object] = {os: calls, _pool(): AtOnce}
+    stand_ins: dict[object, object] = {os: calls, _pool(): AtOnce, threading: Threading()}
     replaced: list[tuple[ModuleType, str, object]] = []
     for name, module in sorted(sys.modules.items()):
         if not name.startswith(_SHELLS):
             continue
-        for attribute in ("os", "ThreadPoolExecutor"):
+        for attribute in ("os", "ThreadPoolExecutor", "threading"):
             real = getattr(module, attribute, None)
             if real is not None and real in stand_ins:
                 replaced.append((module, attribute, real))

@@ -13,6 +13,7 @@ from indilog.runtime.journal import Journal
 from indilog.runtime.node import Clock, NodeShell
 from indilog.testing.simulation.disk import SimulatedDisk
 from indilog.testing.simulation.network import SimulatedTransport
+from indilog.testing.simulation.threads import Killed
 from indilog.testing.simulation.world import ProcessLoop, World
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class SimulatedProcess:
         self._lost = False
         """Whether the journal was empty at the last start, and had been there before."""
         self._transport: SimulatedTransport | None = None
+        self._chance = cluster.world.chance(f"ends of {name}")
 
     @property
     def up(self) -> bool:
@@ -96,11 +98,15 @@ class SimulatedProcess:
         self.lives += 1
         self.loop = ProcessLoop(world, f"{self.name}#{self.lives}")  # type: ignore[abstract]
         world.tell(f"{self.name} starts")
+        self.loop.on_killed = self._killed
         with self.loop.running():
             try:
                 shell = self._shell(Epoch(cluster.next_epoch()))
             except (IndilogError, OSError) as error:
                 self._refused(error)
+                return
+            except Killed:
+                self._killed()
                 return
             self.shell = shell
             for node in self.nodes:
@@ -150,11 +156,19 @@ class SimulatedProcess:
         self._had_journal = True
         return self._lost
 
+    def _killed(self) -> None:
+        """End a life that was killed amid a sync."""
+        life = self.loop
+        self.cluster.world.tell(f"{self.name} is killed amid a sync")
+        self._end()
+        self.disk.keep_pages()
+        self.cluster.world.after(_RESTART_S, self._start_again, life)
+
     def _refused(self, error: BaseException) -> None:
         self.cluster.world.tell(f"{self.name} does not start: {type(error).__name__}")
         self.failures.append(error)
         self._end()
-        self.disk.keep_all()
+        self.disk.keep_pages()
         self.cluster.world.after(_RESTART_S, self._start_again, self.loop)
 
     def _on_fatal(self, error: BaseException) -> None:
@@ -164,10 +178,13 @@ class SimulatedProcess:
         self.cluster.world.after(_LAST_WORDS_S, self._end_of, life)
 
     def _end_of(self, life: ProcessLoop | None) -> None:
-        """End a life that failed; its disk may have dropped what it had not synced."""
+        """End a life that failed; sometimes the machine goes, too."""
         if life is not None and self.loop is life and life.alive:
             self._end()
-            self.disk.lose_unsynced()
+            if self._chance.random() < 0.5:
+                self.disk.lose_unsynced()
+            else:
+                self.disk.keep_pages()
             self.cluster.world.after(_RESTART_S, self._start_again, life)
 
     def _start_again(self, life: ProcessLoop | None) -> None:
@@ -184,7 +201,7 @@ class SimulatedProcess:
         if power:
             self.disk.lose_unsynced()
         else:
-            self.disk.keep_all()
+            self.disk.keep_pages()
 
     def _end(self) -> None:
         self.shell = None

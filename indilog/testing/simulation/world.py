@@ -18,6 +18,8 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any, Final, TypeVar
 
+from indilog.testing.simulation.threads import Killed, SimulatedThread
+
 _T = TypeVar("_T")
 _enter_loop = asyncio._set_running_loop  # noqa: SLF001 for those who write a loop
 
@@ -144,6 +146,9 @@ class World:
                     item.context.run(item.callback, *item.args)
                 else:
                     item.callback(*item.args)
+            except Killed:
+                _enter_loop(None)
+                loop.on_killed()
             finally:
                 _enter_loop(None)
         return True
@@ -170,6 +175,20 @@ class World:
         self.now_s = max(self.now_s, end_s)
 
 
+def _wake(thread: SimulatedThread, nap: int) -> None:
+    if not thread.done and thread.naps == nap:
+        thread.advance()
+
+
+def _settle(future: asyncio.Future[Any], thread: SimulatedThread) -> None:
+    if future.done():
+        return
+    if thread.error is not None:
+        future.set_exception(thread.error)
+    else:
+        future.set_result(thread.result)
+
+
 class ProcessLoop(asyncio.AbstractEventLoop):
     """The event loop of one life of one process.
 
@@ -184,6 +203,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.paused = False
         self.deferred: list[Scheduled] = []
         self.tasks: list[asyncio.Task[Any]] = []
+        self.threads: list[SimulatedThread] = []
+        self.on_killed: Callable[[], None] = self.end
+        """Called when the process is killed amid what it does (`Killed`)."""
         self._chance = world.chance(f"threads of {name} at {world.now_s!r}")
 
     @contextmanager
@@ -213,6 +235,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.alive = False
         self.paused = False
         self.deferred.clear()
+        for thread in self.threads:
+            thread.kill()
+        self.threads.clear()
         tasks, self.tasks = self.tasks, []
         for task in tasks:
             if not task.done():
@@ -280,34 +305,38 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         func: Callable[..., _T],
         *args: Any,  # noqa: ANN401 as asyncio says
     ) -> asyncio.Future[_T]:
-        """Call `func` "in a thread": it takes a while, during which the loop goes on.
+        """Call `func` in a thread: it takes a while, during which the loop goes on.
 
-        Its effect comes at the beginning of that while or at its end, as chance has it.
+        It begins at the beginning of that while or at its end, as chance has it, and sleeps where
+        it waits for the disk.
         """
         future: asyncio.Future[_T] = self.create_future()
 
-        def settle(result: _T | None, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
-
-        def perform(done_after_s: float) -> None:
-            result, error = None, None
-            try:
-                result = func(*args)
-            except Exception as raised:  # noqa: BLE001 as an executor does
-                error = raised
-            self.call_later(done_after_s, settle, result, error)
+        def begin(done_after_s: float) -> None:
+            thread = SimulatedThread(lambda: func(*args))
+            thread.advance = lambda: self._advance(thread, future, done_after_s)
+            self.threads.append(thread)
+            thread.advance()
 
         takes_s = self._chance.uniform(0.0001, 0.003)
         if self._chance.random() < 0.5:
-            perform(takes_s)
+            begin(takes_s)
         else:
-            self.call_later(takes_s, perform, 0.0)
+            self.call_later(takes_s, begin, 0.0)
         return future
+
+    def _advance(
+        self, thread: SimulatedThread, future: asyncio.Future[Any], done_after_s: float
+    ) -> None:
+        thread.run()
+        if not thread.done:
+            nap_s = self._chance.uniform(0.00005, 0.0015)
+            self.call_later(nap_s, _wake, thread, thread.naps)
+            return
+        self.threads.remove(thread)
+        if isinstance(thread.error, Killed):
+            raise thread.error
+        self.call_later(done_after_s, _settle, future, thread)
 
     def get_debug(self) -> bool:
         """Return that it is not asked to be slow."""

@@ -1,0 +1,110 @@
+"""Threads of a simulated process: real ones, of which one runs at a time, while the world waits.
+
+A thread gives the word back where the real one would wait for the disk (`sleep`). So the loop of
+its process goes on between the beginning of a sync and its end, as it does on a real machine, and a
+seed replays all of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Killed(BaseException):
+    """The process ends here: nothing of it runs any more, but for what unwinds."""
+
+
+class SimulatedThread:
+    """A function that runs beside the loop of its process.
+
+    Attributes:
+        done: whether it has returned or raised.
+        result: what it returned.
+        error: what it raised.
+        naps: how often it has gone to sleep.
+        advance: lets it go on at once, and has it woken later if it sleeps again; set by the loop.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._turn = threading.Semaphore(0)
+        self._rest = threading.Semaphore(0)
+        self._killed = False
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.naps = 0
+        self.advance: Callable[[], None] = self.run
+        self._thread = threading.Thread(target=self._main, daemon=True)
+        self._thread.start()
+
+    def run(self) -> None:
+        """Let it go on until it sleeps or is done."""
+        self._turn.release()
+        self._rest.acquire()
+
+    def sleep(self) -> None:
+        """Called by the function: let the world go on until `run`."""
+        self.naps += 1
+        self._rest.release()
+        self._turn.acquire()
+        if self._killed:
+            raise Killed
+
+    def kill(self) -> None:
+        """Let it unwind from where it sleeps."""
+        self._killed = True
+        while not self.done:
+            self.run()
+
+    def _main(self) -> None:
+        _here.thread = self
+        self._turn.acquire()
+        try:
+            if not self._killed:
+                self.result = self._function()
+        except BaseException as error:  # noqa: BLE001 as an executor does
+            self.error = error
+        self.done = True
+        self._rest.release()
+
+
+class _Here(threading.local):
+    thread: SimulatedThread | None = None
+
+
+_here = _Here()
+
+
+def current_thread() -> SimulatedThread | None:
+    """Return the simulated thread that runs; None: a loop, or the world."""
+    return _here.thread
+
+
+class SimulatedLock:
+    """Stands for `threading.Lock`: a loop that waits for it lets the holder go on."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._holder: SimulatedThread | None = None
+
+    def __enter__(self) -> None:
+        while self._held:
+            assert self._holder is not None, "a loop that holds it does not let the world go on"
+            assert current_thread() is None, "a process has one thread that takes locks"
+            self._holder.advance()
+        self._held, self._holder = True, current_thread()
+
+    def __exit__(self, *_: object) -> None:
+        self._held, self._holder = False, None
+
+
+class Threading:
+    """Stands for the module `threading`; everything but locks is the real one."""
+
+    Lock = SimulatedLock
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 whatever `threading` has
+        return getattr(threading, name)
