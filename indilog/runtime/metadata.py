@@ -7,7 +7,8 @@ the store that lives in one file on one machine; `metadata_service` lets other p
 Ephemeral nodes (who is alive) belong to the controller and are not here: nothing detects failures
 through this store yet.
 
-File: magic "ILMD", version u8, CRC32C u32 of the body, body (msgpack). It is written anew for each
+File: magic "ILMD", version u8, CRC32C u32 of all else, body (msgpack). One flipped bit is put right
+by trying: the CRC keeps files of this size four bits apart. The file is written anew for each
 change, synced, renamed over the old one, and the directory synced: after a crash there is the
 old or the new contents, never a mixture. A file of zeros beside it keeps room for that, so that a
 process can be started on a full disk. These facts change a few times in a day.
@@ -23,6 +24,7 @@ from struct import Struct
 from typing import Final, NamedTuple, Protocol, Self
 
 import msgspec
+import structlog
 from crc32c import crc32c
 
 from indilog.config import KIB, NodeConfig
@@ -31,12 +33,16 @@ from indilog.runtime.directory_lock import locked
 from indilog.runtime.segment import NO_ROOM, synced_directory
 
 MAGIC: Final = b"ILMD"
-VERSION: Final = 1
+VERSION: Final = 2
 _HEADER: Final = Struct("<4sBI")
+_MENDED_BYTES_MAX: Final = 8 * KIB
 _RESERVE_BYTES: Final = 256 * KIB
 """Room that is kept on the disk, so that a full one can still be started from."""
 KEY_BYTES_MAX: Final = 256
 _REMEDY: Final = "put it back from a copy of the whole directory, or choose another directory."
+
+
+log = structlog.get_logger(__name__)
 
 
 class Versioned(NamedTuple):
@@ -262,7 +268,32 @@ class EmbeddedMetadataStore:
 
 def _encoded(contents: _Contents) -> bytes:
     body = msgspec.msgpack.encode(contents)
-    return _HEADER.pack(MAGIC, VERSION, crc32c(body)) + body
+    return _HEADER.pack(MAGIC, VERSION, _crc_of(VERSION, body)) + body
+
+
+def _crc_of(version: int, body: bytes | memoryview) -> int:
+    return crc32c(body, crc32c(MAGIC + bytes((version,))))
+
+
+def _is_intact(data: bytes | bytearray) -> bool:
+    if len(data) < _HEADER.size:
+        return False
+    magic, version, crc = _HEADER.unpack_from(data)
+    body = memoryview(data)[_HEADER.size :]
+    return bool(magic == MAGIC and version == VERSION and crc == _crc_of(version, body))
+
+
+def _mended(data: bytes) -> bytes:
+    """Return the intact file from which `data` differs in one bit; `data` if there is none."""
+    if len(data) > _MENDED_BYTES_MAX or _is_intact(data):
+        return data
+    tried = bytearray(data)
+    for bit in range(8 * len(tried)):
+        tried[bit >> 3] ^= 1 << (bit & 7)
+        if _is_intact(tried):
+            return bytes(tried)
+        tried[bit >> 3] ^= 1 << (bit & 7)
+    return data
 
 
 def _read(file: Path) -> _Contents:
@@ -270,16 +301,20 @@ def _read(file: Path) -> _Contents:
         data = file.read_bytes()
     except FileNotFoundError:
         return _Contents({}, {})
+    if (right := _mended(data)) != data:
+        log.warning("a flipped bit of the metadata put right", file=str(file))
+        data = right
     if len(data) < _HEADER.size or data[:4] != MAGIC:
         what = "is no metadata file" if data else "is empty"
         raise DataDirectoryError(f"{file} {what}; {_REMEDY}")
     _, version, crc = _HEADER.unpack_from(data)
     if version != VERSION:
         raise DataDirectoryError(
-            f"{file} has format {version}; this program reads {VERSION}. Use the newer program."
+            f"{file} has format {version}; this program reads {VERSION}. "
+            "Use the program that wrote it, or choose another directory."
         )
     body = memoryview(data)[_HEADER.size :]
-    if crc32c(body) != crc:
+    if _crc_of(version, body) != crc:
         raise DataDirectoryError(f"{file} is damaged (its checksum does not fit); {_REMEDY}")
     try:
         return msgspec.msgpack.decode(body, type=_Contents)

@@ -31,12 +31,23 @@ def test_a_second_process_is_told_that_the_directory_is_in_use(tmp_path: Path) -
     opened(tmp_path).close()
 
 
-@pytest.mark.parametrize("offset", [12, -1])
-def test_a_flipped_bit_is_detected_and_the_file_left_alone(tmp_path: Path, offset: int) -> None:
+@pytest.mark.parametrize("offset", [0, 4, 6, 12, -1])
+def test_a_flipped_bit_is_put_right(tmp_path: Path, offset: int) -> None:
     asyncio.run(set_once(tmp_path))
     file = tmp_path / "metadata"
     damaged = bytearray(file.read_bytes())
     damaged[offset] ^= 1
+    file.write_bytes(damaged)
+    with opened(tmp_path) as store:
+        assert asyncio.run(store.get("view")) == Versioned(b"one", 1)
+
+
+def test_damage_of_two_bits_is_detected_and_the_file_left_alone(tmp_path: Path) -> None:
+    asyncio.run(set_once(tmp_path))
+    file = tmp_path / "metadata"
+    damaged = bytearray(file.read_bytes())
+    damaged[12] ^= 1
+    damaged[-1] ^= 1
     file.write_bytes(damaged)
     with pytest.raises(DataDirectoryError, match="damaged"):
         opened(tmp_path)
