@@ -28,6 +28,7 @@ from indilog.errors import (
     SealedError,
     TooLargeError,
     TrimmedError,
+    UnauthorizedError,
     UnknownFunctionError,
     WorkerCrashedError,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "SealedError",
     "TooLargeError",
     "TrimmedError",
+    "UnauthorizedError",
     "UnknownFunctionError",
     "WorkerCrashedError",
     "connect",

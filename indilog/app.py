@@ -86,7 +86,7 @@ class App:
 
     @overload
     def function(
-        self, /, *, name: str | None = None, timeout_s: float | None = None
+        self, /, *, name: str | None = None, timeout_s: float | None = None, public: bool = False
     ) -> Callable[[_BodyT], _BodyT]: ...
 
     def function(
@@ -96,8 +96,16 @@ class App:
         *,
         name: str | None = None,
         timeout_s: float | None = None,
+        public: bool = False,
     ) -> Any:
         """Make a function callable on the platform; returns it unchanged.
+
+        Args:
+            body: the function, when this stands above it without arguments.
+            name: other than the function's own.
+            timeout_s: seconds that a call may take.
+            public: it is called over HTTP without the platform's token, as a webhook is: whoever
+                reaches the gateway may call it.
 
         Raises:
             ValueError: the name is taken in this application, or no name, or the time is not
@@ -105,7 +113,7 @@ class App:
         """
 
         def registered(body: _BodyT) -> _BodyT:
-            self._add(body, body.__name__ if name is None else name, timeout_s)
+            self._add(body, body.__name__ if name is None else name, timeout_s, public=public)
             return body
 
         return registered if body is None else registered(body)
@@ -176,7 +184,9 @@ class App:
             raise ValueError(f"{self.name} has {SERVICES_MAX} services, which is the limit.")
         self.services[name] = Service(self, body, name=name)
 
-    def _add(self, body: Callable[..., Any], name: str, timeout_s: float | None) -> None:
+    def _add(
+        self, body: Callable[..., Any], name: str, timeout_s: float | None, *, public: bool = False
+    ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(f"A function's name is letters, digits, _ and -, not {name!r}.")
         there = self.functions.get(name)
@@ -184,7 +194,7 @@ class App:
             raise ValueError(f"{self.name} has two functions named {name}; rename one.")
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s of {name} must be greater than 0, not {timeout_s}.")
-        function = Function(self, body, name=name, timeout_s=timeout_s)
+        function = Function(self, body, name=name, timeout_s=timeout_s, public=public)
         self.functions[name] = function
         setattr(body, MARK, function)
 

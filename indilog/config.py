@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from indilog.errors import ConfigError
+from indilog.loopback import is_loopback
 from indilog.records import tags_bytes_max
 
 KIB: Final = 1024
@@ -89,8 +90,27 @@ class NodeConfig:
 
     data_dir: Path = Path(".indilog")
     host: str = "127.0.0.1"
+    """Address that the gateway listens on. Other than loopback needs `tls_cert`, `tls_key` and
+    `auth`.
+    """
     port: int = 8080
     """HTTP; 0 takes a free one. With `--processes`, `engine-n` listens on `port` + n."""
+    host_names: str = ""
+    """Names, separated by commas, under which callers reach the gateway, besides loopback
+    addresses, `localhost` and `host`. A request under any other name is answered with 421.
+    """
+    auth: bool = True
+    """Whether requests need the token of the data directory; public functions never do."""
+    tls_cert: Path | None = None
+    """File with the gateway's certificate and those of its issuers (PEM); None: plain HTTP."""
+    tls_key: Path | None = None
+    """File with the certificate's private key (PEM, without a password)."""
+    browser_sessions_max: int = 64
+    """Browsers signed in at a compute node at once; a further one ends the oldest session."""
+    browser_session_s_max: float = 43_200.0
+    """A browser is signed in for this long."""
+    sign_in_code_s: float = 120.0
+    """The link of `indilog open` can be used once, within this time."""
     segment_bytes: int = 32 * MIB
     """Size of a journal segment; the newest and the one prepared behind it are never given back."""
     sync_inline_s_max: float = 0.0015
@@ -307,9 +327,15 @@ class NodeConfig:
     stop_timeout_s: float = 10.0
     """After this a process that was told to stop is killed."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in `host_names`, in lower case."""
+        return tuple(name.strip().lower() for name in self.host_names.split(",") if name.strip())
+
     def __post_init__(self) -> None:
         """Check each field, then the fields against each other."""
         _check_positive(self)
+        _check_reachable_safely(self)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is 0 (any) to 65535, not {self.port}.")
         if self.segment_bytes < 64 * KIB:
@@ -326,6 +352,18 @@ class NodeConfig:
             raise ConfigError(
                 f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
             )
+
+
+def _check_reachable_safely(node: NodeConfig) -> None:
+    """Refuse to serve other machines in plain text or without a token."""
+    if (node.tls_cert is None) != (node.tls_key is None):
+        raise ConfigError("tls_cert and tls_key belong together; give both, or neither.")
+    if not is_loopback(node.host) and (node.tls_cert is None or not node.auth):
+        lacks = "without a token" if not node.auth else "without TLS"
+        raise ConfigError(
+            f"The gateway does not listen on {node.host} {lacks}, because others could reach it "
+            "there; give --tls-cert and --tls-key and leave out --no-auth, or listen on 127.0.0.1."
+        )
 
 
 _ORDERED: Final = (
@@ -367,6 +405,8 @@ _ZERO_IS_FINE: Final = frozenset(
 def _check_positive(config: ClusterConfig | NodeConfig) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
+        if isinstance(value, bool):
+            continue
         if isinstance(value, int | float) and value < (0 if field.name in _ZERO_IS_FINE else 1e-9):
             raise ConfigError(f"{field.name} must be greater than 0, not {value}.")
 

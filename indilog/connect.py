@@ -12,16 +12,18 @@ call connects again.
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - a client is part of the shell
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
+from indilog.access import DEFAULT_URL, Endpoint, check_url, reach, unauthorized_at
 from indilog.app import Context
 from indilog.caller import LinkCaller
 from indilog.calls import (
@@ -41,51 +43,48 @@ from indilog.calls import (
 )
 from indilog.config import ClusterConfig
 from indilog.deployed import AppInfo
-from indilog.errors import CallOutcomeUnknownError, NotReadyError
+from indilog.errors import (
+    CallOutcomeUnknownError,
+    IndilogError,
+    NotReadyError,
+    UnauthorizedError,
+)
 from indilog.link import Link, socket_messages
 from indilog.log import Log, Session, check_log_name
 from indilog.remote import RemoteLogs
 from indilog.sources import sources_of
 
-DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _CONNECT_S: Final = 10.0
 _MESSAGE_BYTES_MAX: Final = ClusterConfig().message_bytes_max
 """Until the platform has said what its limit is."""
 
 
 @asynccontextmanager
-async def connect(url: str = DEFAULT_URL) -> AsyncIterator[RemoteClient]:
+async def connect(
+    url: str = DEFAULT_URL, *, token: str | None = None, ca: str | Path | None = None
+) -> AsyncIterator[RemoteClient]:
     """Connect to a running platform, at the URL of its gateway.
+
+    Args:
+        url: `http://HOST:PORT` or `https://HOST:PORT`.
+        token: of that platform; None: `INDILOG_TOKEN` if `INDILOG_URL` is this URL, else that of
+            a platform of this user on this machine (`indilog.access`).
+        ca: file with the certificates that `https://` trusts; None: `INDILOG_CA`, else the
+            certificate of a platform of this machine, else the system's.
 
     Raises:
         ValueError: it is no URL.
-        NotReadyError: nobody answers there.
+        NotReadyError: no platform answers there.
+        UnauthorizedError: it wants a token, or another one.
+        ConfigError: the token would go to another machine over plain HTTP, or a file cannot be
+            read.
     """
-    client = RemoteClient(check_url(url))
+    client = RemoteClient(url, token=token, ca=ca)
     await client.open()
     try:
         yield client
     finally:
         await client.close()
-
-
-def check_url(url: str) -> str:
-    """Return the URL of a gateway, without a slash at its end.
-
-    Raises:
-        ValueError: it is none; one sentence that shows what one looks like.
-    """
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except (ValueError, AttributeError):  # of a port; of what is no text
-        is_one = False
-    if not is_one:
-        raise ValueError(
-            f"A platform's URL is like {DEFAULT_URL}, with http:// or https:// before the host, "
-            f"not {url!r}."
-        )
-    return url.rstrip("/")
 
 
 class _Connection:
@@ -152,8 +151,10 @@ class RemoteClient:
         limits: what the platform accepts; valid once connected.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, *, token: str | None = None, ca: str | Path | None = None) -> None:
+        self.url = check_url(url)
+        self._token = token
+        self._ca = ca
         self.session = Session()
         self.limits: Limits
         self._connection: _Connection | None = None
@@ -173,7 +174,9 @@ class RemoteClient:
                 return
             if self._connection is not None:
                 await self._connection.close()
-            self._connection = await _connected(self.url)
+            # Looked up again each time: a platform that was restarted may have another token.
+            endpoint = reach(self.url, token=self._token, ca=self._ca)
+            self._connection = await _connected(endpoint)
             welcome = self._connection.welcome.result()
             self.limits = welcome.limits
 
@@ -282,11 +285,22 @@ class RemoteClient:
         return Context(RemoteLogs(self), LinkCaller(self, 0), session=self.session)
 
 
-async def _connected(url: str) -> _Connection:
-    target = url.replace("http", "ws", 1) + "/client"
+class _Socket(websocket):
+    """A WebSocket that follows no redirect: its headers carry the token."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """Refuse it."""
+        return exc
+
+
+async def _connected(endpoint: Endpoint) -> _Connection:
+    url = endpoint.url
     try:
-        socket = await websocket(
-            target,
+        socket = await _Socket(
+            url.replace("http", "ws", 1) + "/client",
+            additional_headers=endpoint.headers,
+            ssl=endpoint.tls,
+            proxy=None,  # as the command line: a proxy would see the token
             max_size=_MESSAGE_BYTES_MAX,
             compression=None,
             open_timeout=_CONNECT_S,
@@ -295,6 +309,13 @@ async def _connected(url: str) -> _Connection:
         connection = _Connection(socket)
         async with asyncio.timeout(_CONNECT_S):
             welcome = await connection.welcome
+    except ssl.SSLError as error:
+        raise NotReadyError(
+            f"The certificate of {url} is not trusted here ({error.reason or error}); give the "
+            "file with its issuer's certificate as ca, or in INDILOG_CA."
+        ) from error
+    except InvalidStatus as error:
+        raise _refused(url, error.response.status_code) from error
     except (OSError, TimeoutError, WebSocketException, ValueError, LinkLostError) as error:
         raise NotReadyError(
             f"No platform answers at {url}; start one with `indilog up`, or give its URL."
@@ -306,3 +327,17 @@ async def _connected(url: str) -> _Connection:
             f"program version {LINK_VERSION}; update the older one."
         )
     return connection
+
+
+def _refused(url: str, status: int) -> IndilogError:
+    if status == HTTPStatus.UNAUTHORIZED:
+        return UnauthorizedError(unauthorized_at(url))
+    if status == HTTPStatus.MISDIRECTED_REQUEST:
+        return UnauthorizedError(
+            f"The platform does not know itself by the name in {url}; use a loopback address, or "
+            "add the name to its setting host_names."
+        )
+    return NotReadyError(
+        f"No platform takes clients at {url} (it answered {status}); start one with `indilog up`, "
+        "or give its URL."
+    )

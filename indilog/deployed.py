@@ -12,7 +12,8 @@ CatchUp: TypeAlias = Literal["none", "last", "all"]
 class FunctionSpec(msgspec.Struct, frozen=True):
     """What callers may know of a function: its name, its words, its JSON schemas.
 
-    `is_async`: it can be stopped; otherwise it runs in a thread, which cannot.
+    `is_async`: it can be stopped; otherwise it runs in a thread, which cannot. `public`: over HTTP
+    it is called without a token.
     """
 
     name: str
@@ -21,6 +22,7 @@ class FunctionSpec(msgspec.Struct, frozen=True):
     result: dict[str, Any]
     timeout_s: float | None = None
     is_async: bool = True
+    public: bool = False
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True):

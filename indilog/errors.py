@@ -118,6 +118,10 @@ class DataDirectoryError(IndilogError):
     """The data directory is in use, of a newer format, or damaged; nothing was changed."""
 
 
+class UnauthorizedError(IndilogError):
+    """The platform does not know the caller: its token is missing or wrong; nothing was done."""
+
+
 class DeployError(IndilogError):
     """An application could not be deployed; the one deployed before goes on running."""
 

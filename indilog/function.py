@@ -22,16 +22,24 @@ class Function:
         name: unique in its application.
         is_async: whether the body is awaited; otherwise it runs in a thread.
         timeout_s: after this its caller gets a `CallOutcomeUnknownError`; None: the platform's.
+        public: whether it is called over HTTP without the platform's token.
     """
 
     def __init__(
-        self, app: App, body: Callable[..., Any], *, name: str, timeout_s: float | None
+        self,
+        app: App,
+        body: Callable[..., Any],
+        *,
+        name: str,
+        timeout_s: float | None,
+        public: bool = False,
     ) -> None:
         self.app = app
         self.name = name
         self.body = body
         self.is_async = inspect.iscoroutinefunction(body)
         self.timeout_s = timeout_s
+        self.public = public
         self._signature: Signature | None = None
 
     @property

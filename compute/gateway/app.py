@@ -18,11 +18,14 @@ from starlette.types import Message, Receive, Scope, Send
 from compute.gateway.apps import apps_router
 from compute.gateway.client_link import client_router
 from compute.gateway.clients import ClientLeftError
+from compute.gateway.credentials import Credentials
 from compute.gateway.figures import GatewayCollector, GatewayFigures
+from compute.gateway.guard import Guard
 from compute.gateway.invoke import PREFIX, InvokeEndpoint
+from compute.gateway.login import login_router
 from compute.gateway.openapi import described
 from compute.gateway.operation import HostCollector, operation_router
-from compute.gateway.page import PAGE
+from compute.gateway.page import PAGE, page_headers
 from compute.gateway.problems import (
     MEDIA_TYPE,
     Problem,
@@ -35,7 +38,7 @@ from compute.gateway.readiness import AppendProbe
 from compute.gateway.records import records_router
 from compute.gateway.requests import faults_in, sentence_of
 from compute.workers.host import FunctionHost
-from indilog.config import Config
+from indilog.config import Config, NodeConfig
 from indilog.errors import (
     IndilogError,
     InvalidArgumentsError,
@@ -160,10 +163,46 @@ def create_gateway(
     return app
 
 
+def guarded(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) -> Guard:
+    """Return the gateway behind its rules, with the pages by which a browser signs in.
+
+    Args:
+        gateway: of `create_gateway`.
+        host: knows which functions are public.
+        node: names under which callers reach it, and how many browsers may be signed in.
+        token: what callers prove themselves with; not looked at if `node.auth` is off.
+    """
+    credentials = Credentials(
+        token,
+        sessions_max=node.browser_sessions_max,
+        session_s_max=node.browser_session_s_max,
+        code_s=node.sign_in_code_s,
+    )
+    gateway.include_router(login_router(credentials))
+    return Guard(
+        gateway,
+        names=_names(node),
+        credentials=credentials if node.auth else None,
+        is_public=host.is_public,
+    )
+
+
+def guarded_locally(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> Guard:
+    """Return the gateway as the Unix socket has it: without a token, with all other rules."""
+    return Guard(gateway, names=_names(node), credentials=None, is_public=host.is_public)
+
+
+def _names(node: NodeConfig) -> list[str]:
+    """Return the host names under which callers reach a gateway, as `Host` has them."""
+    return [f"[{name}]" if ":" in name else name for name in (node.host.lower(), *node.names)]
+
+
 def _add_pages(app: Gateway) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(PAGE)
+        page = HTMLResponse(PAGE)
+        page.raw_headers.extend(page_headers(PAGE))
+        return page
 
 
 def _error_of_stop(method: str) -> IndilogError:

@@ -23,7 +23,7 @@ from indilog.deployed import AppInfo
 from indilog.errors import DeployError
 
 INVOCATION_WAIT_S_MAX: Final = 300.0
-_PYTHON: Final = ("text/x-python", "text/plain", "application/x-python-code")
+_PYTHON: Final = ("text/x-python", "application/octet-stream")
 
 Owner = Annotated[str, Header(alias="Indilog-Owner", max_length=128)]
 
@@ -55,7 +55,7 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
     async def deploy_as(app: str, request: Request, owner: Owner = "local") -> Response:
         """Deploy an application under this name; deploying again replaces it, atomically.
 
-        JSON with `sources`, or one file as `text/x-python`.
+        JSON with `sources`, or one file as `text/x-python` or `application/octet-stream`.
         """
         sources = await _sources(request, app, body_bytes_max)
         return _deployed(await host.deploy(sources, name=app, owner=owner))

@@ -68,11 +68,12 @@ def operation_router(
     registry: CollectorRegistry,
     probe: AppendProbe,
 ) -> APIRouter:
-    """Return the routes `/healthz`, `/readyz`, `/status` and `/metrics`."""
+    """Return the routes `/livez`, `/readyz`, `/status` and `/metrics`."""
     router = APIRouter(tags=["operation"])
 
-    @router.get("/healthz")
-    async def healthz() -> dict[str, str]:
+    @router.get("/healthz", include_in_schema=False)  # its older name
+    @router.get("/livez")
+    async def livez() -> dict[str, str]:
         """Say that the process answers."""
         return {"status": "alive"}
 

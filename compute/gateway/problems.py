@@ -24,6 +24,7 @@ from indilog.errors import (
     SealedError,
     TooLargeError,
     TrimmedError,
+    UnauthorizedError,
     UnknownFunctionError,
     WorkerCrashedError,
 )
@@ -31,6 +32,7 @@ from indilog.errors import (
 MEDIA_TYPE: Final = "application/problem+json"
 
 _STATUS: Final[dict[type[Exception], HTTPStatus]] = {
+    UnauthorizedError: HTTPStatus.UNAUTHORIZED,
     UnknownFunctionError: HTTPStatus.NOT_FOUND,
     InvalidArgumentsError: HTTPStatus.UNPROCESSABLE_ENTITY,
     DeployError: HTTPStatus.UNPROCESSABLE_ENTITY,

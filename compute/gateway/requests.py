@@ -78,7 +78,7 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
 
 
 def json_in(model: type[_Model], body: bytes, *, not_done: str) -> _Model:
-    """Return what a JSON body says; whatever its Content-Type, which `curl -d` sets to a form's.
+    """Return what a JSON body says; its Content-Type was looked at before (`guard`).
 
     The sentence that refuses it begins with `not_done`: `Nothing was trimmed`.
 

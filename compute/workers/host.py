@@ -163,6 +163,14 @@ class FunctionHost:
         """
         return self._applications.app(name).info
 
+    def is_public(self, name: str) -> bool:
+        """Tell whether `app.function` is deployed and is called without a token."""
+        try:
+            _, spec = self._applications.function(name)
+        except UnknownFunctionError:
+            return False
+        return spec.public
+
     async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
         """Take an application away; return what was deployed.
 

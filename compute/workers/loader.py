@@ -242,6 +242,7 @@ def _spec(function: Function) -> FunctionSpec:
         result=function.signature.result_schema,
         timeout_s=function.timeout_s,
         is_async=function.is_async,
+        public=function.public,
     )
 
 

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from functions.workload.load import LoadError, Run, Visitor, run_load
 from functions.workload.replay import Replay, faults_of_objects, replayed, summary_of
+from indilog.access import reach
 
 _TICK_S: Final = 0.2
 _REASONS_SHOWN_MAX: Final = 3
@@ -203,7 +204,7 @@ async def figures(url: str, log: str) -> Figures:
         LoadError: it does not answer.
     """
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
+        async with httpx.AsyncClient(**reach(url).for_httpx, timeout=30.0) as client:
             tail = (await client.get(f"/logs/{log}/tail")).raise_for_status().json()["tail"]
             status = (await client.get("/status")).raise_for_status().json()
     except httpx.HTTPError as error:

@@ -11,6 +11,8 @@ import asyncio
 from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from indilog.access import reach
+
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length:"
 _POSITION: Final = b"indilog-position:"
@@ -35,10 +37,13 @@ class HttpConnection(asyncio.Protocol):
     """One connection, made at the first request and made again when it was closed."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        endpoint = reach(url)
+        parts = urlsplit(endpoint.url)
         assert parts.hostname, "the caller gives a whole URL"
-        self._address = (parts.hostname, parts.port or 80)
-        self._host = f"host: {parts.netloc}\r\n".encode()
+        self._address = (parts.hostname, parts.port or (443 if endpoint.tls else 80))
+        self._tls = endpoint.tls
+        headers = {"host": parts.netloc, **endpoint.headers}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
         self._received = bytearray()
@@ -55,7 +60,7 @@ class HttpConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         if self._transport is None:
             try:
-                await loop.create_connection(lambda: self, *self._address)
+                await loop.create_connection(lambda: self, *self._address, ssl=self._tls)
             except OSError as error:
                 raise ConnectionRefusedError(f"Nobody answers at {self._address}.") from error
         assert self._transport is not None, "a connection was made"
@@ -64,7 +69,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(
             b"POST %s HTTP/1.1\r\n%scontent-type: application/json\r\n"
             b"content-length: %d\r\nindilog-position: %d\r\n\r\n%s"
-            % (path.encode(), self._host, len(body), position, body)
+            % (path.encode(), self._headers, len(body), position, body)
         )
         try:
             return await self._answer

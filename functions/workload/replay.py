@@ -16,6 +16,7 @@ import httpx
 
 from functions.workload.http_connection import HttpConnection
 from functions.workload.load import LoadError, call
+from indilog.access import reach
 
 _PAGE: Final = 1000
 _OBJECTS_AT_ONCE: Final = 200
@@ -140,7 +141,7 @@ async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> 
 async def _records(
     url: str, log: str, replay: Replay, progress: Callable[[int, int], None]
 ) -> AsyncIterator[dict[str, Any]]:
-    async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
+    async with httpx.AsyncClient(**reach(url).for_httpx, timeout=60.0) as client:
         answer = await client.get(f"/logs/{log}/tail")
         tail = answer.raise_for_status().json()["tail"]
         bound = 0

@@ -8,11 +8,13 @@ import json
 import os
 import sys
 import time
+import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from indilog.access import reach
 from indilog.app import check_app_name
 from indilog.cli import show
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
@@ -52,13 +54,19 @@ def up(
     processes: Annotated[
         bool, typer.Option("--processes", help="A process per node instead of one in all.")
     ] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="Serve https:// with it (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Let every process of this machine do everything.")
+    ] = False,
     supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a platform until Ctrl-C."""
     from indilog.config import config_from
     from indilog.telemetry import configure_logging
 
-    overrides = {"node": {"data_dir": data, "port": port, "host": host}}
+    node = {"data_dir": data, "port": port, "host": host, "tls_cert": tls_cert, "tls_key": tls_key}
+    overrides = {"node": {**node, "auth": False if no_auth else None}}
     with mistakes_told():
         configured = config_from(config, os.environ, overrides)
         configure_logging("console" if sys.stderr.isatty() else "json")
@@ -90,7 +98,31 @@ def down(
 
 
 def _say_ready(url: str) -> None:
-    show.line(f"IndiLog is up on {url} (API page: {url}/docs). Ctrl-C stops it.")
+    at = "" if url == DEFAULT else f" --url {url}"
+    show.line(f"IndiLog is up on {url} (in a browser: `indilog open{at}`). Ctrl-C stops it.")
+
+
+@app.command()
+def token(*, url: Url = DEFAULT) -> None:
+    """Print the token of a platform of yours, for other programs: `Authorization: Bearer TOKEN`."""
+    with mistakes_told():
+        endpoint = reach(url)
+    if not endpoint.token:
+        stop(
+            f"No token is known for {url}: no platform of yours that wants one runs there on this "
+            "machine; elsewhere it is in the file `token` of the platform's data directory."
+        )
+    show.line(endpoint.token)
+
+
+@app.command(name="open")
+def open_(*, url: Url = DEFAULT) -> None:
+    """Print a link that signs a browser in, once; open it, if there is a screen."""
+    gateway = Gateway(url)
+    link = gateway.url + gateway.post("/session/codes")["path"]
+    show.line(link)
+    if any(os.environ.get(screen) for screen in ("DISPLAY", "WAYLAND_DISPLAY")):
+        webbrowser.open(link)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import httpx
 import typer
 
-from indilog.connect import DEFAULT_URL, check_url
+from indilog.access import DEFAULT_URL, URL_VARIABLE, reach
 from indilog.errors import IndilogError
 
 MISTAKE = 2
@@ -19,7 +20,7 @@ FAILURE = 1
 """Exit code: it did not work."""
 
 Url = Annotated[
-    str, typer.Option(envvar="INDILOG_URL", help="The platform's gateway.", show_default=True)
+    str, typer.Option(envvar=URL_VARIABLE, help="The platform's gateway.", show_default=True)
 ]
 DEFAULT = DEFAULT_URL
 _TIMEOUT_S = 310.0
@@ -56,8 +57,9 @@ class Gateway:
 
     def __init__(self, url: str) -> None:
         with mistakes_told():
-            self.url = check_url(url)
-        self._client = httpx.Client(base_url=self.url, timeout=_TIMEOUT_S, trust_env=False)
+            endpoint = reach(url)
+        self.url = endpoint.url
+        self._client = httpx.Client(**endpoint.for_httpx, timeout=_TIMEOUT_S)
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - whatever JSON says
         """Return the JSON value at `path`; a query value None is left out."""
@@ -175,12 +177,26 @@ class Gateway:
         if isinstance(error, httpx.HTTPStatusError):
             error.response.read()
             self._refused(error.response)
+        if (untrusted := _untrusted(error)) is not None:
+            stop(
+                f"The certificate of {self.url} is not trusted here ({untrusted}); set INDILOG_CA "
+                "to the file with its issuer's certificate."
+            )
         if isinstance(error, httpx.TimeoutException):
             stop(f"{self.url} did not answer in time; is the platform overloaded?", FAILURE)
         stop(
             f"No platform answers at {self.url}; start one with `indilog up`, or give --url.",
             MISTAKE,
         )
+
+
+def _untrusted(error: BaseException | None) -> str | None:
+    """Return why a certificate was refused, if that is what `error` comes from."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _sentence(response: httpx.Response) -> str | None:

@@ -26,7 +26,9 @@ import httpx
 import typer
 from rich.console import Console
 
+from indilog.access import reach
 from indilog.cli.one_sentence import OneSentenceCommand
+from indilog.errors import IndilogError
 
 HOST = "127.0.0.1"
 READY_S_MAX = 60.0
@@ -43,7 +45,9 @@ _NEXT = """
 [bold]IndiLog is up[/bold] on {url} with its data in {data}. Try:
 
 {commands}
-  {url}/docs  lists the deployed functions; README.md has a function of your own in five minutes.
+  indilog open --url {url}  # the deployed functions in a browser
+
+README.md has a function of your own in five minutes.
 
 (`indilog` is .venv/bin/indilog; run `source .venv/bin/activate` to type it like that.)
 """
@@ -52,14 +56,16 @@ APPLICATIONS = ("social", "travel", "media")
 _WITH = {
     "social": (
         "indilog invoke social.profile user=1 --url {url}",
-        'curl -X POST {url}/functions/social/timeline -d \'{{"user": "1"}}\'',
-        "curl '{url}/logs/social/records?limit=3'",
+        """curl -H "$AUTH" --json '{{"user": "1"}}' {url}/functions/social/timeline""",
+        """curl -H "$AUTH" '{url}/logs/social/records?limit=3'""",
     ),
     "travel": (
-        'curl -X POST {url}/functions/travel/search -d \'{{"lat": 37.78, "lon": -122.41}}\'',
+        'curl -H "$AUTH" --json \'{{"lat": 37.78, "lon": -122.41}}\' {url}/functions/travel/search',
     ),
-    "media": ('curl -X POST {url}/functions/media/movie -d \'{{"title": "Movie 1"}}\'',),
+    "media": ("""curl -H "$AUTH" --json '{{"title": "Movie 1"}}' {url}/functions/media/movie""",),
 }
+_AUTH = 'AUTH="Authorization: Bearer $(indilog token --url {url})"'
+"""What the commands with curl carry."""
 _WITHOUT = (
     "indilog log append greetings hello --url {url}",
     "indilog log read greetings --url {url}",
@@ -87,7 +93,7 @@ class PlatformLog:
     def __init__(self, data: Path) -> None:
         self.file = data / "platform.log"
         try:
-            data.mkdir(parents=True, exist_ok=True)
+            data.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.output = self.file.open("ab")
         except OSError as error:
             raise StartError(
@@ -243,12 +249,12 @@ def inputs_of(graph: Path | None, travel_data: Path | None) -> dict[str, Sequenc
 def what_next(url: str, data: Path) -> str:
     """Return what to try on the platform at `url`; of the applications only what is there."""
     try:
-        with httpx.Client(timeout=10.0, trust_env=False) as client:
+        with httpx.Client(**reach(url).for_httpx, timeout=10.0) as client:
             there = [app["name"] for app in client.get(f"{url}/apps").json()["apps"]]
-    except httpx.HTTPError:
+    except (httpx.HTTPError, IndilogError):
         there = []  # whatever is wrong with it shows in what comes next
     of_apps = [command for app in APPLICATIONS if app in there for command in _WITH[app]]
-    commands = ["indilog status --url {url}", *(of_apps or _WITHOUT)]
+    commands = ["indilog status --url {url}", *([_AUTH, *of_apps] if of_apps else _WITHOUT)]
     lines = "\n".join(f"  {command.format(url=url)}" for command in commands)
     return _NEXT.format(url=url, data=data, commands=lines)
 

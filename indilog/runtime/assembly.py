@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import uvloop
@@ -27,6 +27,7 @@ from indilog.config import Config
 from indilog.errors import ConfigError, IndilogError, NotReadyError
 from indilog.ids import Epoch, NodeId
 from indilog.roles import ReportsStatus, Role
+from indilog.running_platforms import RunningPlatform, registered, running_at
 from indilog.runtime.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.data_directory import directory_usable, journal_lost, opened_metadata
 from indilog.runtime.figures_files import Told, figures_told
@@ -34,10 +35,15 @@ from indilog.runtime.journal import Journal
 from indilog.runtime.layout import view_in
 from indilog.runtime.node import NodeShell
 from indilog.runtime.supervisor_link import SupervisorLink
+from indilog.runtime.token_file import TOKEN_FILE, token_in
 from indilog.telemetry import FiguresCollector, registry_of
 from indilog.view import View, Views
 from ordering.sequencer import Sequencer
 from storage.node import StorageNode
+
+if TYPE_CHECKING:  # loaded when a gateway runs, and not for every other kind of node
+    from compute.gateway.app import Gateway
+    from compute.workers.host import FunctionHost
 
 READY_TIMEOUT_S: Final = 60.0
 _LOOK_S: Final = 0.02
@@ -228,18 +234,30 @@ async def retention_enforced(
 
 @asynccontextmanager
 async def gateway_running(
-    shell: NodeShell, logs: LocalLogs, config: Config, run: Path | None = None, port_is: str = ""
+    shell: NodeShell,
+    logs: LocalLogs,
+    config: Config,
+    *,
+    platform_dir: Path,
+    run: Path | None = None,
+    port_is: str = "",
 ) -> AsyncIterator[str]:
     """Run the functions and the gateway of one compute node; gives the gateway's URL.
 
-    Processes tell their figures in the directory `run`, if there are others. `port_is` tells
-    people where the port comes from.
+    Args:
+        shell: of the compute node.
+        logs: of the compute node.
+        config: with the compute node's own data directory and port.
+        platform_dir: the data directory of the whole platform, whose token callers need.
+        run: where processes tell their figures, if there are others.
+        port_is: where the port comes from, for people.
 
     Raises:
-        ConfigError: the port is in use, or the host is unknown.
+        ConfigError: the port is in use, the host is unknown, or the certificate or the token
+            cannot be used.
         NotReadyError: what is deployed cannot be read, or the workers do not start.
     """
-    from compute.gateway import GatewayServer, create_gateway
+    from compute.gateway import create_gateway
     from compute.workers.host import FunctionHost
 
     def status() -> dict[str, Any]:
@@ -259,19 +277,60 @@ async def gateway_running(
             )
         )
         gateway = create_gateway(host, logs, status, config, registry)
-        limit = config.cluster.message_bytes_max
-        node = config.node
-        server = GatewayServer(
-            gateway, node.host, node.port, message_bytes_max=limit, port_is=port_is
-        )
-        try:
-            await server.start()
-            yield f"http://{config.node.host}:{server.port}"
-        finally:
-            gateway.end_streams()
-            await server.stop()
+        async with _listening(gateway, host, config, platform_dir / TOKEN_FILE, port_is) as url:
+            yield url
     finally:
         await host.stop()
+
+
+@asynccontextmanager
+async def _listening(
+    gateway: Gateway, host: FunctionHost, config: Config, token_file: Path, port_is: str
+) -> AsyncIterator[str]:
+    """Have a gateway answer on its port and its Unix socket; gives its URL."""
+    from compute.gateway import GatewayServer, guarded, guarded_locally, socket_in, tls_of
+
+    node = config.node
+    token = token_in(token_file.parent)
+    if not node.auth:
+        _log.warning("no authentication: every process on this machine may do everything here")
+    socket = socket_in(node.data_dir)
+    server = GatewayServer(
+        guarded(gateway, host, node, token),
+        node.host,
+        node.port,
+        message_bytes_max=config.cluster.message_bytes_max,
+        port_is=port_is,
+        tls=tls_of(node),
+        local=(guarded_locally(gateway, host, node), socket),
+    )
+    try:
+        server.bind()
+        found = running_at(
+            node.host,
+            server.port,
+            names=node.names,
+            token_file=token_file if node.auth else None,
+            certificate=node.tls_cert,
+            socket=socket,
+        )
+        with _findable(found):
+            await server.start()
+            yield found.url
+    finally:
+        gateway.end_streams()
+        await server.stop()
+
+
+@contextmanager
+def _findable(platform: RunningPlatform) -> Iterator[None]:
+    """Have callers of this user find the gateway, if the machine lets us."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(registered(platform))
+        except OSError as error:
+            _log.warning("callers need INDILOG_TOKEN: they do not find it", reason=str(error))
+        yield
 
 
 def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dict[str, Any]:
@@ -378,10 +437,12 @@ async def _run_embedded(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     supervisor = SupervisorLink(supervisor_fd, None, asked.set)
-    check_can_listen(config.node.host, config.node.port)  # else a new data directory stays behind
+    check_can_listen(config.node)  # else a new data directory stays behind
     async with (
         embedded(config, fail) as platform,
-        gateway_running(platform.shell, platform.logs, config) as url,
+        gateway_running(
+            platform.shell, platform.logs, config, platform_dir=config.node.data_dir
+        ) as url,
     ):
         if on_ready is not None:
             on_ready(url)

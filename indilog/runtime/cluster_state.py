@@ -28,6 +28,10 @@ Arrangement: TypeAlias = Literal["embedded", "processes"]
 """Whether all roles share one process and one journal, or each has its own."""
 
 
+Setting: TypeAlias = str | int | float | bool | None
+"""A value as `config_from` takes it; None is left out."""
+
+
 class Run(msgspec.Struct, frozen=True):
     """What holds while a process of the run lives.
 
@@ -39,7 +43,7 @@ class Run(msgspec.Struct, frozen=True):
 
     addresses: dict[NodeId, str]
     directory: str
-    settings: dict[str, dict[str, str | int | float]]
+    settings: dict[str, dict[str, Setting]]
 
 
 class NodeStart(NamedTuple):
@@ -117,11 +121,9 @@ def view_decoded(value: bytes) -> View:
         ) from error
 
 
-def settings_of(config: Config) -> dict[str, dict[str, str | int | float]]:
+def settings_of(config: Config) -> dict[str, dict[str, Setting]]:
     """Return a configuration as `config_from` takes it, in plain values."""
-    settings: dict[str, dict[str, str | int | float]] = msgspec.to_builtins(
-        config, enc_hook=_spelled
-    )
+    settings: dict[str, dict[str, Setting]] = msgspec.to_builtins(config, enc_hook=_spelled)
     return settings
 
 

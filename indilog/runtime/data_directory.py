@@ -62,6 +62,7 @@ def opened_metadata(config: NodeConfig) -> EmbeddedMetadataStore:
                 f"{journals[0].name}); put it back from a copy of the whole directory, or choose "
                 "another directory."
             )
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # records are this user's
         return EmbeddedMetadataStore(file, config)
 
 

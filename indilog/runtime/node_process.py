@@ -196,7 +196,14 @@ async def _serve(
             config = _config_of_engine(name, node.start, port)
             await stack.enter_async_context(retention_enforced(node.shell, logs, config))
             detail = await stack.enter_async_context(
-                gateway_running(node.shell, logs, config, node.start.directory, port_is)
+                gateway_running(
+                    node.shell,
+                    logs,
+                    config,
+                    platform_dir=node.start.config.node.data_dir,
+                    run=node.start.directory,
+                    port_is=port_is,
+                )
             )
             if (listens_on := urlsplit(detail).port) is not None:
                 keep_port(node.start.directory, name, listens_on)

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from compute.gateway import GatewayServer, create_gateway
+from compute.gateway import GatewayServer, create_gateway, guarded_locally
 from compute.workers.host import FunctionHost
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
 from indilog.log import LogSource
@@ -156,7 +156,8 @@ async def running_two(directory: Path) -> AsyncIterator[tuple[Platform, Platform
 async def served(config: Config, logs: LogSource) -> AsyncIterator[Platform]:
     """Run the functions and the gateway of one compute node."""
     host = FunctionHost(config, logs)
-    app = create_gateway(host, logs, lambda: {"ready": True}, config)
+    gateway = create_gateway(host, logs, lambda: {"ready": True}, config)
+    app = guarded_locally(gateway, host, config.node)  # all rules but the token
     limit = config.cluster.message_bytes_max
     server = GatewayServer(app, config.node.host, 0, message_bytes_max=limit)
     await host.start()

@@ -75,7 +75,7 @@ def platform(directory: Path, *options: str) -> Iterator[PlatformProcess]:
         assert process.stdout is not None
         there, _, _ = select.select([process.stdout], [], [], START_S_MAX)
         line = process.stdout.readline() if there else ""
-        found = re.search(r"http://[\d.:]+", line)
+        found = re.search(r"https?://[\d.:]+", line)
         if found is None:
             process.kill()
             assert process.stderr is not None

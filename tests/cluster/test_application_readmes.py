@@ -28,11 +28,13 @@ async def typed(platform: Platform, command: list[str]) -> httpx.Response:
     """Do what curl would do."""
     options = list(itertools.pairwise(command))
     [url] = [word for word in command if word.startswith("localhost:8080/")]
-    headers = dict(value.split(": ", 1) for name, value in options if name == "-H")
-    [method] = [value for name, value in options if name == "-X"]
-    [body] = [value for name, value in options if name == "-d"]
+    given = [value for name, value in options if name == "-H"]
+    assert given.pop(0) == "$AUTH", "each command carries the token"
+    headers = dict(value.split(": ", 1) for value in given)
+    [body] = [value for name, value in options if name == "--json"]
+    headers["content-type"] = "application/json"
     path = url.removeprefix("localhost:8080")
-    return await platform.http.request(method, path, content=body, headers=headers)
+    return await platform.http.post(path, content=body, headers=headers)
 
 
 async def ended(platform: Platform, accepted: httpx.Response) -> httpx.Response:

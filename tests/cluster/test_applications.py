@@ -22,6 +22,7 @@ from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
 from functions.workload.demonstration import Application, checked
 from functions.workload.load import LoadError, Request, Run, run_load
+from tests.clients import http_client
 from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, until
 from tests.cluster.platform_process import PlatformProcess
@@ -164,7 +165,7 @@ async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_r
 
 async def killed_amid_load(there: PlatformProcess, application: Travel | Media) -> None:
     """Run an application's load, and kill everything once some requests are acknowledged."""
-    async with httpx.AsyncClient(base_url=there.url, timeout=60, trust_env=False) as http:
+    async with http_client(there.url, timeout=60) as http:
         await deploy(http, application.name)
     await application.load(there.url, lambda _: None)
     load = asyncio.create_task(

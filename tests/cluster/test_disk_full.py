@@ -18,6 +18,7 @@ import indilog.client
 from indilog.config import KIB, ClusterConfig, Config, NodeConfig
 from indilog.errors import DiskFullError
 from indilog.log import Log
+from tests.clients import token_headers
 from tests.cluster.platform_process import platform
 from tests.cluster.small_disk import MIB, SmallDisk, small_disk
 
@@ -88,7 +89,7 @@ async def test_a35_a_full_disk_makes_the_log_read_only_until_there_is_room(disk:
 
 
 def post(url: str, body: bytes) -> tuple[int, bytes]:
-    headers = {"Content-Type": "application/octet-stream"}
+    headers = {"Content-Type": "application/octet-stream", **token_headers(url)}
     request = urllib.request.Request(f"{url}/logs/load/records", body, headers)
     try:
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
@@ -97,9 +98,15 @@ def post(url: str, body: bytes) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
+def get(url: str, path: str) -> bytes:
+    request = urllib.request.Request(url + path, headers=token_headers(url))
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+        found: bytes = answer.read()
+        return found
+
+
 def is_read_only(url: str, node: str) -> bool:
-    with urllib.request.urlopen(f"{url}/status") as answer:
-        status = msgspec.json.decode(answer.read())
+    status = msgspec.json.decode(get(url, "/status"))
     assert node in status["elsewhere"]
     return bool(status["nodes"][node]["read_only"])
 
@@ -115,16 +122,14 @@ def test_a35_processes_on_a_full_disk_answer_507_and_come_back(disk: SmallDisk) 
         assert problem["title"] == "DiskFullError"
         assert problem["retryable"] is True
         assert "no disk space left on storage-0" in problem["detail"]
-        with urllib.request.urlopen(f"{running.url}/logs/load/records/0") as answer:
-            assert answer.status == 200
+        assert get(running.url, "/logs/load/records/0")
         deadline = time.monotonic() + DEADLINE_S
         while not is_read_only(running.url, "storage-0"):
             assert time.monotonic() < deadline, "the gateway does not hear of it"
             time.sleep(0.1)
-        with urllib.request.urlopen(f"{running.url}/readyz") as answer:
-            assert msgspec.json.decode(answer.read()) == {"status": "read-only"}
-        with urllib.request.urlopen(f"{running.url}/metrics") as answer:
-            assert b'indilog_node{figure="read_only",part="storage-0"} 1.0' in answer.read()
+        assert msgspec.json.decode(get(running.url, "/readyz")) == {"status": "read-only"}
+        figure = b'indilog_node{figure="read_only",part="storage-0"} 1.0'
+        assert figure in get(running.url, "/metrics")
         disk.free()
         deadline = time.monotonic() + DEADLINE_S
         while (status := post(running.url, b"again")[0]) == 507 and time.monotonic() < deadline:

@@ -18,6 +18,7 @@ import pytest_asyncio
 import indilog
 from indilog.errors import FunctionFailedError
 from indilog.log import Log
+from tests.clients import http_client
 from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, running_two, until
 from tests.cluster.platform_process import PlatformProcess, platform
@@ -265,13 +266,13 @@ async def test_a_platform_killed_amid_invocations_runs_each_to_one_outcome(
     rng = random.Random(7)
     for life in range(3):
         with platform(tmp_path, *options) as up:
-            async with httpx.AsyncClient(base_url=up.url, timeout=60, trust_env=False) as http:
+            async with http_client(up.url, timeout=60) as http:
                 if life == 0:
                     await _deployed(http)
                 await _sent(http, up, accepted, life, rng)
     with platform(tmp_path, *options) as up:
         async with (
-            httpx.AsyncClient(base_url=up.url, timeout=90, trust_env=False) as http,
+            http_client(up.url, timeout=90) as http,
             indilog.connect(up.url) as client,
         ):
             told = await asyncio.gather(*(outcome(http, id_) for id_ in accepted))
@@ -338,8 +339,8 @@ async def test_another_compute_node_takes_over_what_a_lost_one_ran(
     with platform(tmp_path, "--processes", "--port", str(port)) as up:
         other = f"http://127.0.0.1:{port + 1}"
         async with (
-            httpx.AsyncClient(base_url=up.url, timeout=60, trust_env=False) as http,
-            httpx.AsyncClient(base_url=other, timeout=60, trust_env=False) as there,
+            http_client(up.url, timeout=60) as http,
+            http_client(other, timeout=60) as there,
             indilog.connect(other) as client,
         ):
             await _deployed(http)

@@ -12,6 +12,7 @@ import pytest
 
 import indilog
 from indilog.connect import RemoteClient
+from tests.clients import token_headers
 from tests.cluster.platform_process import PlatformProcess, platform
 
 KILLS_PER_SEED = 5
@@ -94,5 +95,10 @@ def test_a3_a_platform_killed_amid_appends_finds_everything_again(
 
 
 def deploy(url: str) -> None:
-    answer = httpx.post(f"{url}/apps", json={"sources": {"kept.py": APP}}, timeout=30)
+    answer = httpx.post(
+        f"{url}/apps",
+        json={"sources": {"kept.py": APP}},
+        headers=token_headers(url),
+        timeout=30,
+    )
     assert answer.status_code == httpx.codes.OK, answer.text

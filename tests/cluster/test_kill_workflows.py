@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from bench.servers import free_port
+from tests.clients import http_client
 from tests.cluster.platform_process import PlatformProcess, platform
 
 RUNS = 100
@@ -119,7 +120,7 @@ async def orders_amid_kills(running: PlatformProcess, runs: int, dice: random.Ra
             await insist(http, "start", number)
             assert await insist(http, "result", number) == [part * number for part in range(PARTS)]
 
-    async with httpx.AsyncClient(base_url=running.url, timeout=30, trust_env=False) as http:
+    async with http_client(running.url, timeout=30) as http:
         answer = await http.post("/apps", json={"sources": {"orders.py": APP}})
         assert answer.status_code == httpx.codes.OK, answer.text
         killing = asyncio.create_task(killer.kill())

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import indilog
 from indilog.roles import FrameKind
 from indilog.runtime.segment import segment_numbers, segment_path
 from indilog.runtime.segment_scan import Damage, SegmentScan
+from tests.clients import http_client
 from tests.cluster.platform_process import platform
 from tests.cluster.test_wiped_replica import DEADLINE_S, append, check, process_of, wipe
 
@@ -86,7 +86,7 @@ async def test_a4_a5_a_primary_that_lost_its_disk_or_a_part_of_it_goes_on_behind
 async def primary_is_whole(url: str, wanted: int) -> None:
     """Wait until the platform's status has this `whole` of the primary."""
     deadline = time.monotonic() + DEADLINE_S
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with http_client(url) as http:
         while True:
             status: dict[str, Any] = (await http.get("/status")).json()
             if status["nodes"].get(PRIMARY, {}).get("whole") == wanted:

@@ -37,17 +37,32 @@ class Reader:
         """Do what a command of the README does; return what it prints."""
         words = shlex.split(command, comments=True)
         if words[0] == "curl":
-            [body] = [after for word, after in itertools.pairwise(words) if word == "-d"]
+            options = dict(itertools.pairwise(words))
+            name, _, value = self.shell(f'printf %s "{options["-H"]}"').partition(": ")
             [asked] = [word for word in words if word.startswith(HOST)]
-            sent = {"content-type": "application/x-www-form-urlencoded"}
-            url = self.url + asked.removeprefix(HOST)
-            answer = httpx.post(url, content=body, headers=sent, trust_env=False, timeout=30)
+            answer = httpx.post(
+                self.url + asked.removeprefix(HOST),
+                content=options["--json"],
+                headers={"content-type": "application/json", name: value},
+                trust_env=False,
+                timeout=30,
+            )
             return answer.raise_for_status().text
         assert words[0] == "indilog"
+        return self.shell(command)
+
+    def shell(self, command: str) -> str:
+        """Have a shell do it, as somebody at a terminal would."""
+        own = self.directory / "bin"
+        own.mkdir(exist_ok=True)
+        program = own / "indilog"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m indilog "$@"\n')
+        program.chmod(0o755)
+        path = f"{own}:{os.environ['PATH']}"
         done = subprocess.run(
-            [sys.executable, "-m", *words],
+            ["/bin/sh", "-c", command],
             cwd=self.directory,
-            env=os.environ | {"INDILOG_URL": self.url, "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"INDILOG_URL": self.url, "PYTHONPATH": str(ROOT), "PATH": path},
             capture_output=True,
             text=True,
             timeout=60,

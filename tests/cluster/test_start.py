@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from indilog.cli.start import APPLICATIONS
+from tests.clients import token_headers
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDS_S_MAX = 90
@@ -62,7 +63,9 @@ def test_the_demos_run_it_ends_by_itself_and_a_second_start_finds_its_data(tmp_p
     with started(data, port, "--no-demo", "--stay") as second:
         shown_until(second, "Ctrl-C stops it")
         url = f"http://127.0.0.1:{port}"
-        profile = httpx.post(f"{url}/functions/social/profile", json={"user": "1"})
+        profile = httpx.post(
+            f"{url}/functions/social/profile", json={"user": "1"}, headers=token_headers(url)
+        )
         second.send_signal(signal.SIGINT)
         shown, _ = second.communicate(timeout=ENDS_S_MAX)
     assert profile.json()["followers"] == 11

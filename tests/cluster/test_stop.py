@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 import indilog
+from tests.clients import http_client
 from tests.cluster.platform_process import PlatformProcess, platform
 
 pytestmark = pytest.mark.cluster
@@ -28,7 +29,7 @@ async def nap(ctx: indilog.Context) -> None:
 
 async def interrupted(running: PlatformProcess) -> tuple[httpx.Response, httpx.Response, str]:
     """Stop the platform amid a call and a read; return both answers and what it logged."""
-    async with httpx.AsyncClient(base_url=running.url, timeout=60) as http:
+    async with http_client(running.url, timeout=60) as http:
         deployed = await http.post("/apps", json={"sources": {"slow.py": APP}})
         assert deployed.status_code == httpx.codes.OK, deployed.text
         call = asyncio.create_task(http.post("/functions/slow/nap", json={}))

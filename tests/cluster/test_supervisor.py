@@ -24,6 +24,7 @@ from indilog.log import Log
 from indilog.runtime.assembly import embedded, joined, logs_of
 from indilog.runtime.node_process import node_running
 from indilog.runtime.supervisor import Supervisor, processes_config, supervised
+from tests.clients import http_client, token_headers
 
 pytestmark = pytest.mark.cluster
 
@@ -145,7 +146,7 @@ def test_over_http_the_cluster_answers_again_after_a_kill(tmp_path: Path, killed
     async def story() -> None:
         async with asyncio.timeout(DEADLINE_S), supervised(config_in(tmp_path)) as supervisor:
             url = supervisor.url
-            async with httpx.AsyncClient(base_url=url) as client:
+            async with http_client(url) as client:
                 for i in range(5):
                     record = {"data": f"record {i}", "tags": ["t"]}
                     answer = await client.post("/logs/orders/records", json=record)
@@ -158,7 +159,7 @@ def test_over_http_the_cluster_answers_again_after_a_kill(tmp_path: Path, killed
                 os.kill(process.pid, signal.SIGKILL)
             await asyncio.gather(*(process.ready(restarts=1) for process in processes))
             assert supervisor.url == url, "the port that was chosen first"
-            async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
+            async with http_client(url, timeout=30.0) as client:
                 answer = await client.get("/logs/orders/records", params={"tag": "t"})
                 data = [record["data"] for record in answer.json()["records"]]
                 assert data == [f"record {i}" for i in range(5)]
@@ -203,13 +204,17 @@ def test_when_the_supervisor_is_killed_the_others_serve_on_and_the_next_one_adop
         assert len(pids) == 9
         first.kill()
         first.wait(DEADLINE_S)
-        assert httpx.post(f"{url}/logs/orders/records", json=record).status_code == 201
+        known = token_headers(url)
+        appended = httpx.post(f"{url}/logs/orders/records", json=record, headers=known)
+        assert appended.status_code == 201
         os.kill(pids[0], signal.SIGKILL)  # there is nothing to start it again, until the next one
     with program(SUPERVISOR, tmp_path) as second:
         adopted, url_again = json.loads(line_of(second))
         assert len(set(adopted) & set(pids)) == 8
         assert url_again == url
-        found = httpx.get(f"{url}/logs/orders/records", params={"tag": "t"}).json()
+        found = httpx.get(
+            f"{url}/logs/orders/records", params={"tag": "t"}, headers=token_headers(url)
+        ).json()
         assert [each["data"] for each in found["records"]] == [record["data"]]
         descriptors = [os.pidfd_open(pid) for pid in adopted]
     with ExitStack() as stack:
@@ -267,7 +272,7 @@ def test_a_process_that_stands_still_is_ended_and_appends_go_on(tmp_path: Path, 
             os.kill(process.pid, signal.SIGSTOP)
             await process.ready(restarts=1)
             record = {"data": "after", "tags": ["t"]}
-            async with httpx.AsyncClient(base_url=supervisor.url, timeout=30.0) as client:
+            async with http_client(supervisor.url, timeout=30.0) as client:
                 answer = await client.post("/logs/orders/records", json=record)
             assert answer.status_code == 201
 
@@ -282,7 +287,7 @@ def test_readiness_is_whether_an_append_would_be_acknowledged(tmp_path: Path) ->
         async with (
             asyncio.timeout(DEADLINE_S),
             supervised(config) as supervisor,
-            httpx.AsyncClient(base_url=supervisor.url, timeout=30.0) as client,
+            http_client(supervisor.url, timeout=30.0) as client,
         ):
             while (await client.get("/readyz")).status_code != 200:
                 pass

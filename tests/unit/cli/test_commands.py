@@ -170,7 +170,12 @@ def test_up_where_it_cannot_listen_leaves_no_data_directory(tmp_path: Path) -> N
         port = str(taken.getsockname()[1])
         for where, sentence in (
             (("--port", port), f"Port {port} is in use on 127.0.0.1;"),
-            (("--port", "0", "--host", "192.0.2.1"), "The gateway cannot listen on 192.0.2.1"),
+            (("--host", "127.0.0.1/8"), "The gateway does not listen on 127.0.0.1/8 without TLS"),
+            (("--host", "192.0.2.1"), "The gateway does not listen on 192.0.2.1 without TLS"),
+            (("--host", "::"), "The gateway does not listen on :: without TLS"),
+            (("--host", "here", "--no-auth"), "The gateway does not listen on here without a t"),
+            (("--tls-cert", "/nowhere"), "tls_cert and tls_key belong together"),
+            (("--tls-cert", "/no", "--tls-key", "/key"), "The certificate /no with the key /key"),
         ):
             command = [sys.executable, "-m", "indilog", "up", "--data", str(data), *where]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -17,13 +17,15 @@ def test_the_defaults_agree_with_themselves() -> None:
 
 def test_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "indilog.toml"
-    file.write_text("[node]\nport = 1\nhost = 'a'\nworkers = 7\n[cluster]\nindex_shards = 4\n")
+    file.write_text(
+        "[node]\nport = 1\nhost = '127.0.0.2'\nworkers = 7\n[cluster]\nindex_shards = 4\n"
+    )
     config = config_from(
         file,
-        {"INDILOG_NODE_PORT": "2", "INDILOG_NODE_HOST": "b", "PATH": "/bin"},
+        {"INDILOG_NODE_PORT": "2", "INDILOG_NODE_HOST": "127.0.0.3", "PATH": "/bin"},
         {"node": {"port": 3, "host": None}},
     )
-    assert (config.node.port, config.node.host, config.node.workers) == (3, "b", 7)
+    assert (config.node.port, config.node.host, config.node.workers) == (3, "127.0.0.3", 7)
     assert config.cluster.index_shards == 4
 
 

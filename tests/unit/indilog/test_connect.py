@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import indilog
+from indilog.access import check_url
 from indilog.calls import Answer, LinkLostError, Question, failed
-from indilog.connect import RemoteClient, check_url
+from indilog.connect import RemoteClient
 from indilog.errors import CallOutcomeUnknownError
 
 

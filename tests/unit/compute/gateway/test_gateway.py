@@ -324,25 +324,6 @@ async def test_an_unexpected_error_is_told_without_its_inside(
     assert "secret" not in sentence
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"content-type": "application/x-www-form-urlencoded"}, {"content-type": "text/plain"}],
-)
-async def test_json_is_taken_whatever_its_content_type(
-    served: Served, headers: dict[str, str]
-) -> None:
-    """`curl -d` says that it sends a form."""
-    await served.client.post("/logs/orders/records", json={"data": "x"})
-    trimmed = await served.client.post(
-        "/logs/orders/trim", content=b'{"until": 1}', headers=headers
-    )
-    assert (trimmed.status_code, trimmed.json()) == (200, {"until": 1})
-    kept = await served.client.put(
-        "/logs/orders/retention", content=b'{"age_s": 60}', headers=headers
-    )
-    assert (kept.status_code, kept.json()["age_s"]) == (200, 60.0)
-
-
 @pytest.mark.parametrize("what", ["tail", "stream", "records", "records/0", "at?time=0"])
 async def test_a_session_that_is_none_is_refused_by_every_read(served: Served, what: str) -> None:
     headers = {"indilog-position": "foo"}

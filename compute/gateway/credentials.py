@@ -1,0 +1,102 @@
+"""What callers prove themselves with: the platform's token, or the session of a browser.
+
+A browser cannot keep a token safely, so it gets a session: `indilog open` asks for a code with the
+token, the page `/login` exchanges the code for a cookie, and the code is used up. Codes and
+sessions are kept in this process's memory only, as digests, and end with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+_BYTES: Final = 32
+_BEARER: Final = b"bearer "
+
+
+class Credentials:
+    """The token, and who is signed in at this compute node.
+
+    Args:
+        token: of the platform.
+        sessions_max: sessions at once, and codes at once; a further one ends the oldest.
+        session_s_max: seconds for which a session lasts.
+        code_s: seconds within which a code can be used.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        sessions_max: int,
+        session_s_max: float,
+        code_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._token = token.encode()
+        self._codes = _Expiring(sessions_max, code_s, clock)
+        self._sessions = _Expiring(sessions_max, session_s_max, clock)
+        self.session_s_max = session_s_max
+        self.code_s = code_s
+
+    def is_token(self, authorization: bytes) -> bool:
+        """Tell whether this value of the header `Authorization` carries the token.
+
+        It takes the same time however much of a wrong token is right.
+        """
+        given = authorization[len(_BEARER) :]
+        is_same = hmac.compare_digest(given.strip(), self._token)
+        return authorization[: len(_BEARER)].lower() == _BEARER and is_same
+
+    def new_code(self) -> str:
+        """Return a code that begins one session, once and soon."""
+        return self._codes.issue()
+
+    def begin_session(self, code: str) -> str | None:
+        """Use a code up and return a new session's secret; None: there is no such code any more."""
+        return self._sessions.issue() if self._codes.remove(code.encode()) else None
+
+    def is_session(self, secret: bytes) -> bool:
+        """Tell whether a session with this secret goes on."""
+        return self._sessions.has(secret)
+
+    def end_session(self, secret: bytes) -> None:
+        """End a session, if there is one."""
+        self._sessions.remove(secret)
+
+
+class _Expiring:
+    """Secrets that are valid for a time. Looking one up by its digest tells nothing by its time."""
+
+    def __init__(self, count_max: int, valid_s: float, clock: Callable[[], float]) -> None:
+        self._count_max = count_max
+        self._valid_s = valid_s
+        self._clock = clock
+        self._until: dict[bytes, float] = {}
+
+    def issue(self) -> str:
+        now = self._clock()
+        self._until = {digest: until for digest, until in self._until.items() if until > now}
+        while len(self._until) >= self._count_max:
+            del self._until[next(iter(self._until))]
+        secret = secrets.token_urlsafe(_BYTES)
+        self._until[_digest(secret.encode())] = now + self._valid_s
+        return secret
+
+    def has(self, secret: bytes) -> bool:
+        return self._until.get(_digest(secret), 0.0) > self._clock()
+
+    def remove(self, secret: bytes) -> bool:
+        """Remove a secret and tell whether it was valid."""
+        was_valid = self.has(secret)
+        self._until.pop(_digest(secret), None)
+        return was_valid
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()

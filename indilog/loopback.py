@@ -1,0 +1,18 @@
+"""Which host names are this machine and nothing else."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Final
+
+LOCALHOST: Final = "localhost"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether `host` is `localhost` or a literal loopback address (IPv6 without brackets)."""
+    if host == LOCALHOST:
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
