@@ -113,6 +113,10 @@ class NodeConfig:
     """The link of `indilog open` can be used once, within this time."""
     segment_bytes: int = 32 * MIB
     """Size of a journal segment; the newest and the one prepared behind it are never given back."""
+    checkpoint_frames: int = 32_768
+    """Frames of the journal after which a checkpoint is written, if that is not large itself; a
+    start replays about so many. A segment that is full makes one due, too.
+    """
     sync_inline_s_max: float = 0.0015
     """Syncs slower than this (moving average) run in a thread, so that the loop goes on."""
     journal_idle_s: float = 0.2

@@ -85,6 +85,12 @@ class Floors:
         self._merge()
         return self._tags, self._untils
 
+    def restore(self, tags: Column, untils: Column) -> None:
+        """Begin with what `columns` returned once."""
+        self._tags, self._untils = tags, untils
+        self._recent.clear()
+        self.highest = int(untils.max()) if len(untils) else 0
+
     def above(self, tag: TagHash, count: int) -> Iterator[tuple[TagHash, SeqNum]]:
         """Yield the floors of the first `count` tags above `tag`, in order."""
         self._merge()

@@ -14,7 +14,7 @@ sync ends the process.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum
@@ -49,6 +49,16 @@ class FrameKind(enum.IntEnum):
     METALOG_STATE = 9
     """What a sequencer knows of its copy: whether it lacks something, and whom it follows no more
     (`ordering.stored_metalog`).
+    """
+    DISCARDED = 10
+    """Which records were in batches that are discarded from now on (`indilog.gone_records`): what
+    was recovered from a checkpoint is told so (storage).
+    """
+    CHECKPOINT = 11
+    """Behind it a checkpoint was taken (`indilog.runtime.checkpointing`); of no role, and empty."""
+    MOVED = 12
+    """Where the batches of a rewritten segment were written first (`indilog.runtime.moved_frames`);
+    of no role.
     """
     GONE = 0xAA
     """A record batch that was discarded (storage): of its payload the batch's header is left. Never
@@ -266,6 +276,31 @@ class SurvivesLoss(Protocol):
 
         Raises:
             DataLossError: it cannot: one sentence that says what is missing.
+        """
+
+
+@runtime_checkable
+class Checkpoints(Protocol):
+    """A role that starts from a checkpoint, and then recovers only what was persisted later
+    (decision 0028).
+    """
+
+    def checkpoint(self) -> Callable[[], bytes]:
+        """Copy the state that all frames written by now add up to; return what encodes the copy.
+
+        Called between two turns, when every `Persist` was answered. What is returned may be called
+        once, in another thread.
+        """
+
+    def restore(self, payload: bytes, gone: Collection[int], /) -> None:
+        """Begin with that state instead of with nothing; called before `recover`.
+
+        Args:
+            payload: what was encoded, intact.
+            gone: numbers of segments, older than the checkpoint, that cannot be found any more.
+
+        Raises:
+            MalformedFrameError: it is of a version that this release does not know.
         """
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
+import msgspec
 from cachetools import LRUCache
 
 from indilog.ids import Epoch, MetalogPosition
@@ -24,6 +25,15 @@ UNPACKED_MIN: Final = 2048
 """Newest entries that are kept as they are, at least; more than are ever under way by default."""
 _PAGES_CACHED: Final = 4
 _FAST: Final = 1
+
+
+class PackedEntries(msgspec.Struct, frozen=True, array_like=True):
+    """All entries, as checkpoints hold them: packs of `page` entries each, then the newest."""
+
+    page: int
+    packed: tuple[bytes, ...]
+    last_epochs: bytes
+    newest: bytes
 
 
 class Entries:
@@ -85,6 +95,23 @@ class Entries:
         """Return how many entries are of this epoch or one before it."""
         number = bisect_right(self._last_epochs, epoch)
         return number * self._page + bisect_right(self._at(number), epoch, key=_epoch_of)
+
+    def copied(self) -> Callable[[], PackedEntries]:
+        """Copy everything; return what packs the copy, which may run in a thread."""
+        packed, epochs, newest = tuple(self._packed), self._last_epochs.tobytes(), [*self._newest]
+        return lambda: PackedEntries(self._page, packed, epochs, entries_encoded(newest))
+
+    def restore(self, entries: PackedEntries) -> None:
+        """Begin with what was copied once.
+
+        Raises:
+            MalformedFrameError: it holds entries that this version does not know.
+        """
+        assert entries.page == self._page, "the size of a pack is part of the format"
+        self._packed = list(entries.packed)
+        self._last_epochs = array("Q", entries.last_epochs)
+        self._newest = list(entries_decoded(entries.newest))
+        self._cached.clear()
 
     def _slices(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Sequence[Entry]]:
         """Yield the entries of [start, end), those of each pack together."""

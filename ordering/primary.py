@@ -71,9 +71,9 @@ class Primary:
         """Engines first: callers wait for them."""
         self._reader_set = frozenset(self._readers)
         self._full_notice = FullNotice(view.engines)
-        self._committed = MetalogReplay()
-        proposed, last_us = MetalogReplay(), 0
-        for entry in metalog.iterate(0, len(metalog)):
+        base, last_us = metalog.committed, metalog.time_us
+        proposed = MetalogReplay(base.position, base.tail, base.cut, base.trims)
+        for entry in metalog.iterate(base.position, len(metalog)):
             proposed.apply(entry)
             last_us = max(last_us, entry.time_us)
         self._clock = EntryClock(last_us, now, config.node.clock_gap_s_max)
@@ -86,12 +86,12 @@ class Primary:
     @property
     def committed(self) -> MetalogPosition:
         """How many entries are committed, as far as this primary knows."""
-        return self._committed.position
+        return self._metalog.committed.position
 
     @property
     def tail(self) -> SeqNum:
         """The first seqnum that no committed entry has given."""
-        return self._committed.tail
+        return self._metalog.committed.tail
 
     @property
     def tail_unknown(self) -> bool:
@@ -151,8 +151,8 @@ class Primary:
         assert self.committed <= stored <= len(self._metalog)
         in_flight_max = max(self._page_entries, self._recovered)
         assert len(self._metalog) - self.committed <= in_flight_max
-        assert self.tail == sum(self._committed.cut.values())
-        assert all(self._cut[s] >= length for s, length in self._committed.cut.items())
+        assert self.tail == sum(self._metalog.committed.cut.values())
+        assert all(self._cut[s] >= length for s, length in self._metalog.committed.cut.items())
         assert all(b.stored <= b.sent <= len(self._metalog) for b in self._backups.values())
 
     # --- messages
@@ -192,7 +192,7 @@ class Primary:
             # Some of these entries may have been published before the restart: a tail that leaves
             # them out would go back in time. The engine asks again.
             return [Ignore(event, "it is not known yet which recovered entries are committed")]
-        committed = self._committed
+        committed = self._metalog.committed
         return [
             Send(
                 event.sender,
@@ -228,8 +228,7 @@ class Primary:
         start, end = self.committed, self._majority_length()
         if end <= start:
             return []
-        for entry in self._metalog.iterate(start, end):
-            self._committed.apply(entry)
+        self._metalog.commit(end)
         first = max(start, end - self._page_entries)
         message = MetalogEntries(self._metalog.newest(first, end, self._page_bytes))
         # An engine has callers that wait for it; storage has what it takes to answer them.

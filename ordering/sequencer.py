@@ -7,7 +7,7 @@ says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from indilog.config import Config
@@ -107,6 +107,19 @@ class Sequencer:
         """Take entries that are missing here from an ordering journal."""
         if self._metalog.wants_copies:
             self._metalog.copied(entries_decoded(payload))
+
+    def checkpoint(self) -> Callable[[], bytes]:
+        """Copy what all frames add up to; what is returned encodes it, in any thread."""
+        return self._metalog.checkpoint()
+
+    def restore(self, payload: bytes, gone: Collection[int], /) -> None:
+        """Begin with a checkpoint; it does not matter to it which segments are `gone`.
+
+        Raises:
+            MalformedFrameError: it is of a version that this release does not know.
+        """
+        assert self._part is None, f"before it is started, also if {len(gone)} segments are gone"
+        self._metalog.restore(payload)
 
     def recovered(self) -> None:
         """Judge what was lost: it is taken from the other sequencers.

@@ -27,13 +27,24 @@ replaces everything from there on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from indilog.ids import Epoch, MetalogPosition
-from indilog.metalog import Entry, entry_decoded, entry_encoded, size_bound
+import msgspec
+
+from indilog.errors import MalformedFrameError
+from indilog.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId
+from indilog.metalog import (
+    Entry,
+    MetalogReplay,
+    entries_decoded,
+    entries_encoded,
+    entry_decoded,
+    entry_encoded,
+    size_bound,
+)
 from indilog.roles import FrameKind, Persist
-from ordering.entries import Entries
+from ordering.entries import Entries, PackedEntries
 from ordering.metalog_state import Extent, MetalogState, state_decoded, state_encoded
 
 
@@ -46,6 +57,40 @@ class Anchor(NamedTuple):
     epoch: Epoch
 
 
+class Base(NamedTuple):
+    """What the entries below `position` add up to; those that order nothing have no time."""
+
+    position: MetalogPosition
+    tail: SeqNum
+    cut: dict[ShardId, LocalId]
+    trims: int
+    time_us: int
+
+
+class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """What a sequencer writes of its metalog in a checkpoint; the tag is the version.
+
+    Attributes:
+        base: what the entries add up to that are committed.
+        stored, incomplete, fetches, promised, epoch_seen: as in `StoredMetalog`.
+        later: entries behind a hole, encoded.
+        entries: all others.
+    """
+
+    base: Base
+    stored: MetalogPosition
+    incomplete: bool
+    fetches: bool
+    promised: Epoch
+    epoch_seen: Epoch
+    later: bytes
+    entries: PackedEntries
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(StoredColumns)
+
+
 class StoredMetalog:
     """Entries at dense positions from 0; `stored` of them are on this node's disk.
 
@@ -54,7 +99,7 @@ class StoredMetalog:
 
     __slots__ = (
         "_doubtful", "_entries", "_fetches", "_frames", "_grows", "_later", "_unstored",
-        "epoch_seen", "incomplete", "promised", "stored",
+        "committed", "epoch_seen", "incomplete", "promised", "stored", "time_us",
     )  # fmt: skip
 
     def __init__(self, *, grows: bool = False) -> None:
@@ -74,7 +119,7 @@ class StoredMetalog:
         self.promised = Epoch(0)
         """The oldest incarnation of the primary that may be followed, durably."""
         self.epoch_seen = Epoch(0)
-        """The newest incarnation that is known from the disk."""
+        """The newest incarnation that is known from the disk, or from what is written to it."""
         self._entries = Entries()
         self._frames = 0
         """Frames recovered and written; the next one's token."""
@@ -83,6 +128,12 @@ class StoredMetalog:
         off.
         """
         self.stored: MetalogPosition = 0
+        self.committed = MetalogReplay()
+        """What the entries add up to that are committed, as far as the primary knows; a backup does
+        not. A checkpoint keeps it, so that the next life goes on from there.
+        """
+        self.time_us = 0
+        """The time of the last of these."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -215,6 +266,41 @@ class StoredMetalog:
         self._fetches = self.incomplete
         self._later = dict(sorted(self._later.items()))
 
+    # --- checkpoints
+
+    def checkpoint(self) -> Callable[[], bytes]:
+        """Copy everything; return what encodes the copy, which may run in a thread.
+
+        Called when all that was written is stored.
+        """
+        assert not self._unstored, "a checkpoint is taken between two turns"
+        entries, later = self._entries.copied(), entries_encoded([*self._later.values()])
+        committed = self.committed
+        base = Base(
+            committed.position, committed.tail, dict(committed.cut), committed.trims, self.time_us
+        )
+        states = self.stored, self.incomplete, self._fetches, self.promised, self.epoch_seen
+        return lambda: _encoder.encode(StoredColumns(base, *states, later, entries()))
+
+    def restore(self, payload: bytes) -> None:
+        """Begin with what was copied once.
+
+        Raises:
+            MalformedFrameError: it holds entries that this version does not know.
+        """
+        try:
+            columns = _decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise MalformedFrameError(f"not the checkpoint of a sequencer: {error}") from error
+        base = columns.base
+        self.committed = MetalogReplay(base.position, base.tail, base.cut, base.trims)
+        self.time_us = base.time_us
+        self.stored, self.incomplete = columns.stored, columns.incomplete
+        self._fetches = columns.fetches
+        self.promised, self.epoch_seen = columns.promised, columns.epoch_seen
+        self._later = {entry.position: entry for entry in entries_decoded(columns.later)}
+        self._entries.restore(columns.entries)
+
     # --- what is missing
 
     @property
@@ -232,6 +318,7 @@ class StoredMetalog:
         """Forget all entries: some may be missing, or be such as were replaced."""
         self._entries.cut_off(0)
         self.stored = 0
+        self._forget_committed()
         self.incomplete = True
 
     def forget_behind_hole(self) -> None:
@@ -268,6 +355,7 @@ class StoredMetalog:
         """Add the next entry; return what makes it durable."""
         assert entry.position == len(self._entries), "entries are appended in order, without gaps"
         self._entries.append(entry)
+        self.epoch_seen = max(self.epoch_seen, entry.epoch)
         kind = FrameKind.METALOG_FILLED if self._later else FrameKind.METALOG
         if self._fetches:
             kind = FrameKind.METALOG_FETCHED
@@ -288,10 +376,22 @@ class StoredMetalog:
         assert 0 <= end <= len(self._entries), "only what is here can be cut off"
         self._entries.cut_off(end)
         self.stored = min(self.stored, end)
+        self._forget_committed()
         self._unstored = deque(
             None if isinstance(content, int) and content >= end else content
             for content in self._unstored
         )
+
+    def _forget_committed(self) -> None:
+        """Begin to add up anew where entries are missing that had been added."""
+        if self.committed.position > len(self._entries):
+            self.committed, self.time_us = MetalogReplay(), 0
+
+    def commit(self, end: MetalogPosition) -> None:
+        """Take the entries below `end` for committed."""
+        for entry in self.iterate(self.committed.position, end):
+            self.committed.apply(entry)
+            self.time_us = max(self.time_us, entry.time_us)
 
     def on_persisted(self, token: int) -> None:
         """Note that the frame with this token is durable."""
@@ -301,6 +401,7 @@ class StoredMetalog:
         content = self._unstored.popleft()
         if isinstance(content, MetalogState):
             self.promised = max(self.promised, content.promised)
+            self.epoch_seen = max(self.epoch_seen, content.promised)
             self.incomplete = self.incomplete and not content.whole
         elif content is not None:
             assert content == self.stored, "what is stored is a prefix"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from indilog.config import NodeConfig
 from indilog.floors import Trimmed
 from indilog.ids import Instant, NodeId, ShardId
-from indilog.roles import Effect
+from indilog.roles import Effect, Location
 from indilog.view import Views
 from storage.batch_reads import DamagedBatch
 from storage.reclaim import FIRST_TOKEN, Reclaim
@@ -43,15 +43,22 @@ class DiskCare:
         self.reclaim = Reclaim(shards, floors, config)
         self.damaged = 0
 
-    def start(self, now: Instant) -> None:
-        """Recovery is over."""
-        self.scrub.start(now)
+    def start(self, now: Instant, *, unread: bool) -> None:
+        """Recovery is over; `unread`: it has not read all batches."""
+        self.scrub.start(now, unread=unread)
         self.reclaim.risen()
 
     def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
         """Take in what scrub or reclaim asked for."""
         asked = self.reclaim if token < FIRST_TOKEN else self.scrub
         return asked.on_read(token, payload)
+
+    def on_persisted(self, token: int, location: Location) -> list[Effect]:
+        """Take in that a repaired batch, or the note of what is discarded, was written."""
+        if token < FIRST_TOKEN:
+            return self.reclaim.on_persisted(token)
+        self.repair.on_persisted(token, location)
+        return []
 
     def conclude(self, now: Instant, met: list[DamagedBatch]) -> list[Effect]:
         """Read on, and fetch what is missing; `met` is the damage that readers met, emptied here.

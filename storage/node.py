@@ -12,7 +12,7 @@ absent, and gets it back from another replica (`Repair`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from cachetools import LRUCache
@@ -56,6 +56,7 @@ from indilog.view import Views, placement_of
 from storage.appends import Appends, Stored
 from storage.batch_reads import BatchReads, BatchTask
 from storage.catch_up import CatchUp
+from storage.checkpoint import checkpoint_of, restore
 from storage.disk_care import DiskCare
 from storage.index_data import IndexPage, columns_of, index_block, part_of, unasked
 from storage.ordering import Ordering
@@ -107,6 +108,8 @@ class StorageNode:
         self._stirred = False
         """Whether there was more in this turn than batches and entries."""
         self._upkeep_at = Instant(0.0)
+        self._restored = False
+        """Whether this life began with a checkpoint."""
 
     # --- figures for people
 
@@ -154,6 +157,19 @@ class StorageNode:
         """Return what must stay of a batch when its segment is rewritten (decision 0016)."""
         return needed(self._shards, self._ordering.floors, kind, payload, location)
 
+    def checkpoint(self) -> Callable[[], bytes]:
+        """Copy what all frames add up to; what is returned encodes it, in any thread."""
+        return checkpoint_of(self._ordering, self._shards)
+
+    def restore(self, payload: bytes, gone: Collection[int], /) -> None:
+        """Begin with a checkpoint; batches in segments that are `gone` are missing.
+
+        Raises:
+            MalformedFrameError: it is of a version that this release does not know.
+        """
+        restore(payload, gone, self._ordering, self._shards)
+        self._restored = True
+
     def recovered(self) -> None:
         """Say what is missing; none of it keeps the node from serving the rest."""
 
@@ -192,7 +208,7 @@ class StorageNode:
             case Started():
                 self._stirred = True
                 self._appends.start()
-                self._care.start(now)
+                self._care.start(now, unread=self._restored)
                 self._catch_up.start()
                 return []
             case SnapshotsAnswered():
@@ -249,8 +265,7 @@ class StorageNode:
             return []
         if token < _ORDERING_TOKEN:
             self._stirred = True
-            self._care.repair.on_persisted(token, location)
-            return []
+            return self._care.on_persisted(token, location)
         match self._appends.on_persisted(token, location):
             case Stored() as stored:
                 self._reads.remember(stored.location, stored.batch)

@@ -10,11 +10,33 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Final
 
+import msgspec
+
+from indilog.columns import copied, packed, restored, unpacked
 from indilog.floors import Trimmed
-from indilog.ids import MetalogPosition, SeqNum, ShardId
+from indilog.ids import LocalId, MetalogPosition, SeqNum, ShardId
 from indilog.metalog import Entry, MetalogReplay, Span, Trim
+
+
+class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
+    """What `Ordering` keeps, but floors, packed (`indilog.columns`)."""
+
+    position: MetalogPosition
+    tail: SeqNum
+    cut: dict[ShardId, LocalId]
+    trims: int
+    tails: bytes
+    times: bytes
+    span_ends: bytes
+    shards: bytes
+    localids: bytes
+    lengths: bytes
+
+
+_COLUMNS: Final = ("tails", "times", "span_ends", "shards", "localids", "lengths")
 
 
 class Ordering:
@@ -127,6 +149,26 @@ class Ordering:
     def tail_before(self, position: MetalogPosition) -> SeqNum:
         """Return the log's tail before the entry at `position`, which is applied."""
         return self._tails[position - 1] if position else 0
+
+    # --- checkpoints
+
+    def copied(self) -> Callable[[], OrderingColumns]:
+        """Copy everything; return what packs the copy, which may run in a thread."""
+        replay = self._replay
+        state = replay.position, replay.tail, dict(replay.cut), replay.trims
+        columns = [copied(getattr(self, f"_{name}")) for name in _COLUMNS]
+        return lambda: OrderingColumns(*state, *map(packed, columns))
+
+    def restore(self, columns: OrderingColumns) -> None:
+        """Begin with what was copied once.
+
+        Raises:
+            MalformedFrameError: a column is of a version that this release does not know.
+        """
+        self._replay = MetalogReplay(columns.position, columns.tail, columns.cut, columns.trims)
+        for name in _COLUMNS:
+            typecode = getattr(self, f"_{name}").typecode
+            setattr(self, f"_{name}", restored(typecode, unpacked(getattr(columns, name))))
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""

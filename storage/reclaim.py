@@ -18,8 +18,17 @@ from typing import Final, NamedTuple
 
 from indilog.config import KIB, NodeConfig
 from indilog.floors import Trimmed
+from indilog.gone_records import GoneRecords, gone_encoded, gone_of
 from indilog.ids import Instant, LocalId, SeqNum, ShardId
-from indilog.roles import Discard, Effect, Location, ReadFrame, Superfluous
+from indilog.roles import (
+    Discard,
+    Effect,
+    FrameKind,
+    Location,
+    Persist,
+    ReadFrame,
+    Superfluous,
+)
 from storage.batch_reads import batch_read
 from storage.rewritten import superfluous_bytes
 from storage.shard import Shard
@@ -67,6 +76,10 @@ class Reclaim:
         self._at: LocalId = 0
         self._reading: dict[int, _Reading] = {}
         self._last_token = FIRST_TOKEN
+        self._notes: list[tuple[GoneRecords, list[Location]]] = []
+        """What was found to be dead in this turn."""
+        self._noting: dict[int, list[Location]] = {}
+        """Batches that are discarded when their note is written, by its token."""
         self._superfluous: Counter[int] = Counter()
         """Dead bytes in batches that are partly alive, by segment, as far as this pass has read."""
         self.bytes = 0
@@ -82,7 +95,10 @@ class Reclaim:
         return self._wanted or self._began is not None
 
     def conclude(self, now: Instant) -> list[Effect]:
-        """Read the next batches, if it is time to."""
+        """Note what was found to be dead; read the next batches, if it is time to."""
+        return self._written_notes() + self._read_on(now)
+
+    def _read_on(self, now: Instant) -> list[Effect]:
         if self._reading or now < self._due:
             return []
         if self._began is None:
@@ -139,7 +155,30 @@ class Reclaim:
             return []
         self.bytes += location.length
         self.batches += 1
-        return [Discard(location)]
+        self._note(gone_of(batch.header, repaired=False), location)
+        return []
+
+    def _note(self, gone: GoneRecords, location: Location) -> None:
+        """Have it written what is discarded; batches that follow one another are one note."""
+        if self._notes:
+            before, locations = self._notes[-1]
+            if (joined := before.joined(gone)) is not None:
+                self._notes[-1] = (joined, [*locations, location])
+                return
+        self._notes.append((gone, [location]))
+
+    def _written_notes(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for gone, locations in self._notes:
+            self._last_token -= 1
+            self._noting[self._last_token] = locations
+            effects.append(Persist(FrameKind.DISCARDED, gone_encoded(gone), self._last_token))
+        self._notes.clear()
+        return effects
+
+    def on_persisted(self, token: int) -> list[Effect]:
+        """Discard batches of which it is written that they are."""
+        return [Discard(location) for location in self._noting.pop(token)]
 
     def deadline(self) -> Instant | None:
         """When to read on."""

@@ -48,15 +48,17 @@ class Recovery:
                     self._entries(payload, location)
                 case FrameKind.GONE:
                     self._gone(payload, location)
-                case FrameKind.GONE_RECORDS:
-                    self._gone_records(payload, location)
+                case FrameKind.GONE_RECORDS | FrameKind.DISCARDED:
+                    self._gone_records(kind, payload, location)
                 case (
-                    FrameKind.METALOG
+                    FrameKind.CHECKPOINT
+                    | FrameKind.MOVED
+                    | FrameKind.METALOG
                     | FrameKind.METALOG_FETCHED
                     | FrameKind.METALOG_FILLED
                     | FrameKind.METALOG_STATE
                 ):
-                    raise AssertionError("a storage node writes no metalog")
+                    raise AssertionError(f"a storage node writes no {kind.name} frames")
         except MalformedFrameError as error:
             raise DataLossError(f"The frame at {location} cannot be read: {error}.") from error
 
@@ -90,10 +92,15 @@ class Recovery:
         if (shard := self._shards.get((header := batch_header(payload)).shard)) is not None:
             shard.discard(header.first, location)
 
-    def _gone_records(self, payload: bytes, location: Location) -> None:
-        """Take in what were batches until their segment was rewritten."""
+    def _gone_records(self, kind: FrameKind, payload: bytes, location: Location) -> None:
+        """Take in what were batches until their segment was rewritten, or until here: then they may
+        lie before the checkpoint.
+        """
         gone = gone_decoded(payload)
         if (shard := self._shards.get(gone.shard)) is None:
+            return
+        if kind is FrameKind.DISCARDED:
+            shard.discard_all(gone.first, gone.end)
             return
         if gone.repaired:
             shard.fill(gone.first, gone.end, location)
@@ -102,9 +109,12 @@ class Recovery:
         shard.discard(gone.first, location)
 
     def _repaired(self, payload: bytes, location: Location) -> None:
+        """Take in what filled a hole; one of a batch that seemed intact at the checkpoint, too."""
         header = batch_header(payload)
-        if (shard := self._shards.get(header.shard)) is not None:
-            shard.fill(header.first, header.end, location)
+        if (shard := self._shards.get(header.shard)) is not None and not shard.fill(
+            header.first, header.end, location
+        ):
+            shard.replace(header.first, header.end, location)
 
     def _state(self, payload: bytes) -> None:
         state = state_decoded(payload)
@@ -116,6 +126,8 @@ class Recovery:
             self._entry(entry, location)
 
     def _entry(self, entry: Entry, location: Location) -> None:
+        if entry.position < self._ordering.position:
+            return  # it was applied before the checkpoint, and written behind it
         if entry.position != self._ordering.position:
             if self._gaps:
                 return
@@ -137,6 +149,8 @@ class Recovery:
                 self._lost_batch(frame)
             case FrameKind.ORDERING:
                 self._gaps = True
+            case FrameKind.DISCARDED | FrameKind.CHECKPOINT | FrameKind.MOVED:
+                pass  # it says nothing of writers, or of where a shard ends
             case (
                 FrameKind.SHARD_STATE
                 | FrameKind.GONE_RECORDS

@@ -2,8 +2,9 @@
 it (ARCHITECTURE 11, decision 0009).
 
 Every `scrub_interval_s` a pass begins that reads all batches of all shards from the disk, oldest
-first, and verifies them, at most `scrub_bytes_per_s`. What is damaged becomes a hole, which the
-repair fills. The first pass comes an interval after the start: recovery has just read everything.
+first, and verifies them, at most `scrub_bytes_per_s`, with a rest after each batch. What is
+damaged becomes a hole, which the repair fills. The first pass comes an interval after a start that
+has read everything, and at once after a start from a checkpoint, which has not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from storage.shard import Shard
 _CHUNK_BYTES: Final = 256 * KIB
 _BATCHES_MAX: Final = 256
 """What is read in one turn, in bytes and in batches."""
+_BATCH_REST_S: Final = 0.0002
+"""The rest after a batch: many times what reading and verifying a small one takes."""
 
 
 class _Reading(NamedTuple):
@@ -52,9 +55,9 @@ class Scrub:
         self.bytes = 0
         self.damaged: list[DamagedBatch] = []
 
-    def start(self, now: Instant) -> None:
-        """Recovery is over."""
-        self._due = Instant(now + self._interval_s)
+    def start(self, now: Instant, *, unread: bool) -> None:
+        """Recovery is over; `unread`: it has not read all batches."""
+        self._due = now if unread else Instant(now + self._interval_s)
 
     def conclude(self, now: Instant) -> list[Effect]:
         """Read the next batches, if it is time to."""
@@ -78,7 +81,8 @@ class Scrub:
             self._reading[self._last_token] = _Reading(shard.id, first, location)
             effects.append(ReadFrame(location, self._last_token))
         self.bytes += size
-        self._due = Instant(now + size / self._bytes_per_s)
+        rest_s = max(size / self._bytes_per_s, _BATCH_REST_S * len(effects))
+        self._due = Instant(now + rest_s)
         if not self._todo and not effects:
             self._due = Instant(max(now, self._began + self._interval_s))
             self._began = None

@@ -12,7 +12,8 @@ dropped some, may be among what was lost. Then the replica is not `authoritative
 writer that takes the shard over, until that writer tells where the shard continues. What the
 metalog has ordered is beyond doubt, so a replica that has less takes the rest for a hole.
 
-Everything is in flat arrays: 28 bytes a batch or hole, and 16 bytes a span of the metalog.
+Everything is in flat arrays: 28 bytes a batch or hole, and 16 bytes a span. Spans of the metalog
+that follow one another in seqnums as in localids are one.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgspec
 import numpy as np
 from sortedcontainers import SortedDict
 
+from indilog.columns import copied, packed, restored, unpacked
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, LocalId, SeqNum, ShardId
 from indilog.metalog import UNSAID, Span
@@ -73,6 +76,27 @@ def state_decoded(payload: bytes) -> ShardState:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:
         raise MalformedFrameError(f"not a shard's state: {error}") from error
+
+
+class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
+    """What is durable of a shard; rows and spans are packed (`indilog.columns`)."""
+
+    claimed: Epoch
+    opened: Epoch
+    stored: LocalId
+    ordered: LocalId
+    certain: bool
+    doubted: LocalId | None
+    firsts: bytes
+    segments: bytes
+    offsets: bytes
+    lengths: bytes
+    span_seqnums: bytes
+    span_localids: bytes
+
+
+_ROWS: Final = ("firsts", "segments", "offsets", "lengths")
+_SPANS: Final = ("span_seqnums", "span_localids")
 
 
 class Shard:
@@ -423,6 +447,79 @@ class Shard:
         self._segments[index], self._offsets[index], self._lengths[index] = _GONE, 0, 0
         return True
 
+    def discard_all(self, first: LocalId, end: LocalId) -> None:
+        """Forget where all batches are whose records lie in [first, end): they were discarded."""
+        index = bisect_left(self._firsts, first)
+        while index < len(self._firsts) and self._end_of(index) <= end:
+            if self._segments[index] not in _NOWHERE:
+                self.bytes -= self._lengths[index]
+                self._segments[index], self._offsets[index], self._lengths[index] = _GONE, 0, 0
+            index += 1
+
+    def replace(self, first: LocalId, end: LocalId, location: Location) -> bool:
+        """Note that the batch of just these records is at another place, intact; False: there is
+        none.
+        """
+        index = bisect_left(self._firsts, first)
+        there = index < len(self._firsts) and self._firsts[index] == first
+        if not there or self._end_of(index) != end or self._segments[index] in _NOWHERE:
+            return False
+        self.bytes += location.length - self._lengths[index]
+        self._segments[index], self._offsets[index], self._lengths[index] = location
+        return True
+
+    def lose_segments(self, segments: Collection[int]) -> None:
+        """Make holes of all batches in segments of which the files are gone."""
+        if not segments:
+            return
+        rows = np.frombuffer(self._segments, np.uint32)
+        for index in np.flatnonzero(np.isin(rows, list(segments))).tolist():
+            self.bytes -= self._lengths[index]
+            self.holes[self._firsts[index]] = self._end_of(index)
+            self._lengths[index] = self._offsets[index] = 0
+        del rows
+        for first in self.holes:
+            self._segments[bisect_left(self._firsts, first)] = _HOLE
+
+    # --- checkpoints
+
+    def copied(self) -> Callable[[], ShardColumns]:
+        """Copy everything; return what packs the copy, which may run in a thread."""
+        state = (
+            self.claimed, self.opened, self.stored, self.ordered, self._certain, self._doubted
+        )  # fmt: skip
+        self._join_gone()
+        columns = [copied(getattr(self, f"_{name}")) for name in (*_ROWS, *_SPANS)]
+        return lambda: ShardColumns(*state, *map(packed, columns))
+
+    def _join_gone(self) -> None:
+        """Make one row of discarded batches that follow one another."""
+        gone = np.frombuffer(self._segments, np.uint32) == _GONE
+        keep = np.ones(len(gone), np.bool_)
+        keep[1:] = ~(gone[1:] & gone[:-1])
+        if keep.all():
+            return
+        for name in _ROWS:
+            column: array[int] = getattr(self, f"_{name}")
+            setattr(self, f"_{name}", restored(column.typecode, copied(column)[keep]))
+
+    def restore(self, columns: ShardColumns) -> None:
+        """Begin with what was copied once.
+
+        Raises:
+            MalformedFrameError: a column is of a version that this release does not know.
+        """
+        self.claimed, self.opened = columns.claimed, columns.opened
+        self.stored = self.written = columns.stored
+        self.ordered = columns.ordered
+        self._certain, self._doubted = columns.certain, columns.doubted
+        for name in (*_ROWS, *_SPANS):
+            typecode = getattr(self, f"_{name}").typecode
+            setattr(self, f"_{name}", restored(typecode, unpacked(getattr(columns, name))))
+        self.bytes = int(np.frombuffer(self._lengths, np.uint64).sum())
+        for index in np.flatnonzero(np.frombuffer(self._segments, np.uint32) == _HOLE).tolist():
+            self.holes[self._firsts[index]] = self._end_of(index)
+
     def store_gone(self, first: LocalId, end: LocalId) -> None:
         """Note a batch that follows on and was discarded before a restart."""
         self.store(first, end, Location(_GONE, 0, 0))
@@ -469,14 +566,22 @@ class Shard:
         if self._doubted is not None and span.writer != UNSAID:
             # Of a writer that opened here: no later opening dropped it. Else it is a hole now.
             self._doubted = max(self._doubted, end)
-        self._span_seqnums.append(span.first_seqnum)
-        self._span_localids.append(span.first_localid)
+        if not self._continues(span):
+            self._span_seqnums.append(span.first_seqnum)
+            self._span_localids.append(span.first_localid)
         self.ordered = end
         self.skip_to(end)
         batches: list[RecordBatch] = []
         while self.unordered and self.unordered[0].header.first < end:
             batches.append(self.unordered.popleft())
         return batches
+
+    def _continues(self, span: Span) -> bool:
+        """Whether seqnums and localids of a span go on together where the last one ended."""
+        return bool(self._span_seqnums) and (
+            span.first_seqnum - self._span_seqnums[-1]
+            == span.first_localid - self._span_localids[-1]
+        )
 
     def localid_of(self, seqnum: SeqNum) -> LocalId | None:
         """Return which record of this shard has `seqnum`; None: none, as far as is applied here."""

@@ -74,6 +74,13 @@ class Frame(NamedTuple):
     """What a restart is told of it if it is damaged."""
 
 
+class Taken(NamedTuple):
+    """A checkpoint, and what is in the frames before it."""
+
+    frames: list[bytes]
+    payload: bytes
+
+
 class Held(NamedTuple):
     """A message that leaves when so many frames are on disk."""
 
@@ -107,6 +114,8 @@ class Process:
         """Whether the metadata store knows that there was a journal."""
         self.unsynced: list[Persist] = []
         self.held: list[Held] = []
+        self.taken: Taken | None = None
+        """The newest checkpoint; it counts when the frames before it are on the disk."""
 
     def start(self) -> Event:
         """Begin anew from what is on disk."""
@@ -127,7 +136,14 @@ class Process:
         self.wiped = self.wiped and not self.disk
         if self.wiped:
             role.lost(Lost(None, b"", NOWHERE))
-        for kind, payload, lost in self.disk:
+        taken = self.taken
+        if taken is not None and taken.frames == [
+            f.payload for f in self.disk[: len(taken.frames)]
+        ]:
+            role.restore(taken.payload, ())
+        else:
+            taken = None
+        for kind, payload, lost in self.disk[len(taken.frames) if taken is not None else 0 :]:
             if lost is not None:
                 role.lost(lost)
             else:
@@ -408,6 +424,14 @@ class OrderingTier:
             self.release(process)
         if not process.told_early:
             self.give(name, *(Persisted(persist.token, NOWHERE) for persist in synced))
+
+    def take_checkpoint(self, name: NodeId) -> None:
+        """Take a checkpoint of a sequencer that was told of all that it wrote."""
+        process = self.processes[name]
+        if process.told_early or not process.unsynced:
+            frames = [frame.payload for frame in process.disk]
+            frames += [persist.payload for persist in process.unsynced]
+            process.taken = Taken(frames, process.role.checkpoint()())
 
     def sync_everywhere(self) -> None:
         for name in VIEW.sequencers:

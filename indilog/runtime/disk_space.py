@@ -61,6 +61,11 @@ class DiskSpace:
         self._retry_at: Instant | None = None
         self.full = False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether frames wait for room."""
+        return bool(self._waiting)
+
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
         """Write a frame; None: it waits for room, and `retried` gives it back.
 

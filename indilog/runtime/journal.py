@@ -30,6 +30,13 @@ from xxhash import xxh3_64_intdigest
 from indilog.errors import DataDirectoryError
 from indilog.ids import NodeId
 from indilog.roles import FrameKind, Location
+from indilog.runtime.checkpoint_files import (
+    FileUse,
+    Place,
+    needed_from,
+    read_newest,
+    remove_leftover,
+)
 from indilog.runtime.directory_lock import locked
 from indilog.runtime.discards import Discards
 from indilog.runtime.journal_directory import check_format, created
@@ -41,6 +48,7 @@ from indilog.runtime.segment import (
     END_OF_SEGMENT,
     FRAME_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
+    RewrittenEnd,
     frame_bytes,
     header_packed,
     payload_crc_of,
@@ -51,7 +59,7 @@ from indilog.runtime.segment import (
     zero_tail,
 )
 from indilog.runtime.segment_files import SegmentFile, segment_files
-from indilog.runtime.segment_rewrite import remove_leftovers
+from indilog.runtime.segment_rewrite import places_in, remove_leftovers, rewritten_end
 from indilog.runtime.segment_scan import (
     Damage,
     SegmentScan,
@@ -101,7 +109,7 @@ class Journal:
         self._must_sync = (
             frozenset(FrameKind) - {FrameKind.ORDERING}
             if durability == "fsync"
-            else frozenset({FrameKind.SHARD_STATE, FrameKind.METALOG_STATE})
+            else frozenset({FrameKind.SHARD_STATE, FrameKind.METALOG_STATE, FrameKind.CHECKPOINT})
         )
         self._always_synced = durability == "fsync"
         self._lock_fd = locked(directory / "LOCK")
@@ -131,6 +139,10 @@ class Journal:
         self.discards = Discards(self.files, self.moved, self.old)
         self._lock = threading.Lock()
         """Held during a sync until its outcome is noted."""
+        self._start = Place(0, 0)
+        """Where the checkpoint was taken that was loaded."""
+        self._known: dict[tuple[int, int], FileUse] = {}
+        """What it says of segment files, by their first and last segment."""
         self._failed = False
         self._closing = False
         self.created = False
@@ -139,6 +151,8 @@ class Journal:
         """Places where `recover` could not read what had been synced."""
         self.mended = 0
         """Flipped bits that it put right."""
+        self.frames = 0
+        """Frames that were recovered and written in this life."""
         self.spare = SpareSegment(directory, segment_bytes)
 
     @classmethod
@@ -201,11 +215,33 @@ class Journal:
 
     # --- recovery
 
+    def load_checkpoint(self) -> dict[int, bytes] | None:
+        """Read the newest intact checkpoint, so that `recover` begins behind it; return what each
+        role wrote in it, by stream; None: there is none, and `recover` yields everything.
+
+        Raises:
+            DataDirectoryError: a newer release wrote it.
+        """
+        remove_leftover(self.directory)
+        loaded = read_newest(self.directory)
+        if loaded is None:
+            return None
+        self._start = loaded.place
+        self._known = {(use.first, use.last): use for use in loaded.checkpoint.files}
+        self.old.keep_from(*needed_from(self.directory, loaded.place))
+        return loaded.checkpoint.roles
+
+    def missing_segments(self) -> frozenset[int]:
+        """Return the segments before the checkpoint that was loaded of which there is no file."""
+        there = {n for f in segment_files(self.directory) for n in range(f.first, f.last + 1)}
+        return frozenset(range(1, self._start.segment)) - there
+
     def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location] | Damage]:
         """Yield all intact frames in order (stream, kind, payload, location), and what is damaged.
 
-        Must be exhausted once before the first `write`. A torn tail is cut with a warning; what is
-        yielded is durable when the iteration ends. Damage stays on disk, and is met again.
+        It begins behind the checkpoint, if one was loaded. Must be exhausted once before the first
+        `write`. A torn tail is cut with a warning; what is yielded is durable when the iteration
+        ends. Damage stays on disk, and is met again.
 
         Raises:
             DataDirectoryError: a newer release wrote a frame.
@@ -214,8 +250,14 @@ class Journal:
         remove_leftovers(self.directory)
         files = {file.first: file for file in segment_files(self.directory)}
         noted = newest_noted(self.directory) or NewestSegment(0, 0)
-        newest = max(newest_used(self.directory), noted.number)
-        active, end, number = newest + 1, 0, 1
+        newest = max(newest_used(self.directory), noted.number, self._start.segment)
+        ends = {file.first: rewritten_end(file) for file in files.values()}
+        for known in files.values():
+            self._register(known, ends[known.first])
+        if not self._start.segment and any(end and end.batches_only for end in ends.values()):
+            # What these files say no more was in checkpoints, none of which can be read.
+            yield self._counted(Damage(1, 0, self.segment_bytes, None, b""))
+        active, end, number = newest + 1, 0, max(1, self._start.segment)
         while number <= newest:
             if (file := files.get(number)) is None:
                 yield self._counted(Damage(number, 0, self.segment_bytes, None, b""))
@@ -240,9 +282,9 @@ class Journal:
         self, file: SegmentFile, *, newest: bool, synced: int
     ) -> Generator[tuple[int, FrameKind, bytes, Location] | Damage, None, SegmentScan]:
         """Yield what a file holds; return how it was read."""
-        self.files.named(file)
-        self.old.add(file, file.path.stat().st_size)
-        scan = SegmentScan(file.path, file.first, newest=newest, synced=synced)
+        start = self._start.offset if file.first == self._start.segment else 0
+        synced = max(synced, start)
+        scan = SegmentScan(file.path, file.first, newest=newest, synced=synced, start=start)
         gone: list[Location] = []
         for found in scan:
             if isinstance(found, Damage):
@@ -253,15 +295,38 @@ class Journal:
             if header.kind == FrameKind.GONE:
                 gone.append(location)
                 self.old.died(file.first, frame_bytes(header.length))
-            yield header.stream, _kind_of(header.kind), payload, location
+            if header.kind == FrameKind.MOVED:
+                continue
+            self.frames += 1
+            if header.kind not in BATCH_KINDS:
+                self.old.wrote_other(file.first, frame_bytes(header.length))
+                if header.kind != FrameKind.CHECKPOINT:
+                    yield header.stream, _kind_of(header.kind), payload, location
+            elif (name := self.moved.name(*location)) is not None:
+                yield header.stream, _kind_of(header.kind), payload, name
+            else:
+                damage_end = location.offset + frame_bytes(header.length) - FRAME_HEADER_BYTES
+                at = location.offset - FRAME_HEADER_BYTES
+                yield self._counted(Damage(file.first, at, damage_end, header, payload))
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
         # A crash may have come before any of its syncs, also before that of a mark.
-        start = scan.synced if newest else scan.written
-        write_again(self.files.fd(file.first), start, scan.written)
+        again_from = scan.synced if newest else scan.written
+        write_again(self.files.fd(file.first), again_from, scan.written)
         for location in gone:
             self.discards.punch(location)
         return scan
+
+    def _register(self, file: SegmentFile, end: RewrittenEnd | None) -> None:
+        """Take note of a file, of what is dead in it, and of the names of what was moved there."""
+        self.files.named(file)
+        known = self._known.get((file.first, file.last))
+        dead, other = (known.dead_bytes, known.other_bytes) if known is not None else (0, 0)
+        self.old.add(file, file.path.stat().st_size, dead, other)
+        if end is not None:
+            self.moved.moved(
+                range(file.first, file.last + 1), file.first, places_in(file, end.names_at)
+            )
 
     def _counted(self, damage: Damage) -> Damage:
         self.damaged += 1
@@ -310,6 +375,9 @@ class Journal:
             buffers.append(_PADDING[length % 8])
         location = Location(self._number, self._end + FRAME_HEADER_BYTES, length)
         self._end += size
+        self.frames += 1
+        if kind not in BATCH_KINDS:
+            self.old.wrote_other(self._number, size)
         if kind in self._must_sync:
             self._frames_written += 1
         elif kind is not FrameKind.ORDERING:
@@ -445,7 +513,8 @@ class Journal:
     # --- reading
 
     def read(self, location: Location) -> bytes | None:
-        """Return the payload of a frame, written or only buffered; None: damaged or gone.
+        """Return the payload of a frame, written or only buffered; None: it is gone, or cannot be
+        read; what is no intact payload: it is damaged.
 
         The CRC of a record batch is its own: the reader verifies it (`RecordBatch`).
         """
@@ -464,7 +533,7 @@ class Journal:
             log.warning("journal not readable", location=location, error=str(error))
             return None
         if header is None or header.segment != number or len(payload) != header.length:
-            return None
+            return b""  # of no frame: it could be read, and is damaged
         if header.kind not in BATCH_KINDS and not payload_intact(header, payload):
             return None
         return payload
@@ -493,6 +562,28 @@ class Journal:
             except OSError:
                 self._failed = True
                 raise
+
+    # --- checkpoints
+
+    def begin_checkpoint(self) -> Place:
+        """Return the place behind all that was written; when it is durable `mark` is reached.
+
+        Raises:
+            OSError: as `write`.
+        """
+        location = self.write(0, FrameKind.CHECKPOINT, b"")
+        return Place(location.segment, location.offset)
+
+    def uses(self) -> tuple[FileUse, ...]:
+        """Return what is known of the segment files."""
+        return tuple(
+            FileUse(old.file.first, old.file.last, old.dead_bytes, old.other_bytes)
+            for old in self.old
+        )
+
+    def checkpointed(self, place: Place) -> None:
+        """Take note that a checkpoint was written, durably."""
+        self.old.keep_from(*needed_from(self.directory, place))
 
     # --- how far it is
 

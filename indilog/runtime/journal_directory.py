@@ -20,8 +20,8 @@ from indilog.runtime.segment import synced_directory
 from indilog.runtime.segment_scan import newest_used
 
 FORMAT_VERSION: Final = 3
-"""1 and 2 held record batches of version 1, which had one checksum for tags and data, and no note
-of how far the newest segment was synced.
+"""1 and 2 held record batches of version 1, which had one checksum for tags and data, no note of
+how far the newest segment was synced, and no checkpoints.
 """
 _FORMAT_NAME: Final = "indilog-journal"
 

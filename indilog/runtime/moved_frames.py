@@ -1,16 +1,27 @@
-"""Where record batches are whose segments were rewritten in this life (decision 0016).
+"""Where record batches are whose segments were rewritten (decisions 0016 and 0028).
 
-A role knows a batch by the place at which it was written or recovered. That stays its name: what a
-rewrite moves is looked up here, so nobody has to be told. 16 bytes a batch that was moved.
+A role knows a batch by the place at which it was written first. That stays its name, also after a
+restart: what a rewrite moves is looked up here, so no role has to be told. 16 bytes a batch that
+was moved. A rewritten file says the names of its batches in `MOVED` frames at its end: version u8,
+three bytes of zeros, count u32, then per batch its name u64 (segment << 32 | offset) and where it
+is in this file u64, ascending.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from struct import Struct
+from typing import Final
 
+from indilog.errors import MalformedFrameError
 from indilog.roles import Location
+
+_VERSION: Final = 1
+_LAYOUT: Final = Struct("<B3xI")
+_BATCHES_MAX: Final = 448
+"""In one frame: so small a payload is put right when one bit of it has flipped."""
 
 
 class Places:
@@ -27,6 +38,26 @@ class Places:
         """Note that the batch called `name` comes next, at `offset`."""
         self.names.append(_packed(name))
         self.offsets.append(offset)
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the payloads of `MOVED` frames that say all this."""
+        for start in range(0, len(self.names), _BATCHES_MAX):
+            names = self.names[start : start + _BATCHES_MAX]
+            offsets = self.offsets[start : start + _BATCHES_MAX]
+            yield _LAYOUT.pack(_VERSION, len(names)) + names.tobytes() + offsets.tobytes()
+
+    def decode(self, payload: bytes) -> None:
+        """Add what a `MOVED` frame says.
+
+        Raises:
+            MalformedFrameError: it is of a version that this release does not know.
+        """
+        version, count = _LAYOUT.unpack_from(payload)
+        if version != _VERSION or len(payload) != _LAYOUT.size + 16 * count:
+            raise MalformedFrameError(f"moved batches of version {version}")
+        middle = _LAYOUT.size + 8 * count
+        self.names.frombytes(payload[_LAYOUT.size : middle])
+        self.offsets.frombytes(payload[middle:])
 
 
 def _packed(name: Location) -> int:
@@ -55,11 +86,16 @@ class MovedFrames:
         """Whether a segment was rewritten in this life."""
         return segment in self._files
 
-    def name(self, file: int, offset: int, length: int) -> Location:
-        """Return the name of the batch at `offset` of a file; its length is that of now."""
+    def name(self, file: int, offset: int, length: int) -> Location | None:
+        """Return the name of the batch at `offset` of a file, with the length of now; None: the
+        part of a rewritten file that said it is damaged.
+        """
         if (places := self._places.get(file)) is None:
             return Location(file, offset, length)
-        packed = places.names[bisect_left(places.offsets, offset)]
+        index = bisect_left(places.offsets, offset)
+        if index == len(places.offsets) or places.offsets[index] != offset:
+            return None
+        packed = places.names[index]
         return Location(packed >> 32, packed & (1 << 32) - 1, length)
 
     def moved(self, segments: Iterable[int], file: int, places: Places) -> None:

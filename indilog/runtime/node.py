@@ -55,6 +55,7 @@ from indilog.roles import (
     Superfluous,
     SurvivesLoss,
 )
+from indilog.runtime.checkpointing import Checkpointing
 from indilog.runtime.disk_space import DiskSpace
 from indilog.runtime.fence import Fence, Refused
 from indilog.runtime.ignored import count_effect, count_ignored
@@ -152,6 +153,10 @@ class NodeShell:
         sharers = sum(isinstance(role, Shrinks) for role in self.roles.values())
         self._disk_space = DiskSpace(journal, config.node, self._wake_after, sharers=sharers)
         self.rewriting = Rewriting(journal, self.roles, config.node, self._wake_after, self.metrics)
+        by_stream = {self._streams[node]: role for node, role in self.roles.items()}
+        self._checkpointing = Checkpointing(
+            journal, by_stream, self._wake_after, frames=config.node.checkpoint_frames
+        )
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
@@ -170,6 +175,7 @@ class NodeShell:
         if self._transport is not None:
             self._transport.start(self._on_frames)
         self._inbox = {node: [Started(self._epoch)] for node in self.roles}
+        self._checkpointing.start()
         self._disk_space.start()
         self._tell_of_space()
         self._schedule()
@@ -189,6 +195,7 @@ class NodeShell:
                 if self._journal.dirty:
                     await self._loop.run_in_executor(self._thread, self._journal.sync)
                 self._release()
+                self._checkpointing.stop(quiet=self._quiet)
             except OSError as error:
                 self._fail(error)
         self._inbox.clear()
@@ -281,6 +288,7 @@ class NodeShell:
             return
         try:
             self._drain()
+            self._checkpointing.turn(quiet=self._quiet)
             self._finish()
             self._watch_idle()
             self._tell_of_space()
@@ -293,6 +301,14 @@ class NodeShell:
             self._scheduled = True
             self._loop.call_soon(self._loop.call_soon, self._turn)
         self._set_timer()
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether all frames that roles wanted to persist are written, and they know it."""
+        waiting = (event for events in self._inbox.values() for event in events)
+        return not self._disk_space.waiting and not any(
+            isinstance(event, Persisted) for event in waiting
+        )
 
     def _drain(self) -> None:
         """Call roles until nothing is left for them."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from indilog.ids import Instant
@@ -26,6 +26,7 @@ class OldSegment:
 
     Attributes:
         dead_bytes: of frames that were discarded.
+        other_bytes: of frames that hold no batch; a checkpoint makes them superfluous.
         settled: whether the rewrite that wrote it left more than twice what was expected: what
             roles call superfluous in it is not believed any more.
         spoilt: whether it cannot be rewritten, because it is damaged.
@@ -35,6 +36,7 @@ class OldSegment:
     file: SegmentFile
     size_bytes: int
     dead_bytes: int = 0
+    other_bytes: int = 0
     settled: bool = False
     spoilt: bool = False
     copied_from: Instant = _NEVER
@@ -45,6 +47,9 @@ class OldSegments:
 
     Attributes:
         changed: whether there is news since somebody last set it to False.
+        floor: of segments below this one only batches are needed, because the checkpoints that are
+            kept were taken behind them. It only grows.
+        pinned: segments in which a kept checkpoint was taken; they stay as they are.
     """
 
     def __init__(self) -> None:
@@ -52,15 +57,34 @@ class OldSegments:
         self._files: list[OldSegment] = []
         self._superfluous: dict[str, Mapping[int, int]] = {}
         self.changed = False
+        self.floor = 0
+        self.pinned: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def add(self, file: SegmentFile, size_bytes: int) -> None:
+    def add(
+        self, file: SegmentFile, size_bytes: int, dead_bytes: int = 0, other_bytes: int = 0
+    ) -> None:
         """Add a file behind the others."""
         self._firsts.append(file.first)
-        self._files.append(OldSegment(file, size_bytes))
+        self._files.append(OldSegment(file, size_bytes, dead_bytes, other_bytes))
         self.changed = True
+
+    def __iter__(self) -> Iterator[OldSegment]:
+        """Return all files, oldest first."""
+        return iter(self._files)
+
+    def keep_from(self, floor: int, pinned: Iterable[int]) -> None:
+        """Take note of which segments the checkpoints that are kept need."""
+        self.floor = max(self.floor, floor)
+        self.pinned = frozenset(pinned)
+        self.changed = True
+
+    def wrote_other(self, segment: int, size_bytes: int) -> None:
+        """Count a frame that holds no batch."""
+        if (old := self._with(segment)) is not None:
+            old.other_bytes += size_bytes
 
     def has(self, number: int) -> bool:
         """Whether a file begins with segment `number`."""
@@ -101,7 +125,7 @@ class OldSegments:
         """
         waste = self._waste()
         for index, old in enumerate(self._files):
-            if old.spoilt or old.file.last >= below:
+            if old.spoilt or old.file.last >= below or old.file.first in self.pinned:
                 continue
             run = self._run(index, waste, below, bytes_max)
             if len(run) > 1 or waste[index] >= share_min * old.size_bytes:
@@ -115,7 +139,10 @@ class OldSegments:
 
     def _waste(self) -> list[int]:
         """Return how much of each file is dead, or part of what lives and not needed."""
-        waste = [old.dead_bytes for old in self._files]
+        waste = [
+            old.dead_bytes + (old.other_bytes if old.file.last < self.floor else 0)
+            for old in self._files
+        ]
         for by_segment in self._superfluous.values():
             for segment, size in by_segment.items():
                 index = bisect_right(self._firsts, segment) - 1
@@ -137,15 +164,21 @@ class OldSegments:
             largest = max(largest, living)
             if old.spoilt or old.file.last >= below or not follows or total > bytes_max:
                 break
+            if old.file.first in self.pinned or self._is_below(start) != self._is_below(index):
+                break
             if 2 * largest <= total:
                 end = index + 1
         return self._files[start:end]
+
+    def _is_below(self, index: int) -> bool:
+        return self._files[index].file.last < self.floor
 
     def replaced(
         self,
         run: Sequence[OldSegment],
         file: SegmentFile,
         size_bytes: int,
+        other_bytes: int,
         *,
         copied_from: Instant,
     ) -> None:
@@ -153,7 +186,7 @@ class OldSegments:
         expected = self.living_bytes(run)
         start = self._firsts.index(run[0].file.first)
         settled = size_bytes > 2 * expected
-        new = OldSegment(file, size_bytes, settled=settled, copied_from=copied_from)
+        new = OldSegment(file, size_bytes, 0, other_bytes, settled=settled, copied_from=copied_from)
         self._files[start : start + len(run)] = [new]
         self._firsts[start : start + len(run)] = [file.first]
         self._superfluous = {

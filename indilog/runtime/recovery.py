@@ -1,5 +1,5 @@
-"""Giving roles back what they persisted, and telling them what was lost of it (ARCHITECTURE 11,
-decision 0009).
+"""Giving roles back what they persisted, from the newest checkpoint on, and telling them what was
+lost of it (ARCHITECTURE 11, decisions 0009 and 0028).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Final
 
 import structlog
 
-from indilog.errors import IndilogError
-from indilog.roles import FrameKind, Lost, Role, SurvivesLoss, TakesCopies
+from indilog.errors import DataDirectoryError, IndilogError, MalformedFrameError
+from indilog.roles import Checkpoints, FrameKind, Lost, Role, SurvivesLoss, TakesCopies
 from indilog.runtime.damage_log import DamageLog
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment import BATCH_KINDS, is_batch_of
@@ -36,6 +36,7 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
         if journal.created:  # later starts, while it is empty, have nothing new to say
             log.error("the journal is gone: its directory was here at an earlier start")
         _tell(Damage(0, 0, 0, None, b""), roles)
+    _restore(journal, roles)
     takers = [role for role in roles.values() if isinstance(role, TakesCopies)]
     damage = DamageLog()
     try:
@@ -59,6 +60,32 @@ def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) 
         if isinstance(role, SurvivesLoss):
             role.recovered()
     return frames
+
+
+def _restore(journal: Journal, roles: Mapping[int, Role]) -> None:
+    """Let each role begin with the newest checkpoint, if there is one.
+
+    Raises:
+        IndilogError: it is of other roles, or of a newer release.
+    """
+    if (parts := journal.load_checkpoint()) is None:
+        return
+    if gone := journal.missing_segments():
+        log.error("segments of the journal are gone", numbers=sorted(gone))
+        journal.damaged += len(gone)
+    for stream, payload in parts.items():
+        role: object = roles.get(stream)
+        if not isinstance(role, Checkpoints):
+            raise IndilogError(
+                "The journal holds a checkpoint of a role that this process has not."
+            )
+        try:
+            role.restore(payload, gone)
+        except MalformedFrameError as error:
+            raise DataDirectoryError(
+                f"The checkpoint in {journal.directory} cannot be read by this release ({error}); "
+                "start the release that wrote it."
+            ) from error
 
 
 def _tell(damage: Damage, roles: Mapping[int, Role]) -> None:

@@ -150,7 +150,13 @@ class Rewriting:
         self._began = now
         journal.discards.hold(range(run[0].file.first, run[-1].file.last + 1))
         files = [old.file for old in run]
-        self._copy = SegmentRewrite(journal.directory, files, journal.moved, self._needed)
+        self._copy = SegmentRewrite(
+            journal.directory,
+            files,
+            journal.moved,
+            self._needed,
+            batches_only=files[-1].last < journal.old.floor,
+        )
         self._slices = self._copy.slices()
         return True
 
@@ -202,7 +208,7 @@ class Rewriting:
         file = copy.give_name()
         journal.files.replaced([old.file.first for old in run], file)
         journal.moved.moved(range(file.first, file.last + 1), file.first, copy.places)
-        journal.old.replaced(run, file, copy.bytes, copied_from=self._began)
+        journal.old.replaced(run, file, copy.bytes, copy.other_bytes, copied_from=self._began)
         self._metrics.rewrites += 1
         self._cleaning = journal.spare.pool.submit(copy.clean)
         self._over(now)

@@ -82,6 +82,36 @@ def header_packed(
     return header + _CRC.pack(crc32c(header))
 
 
+class RewrittenEnd(NamedTuple):
+    """What the frame says that ends a rewritten file: at which offset its `MOVED` frames begin, and
+    whether frames of all kinds but batches were left out.
+    """
+
+    names_at: int
+    batches_only: bool
+
+
+_REWRITTEN: Final = 1 << 63
+_BATCHES_ONLY: Final = 1 << 62
+
+
+def end_packed(number: int, end: RewrittenEnd) -> bytes:
+    """Return the frame that ends a rewritten file whose first segment is `number`.
+
+    The field of the stream, which an end has no use for, holds what it says.
+    """
+    said = _REWRITTEN | (_BATCHES_ONLY if end.batches_only else 0) | end.names_at
+    return header_packed(END_OF_SEGMENT, 0, said, number, 0, 0)
+
+
+def end_said(header: FrameHeader) -> RewrittenEnd | None:
+    """Return what the end of a file says; None: the file was never rewritten."""
+    if header.kind != END_OF_SEGMENT or not header.stream & _REWRITTEN:
+        return None
+    names_at = header.stream & (_BATCHES_ONLY - 1)
+    return RewrittenEnd(names_at, bool(header.stream & _BATCHES_ONLY))
+
+
 def header_unpacked(buffer: bytes) -> FrameHeader | None:
     """Return the frame header that `buffer` starts with; None: there is no intact one.
 

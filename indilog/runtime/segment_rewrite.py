@@ -13,23 +13,28 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+import structlog
+
 from indilog.gone_records import GoneRecords, gone_decoded, gone_encoded, gone_of
 from indilog.ids import ShardId
 from indilog.records import batch_header
 from indilog.roles import FrameKind, Location
 from indilog.runtime.moved_frames import MovedFrames, Places
 from indilog.runtime.segment import (
-    END_OF_SEGMENT,
+    BATCH_KINDS,
     FRAME_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
     FrameHeader,
+    RewrittenEnd,
+    end_packed,
+    end_said,
     header_packed,
     payload_crc_of,
     synced_directory,
     write_all,
 )
 from indilog.runtime.segment_files import SegmentFile, joined_path, replaced_files
-from indilog.runtime.segment_scan import Damage, SegmentScan
+from indilog.runtime.segment_scan import Damage, SegmentScan, header_at
 
 _TEMPORARY: Final = "rewritten.new"
 _SLICE_BYTES: Final = 512 * 1024
@@ -37,6 +42,8 @@ _SLICE_FRAMES: Final = 128
 """What is read in one step, in bytes and in frames."""
 _WRITE_BYTES: Final = 256 * 1024
 """What is written and synced together, at least."""
+
+log = structlog.get_logger(__name__)
 
 Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
 """Of a batch (its stream, kind, payload, and the place by which its role knows it): what must stay,
@@ -83,12 +90,43 @@ def remove_leftovers(directory: Path) -> None:
             path.unlink()
 
 
+def rewritten_end(file: SegmentFile) -> RewrittenEnd | None:
+    """Return what the end of a rewritten file says; None: the file was never rewritten."""
+    size = file.path.stat().st_size
+    if size < FRAME_HEADER_BYTES:
+        return None
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header = header_at(fd, size - FRAME_HEADER_BYTES)
+    finally:
+        os.close(fd)
+    if header is None or header.segment != file.first:
+        return None
+    return end_said(header)
+
+
+def places_in(file: SegmentFile, names_at: int) -> Places:
+    """Return where the batches of a rewritten file are; those in a damaged frame are left out."""
+    places = Places()
+    for found in SegmentScan(file.path, file.first, newest=False, start=names_at):
+        if isinstance(found, Damage) or found[0].kind != FrameKind.MOVED:
+            log.error("names of batches in a segment are damaged", file=str(file.path))
+            continue
+        places.decode(found[1])
+    return places
+
+
 class SegmentRewrite:
     """One copy: `slices` are to be written in their order, then `finish`, then `give_name`.
+
+    Args:
+        batches_only: whether nothing but batches is needed: what else the files say is in the
+            checkpoints that are kept.
 
     Attributes:
         places: where the batches are that stay.
         bytes: how long the copy is, as far as it is known.
+        other_bytes: of frames in it that hold no batch, and are not the names of batches.
     """
 
     def __init__(
@@ -97,7 +135,10 @@ class SegmentRewrite:
         files: Sequence[SegmentFile],
         moved: MovedFrames,
         needed: Needed,
+        *,
+        batches_only: bool = False,
     ) -> None:
+        self._batches_only = batches_only
         self._directory = directory
         self._files = files
         self._moved = moved
@@ -114,6 +155,7 @@ class SegmentRewrite:
         """Notes that tell of more than was written, by their offset, with their stream."""
         self.places = Places()
         self.bytes = 0
+        self.other_bytes = 0
 
     # --- what is in it
 
@@ -134,7 +176,10 @@ class SegmentRewrite:
                 enough = self.bytes - start >= _WRITE_BYTES
                 yield Slice(start, self._taken() if enough else (), read, frames)
                 start, read, frames = self.bytes if enough else start, 0, 0
-        self._put(END_OF_SEGMENT, 0, b"")
+        names_at = self.bytes
+        for payload in self.places.encoded():
+            self._put(FrameKind.MOVED, 0, payload)
+        self._end(names_at)
         yield Slice(start, self._taken(), read, frames)
 
     def _frames(self) -> Iterator[tuple[FrameHeader, bytes, Location]]:
@@ -159,6 +204,10 @@ class SegmentRewrite:
                 self._note(header.stream, gone_of(batch_header(payload), repaired=False))
             case FrameKind.GONE_RECORDS:
                 self._note(header.stream, gone_decoded(payload))
+            case FrameKind.MOVED:
+                pass  # the copy says the names anew
+            case _ if self._batches_only:
+                pass
             case kind:
                 if kind == FrameKind.SHARD_STATE:
                     # What was written before a writer took over stays before it.
@@ -166,7 +215,8 @@ class SegmentRewrite:
                 self._put(kind, header.stream, payload)
 
     def _take_batch(self, stream: int, kind: FrameKind, payload: bytes, place: Location) -> None:
-        name = self._moved.name(*place)
+        if (name := self._moved.name(*place)) is None:
+            raise DamagedSegmentError(self._file_of(place), "does not say the name of a batch")
         kept = self._needed(stream, kind, payload, name)
         header = batch_header(payload)
         if kept is None:
@@ -178,6 +228,8 @@ class SegmentRewrite:
 
     def _note(self, stream: int, gone: GoneRecords) -> None:
         """Note records that are gone, together with those before them if they follow on."""
+        if self._batches_only:
+            return
         key = (stream, gone.shard)
         run = self._runs.get(key)
         if run is not None and (joined := run.gone.joined(gone)) is not None:
@@ -187,15 +239,30 @@ class SegmentRewrite:
         self._runs[key] = _Run(self.bytes, gone)
         self._put(FrameKind.GONE_RECORDS, stream, gone_encoded(gone))
 
+    def _file_of(self, place: Location) -> SegmentFile:
+        return next(file for file in self._files if file.first == place.segment)
+
     def _put(self, kind: int, stream: int, payload: bytes) -> None:
         frame = self._frame(kind, stream, payload)
         self._buffers += frame
-        self.bytes += sum(map(len, frame))
+        size = sum(map(len, frame))
+        self.bytes += size
+        if kind not in BATCH_KINDS and kind != FrameKind.MOVED:
+            self.other_bytes += size
 
     def _frame(self, kind: int, stream: int, payload: bytes) -> list[bytes]:
-        crc = payload_crc_of(FrameKind(kind), payload) if kind != END_OF_SEGMENT else 0
+        crc = payload_crc_of(FrameKind(kind), payload)
         header = header_packed(kind, len(payload), stream, self._number, 0, crc)
         return [header, payload, bytes(-len(payload) % 8)]
+
+    def _end(self, names_at: int) -> None:
+        """End the copy: the end of a rewritten file says where the names of its batches begin, and
+        whether frames of other kinds were left out.
+        """
+        end = RewrittenEnd(names_at, batches_only=self._batches_only)
+        header = end_packed(self._number, end)
+        self._buffers.append(header)
+        self.bytes += len(header)
 
     # --- on disk
 

@@ -66,7 +66,7 @@ Scanned: TypeAlias = tuple[FrameHeader, bytes, Location]
 
 
 class SegmentScan:
-    """Reads one segment from its start.
+    """Reads one segment from offset `start` on, where a frame begins or the segment ends.
 
     Args:
         newest: whether it may end with a torn tail.
@@ -80,11 +80,13 @@ class SegmentScan:
         mended: what one flipped bit had spoilt, with its offset, to be written back.
     """
 
-    def __init__(self, path: Path, number: int, *, newest: bool, synced: int = 0) -> None:
+    def __init__(
+        self, path: Path, number: int, *, newest: bool, synced: int = 0, start: int = 0
+    ) -> None:
         self._path = path
         self._number = number
         self._newest = newest
-        self.end = 0
+        self.end = start
         self.synced = synced
         self.sealed = False
         self.damaged_end = False
@@ -98,6 +100,7 @@ class SegmentScan:
     def __iter__(self) -> Iterator[Scanned | Damage]:
         size = self._path.stat().st_size
         with self._path.open("rb", buffering=_CHUNK_BYTES) as file:
+            file.seek(self.end)
             while True:
                 header = self._header(file)
                 if header is None or self.end + frame_bytes(header.length) > size:

@@ -46,6 +46,7 @@ def work(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.deliver_in_order(chance.randint(1, 12)),
         lambda: tier.sync(chance.choice(VIEW.sequencers), chance.randint(1, 3)),
         tier.sync_everywhere,
+        lambda: tier.take_checkpoint(chance.choice(VIEW.sequencers)),
         lambda: tier.deliver_late(chance.randrange(64)),
         lambda: tier.wait(chance.choice([0.4, 1.0])),
         tier.ask_tail,
@@ -80,6 +81,7 @@ def restarts(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.sync(chance.choice(VIEW.backups), chance.randint(1, 3)),
         tier.lag,
         tier.sync_everywhere,
+        lambda: tier.take_checkpoint(chance.choice(VIEW.sequencers)),
         lambda: tier.crash(VIEW.primary, chance.randrange(2)),
         lambda: tier.crash(chance.choice(VIEW.backups), chance.randrange(2)),
     ]

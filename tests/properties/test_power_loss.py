@@ -19,6 +19,7 @@ from indilog.runtime.journal import Journal
 from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.segment_scan import Damage
 from tests.properties.power_loss import Recorder, Synced, Told
+from tests.unit.runtime.counting import Life
 from tests.unit.runtime.rewriters import Rewriter, batch, localids
 
 SEGMENT_BYTES = 4096
@@ -162,6 +163,40 @@ def test_a_crash_in_a_rewrite_leaves_the_old_segments_or_the_new_one(
                 if frame is not None and frame[0] is FrameKind.RECORDS:
                     assert again.journal.read(place) == batch(batch_header(frame[1]).first)
             again.close()
+
+    behind_each(recorder, tmp_path, check)
+
+
+def checkpointed(directory: Path, recorder: Recorder) -> None:
+    """Write frames, with a checkpoint after every few; what is durable is told."""
+    for start in (0, 30):
+        life = Life(directory, frames=6)
+        assert life.role.count == start
+        for number in range(start, start + 30):
+            life.write()
+            if number % 2:
+                life.turn()
+                recorder.told(number + 1)
+        life.end(clean=bool(start))
+        recorder.told(start + 30)
+
+
+def test_a_power_loss_leaves_no_checkpoint_that_is_ahead_of_its_journal_or_wrong(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    checkpointed(tmp_path / "root" / "journal", recorder)
+
+    def check(found: Path, promises: list[object]) -> None:
+        durable = max((p for p in promises if isinstance(p, int)), default=0)
+        for _ in range(2):
+            life = Life(found / "journal")
+            assert life.role.count >= durable
+            assert not life.role.lost_frames
+            life.write()
+            durable = life.role.count
+            life.end()
+            segments = (found / "journal").glob("segment-*.log")
+            assert sum(path.stat().st_size for path in segments) < 20 * SEGMENT_BYTES
 
     behind_each(recorder, tmp_path, check)
 

@@ -196,6 +196,12 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         # Confirmed first: what is said next may rely on it.
         self.hear(self.machine.turn(*held))
 
+    @rule()
+    def take_checkpoint(self) -> None:
+        """A checkpoint is taken between two turns, when all that was written was told."""
+        self.confirm()
+        self.machine.take_checkpoint()
+
     @rule(loss=st.integers(0, 20))
     def crash(self, loss: int) -> None:
         """Lose some of what was not confirmed, or can be derived again; start again."""

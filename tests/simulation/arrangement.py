@@ -43,6 +43,7 @@ _LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "append_pending_bytes_max": (4000, 256 * KIB * KIB),
     "index_snapshot_entries_min": (5, 40, 1_000_000),
     "index_memory_bytes_max": (20 * KIB, 512 * KIB * KIB),
+    "checkpoint_frames": (2, 10, 60, 32_768),
 }
 """Limits, ordinary and hostile; each is drawn on its own."""
 

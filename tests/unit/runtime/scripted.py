@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from indilog.config import Config, NodeConfig
@@ -16,6 +17,7 @@ from indilog.messages import MetalogWanted
 from indilog.roles import Effect, Event, FrameKind, Location, Persist
 from indilog.runtime.node import NodeShell
 from indilog.runtime.old_segments import OldSegments
+from indilog.runtime.open_segments import OpenSegments
 from indilog.runtime.transport import TransportCounts
 from indilog.view import view_of
 
@@ -33,16 +35,21 @@ class StoryJournal:
     damaged = mended = 0
     room = 1 << 30
     written_bytes = 0
+    frames = 0
 
     def __init__(self, story: list[str]) -> None:
         self._story = story
         self.dirty = False
         self.old = OldSegments()
+        self.files = OpenSegments(Path())
         self.gate = threading.Event()
         self.gate.set()
         self.error: OSError | None = None
         self._loop = asyncio.get_running_loop()
         self.settled = asyncio.Event()
+
+    def load_checkpoint(self) -> None:
+        return None
 
     def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location]]:
         return iter(())

@@ -165,7 +165,7 @@ def test_hollow_batches_take_the_place_of_those_that_are_partly_alive(rewriter: 
         rewriter.role.smaller[place] = RecordBatch(batch(2 * number)).hollowed([True, False])
     rewriter.journal.old.superfluous("storage-0", {1: 2500}, began=rewriter.now)
     assert rewriter.rest() == 1
-    assert rewriter.sizes()["00000001"] < 0.7 * SEGMENT_BYTES
+    assert rewriter.sizes()["00000001"] < 0.75 * SEGMENT_BYTES
     for number, place in enumerate(places[:11]):
         payload = rewriter.journal.read(place)
         assert payload is not None

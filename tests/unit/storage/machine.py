@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from indilog.config import ClusterConfig, Config, NodeConfig
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
@@ -47,6 +48,13 @@ SEGMENT_BYTES = 4000
 Frame = tuple[FrameKind, bytes, Location]
 
 
+class Taken(NamedTuple):
+    """A checkpoint, and the frames before it."""
+
+    frames: list[Frame]
+    payload: bytes
+
+
 class Machine:
     """Calls a storage node and does what it asks for, at once or when told.
 
@@ -64,6 +72,7 @@ class Machine:
         node: NodeId = STORAGE,
         frames: Iterable[Frame] = (),
         spoilt: Iterable[Location] = (),
+        checkpoint: Taken | None = None,
     ) -> None:
         self.view = view or view_of()
         self.config = config or Config()
@@ -84,7 +93,11 @@ class Machine:
         """Which frames are damaged."""
         self.unreadable: set[Location] = set()
         """Which frames cannot be read now."""
-        for kind, payload, location in frames:
+        self.checkpoint = checkpoint
+        if checkpoint is not None:
+            self.node.restore(checkpoint.payload, ())
+            self.frames += checkpoint.frames
+        for kind, payload, location in [*frames][len(self.frames) :]:
             if location in self.spoilt:
                 self.node.lost(Lost(kind, payload, location))
             else:
@@ -95,7 +108,15 @@ class Machine:
 
     def restarted(self) -> Machine:
         """Return the next life on the same disk."""
-        return Machine(self.view, self.config, self.name, self.frames, self.spoilt)
+        kept = self.checkpoint
+        if kept is not None and kept.frames != self.frames[: len(kept.frames)]:
+            kept = None  # it was taken behind what is lost now
+        return Machine(self.view, self.config, self.name, self.frames, self.spoilt, kept)
+
+    def take_checkpoint(self) -> None:
+        """Take one, with which the next life begins; only when all that was written is told."""
+        assert not self.held
+        self.checkpoint = Taken([*self.frames], self.node.checkpoint()())
 
     def tell(self, *messages: Message, sender: NodeId = ENGINE) -> list[Send]:
         """Let messages arrive in one turn; return what is sent until the node is quiet."""

@@ -1,0 +1,102 @@
+"""What a storage node writes of itself in a checkpoint (decision 0028, docs/FORMATS.md).
+
+Everything that recovery would make of the frames before it: how far the metalog is applied, what
+it says of each position, the floors of trims, and of each shard its writers, where its batches are,
+and which seqnums its records have. Long parts are packed columns (`indilog.columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+import numpy as np
+
+from indilog.errors import MalformedFrameError
+from indilog.floors import Column, Floors
+from indilog.ids import MetalogPosition, ShardId
+from storage.ordering import Ordering, OrderingColumns
+from storage.shard import Shard, ShardColumns
+
+
+class _Floors(msgspec.Struct, frozen=True, array_like=True):
+    """The floors of logs or of tags: the tags and their floors, u64 each."""
+
+    tags: bytes
+    untils: bytes
+
+
+class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
+    """A shard, by its number."""
+
+    shard: ShardId
+    columns: ShardColumns
+
+
+class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The tag is the version of the format."""
+
+    ordering: OrderingColumns
+    logs: _Floors
+    tags: _Floors
+    trims: int
+    trimmed_at: MetalogPosition
+    shards: tuple[_ShardPart, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Checkpoint)
+
+
+def checkpoint_of(ordering: Ordering, shards: Mapping[ShardId, Shard]) -> Callable[[], bytes]:
+    """Copy what the node knows; return what encodes the copy, which may run in a thread."""
+    columns = ordering.copied()
+    logs, tags = ordering.floors.logs.columns(), ordering.floors.tags.columns()
+    trims, trimmed_at = ordering.floors.trims, ordering.trimmed_at
+    copies = [(shard.id, shard.copied()) for shard in shards.values()]
+
+    def encoded() -> bytes:
+        return _encoder.encode(
+            _Checkpoint(
+                columns(),
+                _Floors(*(column.tobytes() for column in logs)),
+                _Floors(*(column.tobytes() for column in tags)),
+                trims,
+                trimmed_at,
+                tuple(_ShardPart(shard, copy()) for shard, copy in copies),
+            )
+        )
+
+    return encoded
+
+
+def restore(
+    payload: bytes,
+    gone: Collection[int],
+    ordering: Ordering,
+    shards: Mapping[ShardId, Shard],
+) -> None:
+    """Put a node that knows nothing where `payload` says; batches in `gone` segments become holes.
+
+    Raises:
+        MalformedFrameError: it is of a version that this release does not know.
+    """
+    try:
+        checkpoint = _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise MalformedFrameError(f"not the checkpoint of a storage node: {error}") from error
+    trimmed = ordering.floors
+    _restore_floors(trimmed.logs, checkpoint.logs)
+    _restore_floors(trimmed.tags, checkpoint.tags)
+    trimmed.trims, ordering.trimmed_at = checkpoint.trims, checkpoint.trimmed_at
+    ordering.restore(checkpoint.ordering)
+    for part in checkpoint.shards:
+        if (shard := shards.get(part.shard)) is not None:
+            shard.restore(part.columns)
+            shard.lose_segments(gone)
+
+
+def _restore_floors(floors: Floors, said: _Floors) -> None:
+    tags: Column = np.frombuffer(said.tags, np.uint64)
+    untils: Column = np.frombuffer(said.untils, np.uint64)
+    floors.restore(tags, untils)

@@ -1,0 +1,104 @@
+"""A role that counts the frames of its journal, with checkpoints, and lives of a process of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from indilog.ids import Instant
+from indilog.roles import Effect, Event, FrameKind, Location, Lost
+from indilog.runtime.checkpointing import Checkpointing
+from indilog.runtime.journal import Journal
+from indilog.runtime.recovery import recover
+
+STREAM = 7
+SEGMENT_BYTES = 4096
+
+
+def numbered(number: int) -> bytes:
+    """Return the payload of a frame."""
+    return b"%06d" % number * 20
+
+
+class Counter:
+    """Knows how many frames there are; each must follow on the one before.
+
+    Attributes:
+        count: frames, replayed or in the checkpoint. replayed: those that were replayed.
+        restored: what the checkpoint said; None: there was none.
+        gone: segments that were missing. lost: frames that could not be read.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.replayed = 0
+        self.restored: int | None = None
+        self.gone: set[int] = set()
+        self.lost_frames: list[Lost] = []
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
+        assert kind is FrameKind.METALOG, location
+        number = int(payload[:6])
+        assert number == self.count or self.lost_frames, "frames follow on one another"
+        self.count = number + 1
+        self.replayed += 1
+
+    def lost(self, frame: Lost, /) -> None:
+        self.lost_frames.append(frame)
+
+    def recovered(self) -> None:
+        """Nothing is to be judged."""
+
+    def checkpoint(self) -> Callable[[], bytes]:
+        count = self.count
+        return lambda: b"%d" % count
+
+    def restore(self, payload: bytes, gone: Collection[int], /) -> None:
+        self.count = self.restored = int(payload)
+        self.gone = set(gone)
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        raise AssertionError((events, now))
+
+    def deadline(self) -> Instant | None:
+        return None
+
+    def check_invariants(self) -> None:
+        return
+
+
+class Life:
+    """One life of a process with that role."""
+
+    def __init__(self, directory: Path, *, frames: int = 1_000_000) -> None:
+        self.journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+        self.role = Counter()
+        recover(self.journal, {STREAM: self.role})
+        self.checkpointing = Checkpointing(
+            self.journal, {STREAM: self.role}, lambda _: None, frames=frames
+        )
+        self.checkpointing.start()
+
+    def write(self, count: int = 1) -> None:
+        """Write frames that are not durable yet."""
+        for _ in range(count):
+            self.journal.write(STREAM, FrameKind.METALOG, numbered(self.role.count))
+            self.role.count += 1
+
+    def turn(self, *, quiet: bool = True) -> None:
+        """Let a turn end, and what threads do come to its end."""
+        self.checkpointing.turn(quiet=quiet)
+        self.journal.sync()
+        self.journal.spare.pool.submit(int).result()
+
+    def checkpoint(self) -> None:
+        """Have a checkpoint of now written."""
+        before = self.checkpointing.written
+        self.checkpointing.stop(quiet=True)
+        assert self.checkpointing.written == before + 1
+
+    def end(self, *, clean: bool = False) -> None:
+        """End; clean: with a checkpoint."""
+        if clean:
+            self.checkpointing.stop(quiet=True)
+        self.journal.close()
