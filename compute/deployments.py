@@ -17,9 +17,10 @@ import msgspec
 import structlog
 
 from indilog.deployed import AppInfo, FunctionSpec, ScheduleSpec
-from indilog.errors import DeployError, TooLargeError
+from indilog.errors import DataLossError, DeployError, TooLargeError
 from indilog.ids import SeqNum
 from indilog.log import Log, LogSource, Session
+from indilog.losses import Losses
 
 APPS_LOG: Final = "$apps"
 
@@ -74,12 +75,19 @@ class DeploymentLog:
     Attributes:
         newest: of each application, by name, among the records read so far (`catch_up`); it may say
             that the application is undeployed.
+        lost: of applications whose newest deployment is lost by damage, what reading it raised;
+            deploying one again mends it.
+        losses: where deployments may be lost of which not even the name is known.
     """
 
     def __init__(self, logs: LogSource) -> None:
         self._log: Log = logs.log(APPS_LOG, Session())
         self._bound: SeqNum = 0
         self.newest: dict[str, Placed] = {}
+        self.lost: dict[str, DataLossError] = {}
+        self.losses = Losses(
+            "deployments", "Applications deployed there are missing or old: deploy them again."
+        )
 
     async def append(self, deployment: Deployment) -> SeqNum:
         """Record a deployment and return its place; it survives a crash then.
@@ -98,7 +106,10 @@ class DeploymentLog:
 
     async def until_more(self, wait_s: float) -> None:
         """Wait up to `wait_s` for a record that `catch_up` has not read."""
-        await self._log.read_next(bound=self._bound, wait=wait_s)
+        try:
+            await self._log.read_next(bound=self._bound, wait=wait_s)
+        except DataLossError:
+            return  # `catch_up` names it
 
     async def catch_up(self, *, fresh: bool = False) -> None:
         """Read what was recorded since, into `newest`; `fresh`: by anybody, up to now.
@@ -106,7 +117,15 @@ class DeploymentLog:
         Whoever reads the same records comes to the same result, whatever was deployed at the same
         time on several compute nodes: the first owner of a name keeps it, versions count up.
         """
-        while page := await self._log.read_range(bound=self._bound, fresh=fresh):
+        while True:
+            try:
+                page = await self._log.read_range(bound=self._bound, fresh=fresh)
+            except DataLossError as error:
+                self._bound = self.losses.read_on_after(error, self._bound)
+                self._lose(error)
+                continue
+            if not page:
+                return
             fresh = False
             for record in page:
                 try:
@@ -118,6 +137,18 @@ class DeploymentLog:
                     continue
                 self._take(record.seqnum, deployment, record.time)
             self._bound = max(self._bound, page[-1].seqnum + 1)
+
+    def _lose(self, error: DataLossError) -> None:
+        """Take note that the newest deployment of an application is lost, if its name is known."""
+        for name in map(str, error.tags):
+            self.newest.pop(name, None)
+            self.lost[name] = DataLossError(
+                f"The newest deployment of app {name} is lost by damage at seqnum {error.seqnum}; "
+                "deploy it again.",
+                seqnum=error.seqnum,
+                next_seqnum=error.next_seqnum,
+                tags=error.tags,
+            )
 
     def _take(self, seqnum: SeqNum, deployment: Deployment, time: float) -> None:
         before = self.newest.get(deployment.name)
@@ -135,6 +166,7 @@ class DeploymentLog:
             deployment = msgspec.structs.replace(deployment, version=version)
         earlier = {_times(s): t for s, t in before.since.items()} if before is not None else {}
         since = {spec: earlier.get(_times(spec), time) for spec in deployment.schedules}
+        self.lost.pop(deployment.name, None)
         self.newest[deployment.name] = Placed(seqnum, deployment, since, time)
 
 

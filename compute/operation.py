@@ -85,12 +85,14 @@ class Operation:
         told: the floor, and the position of a trim, that it waits for since a lookup told of it.
         trimmed: of `seqnums`, those that turned out to be trimmed.
         denied: replicas that said "unknown" about something wanted.
+        names: of records whose data is damaged at a replica, as far as it said so.
     """
 
     __slots__ = (
         "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction", "fresh",
-        "limit", "log", "log_names", "page", "position", "probed", "records", "reflects", "route",
-        "seqnums", "shards", "stage", "started", "tag", "told", "trimmed", "trims", "waiter",
+        "limit", "log", "log_names", "names", "page", "position", "probed", "records", "reflects",
+        "route", "seqnums", "shards", "stage", "started", "tag", "told", "trimmed", "trims",
+        "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -133,6 +135,7 @@ class Operation:
         self.asked_at = Instant(0.0)
         self.trims = 0
         self.denied: set[tuple[NodeId, ShardId]] = set()
+        self.names: dict[SeqNum, bytes] = {}
 
     def answer(self, value: object) -> Answer:
         """Tell the caller, as of what is reflected."""

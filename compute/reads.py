@@ -334,6 +334,7 @@ class Reads:
         records = self._records_of(operation, message)
         if message.unknown:
             operation.denied.add((sender, message.shard))
+            operation.names.update(message.names)
             operation.records.update({r.seqnum: r for r in records})
             if operation.may_still_hear_of(message.shard):
                 return []

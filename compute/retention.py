@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from indilog.config import KIB, NodeConfig
-from indilog.errors import IndilogError, TrimmedError
+from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, LogSource, Record, Session
 from indilog.retention import Retention
@@ -114,6 +114,8 @@ class _Kept:
                 record = await self.log.read_next(bound=self.floor)
             except TrimmedError as error:
                 self.floor = max(error.first_seqnum, self.floor + 1)
+            except DataLossError as error:  # it was there, and may be trimmed like the others
+                return self.floor if error.seqnum is None else error.seqnum
             else:
                 return record.seqnum if record is not None else None
 
@@ -127,6 +129,11 @@ class _Kept:
             page = await self.log.read_range(bound=sizes.bound)
         except TrimmedError as error:
             sizes.restart_at(error.first_seqnum)
+            return 0
+        except DataLossError as error:
+            if error.next_seqnum is None or error.next_seqnum <= sizes.bound:
+                raise
+            sizes.bound = error.next_seqnum  # its size counts as 0, so no more is trimmed for it
             return 0
         if not page:
             sizes.bound = tail

@@ -11,7 +11,7 @@ from compute.hedging import Hedges
 from compute.operation import Asked, Operation
 from indilog.config import NodeConfig
 from indilog.errors import DataLossError
-from indilog.ids import Instant, NodeId, SeqNum, ShardId
+from indilog.ids import Instant, NodeId, SeqNum, ShardId, UserTag, log_tag, names_decoded
 from indilog.messages import ReadRecords, RecordsRead
 from indilog.roles import Effect, Send
 from indilog.view import Views, placement_of
@@ -91,14 +91,28 @@ def _lost(operation: Operation, shard: ShardId, missing: Sequence[SeqNum]) -> Da
 
     Further ones are met by whoever reads on.
     """
-    first = last = missing[0]
+    first = missing[0]
     behind = itertools.dropwhile(lambda seqnum: seqnum != first, operation.seqnums)
-    for seqnum in itertools.takewhile(frozenset(missing).__contains__, behind):
-        last = max(last, seqnum)
+    lost = list(itertools.takewhile(frozenset(missing).__contains__, behind)) or [first]
+    last = max(lost)
     which = f"seqnum {first}" if first == last else f"seqnums {first} to {last}"
     return DataLossError(
         f"No replica of shard {shard} holds {which}: lost by damage. Read on from seqnum "
         f"{last + 1}, or backwards from below {first}.",
         seqnum=first,
         next_seqnum=last + 1,
+        tags=_tags_of(lost, operation),
     )
+
+
+def _tags_of(lost: Sequence[SeqNum], operation: Operation) -> list[UserTag]:
+    """Return the tags of lost records, if all are known to be of the log that is read."""
+    known: dict[UserTag, None] = {}
+    for seqnum in lost:
+        if (names := operation.names.get(seqnum)) is None:
+            return []
+        log, tags = names_decoded(names)
+        if log_tag(log) != operation.log:
+            return []
+        known.update(dict.fromkeys(tags))
+    return list(known)

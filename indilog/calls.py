@@ -439,7 +439,8 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     if isinstance(value, type) and issubclass(value, IndilogError)
 } | {kind.__name__: kind for kind in (LinkLostError, RevokedError, ValueError, TypeError)}
 _ATTRIBUTES: Final = (
-    "what", "size", "limit", "first_seqnum", "seqnum", "next_seqnum", "errors", "kind", "temporary"
+    "what", "size", "limit", "first_seqnum", "seqnum", "next_seqnum", "tags", "errors", "kind",
+    "temporary",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ code never parses a message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -100,14 +101,21 @@ class DataLossError(IndilogError):
     Attributes:
         seqnum: the first lost record, where a read met some; reading backwards goes on below it.
         next_seqnum: behind the last one of those that were asked for; reading goes on there.
+        tags: those of all lost records, where only their data is lost; else empty.
     """
 
     def __init__(
-        self, message: str, *, seqnum: int | None = None, next_seqnum: int | None = None
+        self,
+        message: str,
+        *,
+        seqnum: int | None = None,
+        next_seqnum: int | None = None,
+        tags: Sequence[int | str] = (),
     ) -> None:
         super().__init__(message)
         self.seqnum = seqnum
         self.next_seqnum = next_seqnum
+        self.tags = tuple(tags)
 
 
 class ConfigError(IndilogError):

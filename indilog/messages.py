@@ -401,6 +401,8 @@ class RecordsRead(WireMessage, frozen=True):
     unknown: tuple[SeqNum, ...]
     trimmed: tuple[SeqNum, ...] = ()
     position: MetalogPosition = 0
+    names: tuple[tuple[SeqNum, bytes], ...] = ()
+    """Of those that are unknown, the names of those of which only the data is damaged."""
 
 
 class AuxSet(WireMessage, frozen=True):

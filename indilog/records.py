@@ -247,14 +247,18 @@ class RecordBatch:
     def record(self, index: int) -> RawRecord:
         """Return the record with localid `header.first + index`, whose data is intact."""
         assert index not in self.damaged, "what is damaged is never given to anyone"
-        names = self._names_start
-        names_from = names + self._names_ends[index - 1] if index else names
         data_from, data_end = self._data_at(index)
         return RawRecord(
             data=self.buffer[data_from:data_end],
-            names=self.buffer[names_from : names + self._names_ends[index]],
+            names=self.names(index),
             time_us=self.header.time_us,
         )
+
+    def names(self, index: int) -> bytes:
+        """Return the names of a record, which are intact."""
+        start = self._names_start
+        before = self._names_ends[index - 1] if index else 0
+        return self.buffer[start + before : start + self._names_ends[index]]
 
     @property
     def ends(self) -> tuple[array[int], array[int]]:

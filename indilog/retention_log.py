@@ -12,9 +12,10 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
-from indilog.errors import InvalidTagError, TrimmedError
+from indilog.errors import DataLossError, InvalidTagError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, LogSource, Record, Session
+from indilog.losses import Losses
 from indilog.retention import Retention, checked_retention
 
 RETENTION_LOG: Final = "$retention"
@@ -48,6 +49,8 @@ class PolicyLog:
     Attributes:
         newest: of each log that has one, among the records read so far (`catch_up`).
         beyond: policies that were passed over because there are `logs_max` already.
+        losses: where policies may be lost. What was read before is not enforced then, unless it is
+            set again: a lost record may have replaced it by one that keeps more.
     """
 
     def __init__(self, logs: LogSource, *, logs_max: int) -> None:
@@ -56,14 +59,29 @@ class PolicyLog:
         self._bound: SeqNum = 0
         self.newest: dict[str, Retention] = {}
         self.beyond = 0
+        self.losses = Losses(
+            "retention policies", "Policies set before are not enforced until they are set again."
+        )
 
     async def until_more(self, wait_s: float) -> None:
         """Wait up to `wait_s` for a record that `catch_up` has not read; `math.inf`: no timer."""
-        await self._log.read_next(bound=self._bound, wait=wait_s)
+        try:
+            await self._log.read_next(bound=self._bound, wait=wait_s)
+        except DataLossError:
+            return  # `catch_up` names it
 
     async def catch_up(self) -> None:
         """Read what was recorded since, into `newest`."""
-        while page := await self._page():
+        while True:
+            try:
+                page = await self._page()
+            except DataLossError as error:
+                self._bound = self.losses.read_on_after(error, self._bound)
+                for log in map(str, error.tags or list(self.newest)):
+                    self.newest.pop(log, None)
+                continue
+            if not page:
+                return
             for record in page:
                 policy = _understood(record)
                 if policy is not None:

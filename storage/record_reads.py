@@ -129,6 +129,7 @@ class RecordPage(BatchTask):
         self._bytes = 0
         self._records: list[StoredRecord] = []
         self._unknown: list[SeqNum] = []
+        self._names: list[tuple[SeqNum, bytes]] = []
         self._applied = applied
         self._trimmed: list[SeqNum] = []
         self._wanted: dict[Location, list[tuple[SeqNum, LocalId]]] = {}
@@ -160,11 +161,15 @@ class RecordPage(BatchTask):
         first, end = batch.header.first, batch.header.end
         dead = self._dead(batch, *wanted[0])
         for seqnum, localid in wanted:
-            if not first <= localid < end or localid - first in batch.damaged:
+            if not first <= localid < end:
                 self._unknown.append(seqnum)
                 continue
             if dead is not None and dead[localid - first]:
                 self._trimmed.append(seqnum)
+                continue
+            if localid - first in batch.damaged:
+                self._unknown.append(seqnum)
+                self._names.append((seqnum, batch.names(localid - first)))
                 continue
             if self.full:
                 return
@@ -195,4 +200,5 @@ class RecordPage(BatchTask):
             tuple(self._unknown),
             tuple(self._trimmed),
             self._applied.trimmed_at if self._trimmed else 0,
+            tuple(self._names),
         )

@@ -16,17 +16,19 @@ class Damage(Hooks):
 
     Attributes:
         lost: their seqnums, until they are repaired.
+        tags: what is known of their tags.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.lost: set[SeqNum] = set()
+        self.tags: tuple[str, ...] = ()
 
     async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
         lost = list(takewhile(lambda record: record.seqnum in self.lost, records))
         if lost:
             first, last = lost[0].seqnum, lost[-1].seqnum
-            raise DataLossError("Lost.", seqnum=first, next_seqnum=last + 1)
+            raise DataLossError("Lost.", seqnum=first, next_seqnum=last + 1, tags=self.tags)
         return list(takewhile(lambda record: record.seqnum not in self.lost, records))
 
 

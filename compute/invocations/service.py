@@ -50,6 +50,7 @@ from indilog.errors import (
 )
 from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum
 from indilog.log import Entry, LogSource, Record, Session
+from indilog.losses import Losses
 from indilog.subscription import pages
 
 _AGAIN_S: Final = 1.0
@@ -102,6 +103,9 @@ class InvocationService:
         self._broken: IndilogError | None = None
         self._appending = 0
         self._lost_to: SeqNum = 0
+        self._losses = Losses(
+            "invocations", "What was accepted there is not run, what ended there may run again."
+        )
         self._given_up = 0
         self._unread, self._unadvanced = Notices(_AGAIN_S), Notices(_AGAIN_S)
 
@@ -226,12 +230,17 @@ class InvocationService:
     async def told(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002 - it is called so
         """Return an invocation, waiting up to `wait_s` for its outcome; None: there was none, or it
         was forgotten.
+
+        Raises:
+            DataLossError: it is not known, and records of invocations are lost.
         """
         found = self._fold.get(id)
         if found is None:
             await self._read_up_to_now()
             found = self._fold.get(id)
         if found is None:
+            if self._losses:
+                raise DataLossError(f"Invocation {id} is not known. {self._losses.sentence}")
             return None
         if found.ended is None and wait_s > 0:
             with suppress(TimeoutError, OverloadedError), self._arrivals.room_for_outcome():
@@ -284,8 +293,10 @@ class InvocationService:
             try:
                 last = await self._log.read_prev(bound=bound, fresh=fresh)
             except DataLossError as error:
-                if not error.seqnum or error.seqnum > bound:
+                if error.seqnum is None or error.seqnum > bound:
                     raise
+                if not error.seqnum:
+                    return None
                 bound = error.seqnum - 1
             else:
                 return last.seqnum if last is not None else None
@@ -309,6 +320,7 @@ class InvocationService:
             "results_kept": self._fold.kept,
             "begun_again": self._runs.begun_again,
             "given_up_as_dead": self._given_up,
+            "lost_ranges": len(self._losses),
         }
 
     # --- inside
@@ -339,8 +351,8 @@ class InvocationService:
                     return False
                 self._unread.over()
         except DataLossError as error:
-            structlog.get_logger().error("invocation records lost", reason=str(error))
-            self._lost_to = error.next_seqnum or self._fold.end + 1
+            bound = max(self._fold.end, self._lost_to)
+            self._lost_to = self._losses.read_on_after(error, bound)
         return True
 
     async def _restore(self) -> None:

@@ -131,9 +131,10 @@ class Applications:
 
         Raises:
             UnknownFunctionError: it is not deployed; since when, or with what may have been meant.
+            DataLossError: its newest deployment is lost.
         """
         if (deployed := self._apps.get(name)) is None:
-            raise unknown_app(name, self._apps, self._log.newest)
+            raise self._log.lost.get(name) or unknown_app(name, self._apps, self._log)
         return deployed
 
     def function(self, name: str) -> tuple[Deployed, FunctionSpec]:
@@ -141,12 +142,14 @@ class Applications:
 
         Raises:
             UnknownFunctionError: there is none; with what may have been meant.
+            DataLossError: the newest deployment of the application is lost.
         """
         app, _, function = name.partition(".")
         deployed = self._apps.get(app)
         spec = deployed.functions.get(function) if deployed is not None else None
         if deployed is None or spec is None:
-            raise unknown_function(name, self._apps, self._log.newest)
+            lost = self._log.lost.get(app) if deployed is None else None
+            raise lost or unknown_function(name, self._apps, self._log)
         return deployed, spec
 
     # --- changes
@@ -176,7 +179,7 @@ class Applications:
         await self._log.catch_up(fresh=True)
         placed = self._log.newest.get(name)
         if placed is None:
-            raise unknown_app(name, self._apps, self._log.newest)
+            raise self._log.lost.get(name) or unknown_app(name, self._apps, self._log)
         if placed.deployment.is_undeployed:
             raise undeployed_already(placed)
         if placed.deployment.owner != owner:

@@ -6,33 +6,38 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
-from compute.deployments import Deployment, Placed
+from compute.deployments import Deployment, DeploymentLog, Placed
 from compute.workers.call import Deployed
 from indilog.app import check_app_name
 from indilog.errors import AppNameTakenError, DeployError, IndilogError, UnknownFunctionError
 
 
 def unknown_function(
-    name: str, apps: Mapping[str, Deployed], newest: Mapping[str, Placed]
+    name: str, apps: Mapping[str, Deployed], log: DeploymentLog
 ) -> UnknownFunctionError:
     """Return what the caller of a function that is none of `apps` is told."""
     app, dot, function = name.partition(".")
     if not dot or not function:
         return UnknownFunctionError(f"A function is named app.function, not {name!r}.")
     if app not in apps:
-        return unknown_app(app, apps, newest)
+        return unknown_app(app, apps, log)
     near = get_close_matches(function, apps[app].functions, n=1)
     return UnknownFunctionError(f"App {app} has no function {function!r}{_did_you_mean(near)}")
 
 
 def unknown_app(
-    name: str, apps: Mapping[str, Deployed], newest: Mapping[str, Placed]
+    name: str, apps: Mapping[str, Deployed], log: DeploymentLog
 ) -> UnknownFunctionError:
-    """Return what is told of an application that is none of `apps`; `newest`: what the log says."""
-    gone = newest.get(name)
+    """Return what is told of an application that is none of `apps`; `log`: what was recorded."""
+    gone = log.newest.get(name)
     if gone is not None and gone.deployment.is_undeployed:
         return UnknownFunctionError(
             f"App {name} was undeployed at {_time_of(gone)}; deploy it again."
+        )
+    if log.losses:
+        return UnknownFunctionError(
+            f"No app {name!r} is deployed, or its deployment is lost: {log.losses.sentence} If it "
+            "was deployed, deploy it again."
         )
     near = get_close_matches(name, apps, n=1)
     return UnknownFunctionError(f"No app {name!r} is deployed{_did_you_mean(near)}")

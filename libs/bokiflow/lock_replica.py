@@ -24,6 +24,7 @@ from indilog.errors import DataLossError, TooLargeError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.leftover import leftover, may_go_further
 from indilog.log import Log, Record
+from indilog.losses import named
 from indilog.outcomes import appended, check_own_append
 
 CHECKPOINT_EVERY: Final = 256
@@ -61,6 +62,7 @@ class LockReplica:
     """One lock, in one process."""
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self.tags: Tags = tags_of(name)
         self.fold = LockFold()
         self._unsaved = 0
@@ -117,7 +119,9 @@ class LockReplica:
                     continue
                 if lost is None:
                     raise
-                raise lost from error
+                raise named(f"Lock {self._name!r}", lost) from error
+            except DataLossError as error:
+                raise named(f"Lock {self._name!r}", error) from error
             for record in page:
                 self._apply(record)
             if not page:

@@ -23,6 +23,7 @@ from indilog.errors import (
 )
 from indilog.ids import SeqNum
 from indilog.log import Entry, Log
+from indilog.losses import named
 from indilog.outcomes import check_own_append
 
 _ValueT = TypeVar("_ValueT")
@@ -72,6 +73,8 @@ async def read_run(
                 raise
             run.end = max(run.end, error.first_seqnum)
             continue
+        except DataLossError as error:
+            raise named(f"Run {id!r}", error) from error
         for record in page:
             if record.seqnum >= run.end:
                 run.apply(record.seqnum, record.time, run_record(record.data))

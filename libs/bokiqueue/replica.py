@@ -46,6 +46,7 @@ from indilog.errors import (
 from indilog.event import Event
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
+from indilog.losses import named
 from indilog.outcomes import appended, check_own_append
 
 CHECKPOINT_EVERY: Final = 1024
@@ -244,6 +245,13 @@ class Replica:
             for shard in self.shards:
                 shard.hear(error.first_seqnum)
             return True
+        except DataLossError as error:  # whose news they were, the shards find out or say
+            if error.next_seqnum is None or error.next_seqnum <= self._cursor:
+                raise
+            self._cursor = error.next_seqnum
+            for shard in self.shards:
+                shard.hear(error.next_seqnum)
+            return True
         for record in page:
             if record.seqnum >= self._cursor:
                 self._cursor = record.seqnum + 1
@@ -287,14 +295,21 @@ class Replica:
                 await log.tail()
                 lost = await self._load(log, shard)
                 if shard.fold.end < error.first_seqnum:
-                    raise lost or QueueTrimmedError(self._name, error.first_seqnum) from error
+                    if lost is not None:
+                        raise self._named(shard, lost) from error
+                    raise QueueTrimmedError(self._name, error.first_seqnum) from error
                 continue
+            except DataLossError as error:
+                raise self._named(shard, error) from error
             for record in page:
                 shard.apply(record, self._contents)
             self.news.due(self._due(shard))
             if not page and (is_in_session or ask_all):
                 shard.seen = until
             ask_all = not page
+
+    def _named(self, shard: Shard, error: DataLossError) -> DataLossError:
+        return named(f"Shard {shard.number} of queue {self._name!r}", error)
 
     async def data(self, log: Log, seqnum: SeqNum) -> bytes:
         """Return the bytes of an outstanding message."""

@@ -33,6 +33,7 @@ from bokistore.records import (
 from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import MAX_SEQNUM, SeqNum
 from indilog.log import Log, Record
+from indilog.losses import named
 
 AUX_EVERY: Final = 8
 """A view is kept as aux data after this many records without one: a process that knows nothing
@@ -77,6 +78,8 @@ class Replay:
 
         Raises:
             TrimmedError: its history there was trimmed.
+            DataLossError: a record is lost that may be of its history. Writing the whole object
+                anew mends it.
         """
         floor = 0
         while True:
@@ -86,6 +89,8 @@ class Replay:
                 if not floor < error.first_seqnum <= bound + 1:
                     raise
                 floor = error.first_seqnum  # it was collected meanwhile
+            except DataLossError as error:
+                raise named(f"Object {name!r} of log {self._log.name!r}", error) from error
 
     async def _view(self, name: str, bound: SeqNum, *, may_append: bool) -> View:
         try:

@@ -23,6 +23,7 @@ from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
 from indilog.leftover import leftover, may_go_further
 from indilog.log import Log, Record
+from indilog.losses import named
 from indilog.outcomes import appended, check_own_append
 
 SNAPSHOT_EVERY: Final = 1000
@@ -246,13 +247,18 @@ class Replica(Generic[_ResultT]):
                     continue
                 if lost is None:
                     raise
-                raise lost from error
+                raise self._named(lost) from error
+            except DataLossError as error:
+                raise self._named(error) from error
             ahead = [record for record in page if record.seqnum < until]
             for record in ahead:
                 self._take(record)
             if len(ahead) < len(page) or not page:
                 check_own_append(own, self.end)
                 self.end = max(self.end, until)
+
+    def _named(self, error: DataLossError) -> DataLossError:
+        return named(f"State machine {self._tag.removeprefix(_COMMANDS_TAG_PREFIX)!r}", error)
 
     def _take(self, record: Record) -> None:
         """Apply a command, unless it is in the state already."""

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from compute.deployments import APPS_LOG, Deployment, DeploymentLog
+from compute.workers.refusals import unknown_app
 from indilog.config import ClusterConfig
 from indilog.deployed import FunctionSpec, ScheduleSpec
 from indilog.errors import DeployError
 from indilog.testing import MemoryLogs
+from tests.damaged_log import DamagedLogs
 
 pytestmark = pytest.mark.asyncio
 SPEC = FunctionSpec("f", "Words.", {"type": "object"}, {"type": "integer"}, timeout_s=2.0)
@@ -153,3 +155,34 @@ async def test_a_schedule_is_there_since_the_first_of_the_deployments_that_all_h
         {daily: 200.0},
         {hourly: 400.0, daily: 200.0},
     ]
+
+
+async def test_an_application_whose_newest_deployment_is_lost_is_reported_by_name() -> None:
+    """Its version before is not taken for the newest; deploying it again mends it."""
+    logs = DamagedLogs()
+    written = DeploymentLog(logs)
+    for one in (deployment("a", 1), deployment("b", 1), deployment("a", 2, "y")):
+        logs.lost = {await written.append(one)}
+    logs.tags = ("a",)
+    read = DeploymentLog(logs)
+    await read.catch_up()
+    assert sorted(read.newest) == ["b"]
+    assert str(read.lost["a"]).startswith("The newest deployment of app a is lost by damage")
+    await written.append(deployment("a", 3))
+    await read.until_more(0)
+    await read.catch_up()
+    assert (sorted(read.newest), read.lost) == (["a", "b"], {})
+
+
+async def test_a_lost_deployment_of_unknown_name_stops_no_other() -> None:
+    logs = DamagedLogs()
+    written = DeploymentLog(logs)
+    for one in (deployment("a", 1), deployment("b", 1), deployment("c", 1)):
+        if (seqnum := await written.append(one)) == 1:
+            logs.lost = {seqnum}
+    read = DeploymentLog(logs)
+    await read.catch_up()
+    assert sorted(read.newest) == ["a", "c"]
+    assert "at seqnums [1, 2) may be lost" in read.losses.sentence
+    missing = unknown_app("b", {}, read)
+    assert "or its deployment is lost" in str(missing)

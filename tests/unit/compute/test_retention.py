@@ -15,6 +15,7 @@ from indilog.log import Log, Record
 from indilog.retention import Retention
 from indilog.retention_log import RETENTION_LOG, PolicyLog
 from indilog.testing import MemoryLog, MemoryLogs
+from tests.damaged_log import DamagedLogs
 
 pytestmark = pytest.mark.asyncio
 
@@ -331,3 +332,40 @@ async def test_the_service_goes_on_after_an_error(
     finally:
         await service.stop()
     assert not errors
+
+
+@pytest.mark.parametrize("tags", [("orders",), ()])
+async def test_a_policy_that_may_have_been_replaced_by_a_lost_one_is_not_enforced(
+    tags: tuple[str, ...],
+) -> None:
+    """The lost one may keep more; whose it was is known if only its data is damaged."""
+    logs = DamagedLogs()
+    for name in ("orders", "other"):
+        await logs.log(name).set_retention(age_s=5.0)
+    await logs.log("orders").set_retention(age_s=500.0)
+    logs.lost, logs.tags = {2}, tags
+    policies = PolicyLog(logs, logs_max=10)
+    await policies.catch_up()
+    assert set(policies.newest) == ({"other"} if tags else set())
+    await logs.log("orders").set_retention(age_s=50.0)
+    await policies.until_more(math.inf)
+    await policies.catch_up()
+    assert policies.newest["orders"] == Retention(age_s=50.0)
+
+
+async def test_lost_records_do_not_keep_a_log_from_being_trimmed() -> None:
+    logs = DamagedLogs()
+    log = logs.log("orders")
+    for _ in range(10):
+        await log.append(b"x" * 100)
+    logs.lost = {0, 1, 4}
+
+    async def pause(_: float) -> None:
+        pass
+
+    rounds = RetentionRounds(logs, NodeConfig(), pause)
+    rounds.take({"orders": Retention(size_bytes=350)})
+    assert not await rounds.run(0.0)
+    with pytest.raises(TrimmedError) as trimmed:
+        await log.read_next()
+    assert trimmed.value.first_seqnum == 7

@@ -12,6 +12,7 @@ import pytest
 
 import indilog.client
 from bokiflow import Flow, Workflow
+from compute.deployments import Deployment, DeploymentLog
 from indilog.calls import error_from, failed
 from indilog.config import MIB, Config, NodeConfig
 from indilog.errors import DataLossError, TrimmedError
@@ -123,6 +124,35 @@ async def told_by(read: Awaitable[Record | None]) -> object:
     except DataLossError as error:
         return f"{error.seqnum} to {error.next_seqnum}"
     return record.seqnum if record is not None else None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_lost_deployment_is_reported_and_mended_by_deploying_it_again(
+    tmp_path: Path, *, whole: bool
+) -> None:
+    config = Config(node=NodeConfig(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
+
+    def deployment(name: str) -> Deployment:
+        return Deployment(name=name, version=1, owner="me", sources={"a.py": "#"}, functions=())
+
+    async with embedded(config) as platform:
+        deployments = DeploymentLog(platform.logs)
+        places = [await deployments.append(deployment(name)) for name in ("a", "b", "c")]
+    path = segment_path(tmp_path / "journal", 1)
+    found = [one for one in SegmentScan(path, 1, newest=True) if not isinstance(one, Damage)]
+    batches = [place for header, _, place in found if header.kind == FrameKind.RECORDS]
+    place = batches[-2]
+    spoil(path, place.offset + (60 if whole else place.length - 9), 5)
+    for again in range(2):
+        async with embedded(config) as platform:
+            deployments = DeploymentLog(platform.logs)
+            await deployments.catch_up()
+            assert sorted(deployments.newest) == (["a", "b", "c"] if again else ["a", "c"])
+            assert sorted(deployments.lost) == ([] if whole or again else ["b"])
+            assert f"[{places[1]}, {places[1] + 1})" in deployments.losses.sentence
+            if not again:
+                await deployments.append(deployment("b"))
 
 
 @pytest.mark.asyncio
