@@ -49,6 +49,7 @@ class LocalReads:
 
         It may be dead in all its tags since it was cached; by one of them it is not found then.
         """
-        if tag in (EMPTY_TAG, log) and self._floors.may_be_trimmed(seqnum, whole=True):
-            return None
-        return self._cache.get(seqnum)
+        record = self._cache.get(seqnum)
+        if record is None or tag not in (EMPTY_TAG, log):
+            return record
+        return None if self._floors.may_be_dead(seqnum, record.names) else record

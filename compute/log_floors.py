@@ -1,11 +1,13 @@
-"""What an engine knows of trims: the floors of logs, which hold for all their tags (ARCHITECTURE
-13).
+"""What an engine knows of trims: the floors of logs, which hold for all their tags, and those of
+single tags (ARCHITECTURE 13).
 
-Floors of single tags it need not know: the Tag Cache forgets what is trimmed, and the index tier
-knows the rest. It hears of every trim from the metalog, but not of those before it joined, nor of
-those that it forgot for want of room. So there is a *horizon*: the floor of a log that is not
-*exact* may be anywhere below it, and what depends on it is asked for in the index tier, whose
-answers teach it.
+A read by a tag needs no floor of it: the Tag Cache forgets what is trimmed, and the index tier
+knows the rest. But a record of the record cache may be dead in all its tags since it was cached.
+Reads of a whole log pass over such a record; the floors of its tags tell which one it is.
+
+An engine learns of every trim from the metalog, but not of those before it joined, nor of those
+that it forgot for want of room. So there is a *horizon*: the floor of a log that is not *exact* may
+be anywhere below it, and what depends on it is asked for in the index tier, whose answers teach it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections import deque
 from typing import Final
 
 from indilog.errors import TrimmedError
-from indilog.ids import EMPTY_TAG, MetalogPosition, SeqNum, TagHash
+from indilog.ids import EMPTY_TAG, MetalogPosition, SeqNum, TagHash, tag_hashes_in
 from indilog.messages import Direction
 from indilog.metalog import Floor, Trim
 
@@ -22,22 +24,29 @@ _NOTHING: Final = (0, False)
 
 
 class LogFloors:
-    """The floors of at most `logs_max` logs; forgets those that it heard of longest ago.
+    """The floors of at most `floors_max` logs, and of as many tags; forgets those that rose longest
+    ago.
 
     Attributes:
         horizon: from here on every floor is known.
-        tags_below: some tag was trimmed up to here: a record below may be dead in all its tags.
     """
 
-    __slots__ = ("_ahead", "_floors", "_logs_max", "horizon", "tags_below")
+    __slots__ = (
+        "_ahead", "_floors", "_floors_max", "_tag_floors", "_tags_below", "_tags_forgotten",
+        "horizon",
+    )  # fmt: skip
 
-    def __init__(self, logs_max: int) -> None:
-        self._logs_max = logs_max
+    def __init__(self, floors_max: int) -> None:
+        self._floors_max = floors_max
         self._floors: dict[TagHash, tuple[SeqNum, bool]] = {}
         self._ahead: deque[tuple[MetalogPosition, Floor]] = deque()
         """What the Tag Cache, which follows the index data, has not come to."""
         self.horizon: SeqNum = 0
-        self.tags_below: SeqNum = 0
+        self._tag_floors: dict[TagHash, SeqNum] = {}
+        self._tags_below: SeqNum = 0
+        """From here on no tag was trimmed since this node joined."""
+        self._tags_forgotten: SeqNum = 0
+        """From here on all of `_tag_floors` is known."""
 
     def __len__(self) -> int:
         return len(self._floors)
@@ -46,11 +55,29 @@ class LogFloors:
         """Begin in the middle of a log: what was trimmed before is not known, if anything was."""
         self.horizon = tail if trims else 0
 
-    def may_be_trimmed(self, seqnum: SeqNum, *, whole: bool) -> bool:
-        """Whether a record that was there may be trimmed now for all that is known here: as one of
-        a tag, or (`whole`) in all its tags.
+    def may_be_dead(self, seqnum: SeqNum, names: bytes) -> bool:
+        """Whether a record that was there when this node joined or later, and carries `names`, may
+        be trimmed in all its tags now. A record without tags dies with its log only.
         """
-        return seqnum < (self.tags_below if whole else max(self.tags_below, self.horizon))
+        if seqnum >= self._tags_below:
+            return False
+        tags = tag_hashes_in(names)
+        return bool(tags) and all(seqnum < self._tag_floor(tag) for tag in tags)
+
+    def may_be_trimmed(self, seqnum: SeqNum, tag: TagHash) -> bool:
+        """Whether a record with `tag` may be trimmed now as one of that tag."""
+        return seqnum < max(self._tag_floor(tag), self.horizon)
+
+    def _tag_floor(self, tag: TagHash) -> SeqNum:
+        """Return the highest floor that the tag may have got since this node joined."""
+        return max(self._tag_floors.get(tag, 0), self._tags_forgotten)
+
+    def _raise_tag(self, floor: Floor) -> None:
+        floors = self._tag_floors
+        floors[floor.tag] = max(floors.pop(floor.tag, 0), floor.until)
+        self._tags_below = max(self._tags_below, floor.until)
+        if len(floors) > self._floors_max:
+            self._tags_forgotten = max(self._tags_forgotten, floors.pop(next(iter(floors))))
 
     def heard(self, trim: Trim) -> None:
         """Take in floors from the metalog."""
@@ -59,7 +86,7 @@ class LogFloors:
             if floor.of_log:
                 self._raise(floor)
             else:
-                self.tags_below = max(self.tags_below, floor.until)
+                self._raise_tag(floor)
 
     def reached(self, position: MetalogPosition) -> list[Floor]:
         """Take out the floors of trims up to `position`, to which index data is applied now."""
@@ -80,7 +107,7 @@ class LogFloors:
 
     def _put(self, log: TagHash, until: SeqNum, *, exact: bool) -> None:
         self._floors[log] = until, exact
-        if len(self._floors) > self._logs_max:
+        if len(self._floors) > self._floors_max:
             forgotten, _ = self._floors.pop(next(iter(self._floors)))
             self.horizon = max(self.horizon, forgotten)
 

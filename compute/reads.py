@@ -219,13 +219,17 @@ class Reads:
         """Answer without the index tier if the record at the bound is the one: from the cache, or
         from storage.
         """
-        record = None
-        if not self._floors.may_be_trimmed(operation.bound, whole=operation.whole):
-            record = self._tier.at_bound(operation, self._replay.tail)
-        if record is None:
+        record = self._tier.at_bound(operation, self._replay.tail)
+        if record is None or self._may_be_trimmed(operation, record):
             return self._probe(operation, local)
+        self._tier.came_from_cache()
         operation.reflects = self._replay.position
         return [operation.answer(record)]
+
+    def _may_be_trimmed(self, operation: Operation, record: Record) -> bool:
+        if operation.whole:
+            return self._floors.may_be_dead(record.seqnum, record.names)
+        return self._floors.may_be_trimmed(record.seqnum, operation.tag)
 
     def _probe(self, operation: Operation, local: LocalIndex) -> list[Effect]:
         """Try the record at the bound itself: every log has most seqnums of a logspace, or all."""

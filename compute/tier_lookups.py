@@ -59,8 +59,11 @@ class TierLookups:
         assert record is not None, "it is held"
         if operation.tag != EMPTY_TAG and not names_bear(record.names, operation.tag):
             return None
-        self.figures["from_cache"] += 1
         return record
+
+    def came_from_cache(self) -> None:
+        """The record at the bound has answered a read."""
+        self.figures["from_cache"] += 1
 
     def ask(
         self, operation: Operation, request: int, replay: MetalogReplay, local: LocalIndex | None

@@ -6,11 +6,18 @@ A watch says that there may be something, not what: its owner reads again. It fi
 
 from __future__ import annotations
 
+import sys
 from array import array
+from collections.abc import Iterable
+from typing import Final
 
 from indilog.errors import OverloadedError
 from indilog.ids import SeqNum, TagHash
 from indilog.index_feed import ReadyBlock
+
+_TAG_BYTES: Final = 8
+_TAGS_PER_SEARCH: Final = 16
+"""Looking for one tag among as many costs what it costs to look each of these up."""
 
 
 class Watches:
@@ -49,13 +56,19 @@ class Watches:
         fired: list[object] = []
         for part in block.parts:
             # Of lost records, any tag may be meant.
-            tags = list(self._by_tag) if part.lost else set(array("Q", part.tags))
-            for tag in self._by_tag.keys() & tags:
+            for tag in list(self._by_tag) if part.lost else self._watched_in(part.tags):
                 mine = [w for w, bound in self._by_tag[tag].items() if bound < block.tail]
                 for waiter in mine:
                     self.remove(tag, waiter)
                 fired += mine
         return fired
+
+    def _watched_in(self, tags: bytes) -> Iterable[TagHash]:
+        """Return the watched tags among `tags`, u64 each."""
+        watched = self._by_tag
+        if len(watched) * _TAGS_PER_SEARCH > len(tags) // _TAG_BYTES:
+            return watched.keys() & array("Q", tags)
+        return [tag for tag in watched if _is_in(tag, tags)]
 
     def clear(self) -> list[object]:
         """Take out all waiters."""
@@ -63,6 +76,15 @@ class Watches:
         self._by_tag.clear()
         self._count = 0
         return waiters
+
+
+def _is_in(tag: TagHash, tags: bytes) -> bool:
+    """Tell whether `tag` is one of `tags`, u64 each: not in the middle of two of them."""
+    packed = tag.to_bytes(_TAG_BYTES, sys.byteorder)
+    place = tags.find(packed)
+    while place > 0 and place % _TAG_BYTES:
+        place = tags.find(packed, place + 1)
+    return place >= 0
 
 
 class ReadyWaiters:

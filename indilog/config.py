@@ -221,7 +221,8 @@ class NodeConfig:
     sweep_tags_per_turn: int = 1_000
     """Tags from which an index node takes the records of a trimmed log in one turn."""
     log_floors_max: int = 100_000
-    """Trimmed logs whose floors an engine remembers; others are asked for in the index tier."""
+    """Trimmed logs whose floors an engine remembers, and as many trimmed tags; what concerns others
+    is asked for in the index tier and storage."""
     retention_interval_s: float = 60.0
     """How often the platform trims logs by their retention policies."""
     retention_bytes_per_s: int = 32 * MIB

@@ -205,6 +205,12 @@ def names_bear(names: bytes, tag: TagHash) -> bool:
     return tag == log_tag(log) or any(_folded(log, name) == tag for name in spelled)
 
 
+def tag_hashes_in(names: bytes) -> list[TagHash]:
+    """Return the hashes of the tags that a record carries with `names`, without its log's."""
+    log, *spelled = names.decode().split("\x1f")
+    return [_folded(log, name) for name in spelled]
+
+
 def names_match(names: bytes, log: str, tag: UserTag | None) -> bool:
     """Tell whether a record that carries `names` is in `log` and has `tag` (None: any)."""
     parts = names.split(_SEPARATOR)

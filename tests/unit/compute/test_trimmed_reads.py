@@ -9,7 +9,8 @@ import pytest
 from compute.log_floors import LogFloors
 from compute.operation import PENDING, Answered, Operation
 from indilog.errors import TrimmedError
-from indilog.ids import Epoch, NodeId, ViewNumber
+from indilog.ids import EMPTY_TAG, Epoch, NodeId, ViewNumber, tag_columns, tag_hash
+from indilog.log import Record
 from indilog.messages import (
     Direction,
     IndexBlock,
@@ -65,6 +66,49 @@ def test_a_trim_that_index_data_has_come_to_needs_no_index_tier() -> None:
     floors.reached(5)
     with pytest.raises(TrimmedError):
         floors.permit(Direction.PREV, LOG, LOG, 9, None)
+
+
+def with_a_cached_record(*tags: str) -> Driver:
+    """Return a driver whose engine has appended one record of log `orders` with these tags."""
+    driver = joined()
+    hashes, names = tag_columns("orders", tags)
+    driver.engine.append(b"d", hashes, names, "writer")
+    driver.turn()
+    driver.order(1)
+    return driver
+
+
+def whole_read(driver: Driver) -> object:
+    return driver.engine.read(Direction.NEXT, EMPTY_TAG, 0, 0, "reader", log=LOG)
+
+
+@pytest.mark.parametrize("tags", [(), ("x",), ("x", "trimmed")])
+def test_a_trim_of_one_tag_leaves_reads_of_other_records_on_the_spot(tags: tuple[str, ...]) -> None:
+    driver = with_a_cached_record(*tags)
+    for tag in (tag_hash("orders", "trimmed"), tag_hash("jobs", "x")):
+        trim(driver, 1, tag=tag)
+    assert isinstance(whole_read(driver), Record)
+
+
+def test_a_record_that_is_trimmed_in_all_its_tags_is_not_answered_from_the_cache() -> None:
+    driver = with_a_cached_record("x", "y")
+    trim(driver, 1, tag=tag_hash("orders", "x"))
+    assert isinstance(whole_read(driver), Record)
+    trim(driver, 1, tag=tag_hash("orders", "y"))
+    assert whole_read(driver) is PENDING
+
+
+def test_of_a_tag_whose_floor_was_forgotten_any_record_below_may_be_trimmed() -> None:
+    floors = LogFloors(2)
+    names = tag_columns("orders", ("old",))[1]
+    for number, until in enumerate((5, 20, 30)):
+        tag = tag_hash("orders", "old") if number == 0 else 1000 + number
+        floors.heard(Trim(number, ViewNumber(1), Epoch(1), number, (Floor(tag, until, False),)))
+    assert floors.may_be_dead(4, names)
+    assert not floors.may_be_dead(5, names)
+    assert floors.may_be_trimmed(4, 4711), "it may be another one that was forgotten"
+    assert not floors.may_be_trimmed(5, 4711)
+    assert floors.may_be_trimmed(29, 1002)
 
 
 def lookup_in(effects: Sequence[Effect]) -> IndexLookup:
