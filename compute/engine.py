@@ -55,7 +55,8 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import Entry, MetalogReplay, Span, Trim, is_possible
+from indilog.metalog import Entry, MetalogReplay, Span, Trim
+from indilog.resend import Resend
 from indilog.roles import (
     Answer,
     Effect,
@@ -93,25 +94,31 @@ class Engine:
         self._views = views
         self._config = config
         self._extended = config.node.local_index == "extended"
-        self._cache = RecordCache(
-            config.node.record_cache_bytes_max, aux_bytes_max=config.node.aux_cache_bytes_max
-        )
-        self._floors = LogFloors(config.node.log_floors_max)
-        self._local_reads = LocalReads(self._cache, self._floors)
-        self._reads = Reads(node, views, config, self._cache, self._floors)
+        self._begin()
         self.times = TimeLookups(views, config.node)
         self.trims = Trims(views[-1].primary, config.node)
         self._writer: ShardWriter | None = None
-        self._replay = MetalogReplay()
-        self._local: LocalIndex | None = None
-        self._feed = self._feed_from(0)
         self.watches = Watches(config.node.lookups_pending_max)
         self._outbox: list[Effect] = []
         self._upkeep_at, self._watches_known = Instant(0.0), 0
         self._ready_waiters = ReadyWaiters(config.node.lookups_pending_max)
         self._asked_to_join = Instant(0.0)
         self._join_request = 0
-        self._catch_up = CatchUp(views, config.node.resend_s)
+        resend = Resend(config.node.resend_s, config.node.resend_s_max)
+        self._catch_up = CatchUp(views, resend)
+
+    def _begin(self) -> None:
+        """Have nothing of the log, and wait to join."""
+        node = self._config.node
+        self._cache = RecordCache(
+            node.record_cache_bytes_max, aux_bytes_max=node.aux_cache_bytes_max
+        )
+        self._floors = LogFloors(node.log_floors_max)
+        self._local_reads = LocalReads(self._cache, self._floors)
+        self._reads = Reads(self._node, self._views, self._config, self._cache, self._floors)
+        self._replay = MetalogReplay()
+        self._local: LocalIndex | None = None
+        self._feed = self._feed_from(0)
 
     # --- what callers in this process use
 
@@ -280,7 +287,9 @@ class Engine:
             self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.node.resend_s))
         if (writer := self._writer) is not None:
             if (due := writer.deadline()) is not None and now >= due:
-                effects += writer.on_time(now) + self._catch_up.want_metalog(self.position)
+                effects += writer.on_time(now)
+                if self._local is not None:
+                    effects += self._catch_up.want_metalog()
             if self._local is not None:
                 effects += writer.flush(now)
         return effects
@@ -317,7 +326,7 @@ class Engine:
             case MetalogEntries() | TailIs() | TrimIs() if event.sender != self._views[-1].primary:
                 return [Ignore(event, "the word of a primary from somebody else")]
             case MetalogEntries():
-                return self._on_metalog_entries(message, now)
+                return self._on_metalog_entries(event, message, now)
             case IndexData():
                 return self._on_index_data(event, message, now)
             case RecordsRead() | LookupResult() | TagFirsts():
@@ -325,7 +334,7 @@ class Engine:
             case TimeFound():
                 return self.times.on_found(event.sender, message, now)
             case TailIs() | TrimIs():
-                return self._on_primary_answer(message, now)
+                return self._on_primary_answer(event, message, now)
             case DiskFull(full=full):
                 return self._on_disk_full(event, now, full=full)
             case ShardClaimed() | ShardOpened() | ShardStored():
@@ -335,7 +344,11 @@ class Engine:
             case _:
                 return [Ignore(event, "not for an engine")]
 
-    def _on_primary_answer(self, message: TailIs | TrimIs, now: Instant) -> list[Effect]:
+    def _on_primary_answer(
+        self, event: Received, message: TailIs | TrimIs, now: Instant
+    ) -> list[Effect]:
+        if self._catch_up.reader.heard(event.incarnation) is None:
+            return [Ignore(event, "the word of an earlier incarnation of the primary")]
         if isinstance(message, TrimIs):
             return self.trims.on_answer(message, self._catch_up)
         if message.request == self._join_request:
@@ -353,6 +366,7 @@ class Engine:
     def _on_started(self, epoch: Epoch, now: Instant) -> list[Effect]:
         view = self._views[-1]
         self._join_request = epoch * _REQUESTS_PER_EPOCH
+        self._catch_up.reader.start(epoch)
         self._reads.number_from(self._join_request)
         self.times.number_from(self._join_request)
         self.trims.number_from(self._join_request)
@@ -372,6 +386,7 @@ class Engine:
         if self._local is not None:
             return []
         self._replay = MetalogReplay(message.position, message.tail, message.cut, message.trims)
+        self._catch_up.reader.join(message.position, message.last)
         self._floors.joined(message.tail, message.trims)
         self._local = LocalIndex(self._config.node, position=message.position, tail=message.tail)
         self._feed = self._feed_from(message.position)
@@ -381,19 +396,42 @@ class Engine:
             effects += writer.joined(self._replay.cut.get(writer.shard, 0), now)
         return effects
 
+    def _join_again(self, now: Instant) -> list[Effect]:
+        """Begin anew, because the primary has replaced entries that were applied here.
+
+        Index and caches rest on them. Reads under way fail as retryable; the writer keeps its
+        shard, and learns at the join how far that is ordered.
+        """
+        error = NotReadyError("The order of the newest records was corrected; ask again.")
+        replaced = self.position
+        effects: list[Effect] = [
+            Ignore(replaced, "metalog entries were replaced after they were read"),
+            *self._reads.abandon(error),
+            *self.times.abandon(error),
+            *self.trims.abandon(error),
+        ]
+        self._join_request = self._reads.last_request + 1
+        self._begin()
+        self._reads.number_from(self._join_request)
+        self._reads.begin_turn(now)
+        return effects + self._ask_to_join(now)
+
     # --- type-O and type-S data
 
-    def _on_metalog_entries(self, message: MetalogEntries, now: Instant) -> list[Effect]:
+    def _on_metalog_entries(
+        self, event: Received, message: MetalogEntries, now: Instant
+    ) -> list[Effect]:
         if self._local is None:
             return []
+        taken = self._catch_up.reader.take(event, message)
+        if taken.refused is not None:
+            return [Ignore(event, taken.refused)]
+        if taken.wrong_from is not None:
+            return self._join_again(now)
         effects: list[Effect] = []
-        for entry in message.entries:
-            if not is_possible(entry):
-                return [*effects, Ignore(message, "an entry with impossible shards or counts")]
-            if entry.position == self._replay.position:
-                effects += self._apply_entry(entry, self._local)
-            self._catch_up.heard_of(entry.position)
-        effects += self._catch_up.gap(self._replay.position)
+        for entry in taken.entries:
+            effects += self._apply_entry(entry, self._local)
+        effects += self._catch_up.gap()
         return effects + self._apply_index_data(self._local, now)
 
     def _apply_entry(self, entry: Entry, local: LocalIndex) -> list[Effect]:
@@ -461,7 +499,7 @@ class Engine:
         """Whether something is missing here."""
         return (
             self.tag_position < self._replay.position
-            or self._replay.position < self._catch_up.known_end
+            or self._catch_up.reader.behind
             or self._feed.behind
             or self._reads.parked
         )
@@ -477,7 +515,7 @@ class Engine:
         times = [self._reads.deadline(), self.times.deadline(), self.trims.deadline()]
         if self._local is None:
             times.append(Instant(self._asked_to_join + self._config.node.resend_s))
-        times.append(self._catch_up.due(behind=self._behind()))
+        times.append(self._catch_up.due())
         return min((t for t in times if t is not None), default=_NEVER)
 
     def _on_time(self, now: Instant) -> list[Effect]:

@@ -94,6 +94,11 @@ class Reads:
         self._next_request = request
 
     @property
+    def last_request(self) -> int:
+        """The number of the newest try."""
+        return self._next_request
+
+    @property
     def parked(self) -> bool:
         """Whether reads wait for a position that is not applied yet."""
         return bool(self._parked)

@@ -303,9 +303,22 @@ class ShardWriter:
         return self._open_shard(now)
 
     def joined(self, cut: LocalId, now: Instant) -> list[Effect]:
-        """Take note how much of the shard is ordered, as far as the node knows now."""
+        """Take note how much of the shard is ordered, as far as the node knows now.
+
+        If it joins again, the outcome of batches that were ordered meanwhile is not known here.
+        """
         self._cut = cut
-        return self._open_shard(now)
+        unknown = AppendOutcomeUnknownError(
+            "The order of the newest records was corrected meanwhile; the record is in the log."
+        )
+        effects: list[Effect] = []
+        while self._in_flight and self._in_flight[0].end <= cut:
+            batch = self._in_flight.popleft()
+            self._in_flight_bytes -= len(batch.encoded)
+            self._pending -= len(batch.waiters)
+            self._pending_bytes -= sum(map(len, batch.builder.columns[0]))
+            effects += _answers(batch, unknown)
+        return effects + self._open_shard(now)
 
     def _open_shard(self, now: Instant) -> list[Effect]:
         """Ask for the shard to be opened where all replicas have it, and not below what is ordered.

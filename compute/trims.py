@@ -60,7 +60,7 @@ class Trims:
 
     def on_answer(self, message: TrimIs, catch_up: CatchUp) -> list[Effect]:
         """Take in the primary's word, and that there are so many entries."""
-        catch_up.heard_of((message.position or 0) - 1)
+        catch_up.reader.known_end = max(catch_up.reader.known_end, message.position or 0)
         trim = self._under_way.get(message.request)
         if trim is None or trim.position is not None:
             return []

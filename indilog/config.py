@@ -138,7 +138,10 @@ class NodeConfig:
     append_timeout_s: float = 30.0
     """After this an append's outcome is unknown."""
     resend_s: float = 0.25
-    """After this long without an answer a message that needs one is said again."""
+    """After so many seconds without an answer a message that needs one is sent again."""
+    resend_s_max: float = 2.0
+    """The pause before it is sent yet again doubles up to so many seconds; any progress ends that.
+    """
 
     metalog_entries_in_flight_max: int = 512
     """Metalog entries in one message, sent to a backup without an answer, and proposed without
@@ -374,6 +377,7 @@ def _check_reachable_safely(node: NodeConfig) -> None:
 _ORDERED: Final = (
     ("tag_cache_seqnums_per_tag_max", "tag_cache_seqnums_max"),
     ("resend_s", "append_timeout_s"),  # else nothing is said again before it is given up
+    ("resend_s", "resend_s_max"),
     ("hedge_delay_s_min", "lookup_timeout_s"),  # else a read starts again before it is hedged
     ("lookup_timeout_s", "read_timeout_s"),  # else it fails before it starts again
     ("worker_silent_s", "worker_stop_s"),  # else one that was not asked in time is taken for silent

@@ -31,6 +31,7 @@ from indilog.ids import (
 from indilog.lost_ranges import LostRange
 from indilog.metalog import Entry
 from indilog.sequencer_messages import (
+    NOBODY,
     MetalogAppend,
     MetalogCopy,
     MetalogCopyWanted,
@@ -99,24 +100,38 @@ class ShardProgress(WireMessage, frozen=True):
 
 
 class MetalogEntries(WireMessage, frozen=True):
-    """primary → engine, storage: committed metalog entries, the type-O data (thesis 4.1).
+    """primary → engine, storage: committed metalog entries from `start` on, the type-O data
+    (thesis 4.1).
 
+    `previous` is the incarnation that proposed the entry before `start` (0: there is none), so a
+    reader sees whether its copy has the same entries up to there; `committed` entries are committed
+    in all. Sent when entries are committed, without any when the primary has started, and as the
+    answer to the `MetalogWanted` of number `request` (0: it is none). An answer begins where the
+    asker's copy ends, or earlier: then what the copy has from there on was replaced.
     Lost: the next one does not follow on; the receiver says `MetalogWanted`. With no next one, the
     receiver asks as soon as it waits for an ordering that does not come.
-    Repeated: entries already applied are skipped.
+    Repeated: entries already applied are skipped; the second answer matches no question.
     """
 
+    start: MetalogPosition
+    previous: Epoch
     entries: tuple[Entry, ...]
+    committed: MetalogPosition
+    request: int = 0
 
 
 class MetalogWanted(WireMessage, frozen=True):
     """engine, storage → primary: send me the committed entries from `start` on.
 
-    Lost: asked again after a while.
+    `last` is the incarnation that proposed the last entry that the sender has, before `start` (0:
+    it has none). The primary answers from where the sender's copy and its own are equal.
+    Lost: asked again after a while, under a new `request`.
     Repeated: answered again, which is harmless.
     """
 
     start: MetalogPosition
+    last: Epoch = NOBODY
+    request: int = 0
 
 
 class TailWanted(WireMessage, frozen=True):
@@ -141,6 +156,8 @@ class TailIs(WireMessage, frozen=True):
     position: MetalogPosition
     tail: SeqNum
     cut: dict[ShardId, LocalId]
+    last: Epoch = NOBODY
+    """The incarnation that proposed the last committed entry; 0: there is none."""
     trims: int = 0
     """How many of the committed entries are trims."""
     time_us: int = 0

@@ -19,6 +19,7 @@ tells a backup that had lost some when that one has all again (`MetalogAppend.co
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from indilog.config import Config
 from indilog.errors import DataDirectoryError
@@ -41,6 +42,8 @@ from ordering.entry_clock import EntryClock
 from ordering.progress import Reports
 from ordering.stored_metalog import StoredMetalog
 from ordering.trims import TrimRequests
+
+_TAIL_UNKNOWN: Final = "it is not known yet which recovered entries are committed"
 
 
 class Primary:
@@ -71,6 +74,8 @@ class Primary:
         """Engines first: callers wait for them."""
         self._reader_set = frozenset(self._readers)
         self._full_notice = FullNotice(view.engines)
+        self._published: MetalogPosition | None = None
+        """How many entries were published by this incarnation, or before; None: none was yet."""
         base, last_us = metalog.committed, metalog.time_us
         proposed = MetalogReplay(base.position, base.tail, base.cut, base.trims)
         for entry in metalog.iterate(base.position, len(metalog)):
@@ -181,9 +186,16 @@ class Primary:
             return [Ignore(event, "asked by a node that is neither engine nor storage")]
         if message.start < 0:
             return [Ignore(event, "a position is never negative")]
-        end = min(message.start + self._page_entries, self.committed)
-        page = self._metalog.page(message.start, end, self._page_bytes)
-        return [Send(event.sender, MetalogEntries(page))]
+        if self.tail_unknown:
+            # The answer would call entries uncommitted that were published before the restart.
+            return [Ignore(event, _TAIL_UNKNOWN)]
+        committed = self.committed
+        start = min(self._metalog.agreement(message.last, message.start), committed)
+        end = min(start + self._page_entries, committed)
+        page = self._metalog.page(start, end, self._page_bytes) if start < end else ()
+        previous = self._metalog.epoch_before(start)
+        answer = MetalogEntries(start, previous, page, committed, message.request)
+        return [Send(event.sender, answer)]
 
     def _on_tail_wanted(self, event: Received, message: TailWanted) -> list[Effect]:
         if event.sender not in self._reader_set:
@@ -191,7 +203,7 @@ class Primary:
         if self.tail_unknown:
             # Some of these entries may have been published before the restart: a tail that leaves
             # them out would go back in time. The engine asks again.
-            return [Ignore(event, "it is not known yet which recovered entries are committed")]
+            return [Ignore(event, _TAIL_UNKNOWN)]
         committed = self._metalog.committed
         return [
             Send(
@@ -201,6 +213,7 @@ class Primary:
                     committed.position,
                     committed.tail,
                     dict(committed.cut),
+                    self._metalog.epoch_before(committed.position),
                     committed.trims,
                     self._clock.now_us,
                 ),
@@ -213,7 +226,7 @@ class Primary:
         if not (0 <= message.floor.tag < 2**64 and message.floor.until >= 0):
             return [Ignore(event, "a floor of no possible tag or seqnum")]
         if self.tail_unknown:
-            return [Ignore(event, "it is not known yet which recovered entries are committed")]
+            return [Ignore(event, _TAIL_UNKNOWN)]
         effects = self._trim_requests.on_wanted(event.sender, message, self.tail)
         return [Ignore(event, "too many trims are under way")] if effects is None else effects
 
@@ -222,15 +235,23 @@ class Primary:
     def _commit(self) -> list[Effect]:
         """Publish the entries that a majority has since the last time.
 
-        Of very many at once (after a restart) only the last page is published: who is farther
-        behind sees a gap and asks.
+        Nothing is published before all entries are committed that were recovered: some of them may
+        have been published before, and readers take what is called committed for all there is.
+        Then the last page of them is, or an empty one: readers hear of the new incarnation and have
+        their copies confirmed. A reader that is farther behind sees a gap and asks.
         """
         start, end = self.committed, self._majority_length()
-        if end <= start:
+        if end > start:
+            self._metalog.commit(end)
+        published = self._published
+        if self.tail_unknown or published == self.committed:
             return []
-        self._metalog.commit(end)
-        first = max(start, end - self._page_entries)
-        message = MetalogEntries(self._metalog.newest(first, end, self._page_bytes))
+        end = self._published = self.committed
+        first = max(published or 0, end - self._page_entries)
+        entries = self._metalog.newest(first, end, self._page_bytes) if first < end else ()
+        first = end - len(entries)
+        previous = self._metalog.epoch_before(first)
+        message = MetalogEntries(first, previous, entries, committed=end)
         # An engine has callers that wait for it; storage has what it takes to answer them.
         effects: list[Effect] = [
             Send(reader, message, reader in self._engines) for reader in self._readers

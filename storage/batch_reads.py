@@ -124,6 +124,12 @@ class BatchReads:
         self._queue.append(task)
         return True
 
+    def drop_tasks(self) -> None:
+        """Answer nothing that is under way: what it would say of seqnums is wrong now."""
+        self._queue.clear()
+        for tasks in self._reading.values():
+            tasks.clear()
+
     def advance(self) -> list[Effect]:
         """Serve tasks from memory, and read for them as far as the bound allows."""
         effects: list[Effect] = []

@@ -28,12 +28,12 @@ from indilog.messages import (
     IndexBlock,
     IndexDataWanted,
     MetalogEntries,
-    MetalogWanted,
     ReadRecords,
     ShardClaim,
     ShardOpen,
 )
 from indilog.metalog import Entry, Span, Trim, entries_encoded
+from indilog.resend import Resend
 from indilog.roles import (
     Effect,
     Event,
@@ -68,8 +68,6 @@ from storage.shard import Shard
 from storage.trims import floors_page, speaks_for_empty, told_of
 
 _NEVER: Final = Instant(math.inf)
-_ENTRIES_AHEAD_MAX: Final = 4096
-"""Metalog entries that wait for an earlier one."""
 _ORDERING_TOKEN: Final = 0
 """Nothing waits for an entry of the ordering journal."""
 _AUX_OVERHEAD_BYTES: Final = 64
@@ -86,9 +84,11 @@ class StorageNode:
         self._shards = _shards_of(node, views)
         self._appends = Appends(self._shards, views[-1].logspace, config)
         self._speaks_for_empty = speaks_for_empty(node, views[-1])
-        self._ordering = Ordering(ahead_max=_ENTRIES_AHEAD_MAX)
+        self._ordering = Ordering()
         self._recovery = Recovery(self._shards, self._ordering)
-        self._catch_up = CatchUp(config.node.resend_s)
+        self._catch_up = CatchUp(
+            self._ordering.reader, Resend(config.node.resend_s, config.node.resend_s_max)
+        )
         self._waiting = WaitingReads(
             reads_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
         )
@@ -105,6 +105,8 @@ class StorageNode:
         self._blocks: list[IndexBlock] = []
         self._unjournaled: list[Entry] = []
         """Applied entries that are not in the ordering journal yet."""
+        self.replaced = 0
+        """Entries that were applied in this life and turned out to be replaced."""
         self._stirred = False
         """Whether there was more in this turn than batches and entries."""
         self._upkeep_at = Instant(0.0)
@@ -133,6 +135,7 @@ class StorageNode:
             "cached_bytes": self._reads.cached_bytes,
             "read_only": int(self._appends.room is not None),
             "reads_waiting": len(self._waiting),
+            "replaced_entries": self.replaced,
             "trims": self._ordering.floors.trims,
             "floors": len(self._ordering.floors.logs) + len(self._ordering.floors.tags),
             **self._care.status(),
@@ -205,11 +208,12 @@ class StorageNode:
                 self._care.repair.paused = room is not None
                 self._full_notice.changed(full=room is not None, now=now)
                 return []
-            case Started():
+            case Started(epoch):
                 self._stirred = True
                 self._appends.start()
                 self._care.start(now, unread=self._restored)
-                self._catch_up.start()
+                self._ordering.reader.start(epoch)
+                self._ordering.reader.doubt()
                 return []
             case SnapshotsAnswered():
                 raise AssertionError("a storage node has no snapshots")
@@ -242,7 +246,7 @@ class StorageNode:
 
     def _on_shard_open(self, event: Received, message: ShardOpen) -> list[Effect]:
         shard = self._shards.get(message.shard)
-        if shard is not None and shard.in_doubt and self._catch_up.behind:
+        if shard is not None and shard.in_doubt and self._ordering.reader.behind:
             # What is ordered is beyond doubt, but this restart may not know yet that it is.
             return [Ignore(event, "opening a shard in doubt before the metalog is known here")]
         return self._after_entries(self._appends.on_open(event, message))
@@ -254,8 +258,8 @@ class StorageNode:
             case Batches() as message:
                 return self._after_entries(self._care.repair.on_batches(event, message, now))
             case TagFloorsWanted() as message:
-                self._catch_up.start()  # who asks may know of a trim that was not heard here
                 known = self._ordering
+                known.reader.doubt()  # the asker may know of a trim that was not heard here
                 return [floors_page(known.floors, known.trimmed_at, message, event.sender)]
             case _:
                 return [Ignore(event, "not a message for a storage node")]
@@ -288,8 +292,9 @@ class StorageNode:
         ]
         effects += self._reads.advance()
         effects += self._care.conclude(now, self._reads.damaged)
-        if self._catch_up.due(self.position, now, waiting=self._awaits_entries()):
-            effects.append(Send(self._views[-1].primary, MetalogWanted(self.position)))
+        wanted = self._catch_up.ask(now, waiting=self._awaits_entries())
+        if wanted is not None:
+            effects.append(Send(self._views[-1].primary, wanted))
         self._stirred = False
         parts = (self._catch_up, self._waiting, self._full_notice, self._care)
         times = (part.deadline() for part in parts)
@@ -305,12 +310,19 @@ class StorageNode:
     def _on_metalog_entries(self, event: Received, message: MetalogEntries) -> list[Effect]:
         if event.sender != self._views[-1].primary:
             return [Ignore(event, "metalog entries of somebody who is not the primary")]
-        applied = self._ordering.put(message.entries)
-        was_behind = self._catch_up.behind
-        self._catch_up.heard(news=bool(applied), gap=self._ordering.gap)
-        self._stirred = self._stirred or was_behind or self._catch_up.behind
+        reader = self._ordering.reader
+        was_behind = reader.behind
+        taken = reader.take(event, message)
+        if taken.refused is not None:
+            return [Ignore(event, taken.refused)]
+        self._stirred = self._stirred or was_behind or reader.behind
         effects: list[Effect] = []
-        for entry, spans in applied:
+        if taken.restarted:
+            self._appends.start()  # the primary has forgotten what was reported
+        if taken.wrong_from is not None:
+            effects += self._cut_off(taken.wrong_from)
+        for entry in taken.entries:
+            spans = self._ordering.apply(entry)
             self._unjournaled.append(entry)
             self._order(entry.position, spans)
             if isinstance(entry, Trim):
@@ -322,6 +334,25 @@ class StorageNode:
         for read in self._waiting.ready(self._ordering.tail, self._ordering.floors.trims):
             effects += self._start(event, self._page(read))
         return effects
+
+    def _cut_off(self, position: MetalogPosition) -> list[Effect]:
+        """Forget entries that the primary has replaced, and what was derived from them.
+
+        Index nodes see by the epochs of the new index data that theirs is wrong. On the disk the
+        next entries replace those at their positions.
+        """
+        replaced = self.position - position
+        self.replaced += replaced
+        self._ordering.cut_off(position)
+        for shard in self._shards.values():
+            shard.cut_off(self._ordering.tail, self._ordering.cut_of(shard.id))
+        self._unjournaled = [e for e in self._unjournaled if e.position < position]
+        self._blocks = [block for block in self._blocks if block.position < position]
+        self._aux.clear()
+        self._reads.drop_tasks()
+        return [
+            Ignore(position, f"{replaced:,} metalog entries were replaced after they were read")
+        ]
 
     def _journaled(self) -> Persist:
         """Write what was applied to the ordering journal."""
@@ -380,7 +411,7 @@ class StorageNode:
             return [Ignore(event, "index data of no sensible range of positions")]
         end = min(message.end, self._ordering.position)
         if end < message.end:
-            self._catch_up.start()  # who asks may know of entries that were not heard here
+            self._ordering.reader.doubt()  # the asker may know of entries not heard here
         positions = range(message.start, end, message.step)
         page = IndexPage(event.sender, positions, self._ordering, self._shards)
         return self._start(event, page)

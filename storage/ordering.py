@@ -1,24 +1,27 @@
 """The metalog as a storage node has applied it, and what it says about each position (ARCHITECTURE
 2 and 8.5).
 
-Entries are applied in order without gaps. What comes early waits, bounded; what is missing is asked
-for by the node. All that index data needs to know about a position is kept in flat arrays: 24 bytes
-a position and 18 bytes a span. Of trims the floors are kept.
+Entries are applied in order without gaps; what is missing is asked for by the node. If the primary
+has replaced entries that are applied here (`indilog.metalog_reader`), they are cut off. All that
+index data needs to know about a position is kept in flat arrays: 24 bytes a position and 18 bytes a
+span. Of trims the floors and positions are kept.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from indilog.columns import copied, packed, restored, unpacked
 from indilog.floors import Trimmed
-from indilog.ids import LocalId, MetalogPosition, SeqNum, ShardId
+from indilog.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId
+from indilog.lineage import Lineage, LineageColumns
 from indilog.metalog import Entry, MetalogReplay, Span, Trim
+from indilog.metalog_reader import MetalogReader
 
 
 class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
@@ -28,33 +31,37 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
     tail: SeqNum
     cut: dict[ShardId, LocalId]
     trims: int
+    lineage: LineageColumns
     tails: bytes
     times: bytes
     span_ends: bytes
     shards: bytes
     localids: bytes
     lengths: bytes
+    trim_positions: bytes
 
 
-_COLUMNS: Final = ("tails", "times", "span_ends", "shards", "localids", "lengths")
+_COLUMNS: Final = (
+    "tails", "times", "span_ends", "shards", "localids", "lengths", "trim_positions",
+)  # fmt: skip
 
 
 class Ordering:
-    """Applied entries, and at most `ahead_max` that wait for earlier ones.
+    """Applied entries.
 
     Attributes:
+        reader: what is applied, as the primary is asked about it.
         floors: what the applied trims add up to.
         trimmed_at: the position after the last of them: whoever is there knows all floors.
     """
 
     __slots__ = (
-        "_ahead", "_ahead_max", "_lengths", "_localids", "_replay", "_shards", "_span_ends",
-        "_tails", "_times", "floors", "trimmed_at",
+        "_lengths", "_localids", "_replay", "_shards", "_span_ends", "_tails", "_times",
+        "_trim_positions", "floors", "reader", "trimmed_at",
     )  # fmt: skip
 
-    def __init__(self, *, ahead_max: int) -> None:
-        self._ahead_max = ahead_max
-        self._ahead: dict[MetalogPosition, Entry] = {}
+    def __init__(self) -> None:
+        self.reader = MetalogReader()
         self._replay = MetalogReplay()
         self._tails = array("Q")
         self._times = array("Q")
@@ -63,6 +70,8 @@ class Ordering:
         self._shards = array("H")
         self._localids = array("Q")
         self._lengths = array("Q")
+        self._trim_positions = array("Q")
+        """The positions of trims."""
         self.floors = Trimmed()
         self.trimmed_at: MetalogPosition = 0
 
@@ -76,32 +85,19 @@ class Ordering:
         """The first seqnum that no applied entry has ordered."""
         return self._replay.tail
 
-    @property
-    def gap(self) -> bool:
-        """Whether a later entry is here while the next one is missing."""
-        return bool(self._ahead)
+    def recover(self, entry: Entry) -> list[Span]:
+        """Apply the next entry from the ordering journal."""
+        self.reader.lineage.append(entry.epoch)
+        return self.apply(entry)
 
-    def put(self, entries: Iterable[Entry]) -> list[tuple[Entry, list[Span]]]:
-        """Take in entries; return those that could be applied, in order, with what they ordered.
+    def epoch_at(self, position: MetalogPosition) -> Epoch:
+        """Return which incarnation proposed the entry at `position`, which is applied."""
+        epoch = self.reader.lineage.before(position + 1)
+        assert epoch is not None, "it is applied"
+        return epoch
 
-        Known ones are skipped. Too many ahead are forgotten: they are asked for again.
-        """
-        applied: list[tuple[Entry, list[Span]]] = []
-        for entry in entries:
-            if entry.position == self.position:
-                applied.append((entry, self._apply(entry)))
-            elif entry.position > self.position and len(self._ahead) < self._ahead_max:
-                self._ahead[entry.position] = entry
-        while self._ahead:
-            following = self._ahead.pop(self.position, None)
-            if following is None:
-                break
-            applied.append((following, self._apply(following)))
-        if self._ahead and applied:
-            self._ahead = {p: e for p, e in self._ahead.items() if p > self.position}
-        return applied
-
-    def _apply(self, entry: Entry) -> list[Span]:
+    def apply(self, entry: Entry) -> list[Span]:
+        """Apply the next entry, which the reader has taken; return what it ordered."""
         spans = [span for span in self._replay.apply(entry) if span.length]
         for span in spans:
             self._shards.append(span.shard)
@@ -113,9 +109,33 @@ class Ordering:
             self.floors.apply(entry.floors)
             self.floors.trims = self._replay.trims
             self.trimmed_at = self.position
+            self._trim_positions.append(entry.position)
         self._tails.append(self._replay.tail)
         self._span_ends.append(len(self._shards))
         return spans
+
+    def cut_off(self, position: MetalogPosition) -> None:
+        """Forget the entries from `position` on: they were replaced.
+
+        Floors stay: whoever wanted a trim was told that it is done.
+        """
+        spans = self._span_ends[position - 1] if position else 0
+        cut = dict(self._replay.cut)
+        for shard, length in zip(self._shards[spans:], self._lengths[spans:], strict=True):
+            cut[ShardId(shard)] -= length
+        trims = bisect_left(self._trim_positions, position)
+        self._replay = MetalogReplay(position, self.tail_before(position), cut, trims)
+        self.floors.trims = trims
+        self.trimmed_at = self._trim_positions[trims - 1] + 1 if trims else 0
+        del self._trim_positions[trims:]
+        for by_position in (self._tails, self._times, self._span_ends):
+            del by_position[position:]
+        for by_span in (self._shards, self._localids, self._lengths):
+            del by_span[spans:]
+
+    def cut_of(self, shard: ShardId) -> LocalId:
+        """Return how far a shard is ordered."""
+        return self._replay.cut.get(shard, 0)
 
     def tail_at(self, position: MetalogPosition) -> SeqNum:
         """Return the log's tail after the entry at `position`, which is applied."""
@@ -155,7 +175,8 @@ class Ordering:
     def copied(self) -> Callable[[], OrderingColumns]:
         """Copy everything; return what packs the copy, which may run in a thread."""
         replay = self._replay
-        state = replay.position, replay.tail, dict(replay.cut), replay.trims
+        lineage = self.reader.lineage.copied()
+        state = replay.position, replay.tail, dict(replay.cut), replay.trims, lineage
         columns = [copied(getattr(self, f"_{name}")) for name in _COLUMNS]
         return lambda: OrderingColumns(*state, *map(packed, columns))
 
@@ -169,9 +190,10 @@ class Ordering:
         for name in _COLUMNS:
             typecode = getattr(self, f"_{name}").typecode
             setattr(self, f"_{name}", restored(typecode, unpacked(getattr(columns, name))))
+        self.reader.lineage = Lineage.restored(columns.lineage)
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""
         assert len(self._tails) == len(self._span_ends) == self.position
         assert self.tail == sum(self._replay.cut.values())
-        assert all(position > self.position for position in self._ahead)
+        assert self.reader.lineage.position == self.position

@@ -126,19 +126,24 @@ class Recovery:
             self._entry(entry, location)
 
     def _entry(self, entry: Entry, location: Location) -> None:
-        if entry.position < self._ordering.position:
-            return  # it was applied before the checkpoint, and written behind it
-        if entry.position != self._ordering.position:
+        ordering = self._ordering
+        if entry.position < ordering.position:
+            if entry.epoch == ordering.epoch_at(entry.position):
+                return
+            ordering.reader.lineage.cut_off(entry.position)  # it replaces what was there before
+            ordering.cut_off(entry.position)
+            for shard in self._shards.values():
+                shard.cut_off(ordering.tail, ordering.cut_of(shard.id))
+        if entry.position != ordering.position:
             if self._gaps:
                 return
             raise DataLossError(
                 f"The ordering journal continues at position {entry.position} at {location}, "
-                f"but {self._ordering.position} were recovered."
+                f"but {ordering.position} were recovered."
             )
-        for _, spans in self._ordering.put((entry,)):
-            for span in spans:
-                if (shard := self._shards.get(span.shard)) is not None:
-                    shard.order(span)
+        for span in ordering.recover(entry):
+            if (of_span := self._shards.get(span.shard)) is not None:
+                of_span.order(span)
 
     # --- damage
 

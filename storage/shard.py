@@ -583,6 +583,17 @@ class Shard:
             == span.first_localid - self._span_localids[-1]
         )
 
+    def cut_off(self, tail: SeqNum, ordered: LocalId) -> None:
+        """Forget which records got the seqnums from `tail` on, the localids from `ordered` on: the
+        entries were replaced.
+
+        The records stay, and are ordered again. What is taken for a hole stays one: the other
+        replicas have reported it.
+        """
+        index = bisect_left(self._span_seqnums, tail)
+        del self._span_seqnums[index:], self._span_localids[index:]
+        self.ordered = min(self.ordered, ordered)
+
     def localid_of(self, seqnum: SeqNum) -> LocalId | None:
         """Return which record of this shard has `seqnum`; None: none, as far as is applied here."""
         index = bisect_right(self._span_seqnums, seqnum) - 1

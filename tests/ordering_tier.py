@@ -258,8 +258,12 @@ class OrderingTier:
 
     def leave(self, process: Process, to: NodeId, message: Message) -> None:
         match message:
-            case MetalogEntries(entries=entries):
+            case MetalogEntries(start=start, previous=previous, entries=entries) as page:
                 assert to in VIEW.engines + VIEW.storage_nodes
+                assert page.committed >= len(entries) + start
+                assert page.committed > max(self.published, default=-1), "no less than published"
+                before = self.published.get(start - 1)
+                assert before is None or before.epoch == previous
                 for entry in entries:
                     assert self.published.setdefault(entry.position, entry) == entry
                 self.check_published()
@@ -295,7 +299,8 @@ class OrderingTier:
         """After a restart the primary publishes its last page only; readers ask for the rest."""
         missing = next(p for p in range(len(self.published) + 1) if p not in self.published)
         if missing < len(self.published):
-            self.say(ENGINE, MetalogWanted(missing))
+            last = self.published[missing - 1].epoch if missing else Epoch(0)
+            self.say(ENGINE, MetalogWanted(missing, last))
 
     def ordered(self) -> dict[ShardId, int]:
         """How far each shard is ordered by what was published."""

@@ -19,7 +19,6 @@ from indilog.messages import (
     IndexBlock,
     IndexData,
     IndexDataWanted,
-    MetalogEntries,
     ReadRecords,
     RecordsRead,
     ShardClaim,
@@ -31,6 +30,7 @@ from indilog.messages import (
 from indilog.metalog import NewRecords
 from indilog.roles import FrameKind, Send
 from indilog.view import view_of
+from tests.metalog_messages import entries_message
 from tests.unit.storage.machine import ENGINE, INDEX, PRIMARY, Machine, batch, entry, messages
 
 SHARDS = (0, 1)
@@ -246,8 +246,9 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         self.publish(first, first + count)
 
     def publish(self, start: int, end: int) -> None:
-        entries = MetalogEntries(tuple(self.metalog[start:end]))
-        self.hear(self.machine.tell(entries, sender=PRIMARY))
+        if entries := self.metalog[start:end]:
+            message = entries_message(entries, committed=len(self.metalog))
+            self.hear(self.machine.tell(message, sender=PRIMARY))
 
     @rule(seconds=st.sampled_from([0.1, 1.0]))
     def wait(self, seconds: float) -> None:

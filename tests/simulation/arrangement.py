@@ -107,6 +107,7 @@ def _node(chance: random.Random) -> NodeConfig:
         result_bytes_max=56 * KIB,
         sync_inline_s_max=chance.choice((1e9, 1e9, 0.0)),
         resend_s=0.05,
+        resend_s_max=0.4,
         lookup_timeout_s=0.1,
         read_timeout_s=1.0,
         append_timeout_s=chance.choice((1.0, 3.0)),

@@ -14,7 +14,6 @@ from indilog.messages import (
     IndexBlock,
     IndexData,
     Message,
-    MetalogEntries,
     ShardClaimed,
     ShardOpened,
     ShardTags,
@@ -24,6 +23,7 @@ from indilog.messages import (
 from indilog.metalog import NewRecords
 from indilog.roles import Answer, Effect, Received, Send, Started
 from indilog.view import view_of
+from tests.metalog_messages import entries_message
 
 ENGINE, PRIMARY = NodeId("engine-0"), NodeId("sequencer-0")
 A, B = NodeId("storage-0"), NodeId("storage-1")
@@ -47,7 +47,8 @@ class Driver:
 
     def join(self) -> None:
         cut = {SHARD: self.tail}
-        self.hear(PRIMARY, TailIs(JOIN, self.position, self.tail, cut))
+        last = Epoch(1) if self.position else Epoch(0)
+        self.hear(PRIMARY, TailIs(JOIN, self.position, self.tail, cut, last))
         for replica in (A, B):
             self.hear(replica, ShardClaimed(SHARD, Epoch(1), self.tail))
         for replica in (A, B):
@@ -68,7 +69,7 @@ class Driver:
         self.position += 1
         self.tail += count
         entry = NewRecords(position, ViewNumber(1), Epoch(1), {SHARD: count})
-        effects = self.hear(PRIMARY, MetalogEntries((entry,)))
+        effects = self.hear(PRIMARY, entries_message((entry,)))
         if index_data:
             effects += self.hear(A, IndexData((self.block(position, first, count),)))
         return effects

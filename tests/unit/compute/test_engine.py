@@ -4,6 +4,8 @@ comparisons.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from compute.engine import Engine
@@ -26,7 +28,6 @@ from indilog.messages import (
     IndexLookup,
     LookupResult,
     Message,
-    MetalogEntries,
     MetalogWanted,
     ReadRecords,
     RecordsRead,
@@ -37,8 +38,9 @@ from indilog.messages import (
 )
 from indilog.metalog import Floor, NewRecords
 from indilog.records import RecordBatch
-from indilog.roles import Answer, Appended, Ignore, Started
+from indilog.roles import Answer, Appended, Effect, Ignore, Started
 from indilog.view import view_of
+from tests.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
     ENGINE,
     JOIN,
@@ -258,15 +260,20 @@ def test_a29_idle_watches_cost_no_more_than_one_does_and_none_costs_nothing() ->
     assert idle_cost(0) == (0, 0)
     assert idle_cost(1) == idle_cost(1000)
     turns, messages = idle_cost(1)
-    assert turns <= 30
-    assert messages <= 30, "one question in 2 s whether an entry was lost"
+    assert turns <= 34
+    assert messages <= 34, "in the end one question in 2 s whether an entry was lost"
+
+
+def starts_asked(effects: Sequence[Effect]) -> list[int]:
+    """Return from where on the primary is asked for entries, each time."""
+    return [m.start for _, m in sends(effects, MetalogWanted) if isinstance(m, MetalogWanted)]
 
 
 def test_a_gap_in_the_metalog_is_fetched() -> None:
     driver = joined()
     late = NewRecords(1, ViewNumber(1), Epoch(1), {SHARD: 1})
-    effects = driver.hear(PRIMARY, MetalogEntries((late,)))
-    assert sends(effects, MetalogWanted) == [(PRIMARY, MetalogWanted(0))]
+    effects = driver.hear(PRIMARY, entries_message((late,)))
+    assert starts_asked(effects) == [0]
 
 
 def test_index_data_that_does_not_come_is_asked_for() -> None:
@@ -374,17 +381,19 @@ def test_a_lost_last_entry_is_asked_for_while_a_watch_waits() -> None:
     deadline = driver.engine.deadline()
     assert deadline is not None
     driver.now = deadline
-    assert sends(driver.turn(), MetalogWanted) == [(PRIMARY, MetalogWanted(0))]
+    assert starts_asked(driver.turn()) == [0]
 
 
 def test_the_metalog_is_asked_for_once_a_gap_and_again_when_a_page_was_not_all() -> None:
     driver = joined()
     entries = [NewRecords(p, ViewNumber(1), Epoch(1), {SHARD: 1}) for p in range(5)]
-    first = driver.hear(PRIMARY, MetalogEntries((entries[4],)))
-    assert len(sends(first, MetalogWanted)) == 1
-    assert sends(driver.hear(PRIMARY, MetalogEntries((entries[4],))), MetalogWanted) == []
-    more = driver.hear(PRIMARY, MetalogEntries(tuple(entries[:2])))
-    assert sends(more, MetalogWanted) == [(PRIMARY, MetalogWanted(2))]
+    first = driver.hear(PRIMARY, entries_message((entries[4],)))
+    ((_, wanted),) = sends(first, MetalogWanted)
+    assert isinstance(wanted, MetalogWanted)
+    assert sends(driver.hear(PRIMARY, entries_message((entries[4],))), MetalogWanted) == []
+    page = entries_message(entries[:2], committed=5, request=wanted.request)
+    more = driver.hear(PRIMARY, page)
+    assert starts_asked(more) == [2]
 
 
 @pytest.mark.parametrize(
@@ -442,9 +451,9 @@ def test_messages_that_make_no_sense_are_ignored() -> None:
     senseless: list[tuple[NodeId, Message]] = [
         (A, LookupResult(lookup.request, (1, 2), (SHARD,))),
         (A, RecordsRead(lookup.request, SHARD, (), ())),
-        (A, MetalogEntries((NewRecords(4, ViewNumber(1), Epoch(1), {SHARD: 1}),))),
-        (PRIMARY, MetalogEntries((NewRecords(4, ViewNumber(1), Epoch(1), {ShardId(70_000): 1}),))),
-        (PRIMARY, MetalogEntries((NewRecords(4, ViewNumber(1), Epoch(1), {SHARD: -1}),))),
+        (A, entries_message((NewRecords(4, ViewNumber(1), Epoch(1), {SHARD: 1}),))),
+        (PRIMARY, entries_message((NewRecords(4, ViewNumber(1), Epoch(1), {ShardId(70_000): 1}),))),
+        (PRIMARY, entries_message((NewRecords(4, ViewNumber(1), Epoch(1), {SHARD: -1}),))),
         (A, ShardOpened(SHARD, Epoch(1), 7)),
     ]
     for sender, message in senseless:

@@ -17,10 +17,10 @@ from indilog.messages import (
     IndexData,
     IndexLookup,
     LookupResult,
-    MetalogEntries,
 )
 from indilog.metalog import Floor, Trim
 from indilog.roles import Effect
+from tests.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import LOG, PRIMARY, A, Driver, answers, joined, sends
 
 AGGREGATOR = NodeId("aggregator-0")
@@ -31,7 +31,7 @@ def trim(driver: Driver, until: int, *, tag: int = LOG) -> None:
     floors = (Floor(tag, until, tag == LOG),)
     entry = Trim(driver.position, ViewNumber(1), Epoch(1), 0, floors)
     driver.position += 1
-    driver.hear(PRIMARY, MetalogEntries((entry,)))
+    driver.hear(PRIMARY, entries_message((entry,)))
 
 
 def test_who_is_told_that_something_is_trimmed_has_seen_the_trim() -> None:

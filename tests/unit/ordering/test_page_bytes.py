@@ -15,6 +15,7 @@ from indilog.sequencer_messages import (
 )
 from indilog.view import View, view_of
 from ordering.sequencer import Sequencer
+from tests.metalog_messages import entries_message
 
 PRIMARY, BACKUP = NodeId("sequencer-0"), NodeId("sequencer-1")
 STORAGE = NodeId("storage-0")
@@ -43,7 +44,9 @@ def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
     primary.handle([Started(Epoch(5))], T0)
     heard: list[Entry] = []
     while len(heard) < len(TRIMS):
-        (page,) = sent(primary.handle([Received(STORAGE, MetalogWanted(len(heard)), Epoch(1))], T0))
+        last = heard[-1].epoch if heard else Epoch(0)
+        wanted = Received(STORAGE, MetalogWanted(len(heard), last), Epoch(1))
+        (page,) = sent(primary.handle([wanted], T0))
         assert isinstance(page, MetalogEntries)
         assert len(page.entries) > 1
         assert len(entries_encoded(page.entries)) <= PAGE_BYTES
@@ -54,8 +57,9 @@ def test_a_reader_gets_all_entries_in_pages_of_so_many_bytes() -> None:
 def test_an_entry_larger_than_a_page_travels_alone() -> None:
     primary = sequencer(PRIMARY, view_of(), page_bytes=1)
     primary.handle([Started(Epoch(5))], T0)
-    wanted = Received(STORAGE, MetalogWanted(3), Epoch(1))
-    assert sent(primary.handle([wanted], T0)) == [MetalogEntries(TRIMS[3:4])]
+    wanted = Received(STORAGE, MetalogWanted(3, TRIMS[2].epoch), Epoch(1))
+    committed = len(TRIMS)
+    assert sent(primary.handle([wanted], T0)) == [entries_message(TRIMS[3:4], committed=committed)]
 
 
 def test_of_much_that_is_committed_at_once_the_newest_is_published_so_that_a_gap_is_seen() -> None:

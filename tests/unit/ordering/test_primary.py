@@ -35,6 +35,7 @@ from indilog.roles import (
 from indilog.sequencer_messages import MetalogAppend, MetalogStored
 from indilog.view import View, view_of
 from ordering.sequencer import Sequencer
+from tests.metalog_messages import entries_message
 
 MessageT = TypeVar("MessageT")
 
@@ -168,8 +169,8 @@ def test_growth_is_persisted_before_it_is_published() -> None:
     assert effects == [Persist(FrameKind.METALOG, entry_encoded(entry(0, {0: 3})), 0)]
     effects = node.handle([persisted(0)], T0)
     assert sent(effects, MetalogEntries) == [
-        (ENGINE, MetalogEntries((entry(0, {0: 3}),))),
-        (STORAGE, MetalogEntries((entry(0, {0: 3}),))),
+        (ENGINE, entries_message((entry(0, {0: 3}),))),
+        (STORAGE, entries_message((entry(0, {0: 3}),))),
     ]
 
 
@@ -303,7 +304,7 @@ def test_several_entries_that_are_committed_at_once_are_published_in_order() -> 
     node.handle([persisted(1)], T0)
     effects = node.handle([stored(2)], T0)
     entries = (entry(0, {0: 1}), entry(1, {0: 1}))
-    assert sent(effects, MetalogEntries)[0] == (ENGINE, MetalogEntries(entries))
+    assert sent(effects, MetalogEntries)[0] == (ENGINE, entries_message(entries))
 
 
 def test_a_silent_backup_is_sent_everything_again_after_a_while() -> None:
@@ -363,7 +364,7 @@ def test_a_restarted_primary_commits_what_it_recovered_with_a_majority() -> None
     node = started(view_of(sequencers=3), recovered=entries)
     start(node)
     effects = node.handle([stored(1, epoch=4)], T0)
-    assert sent(effects, MetalogEntries)[0] == (ENGINE, MetalogEntries((entries[0],)))
+    assert node.committed == 1
     message = append(1, entries[1], committed=1, previous=4)
     assert sent(effects, MetalogAppend) == [(FIRST, message)]
 
@@ -393,7 +394,7 @@ def test_a_lone_primary_commits_what_it_recovered_at_once() -> None:
     node = started(recovered=entries, in_flight_max=2)
     effects = start(node)
     assert (node.committed, node.tail) == (3, 6)
-    assert sent(effects, MetalogEntries)[0] == (ENGINE, MetalogEntries(tuple(entries[1:])))
+    assert sent(effects, MetalogEntries)[0] == (ENGINE, entries_message(tuple(entries[1:])))
 
 
 def test_a_restarted_primary_goes_on_where_its_entries_end() -> None:
@@ -411,13 +412,51 @@ def test_a_reader_that_missed_entries_is_sent_the_committed_ones_page_by_page() 
     entries = earlier(3)
     node = started(recovered=entries, in_flight_max=2)
     start(node)
-    wanted = [Received(STORAGE, MetalogWanted(position), Epoch(1)) for position in (0, 2, 3, 9)]
-    assert node.handle(wanted, T0) == [
-        Send(STORAGE, MetalogEntries(tuple(entries[:2]))),
-        Send(STORAGE, MetalogEntries((entries[2],))),
-        Send(STORAGE, MetalogEntries(())),
-        Send(STORAGE, MetalogEntries(())),
+    wanted = [
+        Received(STORAGE, MetalogWanted(position, Epoch(4 if position else 0), 7), Epoch(1))
+        for position in (0, 2, 3)
     ]
+    assert node.handle(wanted, T0) == [
+        Send(STORAGE, entries_message(entries[:2], committed=3, request=7)),
+        Send(STORAGE, entries_message(entries[2:], request=7)),
+        Send(STORAGE, MetalogEntries(3, Epoch(4), (), 3, 7)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "last", "answered_from"),
+    [(2, 4, 2), (9, 4, 3), (3, 3, 2), (9, 3, 2), (1, 2, 0), (9, 2, 0)],
+)
+def test_a_reader_is_answered_from_where_its_copy_is_the_same(
+    start: int, last: int, answered_from: int
+) -> None:
+    """What it has of an incarnation beyond what that left in the metalog was lost, and replaced."""
+    entries = [*(entry(p, {0: 1}, epoch=3) for p in range(2)), entry(2, {0: 1}, epoch=4)]
+    node = started(recovered=entries)
+    node.handle([Started(Epoch(5))], T0)
+    wanted = Received(STORAGE, MetalogWanted(start, Epoch(last), 7), Epoch(1))
+    ((_, answer),) = sent(node.handle([wanted], T0), MetalogEntries)
+    assert (answer.start, answer.committed, answer.request) == (answered_from, 3, 7)
+    assert answer.entries == tuple(entries[answered_from:])
+    assert answer.previous == (entries[answered_from - 1].epoch if answered_from else 0)
+
+
+def test_a_restarted_primary_publishes_nothing_before_it_knows_what_was_committed() -> None:
+    """Readers take what is called committed for all there is; some of it had been published."""
+    node = started(view_of(sequencers=3), recovered=earlier(2))
+    start(node)
+    effects = node.handle([stored(1, epoch=4), Received(ENGINE, MetalogWanted(0), Epoch(1))], T0)
+    assert node.committed == 1
+    assert sent(effects, MetalogEntries) == []
+    effects = node.handle([stored(2, epoch=4)], T0)
+    assert sent(effects, MetalogEntries)[0] == (ENGINE, entries_message(earlier(2)))
+
+
+def test_a_started_primary_says_so_to_all_readers_though_nothing_is_new() -> None:
+    node = started()
+    hello = MetalogEntries(0, Epoch(0), (), 0)
+    assert sent(start(node), MetalogEntries) == [(ENGINE, hello), (STORAGE, hello)]
+    assert node.handle([], T0) == []
 
 
 def test_an_entry_that_is_not_committed_is_not_shown() -> None:
@@ -425,7 +464,7 @@ def test_an_entry_that_is_not_committed_is_not_shown() -> None:
     node.handle([progress(1)], T0)
     node.handle([persisted(0)], T0)
     effects = node.handle([Received(ENGINE, MetalogWanted(0), Epoch(1))], T0)
-    assert effects == [Send(ENGINE, MetalogEntries(()))]
+    assert effects == [Send(ENGINE, MetalogEntries(0, Epoch(0), (), 0))]
 
 
 def test_the_tail_is_that_of_committed_entries() -> None:
@@ -436,7 +475,7 @@ def test_the_tail_is_that_of_committed_entries() -> None:
     time_us = int(T0 * 1e6)
     assert node.handle([wanted], T0) == [Send(ENGINE, TailIs(7, 0, 0, {}, time_us=time_us))]
     node.handle([stored(1)], T0)
-    told = TailIs(7, 1, 4, {ShardId(0): 4}, time_us=time_us)
+    told = TailIs(7, 1, 4, {ShardId(0): 4}, Epoch(5), time_us=time_us)
     assert node.handle([wanted], T0) == [Send(ENGINE, told)]
 
 

@@ -340,7 +340,7 @@ def test_damage_behind_a_hole_that_was_filled_is_not_taken_for_the_end() -> None
         (FIRST, MetalogCopy(LIFE, True, Epoch(1), 1, -1, Epoch(0), None, Epoch(0), ())),
         (FIRST, MetalogCopy(LIFE, True, Epoch(1), 2, 0, Epoch(0), 1, Epoch(1), (entry(1),))),
         (FIRST, MetalogCopy(LIFE, True, Epoch(2), 2, 1, Epoch(2), 1, Epoch(2), (entry(1),))),
-        (FIRST, MetalogEntries(())),
+        (FIRST, MetalogEntries(0, Epoch(0), (), 0)),
     ],
 )
 def test_what_has_no_place_here_is_ignored_and_changes_nothing(

@@ -125,7 +125,7 @@ def test_a_trim_is_published_to_storage_and_engines() -> None:
     primary = Alone()
     primary.order(10)
     primary.trim(1, 7, 5)
-    effects = primary.turn(Received(STORAGE, MetalogWanted(1), Epoch(1)))
+    effects = primary.turn(Received(STORAGE, MetalogWanted(1, Epoch(1)), Epoch(1)))
     (page,) = [e.message for e in effects if isinstance(e, Send)]
     assert isinstance(page, MetalogEntries)
     assert page.entries == (primary.entries()[1],)

@@ -11,6 +11,7 @@ from indilog.messages import (
     AppendBatch,
     Message,
     MetalogEntries,
+    MetalogWanted,
     ReadRecords,
     RecordsRead,
     ShardClaim,
@@ -37,6 +38,7 @@ from indilog.roles import (
 )
 from indilog.view import View, view_of
 from storage import StorageNode
+from tests.metalog_messages import entries_message, nothing_more
 
 PRIMARY = NodeId("sequencer-0")
 ENGINE = NodeId("engine-0")
@@ -86,6 +88,8 @@ class Machine:
         self.discarded: list[Location] = []
         self.superfluous: dict[int, int] = {}
         self.superfluous_since: Instant | None = None
+        self.asked: MetalogWanted | None = None
+        """What it asked the primary last."""
         self.reads = 0
         self.read_places: list[Location] = []
         """Where it has read, in order."""
@@ -118,9 +122,14 @@ class Machine:
         assert not self.held
         self.checkpoint = Taken([*self.frames], self.node.checkpoint()())
 
-    def tell(self, *messages: Message, sender: NodeId = ENGINE) -> list[Send]:
+    def tell(self, *messages: Message, sender: NodeId = ENGINE, life: int = 1) -> list[Send]:
         """Let messages arrive in one turn; return what is sent until the node is quiet."""
-        return self.turn(*(Received(sender, message, Epoch(1)) for message in messages))
+        return self.turn(*(Received(sender, message, Epoch(life)) for message in messages))
+
+    def nothing_more(self) -> list[Send]:
+        """Let the primary answer that there are no more entries."""
+        assert self.asked is not None
+        return self.tell(nothing_more(self.asked), sender=PRIMARY)
 
     def turn(self, *events: Event) -> list[Send]:
         """Let events happen in one turn."""
@@ -155,6 +164,8 @@ class Machine:
         match effect:
             case Send():
                 sent.append(effect)
+                if isinstance(effect.message, MetalogWanted):
+                    self.asked = effect.message
             case Persist(kind, payload, token):
                 location = self._place(len(payload))
                 self.frames.append((kind, payload, location))
@@ -230,7 +241,7 @@ def entry(position: int, counts: dict[int, int]) -> NewRecords:
 
 def entries(*cuts: dict[int, int], start: int = 0) -> MetalogEntries:
     """Return the entries from position `start` on that order `cuts`."""
-    return MetalogEntries(tuple(entry(start + index, cut) for index, cut in enumerate(cuts)))
+    return entries_message(tuple(entry(start + index, cut) for index, cut in enumerate(cuts)))
 
 
 def messages(sent: Iterable[Send], to: NodeId | None = None) -> list[Message]:
@@ -244,7 +255,7 @@ def machine_of(view: View | None = None, node: NodeId = STORAGE, **limits: float
     for shard in machine.view.shards_of(node):
         machine.tell(ShardClaim(shard, Epoch(1)))
         machine.tell(ShardOpen(shard, Epoch(1), 0))
-    machine.tell(MetalogEntries(()), sender=PRIMARY)
+    machine.nothing_more()
     return machine
 
 

@@ -17,6 +17,7 @@ from indilog.metalog import NewRecords, Span
 from indilog.roles import FrameKind, Location, Lost, Started
 from storage.batch_reads import DamagedBatch
 from storage.shard import Shard, ShardState
+from tests.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,
@@ -104,7 +105,7 @@ def test_an_opening_that_was_lost_is_concluded_from_the_batches_behind_it() -> N
 
 def written_by(writer: Epoch, *cuts: int, start: int = 0) -> MetalogEntries:
     """Return the entries from position `start` on that order so many records of one writer."""
-    return MetalogEntries(
+    return entries_message(
         tuple(
             NewRecords(start + index, ViewNumber(1), E1, {SHARD: count}, {SHARD: writer})
             for index, count in enumerate(cuts)
@@ -238,7 +239,7 @@ def test_a_shard_in_doubt_is_opened_when_it_is_known_what_is_ordered() -> None:
     opening = ShardOpen(SHARD, E2, 4)
     assert messages(machine.tell(opening), ENGINE) == []
     machine.tell(written_by(E1, 2, 2), sender=PRIMARY)
-    machine.tell(MetalogEntries(()), sender=PRIMARY)
+    machine.nothing_more()
     assert messages(machine.tell(opening), ENGINE) == [ShardOpened(SHARD, E2, 4)]
     assert machine.node.status()["missing_records"] == 0
     assert all_of(machine, 4) == expected(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 import pytest
 
@@ -23,8 +24,9 @@ from indilog.messages import (
     ShardTags,
     StoredRecord,
 )
-from indilog.roles import FrameKind
+from indilog.roles import FrameKind, Send
 from indilog.view import view_of
+from tests.metalog_messages import entries_message, nothing_more
 from tests.unit.storage.machine import (
     ENGINE,
     INDEX,
@@ -36,10 +38,17 @@ from tests.unit.storage.machine import (
     config_of,
     data_of,
     entries,
+    entry,
     machine_of,
     messages,
     read,
 )
+
+
+def starts_asked(sent: Iterable[Send]) -> list[int]:
+    """Return from where on the primary is asked for entries, each time."""
+    return [m.start for m in messages(sent, PRIMARY) if isinstance(m, MetalogWanted)]
+
 
 # --- order
 
@@ -96,21 +105,63 @@ def test_the_ordering_journal_takes_several_entries_a_frame_and_a_restart_asks_f
 def test_a_gap_is_asked_for_at_once_and_again() -> None:
     machine = machine_of(resend_s=0.5)
     late = entries({0: 1}, start=3)
-    assert messages(machine.tell(late, sender=PRIMARY)) == [MetalogWanted(0)]
+    assert starts_asked(machine.tell(late, sender=PRIMARY)) == [0]
     assert machine.tell(late, sender=PRIMARY) == []
-    assert messages(machine.wait(0.6)) == [MetalogWanted(0)]
-    sent = machine.tell(entries({0: 1}), sender=PRIMARY)
-    assert MetalogWanted(1) in messages(sent, PRIMARY)
+    assert starts_asked(machine.wait(0.6)) == [0]
+    assert machine.asked is not None
+    page = entries_message([entry(0, {0: 1})], committed=4, request=machine.asked.request)
+    assert starts_asked(machine.tell(page, sender=PRIMARY)) == [1]
 
 
 def test_after_a_start_entries_are_asked_for_until_an_answer_brings_nothing_new() -> None:
     machine = Machine(config=config_of(resend_s=0.5))
-    assert messages(machine.started) == [MetalogWanted(0)]
-    assert messages(machine.wait(0.6)) == [MetalogWanted(0)]
-    sent = machine.tell(entries({0: 1}, {0: 1}), sender=PRIMARY)
-    assert messages(sent, PRIMARY) == [MetalogWanted(2)]
-    assert machine.tell(MetalogEntries(()), sender=PRIMARY) == []
+    assert starts_asked(machine.started) == [0]
+    assert starts_asked(machine.wait(0.6)) == [0]
+    machine.tell(entries({0: 1}, {0: 1}), sender=PRIMARY)
+    assert machine.node._ordering.reader.behind, "they were not the answer"
+    assert machine.nothing_more() == []
     assert not machine.busy
+
+
+def test_an_answer_to_an_earlier_question_ends_no_catch_up() -> None:
+    """It may have been on its way for long, and what it says be no longer all there is."""
+    machine = Machine(config=config_of(resend_s=0.5))
+    first = machine.asked
+    machine.wait(0.6)
+    assert first is not None
+    assert machine.tell(nothing_more(first), sender=PRIMARY) == []
+    assert machine.node._ordering.reader.behind
+    machine.nothing_more()
+    assert not machine.node._ordering.reader.behind
+
+
+def test_a_repeated_answer_asks_for_nothing_and_ends_nothing() -> None:
+    machine = Machine(config=config_of(resend_s=0.5))
+    assert machine.asked is not None
+    page = entries_message([entry(0, {0: 1})], committed=3, request=machine.asked.request)
+    assert starts_asked(machine.tell(page, sender=PRIMARY)) == [1]
+    assert machine.tell(page, sender=PRIMARY) == []
+    assert machine.node._ordering.reader.behind
+
+
+def test_a_catch_up_of_many_pages_waits_for_no_pause() -> None:
+    machine = Machine()
+    for position in range(20):
+        assert machine.asked is not None
+        assert machine.asked.start == position
+        page = [entry(position, {0: 1})]
+        machine.tell(
+            entries_message(page, committed=20, request=machine.asked.request), sender=PRIMARY
+        )
+    assert not machine.node._ordering.reader.behind
+
+
+def test_questions_that_are_not_answered_become_seldom() -> None:
+    machine = Machine(config=config_of(resend_s=0.25, resend_s_max=2.0))
+    asked = 0
+    for _ in range(400):
+        asked += len(starts_asked(machine.wait(0.1)))
+    assert asked <= 4 + 40 / 2
 
 
 def test_entries_of_somebody_else_are_ignored() -> None:
@@ -119,10 +170,11 @@ def test_entries_of_somebody_else_are_ignored() -> None:
     assert machine.node.position == 0
 
 
-def test_few_entries_wait_ahead() -> None:
+def test_entries_of_an_earlier_incarnation_of_the_primary_are_ignored() -> None:
     machine = machine_of()
-    machine.tell(entries(*[{0: 1}] * 5000, start=1), sender=PRIMARY)
-    assert len(machine.node._ordering._ahead) == 4096
+    machine.tell(entries({0: 1}), sender=PRIMARY, life=2)
+    machine.tell(entries({0: 1}, start=1), sender=PRIMARY, life=1)
+    assert machine.node.position == 1
 
 
 # --- reads
@@ -140,8 +192,8 @@ def test_a_read_waits_until_its_record_is_ordered() -> None:
 def test_a_waiting_read_asks_for_entries_and_gives_up() -> None:
     machine = machine_of(resend_s=0.5, read_timeout_s=2.0)
     machine.tell(ReadRecords(1, ENGINE, SHARD, (1,)))
-    assert messages(machine.wait(0.5)) == [MetalogWanted(0)]
-    assert messages(machine.wait(0.5)) == [MetalogWanted(0)]
+    assert starts_asked(machine.wait(0.5)) == [0]
+    assert starts_asked(machine.wait(1.0)) == [0]
     machine.wait(1.0)
     assert machine.ignored == ["waited too long for its metalog position"]
     assert machine.node.status()["reads_waiting"] == 0

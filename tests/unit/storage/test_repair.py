@@ -12,7 +12,6 @@ from indilog.messages import (
     BatchesWanted,
     IndexData,
     IndexDataWanted,
-    MetalogEntries,
     ReadRecords,
     RecordsRead,
     ShardClaim,
@@ -27,6 +26,7 @@ from indilog.roles import FrameKind, Location
 from indilog.view import view_of
 from storage.batch_reads import DamagedBatch
 from storage.shard import Shard, ShardState
+from tests.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
     INDEX,
@@ -88,7 +88,7 @@ def test_a_wiped_replica_learns_what_the_other_has_discarded() -> None:
     """Endless repair is PITFALLS 17: what was trimmed cannot come back, and is not waited for."""
     pair = replicated()
     floor = Floor(7, 4, of_log=True)
-    trim = MetalogEntries((Trim(1, ViewNumber(1), E1, 0, (floor,)),))
+    trim = entries_message((Trim(1, ViewNumber(1), E1, 0, (floor,)),))
     pair.tell_both(trim, sender=PRIMARY)
     pair.settle()
     assert len(pair.nodes[B].discarded) == 2

@@ -1,0 +1,123 @@
+"""Claims about an engine whose primary lost entries that it had published, and proposed others."""
+
+from __future__ import annotations
+
+from indilog.errors import AppendOutcomeUnknownError, NotReadyError
+from indilog.ids import Epoch, ViewNumber
+from indilog.messages import AppendBatch, MetalogEntries, MetalogWanted, TailIs, TailWanted
+from indilog.metalog import NewRecords
+from indilog.roles import Appended, Effect, Received
+from tests.metalog_messages import entries_message
+from tests.unit.compute.engine_driver import (
+    JOIN,
+    NAMES,
+    PRIMARY,
+    SHARD,
+    TAG,
+    Driver,
+    answered,
+    answers,
+    joined,
+    sends,
+)
+
+
+def of(epoch: int, position: int, count: int) -> NewRecords:
+    return NewRecords(position, ViewNumber(1), Epoch(epoch), {SHARD: count})
+
+
+def from_primary(driver: Driver, message: MetalogEntries | TailIs, life: int) -> list[Effect]:
+    return driver.turn(Received(PRIMARY, message, Epoch(life)))
+
+
+def after_a_replacement(driver: Driver) -> list[Effect]:
+    """Let incarnation 2 say that it has another entry than the one at 1 that was applied."""
+    hello = MetalogEntries(1, Epoch(1), (), committed=1)
+    ((_, asked),) = sends(from_primary(driver, hello, 2), MetalogWanted)
+    assert isinstance(asked, MetalogWanted)
+    assert (asked.start, asked.last) == (2, 1)
+    answer = entries_message([of(2, 1, 5)], previous=1, request=asked.request)
+    return from_primary(driver, answer, 2)
+
+
+def test_an_engine_that_applied_replaced_entries_joins_again() -> None:
+    driver = joined()
+    driver.order(1)
+    driver.order(1)
+    driver.read(9, position=9)
+    effects = after_a_replacement(driver)
+    assert driver.engine.position == 0
+    (told,) = answers(effects)
+    assert isinstance(told, NotReadyError)
+    ((_, question),) = sends(effects, TailWanted)
+    assert isinstance(question, TailWanted)
+    assert question.request != JOIN, "the answer to the first join is none to this one"
+    from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 6}, Epoch(2)), 2)
+    assert driver.engine.ready
+    assert (driver.engine.position, driver.engine.tail) == (2, 6)
+    assert driver.engine.tag_position == 2, "nothing is left of the index before"
+
+
+def test_the_caches_are_empty_after_joining_again() -> None:
+    driver = joined()
+    driver.engine.append(b"mine", (TAG,), NAMES, "caller")
+    driver.turn()
+    driver.order(1)
+    assert driver.engine.status()["record_cache"]["entries"] == 1
+    driver.order(1)
+    after_a_replacement(driver)
+    assert driver.engine.status()["record_cache"]["entries"] == 0
+
+
+def test_an_append_that_was_ordered_while_joining_again_has_an_unknown_outcome() -> None:
+    driver = joined()
+    driver.order(1)
+    driver.order(1)
+    driver.engine.append(b"lost sight of", (TAG,), NAMES, "first")
+    driver.turn()
+    driver.engine.append(b"still under way", (TAG,), NAMES, "second")
+    driver.turn()
+    ((_, question),) = sends(after_a_replacement(driver), TailWanted)
+    assert isinstance(question, TailWanted)
+    told = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 1}, Epoch(2)), 2)
+    outcome = answered(told)
+    assert list(outcome) == ["first"]
+    assert isinstance(outcome["first"], AppendOutcomeUnknownError)
+    effects = from_primary(driver, entries_message([of(2, 2, 1)]), 2)
+    (done,) = [e for e in effects if isinstance(e, Appended)]
+    assert (done.waiters, done.first) == (["second"], 6)
+
+
+def test_a_restarted_primary_whose_entries_are_the_same_changes_nothing() -> None:
+    driver = joined()
+    driver.order(1)
+    hello = MetalogEntries(1, Epoch(1), (), committed=1)
+    ((_, asked),) = sends(from_primary(driver, hello, 2), MetalogWanted)
+    assert isinstance(asked, MetalogWanted)
+    from_primary(driver, MetalogEntries(1, Epoch(1), (), 1, asked.request), 2)
+    from_primary(driver, entries_message([of(2, 1, 1)], previous=1), 2)
+    assert driver.engine.ready
+    assert driver.engine.position == 2
+
+
+def test_the_word_of_an_earlier_incarnation_of_the_primary_is_not_heard() -> None:
+    driver = joined()
+    from_primary(driver, entries_message([of(2, 0, 1)]), 2)
+    from_primary(driver, entries_message([of(1, 1, 1)], previous=2), 1)
+    driver.engine.read_tail("asker")
+    ((_, question),) = sends(driver.turn(), TailWanted)
+    assert isinstance(question, TailWanted)
+    assert answers(from_primary(driver, TailIs(question.request, 9, 99, {}), 1)) == []
+    assert driver.engine.position == 1
+
+
+def test_batches_are_sent_as_before_after_joining_again() -> None:
+    driver = joined()
+    driver.order(1)
+    driver.order(1)
+    ((_, question),) = sends(after_a_replacement(driver), TailWanted)
+    assert isinstance(question, TailWanted)
+    driver.engine.append(b"waits", (TAG,), NAMES, "caller")
+    assert sends(driver.turn(), AppendBatch) == []
+    told = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 0}, Epoch(2)), 2)
+    assert len(sends(told, AppendBatch)) == 2

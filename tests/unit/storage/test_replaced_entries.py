@@ -1,0 +1,175 @@
+"""Claims about a storage node whose primary lost entries that it had published.
+
+The primary's journal ended in damage that looked like a torn end. A new incarnation proposes other
+entries in those places; the node must not keep the old ones beside them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from indilog.ids import Epoch, ShardId, ViewNumber
+from indilog.messages import MetalogEntries, MetalogWanted, ShardProgress
+from indilog.metalog import Floor, NewRecords, Trim
+from indilog.view import view_of
+from tests.metalog_messages import entries_message
+from tests.unit.storage.machine import (
+    PRIMARY,
+    Machine,
+    append,
+    data_of,
+    machine_of,
+    messages,
+    read,
+)
+
+TWO_SHARDS = view_of(engines=2)
+
+
+def of(epoch: int, position: int, counts: dict[int, int]) -> NewRecords:
+    by_shard = {ShardId(shard): count for shard, count in counts.items()}
+    return NewRecords(position, ViewNumber(1), Epoch(epoch), by_shard)
+
+
+def with_two_shards() -> Machine:
+    """A node that has two records of shard 0 and of shard 1, of which two are ordered."""
+    machine = machine_of(TWO_SHARDS)
+    for shard in (0, 1):
+        append(machine, b"%d/0" % shard, first=0, shard=shard)
+        append(machine, b"%d/1" % shard, first=1, shard=shard)
+    published = entries_message([of(1, 0, {0: 1}), of(1, 1, {0: 1})])
+    machine.tell(published, sender=PRIMARY)
+    assert data_of(read(machine, 0, 1, shard=0)) == [(0, b"0/0"), (1, b"0/1")]
+    return machine
+
+
+def replace(machine: Machine) -> None:
+    """Let incarnation 2, which lost the entry at 1, order another shard there."""
+    hello = MetalogEntries(1, Epoch(1), (), committed=1)
+    machine.tell(hello, sender=PRIMARY, life=2)
+    answer_with(machine, of(2, 1, {1: 2}))
+
+
+def answer_with(machine: Machine, *replacing: NewRecords) -> None:
+    assert machine.asked is not None
+    assert (machine.asked.start, machine.asked.last) == (2, 1)
+    answer = entries_message(replacing, previous=1, request=machine.asked.request)
+    machine.tell(answer, sender=PRIMARY, life=2)
+
+
+def truth_holds(machine: Machine) -> bool:
+    shown = data_of(read(machine, 0, shard=0)) + data_of(read(machine, 1, 2, shard=1))
+    return shown == [(0, b"0/0"), (1, b"1/0"), (2, b"1/1")]
+
+
+def test_entries_that_were_replaced_give_way_and_no_seqnum_has_two_records() -> None:
+    machine = with_two_shards()
+    replace(machine)
+    assert truth_holds(machine)
+    assert read(machine, 1, shard=0).unknown == (1,)
+    assert machine.node.status()["replaced_entries"] == 1
+    machine.tell(entries_message([of(2, 2, {0: 1})]), sender=PRIMARY, life=2)
+    assert data_of(read(machine, 3, shard=0)) == [(3, b"0/1")], "it is ordered again"
+
+
+def test_after_a_restart_the_newer_entries_on_disk_hold() -> None:
+    machine = with_two_shards()
+    replace(machine)
+    again = machine.restarted()
+    assert again.node.position == 2
+    assert truth_holds(again)
+
+
+def test_a_checkpoint_knows_by_whom_each_entry_was_proposed() -> None:
+    machine = with_two_shards()
+    machine.take_checkpoint()
+    again = machine.restarted()
+    replace(again)
+    assert truth_holds(again)
+    again.take_checkpoint()
+    assert truth_holds(again.restarted())
+
+
+def test_what_replaced_entries_of_a_checkpoint_is_found_behind_it() -> None:
+    machine = with_two_shards()
+    machine.take_checkpoint()
+    replace(machine)
+    assert truth_holds(machine.restarted())
+
+
+def test_a_page_that_shows_the_difference_itself_needs_no_question() -> None:
+    machine = with_two_shards()
+    page = entries_message([of(1, 0, {0: 1}), of(2, 1, {1: 2})])
+    machine.tell(page, sender=PRIMARY, life=2)
+    assert truth_holds(machine)
+
+
+def test_a_node_that_hears_of_it_late_asks_and_corrects_itself() -> None:
+    """What it hears first follows on entries that it has otherwise, or begins beyond its end."""
+    for start in (2, 3):
+        machine = with_two_shards()
+        late = [of(2, position, {0: 1}) for position in (2, 3)][start - 2 :]
+        machine.tell(entries_message(late), sender=PRIMARY, life=2)
+        assert machine.node.position == 2, "nothing is applied on what is not equal"
+        answer_with(machine, of(2, 1, {1: 2}), of(2, 2, {0: 1}), of(2, 3, {}))
+        assert truth_holds(machine)
+
+
+def test_entries_that_nothing_has_replaced_yet_give_way_too() -> None:
+    machine = with_two_shards()
+    machine.tell(MetalogEntries(1, Epoch(1), (), committed=1), sender=PRIMARY, life=2)
+    assert machine.asked is not None
+    nothing = MetalogEntries(1, Epoch(1), (), 1, machine.asked.request)
+    machine.tell(nothing, sender=PRIMARY, life=2)
+    assert machine.node.position == 1
+    assert machine.node.status()["tail"] == 1
+
+
+def test_each_new_incarnation_of_the_primary_is_asked_whether_the_copy_is_right() -> None:
+    machine = with_two_shards()
+    hello = MetalogEntries(2, Epoch(1), (), committed=2)
+    sent = machine.tell(hello, sender=PRIMARY, life=2)
+    (asked,) = [m for m in messages(sent, PRIMARY) if isinstance(m, MetalogWanted)]
+    assert (asked.start, asked.last) == (2, 1)
+    machine.tell(MetalogEntries(2, Epoch(1), (), 2, asked.request), sender=PRIMARY, life=2)
+    assert machine.node.position == 2
+    assert machine.node.status()["replaced_entries"] == 0
+
+
+def test_a_new_incarnation_of_the_primary_is_told_at_once_what_is_stored() -> None:
+    machine = with_two_shards()
+    hello = MetalogEntries(2, Epoch(1), (), committed=2)
+    sent = machine.tell(hello, sender=PRIMARY, life=2)
+    (report,) = [m for m in messages(sent, PRIMARY) if isinstance(m, ShardProgress)]
+    assert report.stored == {ShardId(0): (1, 2), ShardId(1): (1, 2)}
+
+
+def test_a_trim_that_was_replaced_is_not_counted() -> None:
+    machine = with_two_shards()
+    floor = Floor(7, 1, of_log=False)
+    trim = Trim(2, ViewNumber(1), Epoch(1), 0, (floor,))
+    machine.tell(entries_message([trim]), sender=PRIMARY)
+    assert machine.node.status()["trims"] == 1
+    hello = MetalogEntries(2, Epoch(1), (), committed=2)
+    machine.tell(hello, sender=PRIMARY, life=2)
+    assert machine.asked is not None
+    answer = entries_message([of(2, 2, {1: 1})], previous=1, request=machine.asked.request)
+    machine.tell(answer, sender=PRIMARY, life=2)
+    assert machine.node.status()["trims"] == 0
+    assert machine.node._ordering.trimmed_at == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        MetalogEntries(-1, Epoch(0), (), 0),
+        MetalogEntries(2, Epoch(1), (of(1, 2, {0: 1}),), committed=2),
+        MetalogEntries(2, Epoch(1), (of(1, 3, {0: 1}),), committed=4),
+        MetalogEntries(2, Epoch(1), (of(1, 2, {0: -1}),), committed=3),
+        MetalogEntries(2, Epoch(4), (of(3, 2, {0: 1}),), committed=3),
+    ],
+)
+def test_entries_that_no_primary_sends_are_ignored(message: MetalogEntries) -> None:
+    machine = with_two_shards()
+    machine.tell(message, sender=PRIMARY, life=2)
+    assert machine.node.position == 2
