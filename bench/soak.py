@@ -1,0 +1,245 @@
+"""Whether a platform stays flat: memory, index entries and disk under retention and trims (T7).
+
+A platform embedded in this process serves a mixed load at a fixed rate: a log under retention whose
+records have tags that never come back, a log that is trimmed as a whole, tags that are trimmed one
+by one, a queue whose messages are acknowledged, objects that are changed and collected. Every
+figure of every part is sampled each second. After a warm-up, in which caches fill, the slope of
+each is a straight line's through its samples. The trend counts if it is larger than the noise: the
+slopes of the two halves have its sign, and over the run it adds more than `--noise` of the mean.
+
+    python -m bench.soak [--seconds 600] [--warm-up 150] [--rate 400] [--noise 0.05] [--all]
+                         [--tracemalloc]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+import random
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from bench.harness import Report, arguments, run, table_of
+from bench.platforms import configured
+from bokiqueue import Queue
+from bokistore import Store
+from indilog.errors import TrimmedError
+from indilog.log import Log
+from indilog.runtime.assembly import Platform, embedded, figures_of_nodes, retention_enforced
+from indilog.telemetry import configure_logging
+
+SEED: Final = 1
+KEEP_S: Final = 20.0
+"""Retention of the log that has one, and of the objects' history."""
+TRIM_EVERY: Final = 100
+"""Appends to a log that is trimmed between two trims."""
+_SAMPLE_S: Final = 1.0
+_SAMPLES_MIN: Final = 4
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+SETTINGS: Final = {
+    "record_cache_bytes_max": 4 << 20,
+    "aux_cache_bytes_max": 1 << 20,
+    "suffix_bytes_max": 1 << 20,
+    "tag_cache_bytes_max": 4 << 20,
+    "popularity_bytes_max": 1 << 20,
+    "answer_cache_bytes_max": 1 << 20,
+    "index_memory_bytes_max": 32 << 20,
+    "segment_bytes": 16 << 20,
+    "retention_interval_s": 5.0,
+}
+"""Small caches, so that they are full after the warm-up."""
+
+Step = Callable[[int], Awaitable[object]]
+"""One operation, by its number."""
+
+
+def steps(log: Callable[[str], Log]) -> dict[str, Step]:
+    """Return the operations of the load, by name; all logs are those of one platform."""
+    dice = random.Random(SEED)
+    events, feed, audit = log("events"), log("feed"), log("audit")
+    queue, store = Queue(log("mails"), "mails"), Store(log("objects"))
+
+    async def retained(number: int) -> None:
+        tags = [f"user:{dice.randrange(1000)}", f"order:{number}"]
+        await events.append(dice.randbytes(200), tags=tags)
+
+    async def trimmed(number: int) -> None:
+        seqnum = await feed.append(dice.randbytes(200), tags=[f"item:{number}"])
+        if number % TRIM_EVERY == 0:
+            await feed.trim(seqnum)
+
+    async def trimmed_by_tag(number: int) -> None:
+        tag = f"case:{number}"
+        seqnum = await audit.append(dice.randbytes(200), tags=[tag])
+        await audit.trim(seqnum + 1, tag=tag)
+
+    async def queued(_: int) -> None:
+        await queue.push(dice.randbytes(200))
+        if (delivery := await queue.take()) is not None:
+            await delivery.acknowledge()
+
+    async def changed(_: int) -> None:
+        await store.increment(f"account:{dice.randrange(100)}", "balance", 1)
+
+    async def read(number: int) -> None:
+        for tag in (f"user:{dice.randrange(1000)}", f"order:{number - 1}"):
+            with contextlib.suppress(TrimmedError):
+                await events.read_prev(tag=tag)
+
+    return {
+        "retained": retained,
+        "trimmed": trimmed,
+        "trimmed by tag": trimmed_by_tag,
+        "queued": queued,
+        "changed": changed,
+        "read": read,
+    }
+
+
+async def load(make: Callable[[str], Log], rate: float) -> None:
+    """Call the operations in turn, `rate` a second in all, until cancelled."""
+    calls = steps(make)
+    started = asyncio.get_running_loop().time()
+    for number, call in zip(itertools.count(), itertools.cycle(calls.values()), strict=False):
+        await call(number // len(calls))
+        behind_s = started + number / rate - asyncio.get_running_loop().time()
+        await asyncio.sleep(max(0.0, behind_s))
+
+
+async def collect(make: Callable[[str], Log]) -> None:
+    """Collect the objects' history now and then, until cancelled."""
+    store = Store(make("objects"))
+    while True:
+        await asyncio.sleep(KEEP_S)
+        await store.collect(keep=KEEP_S)
+
+
+def figures(platform: Platform, directory: Path) -> Iterator[tuple[str, float]]:
+    """Yield the memory and disk that are taken, and every figure of every part."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+    yield "resident memory", resident
+    yield "objects of Python", len(gc.get_objects())
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    yield "disk", sum(path.stat().st_blocks * 512 for path in files)
+    yield "files", len(files)
+    yield from _flat("", figures_of_nodes(platform.shell))
+    yield from _flat("engine ", platform.logs.engine.status())
+
+
+def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name} ", value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
+
+
+class Trend:
+    """A straight line through samples of one figure: pairs of seconds and value."""
+
+    def __init__(self, samples: list[tuple[float, float]]) -> None:
+        self.first, self.last = samples[0][1], samples[-1][1]
+        self.slope = _slope(samples)
+        middle = len(samples) // 2
+        self._halves = _slope(samples[:middle]), _slope(samples[middle:])
+        self._seconds = samples[-1][0] - samples[0][0]
+        self._mean = float(np.mean([value for _, value in samples]))
+
+    def grows(self, noise: float) -> bool:
+        """Whether it grows by more than `noise` of the mean over the run, in both halves."""
+        added = self.slope * self._seconds
+        return added > noise * abs(self._mean) and min(self._halves) > 0
+
+
+def _slope(samples: list[tuple[float, float]]) -> float:
+    times, values = zip(*samples, strict=True)
+    return float(np.polyfit(times, values, 1)[0])
+
+
+COUNTED: Final = ("resident memory", "objects of Python", "disk", "files")
+"""Figures that must be flat; those of parts that count operations grow by their nature."""
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Run the load and print the slopes."""
+    configure_logging("console", "warning")
+    report = Report("soak", asked, **SETTINGS)
+    with tempfile.TemporaryDirectory() as path:
+        config = configured(path, node=SETTINGS)
+        async with (
+            embedded(config) as platform,
+            retention_enforced(platform.shell, platform.logs, config),
+        ):
+            samples = await _sampled(platform, Path(path), asked)
+    trends = {
+        name: Trend(values) for name, values in samples.items() if len(values) >= _SAMPLES_MIN
+    }
+    table = table_of("Slopes after the warm-up", "figure", "first", "last", "a second", "flat")
+    for name, trend in trends.items():
+        grows = trend.grows(asked.noise)
+        if asked.all or grows or name in COUNTED:
+            flat = "grows" if grows else "flat"
+            row = f"{trend.first:,.0f}", f"{trend.last:,.0f}", f"{trend.slope:,.1f}"
+            table.add_row(name, *row, flat)
+            report.keep(name, {"first": trend.first, "last": trend.last, "slope": trend.slope})
+    report.show(table)
+    report.write()
+
+
+async def _sampled(
+    platform: Platform, directory: Path, asked: argparse.Namespace
+) -> dict[str, list[tuple[float, float]]]:
+    """Run the load; return the samples after the warm-up, by figure."""
+
+    def make(name: str) -> Log:
+        return platform.logs.log(name)
+
+    await make("events").set_retention(age_s=KEEP_S)
+    tasks = [asyncio.create_task(load(make, asked.rate)), asyncio.create_task(collect(make))]
+    samples: dict[str, list[tuple[float, float]]] = {}
+    before = None
+    started = time.monotonic()
+    while (passed := time.monotonic() - started) < asked.seconds:
+        done, _ = await asyncio.wait(tasks, timeout=_SAMPLE_S)
+        for task in done:
+            task.result()
+        if passed < asked.warm_up:
+            continue
+        if asked.tracemalloc and before is None:
+            tracemalloc.start()
+            before = tracemalloc.take_snapshot()
+        for name, value in figures(platform, directory):
+            samples.setdefault(name, []).append((passed, value))
+    if before is not None:
+        gc.collect()
+        for line in tracemalloc.take_snapshot().compare_to(before, "lineno")[:25]:
+            print(line)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return samples
+
+
+if __name__ == "__main__":
+    run(
+        main,
+        arguments(
+            __doc__ or "",
+            seconds={"type": float, "default": 600.0, "help": "length of the run"},
+            warm_up={"type": float, "default": 150.0, "help": "seconds that do not count"},
+            rate={"type": float, "default": 400.0, "help": "operations a second"},
+            noise={"type": float, "default": 0.05, "help": "share of the mean that is no trend"},
+            all={"action": "store_true", "help": "every figure, not only those that grow"},
+            tracemalloc={"action": "store_true", "help": "show which lines allocated what grows"},
+        ),
+    )
