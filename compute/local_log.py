@@ -35,6 +35,7 @@ from indilog.log import (
     Log,
     Record,
     Session,
+    check_batch,
     check_bound,
     check_limit,
     check_record,
@@ -147,6 +148,7 @@ class LocalLog(Log):
         if not entries:
             return []
         limits = self._limits
+        check_batch(entries, records_max=limits.batch_records_max)
         records, size = [], HEADER_BYTES
         for entry in entries:
             tags = _as_tuple(entry.tags)

@@ -51,6 +51,8 @@ class ClusterConfig:
     record_bytes_max: int = 1 * MIB
     record_tags_max: int = 64
     batch_bytes_max: int = 4 * MIB
+    batch_records_max: int = 10_000
+    """Records appended together by one `append_batch`."""
     aux_bytes_max: int = 1 * MIB
     message_bytes_max: int = 16 * MIB
     """A frame between nodes; a larger one is refused by its sender. What has a limit of its own and
@@ -111,6 +113,24 @@ class NodeConfig:
     """A browser is signed in for this long."""
     sign_in_code_s: float = 120.0
     """The link of `indilog open` can be used once, within this time."""
+    connections_max: int = 4_096
+    """Connections open at once at a gateway; further ones are answered with 503. Fewer where the
+    limit of open files, less `descriptors_reserve`, is lower.
+    """
+    descriptors_reserve: int = 256
+    """Open files that connections leave to the journal, workers and links; at most half of all."""
+    gateway_bytes_max: int = 256 * MIB
+    """Bytes of bodies, pages and messages of links that wait in a gateway; a request that needs
+    more is answered with 503. Requests below 16 KiB are not counted.
+    """
+    headers_bytes_max: int = 64 * KIB
+    """Bytes of a request's line and headers."""
+    headers_timeout_s: float = 10.0
+    """Time for a request's line and headers to arrive."""
+    body_timeout_s: float = 60.0
+    """Time for a request's body, or one WebSocket message, to arrive."""
+    answer_timeout_s: float = 60.0
+    """Time for a client to read what a socket does not hold of an answer, or of one event."""
     segment_bytes: int = 32 * MIB
     """Size of a journal segment; the newest and the one prepared behind it are never given back."""
     checkpoint_frames: int = 32_768

@@ -49,6 +49,11 @@ class FrameReader:
         self.message_bytes_max = message_bytes_max
         self._rest = bytearray()
 
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of an incomplete frame are held."""
+        return len(self._rest)
+
     def frames(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete with `data`.
 
@@ -90,5 +95,5 @@ class FrameReader:
 def _decoded(frame: memoryview) -> Frame:
     try:
         return _decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError(f"not a message of a link: {error}") from error

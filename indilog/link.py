@@ -106,6 +106,11 @@ class Link:
         return self._lost
 
     @property
+    def held_bytes(self) -> int:
+        """How many bytes of an incomplete message are held."""
+        return self._reader.held_bytes
+
+    @property
     def calls_open(self) -> int:
         """How many questions wait for their answer."""
         return len(self._open)
@@ -170,7 +175,7 @@ class Link:
         if self._lost:
             return
         if self._waiting_bytes() > QUEUE_BYTES_MAX:
-            answer = _unless_large(answer)
+            answer = unless_large(answer)
         try:
             self._send(call, answer)
         except TooLargeError as error:
@@ -263,7 +268,7 @@ class Link:
         return len(self._out) + self._queued_bytes()
 
 
-def _unless_large(answer: Answer) -> Answer:
+def unless_large(answer: Answer) -> Answer:
     """Return what is as small as the failure in its place would be, or that."""
     if isinstance(answer, RecordsFound):
         return failed(OverloadedError("You do not read the answers that you asked for."))

@@ -178,8 +178,8 @@ class Log(abc.ABC):
 
     @abc.abstractmethod
     async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
-        """Append several records, all or none, at consecutive seqnums; guarantees and errors as
-        `append`.
+        """Append at most `batch_records_max` records, all or none, at consecutive seqnums;
+        guarantees and errors as `append`.
         """
 
     @abc.abstractmethod
@@ -338,6 +338,16 @@ def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_m
         raise TooLargeError("The record's size in bytes", size=len(data), limit=bytes_max)
     if len(tags) > tags_max:
         raise TooLargeError("The record's number of tags", size=len(tags), limit=tags_max)
+
+
+def check_batch(entries: Sequence[Entry], *, records_max: int) -> None:
+    """Refuse more records than may be appended together.
+
+    Raises:
+        TooLargeError: more than `records_max`.
+    """
+    if len(entries) > records_max:
+        raise TooLargeError("The batch's number of records", size=len(entries), limit=records_max)
 
 
 def check_tags(tags: Iterable[UserTag]) -> None:

@@ -17,8 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from compute.gateway.apps import apps_router
 from compute.gateway.client_link import client_router
-from compute.gateway.clients import ClientLeftError
+from compute.gateway.clients import SHARE, ClientLeftError
 from compute.gateway.credentials import Credentials
+from compute.gateway.edge import Edge
 from compute.gateway.figures import GatewayCollector, GatewayFigures
 from compute.gateway.guard import Guard
 from compute.gateway.invoke import PREFIX, InvokeEndpoint
@@ -26,6 +27,7 @@ from compute.gateway.login import login_router
 from compute.gateway.openapi import described
 from compute.gateway.operation import HostCollector, operation_router
 from compute.gateway.page import PAGE, page_headers
+from compute.gateway.page_text import RecordLimits
 from compute.gateway.problems import (
     MEDIA_TYPE,
     Problem,
@@ -52,9 +54,13 @@ _CLIENT_LEFT: Final = 499
 
 
 class Gateway(FastAPI):
-    """The platform over HTTP; calls of functions bypass the framework."""
+    """The platform over HTTP; calls of functions bypass the framework.
 
-    def __init__(self, host: FunctionHost, invoke: InvokeEndpoint) -> None:
+    Attributes:
+        edge: limits and figures, for the servers that it runs on.
+    """
+
+    def __init__(self, host: FunctionHost, invoke: InvokeEndpoint, edge: Edge) -> None:
         super().__init__(
             title="IndiLog",
             description="Stateful serverless functions on a shared log.",
@@ -63,6 +69,7 @@ class Gateway(FastAPI):
         )
         self._host = host
         self._invoke = invoke
+        self.edge = edge
         self._described_at = -1
         self._base: dict[str, Any] | None = None
         self._begun: set[asyncio.Task[Any]] = set()
@@ -80,10 +87,15 @@ class Gateway(FastAPI):
         """
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
-        elif scope["path"].startswith(PREFIX):
-            await self._invoke(scope, receive, send)
-        else:
-            await self._routed(scope, receive, send)
+            return
+        share = scope[SHARE] = self.edge.budget.share()
+        try:
+            if scope["path"].startswith(PREFIX):
+                await self._invoke(scope, receive, send)
+            else:
+                await self._routed(scope, receive, send)
+        finally:
+            share.free()
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by one of the framework's routes, whatever happens."""
@@ -95,7 +107,7 @@ class Gateway(FastAPI):
             nonlocal begun
             begun = True
             self._begun.add(task)
-            await send(message)
+            await self.edge.send(scope, send, message)
 
         try:
             await super().__call__(scope, receive, noting)
@@ -143,23 +155,22 @@ def create_gateway(
     body_bytes_max = config.cluster.batch_bytes_max
     registry = registry or CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host))
-    figures = GatewayFigures()
+    edge = Edge(config.node)
 
     def told() -> dict[str, Any]:
-        return {**status(), "gateway": figures.status()}
+        return {**status(), "gateway": edge.status()}
 
-    registry.register(GatewayCollector(figures))
-    app = Gateway(host, InvokeEndpoint(host, figures, body_bytes_max=body_bytes_max))
+    registry.register(GatewayCollector(edge.status))
+    app = Gateway(host, InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max), edge)
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a third more of a record
-    app.include_router(records_router(logs, body_bytes_max=body_bytes_max * 3 // 2))
+    limits = RecordLimits.of(config)
+    app.include_router(records_router(logs, limits, body_bytes_max=body_bytes_max * 3 // 2))
     probe = AppendProbe(logs, timeout_s=config.node.ready_append_s)
-    app.include_router(
-        operation_router(host, lambda: status() | {"gateway": figures.status()}, registry, probe)
-    )
-    app.include_router(client_router(host))
+    app.include_router(operation_router(host, told, registry, probe))
+    app.include_router(client_router(host, edge))
     _add_pages(app)
-    _add_errors(app, figures)
+    _add_errors(app, edge.figures)
     return app
 
 

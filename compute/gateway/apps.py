@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from compute.gateway.clients import unless_left
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
-from compute.gateway.requests import body_of, json_in, known_query
+from compute.gateway.requests import body_of, decoded_in, known_query
 from compute.invocations.told import Told
 from compute.workers.host import FunctionHost
 from indilog.calls import (
@@ -32,6 +32,12 @@ class SourcesIn(pydantic.BaseModel):
     """An application's sources: relative path → text."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
+
+    sources: dict[str, str]
+
+
+class SourcesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a `SourcesIn` says, decoded."""
 
     sources: dict[str, str]
 
@@ -140,7 +146,7 @@ async def _sources(request: Request, app: str, bytes_max: int) -> dict[str, str]
             return {f"{app}.py": body.decode()}
         except UnicodeDecodeError as error:
             raise DeployError(f"The file is not UTF-8 text: {error}.") from error
-    return json_in(SourcesIn, body, not_done="Nothing was deployed").sources
+    return decoded_in(SourcesBody, SourcesIn, body, not_done="Nothing was deployed").sources
 
 
 _DEPLOY_BODY: Final[dict[str, Any]] = {

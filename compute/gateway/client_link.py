@@ -5,22 +5,128 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
+from compute.gateway.edge import Edge
 from compute.workers.host import FunctionHost
-from indilog.calls import LINK_VERSION, Welcome
-from indilog.link import Link, socket_messages
+from indilog.byte_budget import UNCHARGED_BYTES, ByteBudget, ByteShare
+from indilog.calls import (
+    LINK_VERSION,
+    Answer,
+    CallFunction,
+    DeployApp,
+    Greeting,
+    LogAppend,
+    LogAppendBatch,
+    LogSetAux,
+    Question,
+    RecordsFound,
+    Returned,
+    SendFunction,
+    Welcome,
+)
+from indilog.errors import OverloadedError
+from indilog.link import Link, Serve, socket_messages, unless_large
 
-CLIENTS_MAX = 1024
-"""Clients at once; a further one is turned away."""
+
+class ClientLink(Link):
+    """The link of a client: what waits on it is counted in the gateway's budget.
+
+    Args:
+        serve: answers questions.
+        budget: the gateway's.
+        message_bytes_max: of one message.
+        on_lost: called when the link is gone.
+    """
+
+    __slots__ = ("_budget", "_partial", "_questions", "_sizes")
+
+    def __init__(
+        self,
+        serve: Serve,
+        budget: ByteBudget,
+        *,
+        message_bytes_max: int,
+        on_lost: Callable[[Link], None],
+    ) -> None:
+        def counted(link: Link, call: int, message: Question | Greeting) -> None:
+            if (size := payload_bytes(message)) > UNCHARGED_BYTES:
+                self._questions.take(size)
+                self._sizes[call] = size
+            serve(link, call, message)
+
+        super().__init__(counted, message_bytes_max=message_bytes_max, on_lost=on_lost)
+        self._budget = budget
+        self._partial = budget.share()
+        self._questions = budget.share()
+        self._sizes: dict[int, int] = {}
+
+    def received(self, data: bytes) -> None:
+        """Take in bytes; close the link when a message in part has no room."""
+        super().received(data)
+        self._partial.free()
+        try:
+            self._partial.take_up_to(self.held_bytes)
+        except OverloadedError:
+            self.close()
+
+    def answer(self, call: int, answer: Answer) -> None:
+        """Answer; a large answer for which there is no room is replaced by a failure."""
+        self._questions.give(self._sizes.pop(call, 0))
+        if self._budget.is_used_up and answer_bytes(answer) > UNCHARGED_BYTES:
+            self._budget.refused += 1
+            answer = unless_large(answer)
+        super().answer(call, answer)
+
+    def lost(self) -> None:
+        """The stream has ended: hold nothing any more."""
+        super().lost()
+        self._sizes.clear()
+        self._questions.free()
+        self._partial.free()
+
+
+def payload_bytes(message: Question | Greeting) -> int:
+    """Return the bytes of data in a question, without what is small in any."""
+    match message:
+        case LogAppend():
+            return len(message.data)
+        case LogAppendBatch():
+            return sum(len(data) for data, _ in message.entries)
+        case CallFunction() | SendFunction():
+            return len(message.arguments)
+        case LogSetAux():
+            return len(message.aux)
+        case DeployApp():
+            return sum(map(len, message.sources.values()))
+        case _:
+            return 0
+
+
+def answer_bytes(answer: Answer) -> int:
+    """Return the bytes of data in an answer, without what is small in any."""
+    match answer:
+        case RecordsFound():
+            return sum(len(record.data) + len(record.aux or b"") for record in answer.records)
+        case Returned():
+            return len(answer.result)
+        case _:
+            return 0
 
 
 class WebSocketWriter:
-    """Sends what a link writes; what comes while a send is under way goes out with the next one."""
+    """Sends what a link writes; what comes while a send is under way goes out with the next one.
 
-    def __init__(self, socket: WebSocket) -> None:
+    Args:
+        socket: the client's.
+        share: holds what waits.
+    """
+
+    def __init__(self, socket: WebSocket, share: ByteShare) -> None:
         self._socket = socket
+        self._share = share
         self._queue = bytearray()
         self._written = asyncio.Event()
         self._closed = False
@@ -28,6 +134,7 @@ class WebSocketWriter:
     def write(self, data: bytearray) -> None:
         """Queue bytes; never blocks."""
         self._queue += data
+        self._share.note(len(data))
         self._written.set()
 
     def close(self) -> None:
@@ -48,31 +155,29 @@ class WebSocketWriter:
                 data, self._queue = self._queue, bytearray()
                 for part in socket_messages(data):
                     await self._socket.send_bytes(part)
+                    self._share.give(len(part))
         await self._socket.close()
 
 
-def client_router(host: FunctionHost) -> APIRouter:
+def client_router(host: FunctionHost, edge: Edge) -> APIRouter:
     """Return the route `/client`."""
     router = APIRouter()
-    clients: set[Link] = set()
 
     @router.websocket("/client")
     async def client(socket: WebSocket) -> None:
         """Serve one client until it leaves."""
-        if len(clients) >= CLIENTS_MAX:
-            await socket.close(1013, "too many clients; try again later")
-            return
         await socket.accept()
         server = host.client_server()
-        link = Link(
+        link = ClientLink(
             server.serve,
+            edge.budget,
             message_bytes_max=host.limits.message_bytes_max,
             on_lost=lambda _: server.close(),
         )
-        writer = WebSocketWriter(socket)
+        share = edge.budget.share()
+        writer = WebSocketWriter(socket, share)
         link.connected(writer.write, writer.close, writer.queued_bytes)
         link.tell(Welcome(LINK_VERSION, host.limits))
-        clients.add(link)
         sending = asyncio.ensure_future(writer.run())
         try:
             while not link.is_lost:
@@ -80,9 +185,9 @@ def client_router(host: FunctionHost) -> APIRouter:
         except WebSocketDisconnect:
             pass
         finally:
-            clients.discard(link)
             link.lost()
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+            share.free()
 
     return router

@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
+from indilog.byte_budget import ByteShare
 from indilog.errors import TooLargeError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+SHARE: Final = "indilog.share"
+"""The key in a request's scope of what it holds of the gateway's budget: a `ByteShare`."""
 
 _ValueT = TypeVar("_ValueT")
 
@@ -29,7 +33,7 @@ async def body_from(scope: Scope, receive: Receive, bytes_max: int, *, what: str
     Reads at most one chunk beyond `bytes_max` bytes.
 
     Args:
-        scope: of the request.
+        scope: of the request; its share (`SHARE`) holds the body's bytes until it is over.
         receive: of the request.
         bytes_max: largest body taken.
         what: names the size in the error: `The request's size in bytes`.
@@ -37,12 +41,15 @@ async def body_from(scope: Scope, receive: Receive, bytes_max: int, *, what: str
     Raises:
         ClientLeftError: the connection ended before the body did.
         TooLargeError: the body has more than `bytes_max` bytes.
+        OverloadedError: too many bytes wait in the gateway.
     """
+    share: ByteShare = scope[SHARE]
     message = await receive()
     if not message.get("more_body") and message["type"] != "http.disconnect":
         body: bytes = message.get("body", b"")
         if len(body) > bytes_max:
             raise _too_large(scope, len(body), bytes_max, what)
+        share.take_up_to(len(body))
         return body
     parts = bytearray()
     while True:
@@ -51,6 +58,7 @@ async def body_from(scope: Scope, receive: Receive, bytes_max: int, *, what: str
         parts += message.get("body", b"")
         if len(parts) > bytes_max:
             raise _too_large(scope, len(parts), bytes_max, what)
+        share.take_up_to(len(parts))
         if not message.get("more_body"):
             return bytes(parts)
         message = await receive()

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-_DOCUMENTATION = {
+_COUNTERS: Final = {
     "clients_left": "Requests whose client closed its connection before the answer",
+    "clients_too_slow": "Connections closed since a request or an answer took too long",
+    "connections_refused": "Connections beyond the limit",
+    "requests_malformed": "Requests that are no HTTP",
+    "bytes_refused": "Requests and messages refused since too many bytes waited",
+}
+_GAUGES: Final = {
+    "connections": "Connections that are open",
+    "bytes": "Bytes that wait in the gateway",
 }
 
 
@@ -20,9 +29,16 @@ class GatewayFigures:
     Attributes:
         clients_left: requests whose client closed its connection before the answer: with a body
             that did not arrive whole, or while the request waited.
+        clients_too_slow: connections that were closed since a request took too long to arrive, or
+            an answer to be read.
+        connections_refused: connections beyond the limit.
+        requests_malformed: requests that are no HTTP.
     """
 
     clients_left: int = 0
+    clients_too_slow: int = 0
+    connections_refused: int = 0
+    requests_malformed: int = 0
 
     def status(self) -> dict[str, int]:
         """Return the counts by name."""
@@ -30,12 +46,15 @@ class GatewayFigures:
 
 
 class GatewayCollector(Collector):
-    """Reads the gateway's counts at a scrape."""
+    """Reads the gateway's figures at a scrape."""
 
-    def __init__(self, figures: GatewayFigures) -> None:
-        self._figures = figures
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family per count."""
-        for name, value in self._figures.status().items():
-            yield CounterMetricFamily(f"indilog_gateway_{name}", _DOCUMENTATION[name], value=value)
+        """Yield one family per figure."""
+        figures = self._read()
+        for name, told in _COUNTERS.items():
+            yield CounterMetricFamily(f"indilog_gateway_{name}", told, value=figures[name])
+        for name, told in _GAUGES.items():
+            yield GaugeMetricFamily(f"indilog_gateway_{name}", told, value=figures[name])

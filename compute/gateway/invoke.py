@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
@@ -22,7 +23,7 @@ from compute.gateway.clients import (
     left,
     unless_left,
 )
-from compute.gateway.figures import GatewayFigures
+from compute.gateway.edge import LARGE_BYTES, Edge
 from compute.gateway.problems import Problem, problem, problem_of, problem_of_stop, problem_text
 from compute.workers.call import Call
 from compute.workers.host import FunctionHost
@@ -51,9 +52,9 @@ _FALSE: Final = ("0", "false", "no")
 class InvokeEndpoint:
     """Answers everything below `/functions/`."""
 
-    def __init__(self, host: FunctionHost, figures: GatewayFigures, *, body_bytes_max: int) -> None:
+    def __init__(self, host: FunctionHost, edge: Edge, *, body_bytes_max: int) -> None:
         self._host = host
-        self._figures = figures
+        self._edge = edge
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +68,7 @@ class InvokeEndpoint:
         except (IndilogError, ValueError) as error:
             await _send_problem(send, problem_of(error))
         except ClientLeftError:
-            self._figures.clients_left += 1
+            self._edge.figures.clients_left += 1
         except asyncio.CancelledError:  # before there was a call
             await _send_problem(send, problem_of_stop(_nothing_done("the call")))
 
@@ -90,7 +91,7 @@ class InvokeEndpoint:
         position, key = _headers(scope)
         if key:
             once = self._host.call_once(name, arguments, key=key, position=position)
-            await self._send_once(receive, send, name, once)
+            await self._send_once(scope, receive, send, name, once)
             return
         call = self._host.call(name, arguments, position=position)
         try:
@@ -100,7 +101,7 @@ class InvokeEndpoint:
         except asyncio.CancelledError:
             await _send_problem(send, self._cut_off(call))
             return
-        await _send_outcome(send, call.invocation, outcome)
+        await self._send_outcome(scope, send, call.invocation, outcome)
 
     async def _begun(self, receive: Receive, call: Call) -> None:
         """Wait until `call`, which waits for a worker, is over; drop it when its client leaves.
@@ -121,6 +122,7 @@ class InvokeEndpoint:
 
     async def _send_once(
         self,
+        scope: Scope,
         receive: Receive,
         send: Send,
         name: str,
@@ -136,7 +138,7 @@ class InvokeEndpoint:
             )
             await _send_problem(send, told)
             return
-        await _send_outcome(send, invocation, outcome)
+        await self._send_outcome(scope, send, invocation, outcome)
 
     def _cut_off(self, call: Call) -> Problem:
         """Stop `call`, and return what its caller is told."""
@@ -164,6 +166,20 @@ class InvokeEndpoint:
         body = msgspec.json.encode({"invocation": invocation})
         location = (b"location", f"/invocations/{invocation}".encode())
         await _send(send, HTTPStatus.ACCEPTED, (_JSON, location), body)
+
+    async def _send_outcome(
+        self, scope: Scope, send: Send, invocation: str, outcome: Returned | Failed
+    ) -> None:
+        headers = (
+            (INVOCATION_HEADER, invocation.encode()),
+            (POSITION_HEADER, b"%d" % outcome.position),
+        )
+        if isinstance(outcome, Failed):
+            await _send_problem(send, problem_of(error_from(outcome)), headers)
+            return
+        if len(outcome.result) > LARGE_BYTES:
+            send = partial(self._edge.send, scope, send)
+        await _send(send, HTTPStatus.OK, (_JSON, *headers), outcome.result)
 
 
 def _perhaps_recorded(name: str, key: str) -> IndilogError:
@@ -226,17 +242,6 @@ def _position_in(value: bytes) -> int:
     if not value.isdigit() or len(value) > 18:
         raise ValueError(f"Indilog-Position is a metalog position, not {value.decode('latin-1')}.")
     return int(value)
-
-
-async def _send_outcome(send: Send, invocation: str, outcome: Returned | Failed) -> None:
-    headers = (
-        (INVOCATION_HEADER, invocation.encode()),
-        (POSITION_HEADER, b"%d" % outcome.position),
-    )
-    if isinstance(outcome, Failed):
-        await _send_problem(send, problem_of(error_from(outcome)), headers)
-    else:
-        await _send(send, HTTPStatus.OK, (_JSON, *headers), outcome.result)
 
 
 async def _send_problem(send: Send, told: Problem, headers: tuple[Header, ...] = ()) -> None:

@@ -13,11 +13,21 @@ import pydantic
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from compute.gateway.clients import unless_left
+from compute.gateway.clients import SHARE, unless_left
+from compute.gateway.page_text import PageText, RecordLimits
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_text
-from compute.gateway.requests import body_of, json_in, known_query
-from compute.gateway.values import AppendIn, RetentionIn, TrimIn, record_out, tag_of
-from indilog.errors import TrimmedError
+from compute.gateway.requests import SMALL_BYTES_MAX, body_of, decoded_in, json_in, known_query
+from compute.gateway.values import (
+    AppendBody,
+    AppendIn,
+    RetentionIn,
+    TrimIn,
+    check_count,
+    record_out,
+    tag_of,
+)
+from indilog.byte_budget import ByteShare
+from indilog.errors import OverloadedError, TrimmedError
 from indilog.ids import MAX_SEQNUM, UserTag
 from indilog.log import (
     READ_RANGE_LIMIT_MAX,
@@ -57,9 +67,9 @@ def _json(value: object, session: Session, status: HTTPStatus = HTTPStatus.OK) -
     return JsonText(msgspec.json.encode(value), status_code=int(status), headers=headers)
 
 
-def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
+def records_router(logs: LogSource, limits: RecordLimits, *, body_bytes_max: int) -> APIRouter:
     """Return the routes below `/logs`."""
-    routes = LogRoutes(logs, body_bytes_max=body_bytes_max)
+    routes = LogRoutes(logs, limits, body_bytes_max=body_bytes_max)
     # A log's name may have slashes. Where a path can be read in two ways the longer name is meant.
     router = APIRouter(
         prefix="/logs/{log:path}", tags=["logs"], dependencies=[Depends(known_query)]
@@ -82,8 +92,10 @@ def records_router(logs: LogSource, *, body_bytes_max: int) -> APIRouter:
 class LogRoutes:
     """What the routes below `/logs` do."""
 
-    def __init__(self, logs: LogSource, *, body_bytes_max: int) -> None:
+    def __init__(self, logs: LogSource, limits: RecordLimits, *, body_bytes_max: int) -> None:
         self._logs = logs
+        self._limits = limits
+        self._records_max = limits.batch_records_max
         self._body_bytes_max = body_bytes_max
 
     async def append(
@@ -102,7 +114,8 @@ class LogRoutes:
         if request.headers.get("content-type", "").startswith(_OCTETS):
             seqnum = await opened.append(body, tags=tag or ())
             return _json({"seqnum": seqnum}, session, HTTPStatus.CREATED)
-        given = json_in(AppendIn, body, not_done="Nothing was appended")
+        check_count(body, self._records_max)
+        given = decoded_in(AppendBody, AppendIn, body, not_done="Nothing was appended")
         entries, is_batch = given.entries()
         if is_batch:
             seqnums = await opened.append_batch(entries)
@@ -129,21 +142,24 @@ class LogRoutes:
 
         Below what is trimmed a `bound` is answered with 410; `since`, or no bound, begins at what
         is left. An empty list is proven. `next_bound` continues; null: there is nothing further
-        down. With `wait` the answer waits up to that many seconds for a first record (`next` only).
+        down. `more`: the page ended at `limit`, or at its limit of bytes, and there may be further
+        records. With `wait` the answer waits up to that many seconds for a first record (`next`
+        only).
         """
         opened, session = self._opened(log, position)
         wanted = tag_of(tag, tag_int)
+        page = PageText(request.scope[SHARE], limit, self._limits)
         if direction == "prev":
             if since is not None:
                 raise ValueError("since goes with direction=next; with prev give a bound.")
-            records = await _backwards(opened, wanted, bound, limit, fresh=fresh)
-            below = records[-1]["seqnum"] - 1 if records else -1
-            next_bound = below if below >= 0 else None
+            await _backwards(opened, wanted, bound, page, fresh=fresh)
+            next_bound = page.last - 1 if page.last else None
         else:
             start = await _start(opened, bound, since)
-            reading = _forwards(opened, wanted, start, limit, wait, fresh=fresh)
-            records, next_bound = await (unless_left(request.receive, reading) if wait else reading)
-        return _json({"records": records, "next_bound": next_bound}, session)
+            reading = _forwards(opened, wanted, start, page, wait, fresh=fresh)
+            next_bound = await (unless_left(request.receive, reading) if wait else reading)
+        headers = {"indilog-position": str(session.position)}
+        return JsonText(page.text(next_bound), headers=headers)
 
     async def read_one(
         self,
@@ -179,7 +195,7 @@ class LogRoutes:
     async def trim(self, log: str, request: Request, position: Position = 0) -> Response:
         """Forget the records below `until`, of the whole log or of one tag, for good."""
         opened, session = self._opened(log, position)
-        body = await body_of(request, self._body_bytes_max)
+        body = await body_of(request, SMALL_BYTES_MAX)
         what = json_in(TrimIn, body, not_done="Nothing was trimmed")
         await opened.trim(what.until, tag=tag_of(what.tag, what.tag_int))
         return _json({"until": what.until}, session)
@@ -192,7 +208,7 @@ class LogRoutes:
     async def set_retention(self, log: str, request: Request, position: Position = 0) -> Response:
         """Set the log's whole policy; `{}` keeps everything. It is enforced in the background."""
         opened, session = self._opened(log, position)
-        body = await body_of(request, self._body_bytes_max)
+        body = await body_of(request, SMALL_BYTES_MAX)
         policy = json_in(RetentionIn, body, not_done="Nothing was set")
         await opened.set_retention(age_s=policy.age_s, size_bytes=policy.size_bytes)
         return _json(await opened.retention(), session)
@@ -200,6 +216,8 @@ class LogRoutes:
     async def stream(
         self,
         log: str,
+        request: Request,
+        *,
         tag: Tag = None,
         tag_int: TagInt = None,
         bound: Bound = None,
@@ -210,14 +228,15 @@ class LogRoutes:
         """Stream records as server-sent events: history from `bound` on, then live, without end.
 
         `since`, or no bound, begins at what is left of a trimmed log; a `bound` below it is an
-        error. A client that comes back with `Last-Event-ID` continues behind it.
+        error. A client that comes back with `Last-Event-ID` continues after it.
         """
         opened, _ = self._opened(log, position)
         if last_event_id is None:
             start = await _start(opened, bound, since)
         else:
             start = _Start(last_event_id + 1, asked=True)
-        events = _events(opened, tag_of(tag, tag_int), start)
+        await _check_asked(opened, tag_of(tag, tag_int), start)
+        events = _events(opened, tag_of(tag, tag_int), start, request.scope[SHARE])
         return StreamingResponse(
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
@@ -261,37 +280,49 @@ async def _start(log: Log, bound: int | None, since: datetime | None) -> _Start:
     return _Start(bound, asked=True)
 
 
+async def _check_asked(log: Log, tag: UserTag | None, start: _Start) -> None:
+    """Check that a read can begin where its caller wants, before the answer begins.
+
+    Raises:
+        TrimmedError: it is trimmed there.
+    """
+    if start.asked:
+        await log.read_range(tag, start.seqnum, limit=1)
+
+
 async def _forwards(
-    log: Log, tag: UserTag | None, start: _Start, limit: int, wait_s: float, *, fresh: bool
-) -> tuple[list[dict[str, Any]], int]:
-    """Return records, and the bound to go on at."""
+    log: Log, tag: UserTag | None, start: _Start, page: PageText, wait_s: float, *, fresh: bool
+) -> int:
+    """Fill a page, and return the bound to go on at."""
     while True:
         try:
-            found = await log.read_range(tag, start.seqnum, limit=limit, wait=wait_s, fresh=fresh)
+            found = await log.read_range(
+                tag, start.seqnum, limit=page.limit, wait=wait_s, fresh=fresh
+            )
         except TrimmedError as error:
             start = start.at_floor(error)
         else:
-            return [record_out(r) for r in found], found[-1].seqnum + 1 if found else start.seqnum
+            page.add_range(found)
+            return start.seqnum if page.last is None else page.last + 1
 
 
 async def _backwards(
-    log: Log, tag: UserTag | None, given: int | None, limit: int, *, fresh: bool
-) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
+    log: Log, tag: UserTag | None, given: int | None, page: PageText, *, fresh: bool
+) -> None:
+    """Fill a page downwards."""
     bound = MAX_SEQNUM if given is None else given
-    while len(records) < limit and bound >= 0:
+    while not page.is_full and bound >= 0:
         try:
             record = await log.read_prev(tag, bound, fresh=fresh)
         except TrimmedError:
-            if not records and given is not None:
+            if page.last is None and given is not None:
                 raise
-            break
+            return
         fresh = False
         if record is None:
-            break
-        records.append(record_out(record))
+            return
+        page.add(record)
         bound = record.seqnum - 1
-    return records
 
 
 async def _pages(
@@ -309,11 +340,21 @@ async def _pages(
             start = start.at_floor(error)
 
 
-async def _events(log: Log, tag: UserTag | None, start: _Start) -> AsyncIterator[bytes]:
+async def _events(
+    log: Log, tag: UserTag | None, start: _Start, share: ByteShare
+) -> AsyncIterator[bytes]:
+    """Yield the events of a stream. It ends where the gateway has no room for a page of it; the
+    client comes back with `Last-Event-ID`.
+    """
     async with contextlib.aclosing(_pages(log, tag, start)) as found:
         async for page in found:
             if not page:
                 yield b": alive\n\n"
+            share.free()
+            try:  # the next page is read meanwhile, and may be as large
+                share.take_up_to(2 * sum(len(record.data) for record in page))
+            except OverloadedError:
+                return
             for record in page:
                 text = msgspec.json.encode(record_out(record))
                 yield b"id: %d\ndata: %s\n\n" % (record.seqnum, text)

@@ -9,14 +9,18 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from compute.gateway.acceptor import Acceptor
+from compute.gateway.edge import Edge
+from compute.gateway.protocol import GatewayProtocol, Sweep
 from compute.gateway.unix_socket import UnixSocket
 from indilog.config import NodeConfig
 from indilog.errors import ConfigError, NotReadyError
+from indilog.link import SOCKET_MESSAGE_BYTES
 
 _GRACE_S = 3
 """Requests that run get this long to end when the gateway stops."""
@@ -28,10 +32,45 @@ _HEADERS: Final = [
     ("cross-origin-resource-policy", "same-origin"),
 ]
 """Of every answer: no page of another origin can use it as a script, a style or an image."""
+_SOCKET_MESSAGE_BYTES_MAX = 2 * SOCKET_MESSAGE_BYTES
+"""Of a WebSocket: a link cuts what it writes into smaller ones."""
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the program."""
+    """Leaves signals to the program, and counts and times its connections (`Edge`)."""
+
+    def __init__(self, config: uvicorn.Config, edge: Edge, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._edge = edge
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of these sockets."""
+        await self.lifespan.startup()
+        state = self.server_state
+
+        def protocol() -> GatewayProtocol:
+            return GatewayProtocol(self.config, state, self.lifespan.state, edge=self._edge)
+
+        self.servers = [  # what uvicorn does with them, an acceptor can
+            Acceptor(  # type: ignore[misc]
+                listening,
+                protocol,
+                self._edge.has_room,
+                tls=self._tls,
+                handshake_timeout_s=self._edge.node.headers_timeout_s,
+            )
+            for listening in sockets or []
+        ]
+        self._sweep = Sweep(state.connections)
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the connections."""
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._sweep.stop()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -42,13 +81,14 @@ class _Server(uvicorn.Server):
 class _Serving:
     """One uvicorn server on the running loop."""
 
-    def __init__(self, app: ASGIApp, *, message_bytes_max: int, **where: Any) -> None:  # noqa: ANN401 - uvicorn's
+    def __init__(self, app: ASGIApp, edge: Edge, tls: ssl.SSLContext | None = None) -> None:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=GatewayProtocol,
                 ws="websockets-sansio",
-                ws_max_size=message_bytes_max,
+                ws_max_size=_SOCKET_MESSAGE_BYTES_MAX,
+                ws_per_message_deflate=False,  # memory for each connection, and bombs
                 lifespan="off",
                 access_log=False,
                 log_config=None,
@@ -57,15 +97,15 @@ class _Serving:
                 date_header=False,
                 headers=_HEADERS,
                 timeout_graceful_shutdown=_GRACE_S,
-                **where,
-            )
+            ),
+            edge,
+            tls,
         )
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, listening: socket.socket | None = None) -> None:
-        """Serve on a socket, or where the configuration says."""
-        sockets = None if listening is None else [listening]
-        self._serving = asyncio.ensure_future(self._server.serve(sockets=sockets))
+    async def start(self, listening: socket.socket) -> None:
+        """Serve on a socket."""
+        self._serving = asyncio.ensure_future(self._server.serve(sockets=[listening]))
         while not self._server.started:
             if self._serving.done():
                 await self._serving
@@ -90,7 +130,7 @@ class GatewayServer:
         app: what answers there.
         host: address to listen on.
         port: 0 takes a free one.
-        message_bytes_max: of a WebSocket.
+        edge: limits and figures of its connections; None: those of the defaults.
         port_is: where the port comes from, for people.
         tls: serve `https://` with this; None: plain HTTP.
         local: what answers on a Unix socket as well, and its file.
@@ -105,7 +145,7 @@ class GatewayServer:
         host: str,
         port: int,
         *,
-        message_bytes_max: int,
+        edge: Edge | None = None,
         port_is: str = "",
         tls: ssl.SSLContext | None = None,
         local: tuple[ASGIApp, Path] | None = None,
@@ -114,15 +154,13 @@ class GatewayServer:
         self._port_is = port_is
         self._host = host
         self._listening: socket.socket | None = None
-        more = {} if tls is None else {"ssl_context_factory": lambda *_: tls}
-        self._serving = _Serving(app, message_bytes_max=message_bytes_max, **more)
+        self._edge = edge or Edge(NodeConfig())
+        self._serving = _Serving(app, self._edge, tls)
         self._socket: UnixSocket | None = None
         self._local: _Serving | None = None
         if local is not None:
             self._socket = UnixSocket(local[1])
-            self._local = _Serving(
-                local[0], message_bytes_max=message_bytes_max, uds=self._socket.address
-            )
+            self._local = _Serving(local[0], self._edge)
 
     def bind(self) -> None:
         """Take the port; connections wait until `start`.
@@ -141,9 +179,11 @@ class GatewayServer:
         """
         if self._listening is None:
             self.bind()
+        assert self._listening is not None, "it is bound"
+        self._edge.limit_connections()
         await self._serving.start(self._listening)
-        if self._local is not None:
-            await self._local.start()
+        if self._local is not None and self._socket is not None:
+            await self._local.start(_bound_locally(self._socket.address))
 
     async def stop(self) -> None:
         """Stop listening and end: running requests have a few seconds."""
@@ -187,6 +227,18 @@ def _no_password() -> str:
     raise ValueError("the key needs a password; give one without")
 
 
+def _bound_locally(address: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(address)
+    return _listening(listening)
+
+
+def _listening(bound: socket.socket) -> socket.socket:
+    bound.setblocking(False)  # noqa: FBT003 - its only form
+    bound.listen(_BACKLOG)
+    return bound
+
+
 def _bound(host: str, port: int, port_is: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -203,5 +255,4 @@ def _bound(host: str, port: int, port_is: str) -> socket.socket:
         raise ConfigError(
             f"The gateway cannot listen on {host}, port {port}: {error.strerror}."
         ) from None
-    listening.listen(_BACKLOG)
-    return listening
+    return _listening(listening)

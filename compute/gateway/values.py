@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from typing import Annotated, Any, TypeAlias
 
+import msgspec
 import pydantic
 from pydantic_core import PydanticCustomError
 
+from indilog.errors import TooLargeError
 from indilog.ids import UserTag
 from indilog.log import Entry, Record
 
@@ -28,13 +31,30 @@ TagIn: TypeAlias = Annotated[str | int, pydantic.BeforeValidator(_tag_in)]
 
 
 class RecordIn(pydantic.BaseModel):
-    """A record to append: `data` or `data_base64`, and tags."""
+    """A record to append: `data` or `data_base64`, and tags.
+
+    For the description, and for the words of what does not fit; `RecordBody` is decoded.
+    """
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
     data: str | None = None
     data_base64: str | None = None
     tags: list[TagIn] = []
+
+
+class AppendIn(RecordIn):
+    """One record, or `records` to append together, all or none."""
+
+    records: list[RecordIn] | None = None
+
+
+class RecordBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a `RecordIn` says, decoded."""
+
+    data: str | None = None
+    data_base64: str | None = None
+    tags: list[str | int] = []
 
     def entry(self) -> Entry:
         """Return the record to append.
@@ -53,10 +73,10 @@ class RecordIn(pydantic.BaseModel):
         return Entry(data, tuple(self.tags))
 
 
-class AppendIn(RecordIn):
-    """One record, or `records` to append together, all or none."""
+class AppendBody(RecordBody, forbid_unknown_fields=True):
+    """What an `AppendIn` says, decoded."""
 
-    records: list[RecordIn] | None = None
+    records: list[RecordBody] | None = None
 
     def entries(self) -> tuple[list[Entry], bool]:
         """Return the records to append, and whether they were given as `records`.
@@ -69,6 +89,26 @@ class AppendIn(RecordIn):
         if self.data is not None or self.data_base64 is not None or self.tags:
             raise ValueError("Give records, or data and tags of one record, not both.")
         return [record.entry() for record in self.records], True
+
+
+class _Counted(msgspec.Struct):
+    """The records of an `AppendIn`, not decoded."""
+
+    records: list[msgspec.Raw] = []
+
+
+def check_count(body: bytes, records_max: int) -> None:
+    """Check how many records a body gives, before any of them is decoded.
+
+    Raises:
+        TooLargeError: more than `records_max`.
+    """
+    if body.count(b"{") <= records_max:
+        return
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        count = len(msgspec.json.decode(body, type=_Counted).records)
+        if count > records_max:
+            raise TooLargeError("The batch's number of records", size=count, limit=records_max)
 
 
 class TrimIn(pydantic.BaseModel):

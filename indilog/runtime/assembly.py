@@ -30,6 +30,7 @@ from indilog.roles import ReportsStatus, Role
 from indilog.running_platforms import RunningPlatform, registered, running_at
 from indilog.runtime.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.data_directory import directory_usable, journal_lost, opened_metadata
+from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.figures_files import Told, figures_told
 from indilog.runtime.journal import Journal
 from indilog.runtime.layout import view_in
@@ -299,7 +300,7 @@ async def _listening(
         guarded(gateway, host, node, token),
         node.host,
         node.port,
-        message_bytes_max=config.cluster.message_bytes_max,
+        edge=gateway.edge,
         port_is=port_is,
         tls=tls_of(node),
         local=(guarded_locally(gateway, host, node), socket),
@@ -419,6 +420,7 @@ def run_embedded(
         IndilogError: as `embedded` and `gateway_running`; `NotReadyError` when the platform stopped
             by a fault while it ran.
     """
+    raise_limit()
     uvloop.run(_run_embedded(config, on_ready, supervisor_fd))
 
 

@@ -39,6 +39,7 @@ from indilog.runtime.assembly import (
 )
 from indilog.runtime.cluster_state import NodeStart, node_start
 from indilog.runtime.data_directory import directory_usable, journal_lost
+from indilog.runtime.descriptors import raise_limit
 from indilog.runtime.figures_files import figures_published
 from indilog.runtime.gateway_port import keep_port, port_of
 from indilog.runtime.journal import Journal
@@ -134,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     configure_logging()
     structlog.contextvars.bind_contextvars(node=given.name)
+    raise_limit()
     sys.exit(uvloop.run(_run(given)))
 
 

@@ -29,6 +29,7 @@ from indilog.log import (
     Log,
     Record,
     Session,
+    check_batch,
     check_bound,
     check_limit,
     check_log_name,
@@ -196,6 +197,7 @@ class MemoryLog(Log):
 
     async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
         """See `Log.append_batch`."""
+        check_batch(entries, records_max=self.logs.config.batch_records_max)
         checked = [self._checked(entry.data, entry.tags) for entry in entries]
         size = HEADER_BYTES + sum(taken for _, _, taken in checked)
         if size > self.logs.config.batch_bytes_max:

@@ -158,8 +158,7 @@ async def served(config: Config, logs: LogSource) -> AsyncIterator[Platform]:
     host = FunctionHost(config, logs)
     gateway = create_gateway(host, logs, lambda: {"ready": True}, config)
     app = guarded_locally(gateway, host, config.node)  # all rules but the token
-    limit = config.cluster.message_bytes_max
-    server = GatewayServer(app, config.node.host, 0, message_bytes_max=limit)
+    server = GatewayServer(app, config.node.host, 0, edge=gateway.edge)
     await host.start()
     try:
         await server.start()

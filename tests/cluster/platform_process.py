@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -60,8 +61,18 @@ class PlatformProcess:
 
 
 @contextmanager
-def platform(directory: Path, *options: str) -> Iterator[PlatformProcess]:
-    """Run `indilog up` in `directory` while the block runs; end it in order if it still runs."""
+def platform(
+    directory: Path, *options: str, open_files_max: int | None = None
+) -> Iterator[PlatformProcess]:
+    """Run `indilog up` in `directory` while the block runs; end it in order if it still runs.
+
+    `open_files_max` is the limit of open files of its process.
+    """
+
+    def limited() -> None:
+        if open_files_max is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_max, open_files_max))
+
     process = subprocess.Popen(
         [sys.executable, "-m", "indilog", "up", "--data", directory, "--port", "0", *options],
         cwd=ROOT,
@@ -70,6 +81,7 @@ def platform(directory: Path, *options: str) -> Iterator[PlatformProcess]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=limited,  # noqa: PLW1509 - it calls nothing that takes a lock
     )
     try:
         assert process.stdout is not None

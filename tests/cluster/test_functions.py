@@ -238,9 +238,7 @@ async def test_a_port_in_use_is_one_sentence(
     engine, engines = NodeId("engine-1"), [NodeId("engine-0"), NodeId("engine-1")]
     keep_port(tmp_path, engine, used)
     port, words = port_of(tmp_path, engine, engines, 0 if chosen else used - 1)
-    server = GatewayServer(
-        lambda *_: asyncio.sleep(0), "127.0.0.1", port, message_bytes_max=1, port_is=words
-    )
+    server = GatewayServer(lambda *_: asyncio.sleep(0), "127.0.0.1", port, port_is=words)
     where = "chosen for engine-1 at its first start" if chosen else r"port \+ 1 for engine-1"
     with pytest.raises(indilog.ConfigError, match=rf"Port {used} \({where}\) is in use on 127"):
         await server.start()

@@ -136,7 +136,7 @@ async def test_every_name_that_a_log_may_have_works_over_http(served: Served, na
 
 async def test_a_wait_over_http_ends_by_itself(served: Served) -> None:
     answer = await served.client.get("/logs/orders/records?tag=new&wait=0.001")
-    assert answer.json() == {"records": [], "next_bound": 0}
+    assert answer.json() == {"records": [], "next_bound": 0, "more": False}
 
 
 @pytest.mark.parametrize(

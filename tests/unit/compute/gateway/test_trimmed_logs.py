@@ -9,11 +9,15 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 import pytest_asyncio
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from starlette.types import Receive, Scope, Send
 
+from compute.gateway.clients import SHARE
+from compute.gateway.page_text import RecordLimits
 from compute.gateway.problems import problem_of
 from compute.gateway.records import LogRoutes, records_router
-from indilog.config import ClusterConfig
+from indilog.byte_budget import ByteBudget
+from indilog.config import ClusterConfig, Config
 from indilog.errors import TrimmedError
 from indilog.testing import MemoryLogs
 
@@ -35,11 +39,18 @@ async def logs() -> MemoryLogs:
     return made
 
 
+LIMITS = RecordLimits.of(Config())
+
+
 @pytest_asyncio.fixture
 async def client(logs: MemoryLogs) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
-    app.include_router(records_router(logs, body_bytes_max=1000))
-    transport = httpx.ASGITransport(app)
+    app.include_router(records_router(logs, LIMITS, body_bytes_max=1000))
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, SHARE: ByteBudget(10**6).share()}, receive, send)
+
+    transport = httpx.ASGITransport(counted)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as made:
         yield made
 
@@ -76,12 +87,14 @@ async def test_of_a_log_that_is_trimmed_to_its_tail_there_is_nothing(
 ) -> None:
     await logs.log("tl").trim(6)
     page = (await client.get(f"/logs/tl/records?direction={direction}")).json()
-    assert page == {"records": [], "next_bound": 6 if direction == "next" else None}
+    next_bound = 6 if direction == "next" else None
+    assert page == {"records": [], "next_bound": next_bound, "more": False}
 
 
 async def streamed(logs: MemoryLogs, count: int, **query: int | datetime) -> list[int]:
-    routes = LogRoutes(logs, body_bytes_max=1000)
-    events = (await routes.stream("tl", **query)).body_iterator  # type: ignore[arg-type]
+    routes = LogRoutes(logs, LIMITS, body_bytes_max=1000)
+    request = Request({"type": "http", SHARE: ByteBudget(10**6).share()})
+    events = (await routes.stream("tl", request, **query)).body_iterator  # type: ignore[arg-type]
     found: list[int] = []
     async for event in events:
         assert isinstance(event, bytes)

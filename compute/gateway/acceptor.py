@@ -1,0 +1,107 @@
+"""Accepting connections: few at a time, so that there is never one more than there is room for.
+
+The event loop's own server accepts all that wait at once, before any of them is counted; with 2,048
+waiting that uses up the file descriptors of the process in one turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+_PER_TURN_MAX: Final = 32
+_PAUSE_S: Final = 0.1
+"""When the system has no descriptor or memory for a connection, accepting goes on after this."""
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Accepts the connections of one listening socket.
+
+    Args:
+        listening: does not block.
+        protocol: makes the protocol of a connection.
+        has_room: whether one more connection may be open; otherwise it is closed at once.
+        tls: serves TLS with this.
+        handshake_timeout_s: time for the handshake of TLS.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        has_room: Callable[[int], bool],
+        *,
+        tls: ssl.SSLContext | None,
+        handshake_timeout_s: float,
+    ) -> None:
+        self._listening = listening
+        self._protocol = protocol
+        self._has_room = has_room
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s if tls is not None else None
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._paused: asyncio.TimerHandle | None = None
+        self._loop.add_reader(listening.fileno(), self._accept)
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """The socket, as of an `asyncio.Server`."""
+        return (self._listening,)
+
+    def close(self) -> None:
+        """Accept no more, and close the socket."""
+        if self._paused is not None:
+            self._paused.cancel()
+        self._loop.remove_reader(self._listening.fileno())
+        self._listening.close()
+        for opening in self._opening:
+            opening.cancel()
+
+    async def wait_closed(self) -> None:
+        """Return at once: connections are waited for elsewhere."""
+
+    def _accept(self) -> None:
+        for _ in range(_PER_TURN_MAX):
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._pause(error)
+                return
+            if not self._has_room(len(self._opening)):
+                connection.close()
+                continue
+            connection.setblocking(False)  # noqa: FBT003 - its only form
+            opening = self._loop.create_task(self._open(connection))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._protocol,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_timeout_s,
+            )
+        except (OSError, asyncio.CancelledError):  # it is gone, or speaks no TLS
+            connection.close()
+
+    def _pause(self, error: OSError) -> None:
+        structlog.get_logger().warning("connections not accepted", reason=error.strerror)
+        self._loop.remove_reader(self._listening.fileno())
+        self._paused = self._loop.call_later(_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._loop.add_reader(self._listening.fileno(), self._accept)

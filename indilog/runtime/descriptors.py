@@ -1,0 +1,31 @@
+"""File descriptors of this process: raised to what the system allows, and how many are left.
+
+The journal needs a descriptor at each roll, so connections get only what is left after a reserve.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Final
+
+_CONNECTIONS_MIN: Final = 16
+
+
+def raise_limit() -> None:
+    """Raise the soft limit of open files to the hard one; to be called at the start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def room_for_connections(reserve: int) -> int:
+    """Return how many connections may be open besides what is open now.
+
+    Args:
+        reserve: descriptors kept for all else: segments of the journal, workers, links. At most
+            half of what is left is kept.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = soft - sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return max(_CONNECTIONS_MIN, left - min(reserve, left // 2))
