@@ -19,7 +19,7 @@ import structlog
 from indilog.deployed import AppInfo, FunctionSpec, ScheduleSpec
 from indilog.errors import DataLossError, DeployError, TooLargeError
 from indilog.ids import SeqNum
-from indilog.log import Log, LogSource, Session
+from indilog.log import Log, LogSource, Record, Session
 from indilog.losses import Losses
 
 APPS_LOG: Final = "$apps"
@@ -59,8 +59,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 class Placed(NamedTuple):
     """A deployment, its place in the log, and when it was recorded (seconds since 1970).
 
-    `since`: of each of its schedules, whatever its `catch_up`, the time of the first deployment of
-    those up to this one that all have it; seconds since 1970.
+    `since`: of each of its schedules, whatever its `catch_up`, when the first deployment was
+    ordered of those up to this one that all have it; seconds since 1970 by the log's time. `time`:
+    when it was made, by the clock of whoever made it, for people.
     """
 
     seqnum: SeqNum
@@ -135,7 +136,7 @@ class DeploymentLog:
                         "deployment not understood", seqnum=record.seqnum, reason=str(error)
                     )
                     continue
-                self._take(record.seqnum, deployment, record.time)
+                self._take(record, deployment)
             self._bound = max(self._bound, page[-1].seqnum + 1)
 
     def _lose(self, error: DataLossError) -> None:
@@ -150,7 +151,8 @@ class DeploymentLog:
                 tags=error.tags,
             )
 
-    def _take(self, seqnum: SeqNum, deployment: Deployment, time: float) -> None:
+    def _take(self, record: Record, deployment: Deployment) -> None:
+        seqnum = record.seqnum
         before = self.newest.get(deployment.name)
         if before is not None and before.seqnum >= seqnum:
             return
@@ -165,9 +167,11 @@ class DeploymentLog:
                 version = max(deployment.version, version + 1)
             deployment = msgspec.structs.replace(deployment, version=version)
         earlier = {_times(s): t for s, t in before.since.items()} if before is not None else {}
-        since = {spec: earlier.get(_times(spec), time) for spec in deployment.schedules}
+        since = {
+            spec: earlier.get(_times(spec), record.ordered_at) for spec in deployment.schedules
+        }
         self.lost.pop(deployment.name, None)
-        self.newest[deployment.name] = Placed(seqnum, deployment, since, time)
+        self.newest[deployment.name] = Placed(seqnum, deployment, since, record.time)
 
 
 def _times(spec: ScheduleSpec) -> ScheduleSpec:

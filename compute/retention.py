@@ -1,9 +1,9 @@
 """Enforces retention policies by trimming: the work of a round (ARCHITECTURE 13, decision 0015).
 
-By age it asks the log itself what was ordered before a time. By size it reads each record once and
-keeps marks (a seqnum, and how many bytes came before it), at most about `_MARKS` a log; so memory
-is bounded, and what is retained is read again after a restart. Trimming twice is harmless, so two
-nodes that do this at once do no harm.
+By age it asks the log what time it is, and what was ordered before a time. By size it reads each
+record once and keeps marks (a seqnum, and how many bytes came before it), at most about `_MARKS` a
+log; so memory is bounded, and what is retained is read again after a restart. Trimming twice is
+harmless, so two nodes that do this at once do no harm.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import SeqNum
 from indilog.log import Log, LogSource, Record, Session
 from indilog.retention import Retention
+from indilog.retention_log import RETENTION_LOG
 
-CLOCK_LOG: Final = "$clock"
-"""Its newest record was ordered when the last trim by age was decided; the others are trimmed."""
 _MARKS: Final = 1000
 _PAGE_COST_BYTES_MIN: Final = 64 * KIB
 """What a page counts at least, of the bytes that a round may read."""
 _FAILURES_MAX: Final = 10
 """A round ends after so many logs that failed."""
-_BEHIND_S: Final = (0.0, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
-"""By how much the primary's clock is tried to be behind this node's."""
 
 
 class SizeMarks:
@@ -96,7 +93,9 @@ class _Kept:
         self.sizes = SizeMarks(policy.size_bytes) if policy.size_bytes is not None else None
 
     async def old_until(self, now: float) -> SeqNum:
-        """Return below which seqnum there is something older than the policy's age; 0: nothing."""
+        """Return below which seqnum there is something older than the policy's age at `now`, the
+        time of the log; 0: nothing.
+        """
         age_s = self.policy.age_s
         if age_s is None:
             return 0
@@ -163,7 +162,7 @@ class RetentionRounds:
         self._bytes_per_s = config.retention_bytes_per_s
         self._round_bytes_max = config.retention_bytes_per_s * config.retention_interval_s
         self._pause = pause
-        self._clock = logs.log(CLOCK_LOG, self._session)
+        self._policies = logs.log(RETENTION_LOG, self._session)
         self._kept: dict[str, _Kept] = {}
         self._trims = 0
         self._last_trim: dict[str, object] = {}
@@ -187,12 +186,16 @@ class RetentionRounds:
             if kept is None or kept.policy != policy:
                 self._kept[name] = _Kept(self._logs.log(name, self._session), policy)
 
-    async def run(self, now: float) -> bool:
-        """Trim what the policies do not keep at `now`; return whether there is more to read.
+    async def run(self) -> bool:
+        """Trim what the policies do not keep now; return whether there is more to read.
 
         A log that fails is tried again in the next round, after the others.
+
+        Raises:
+            IndilogError: the log does not tell its time now; nothing was trimmed.
         """
         self._failed.clear()
+        now = await self._policies.now()
         await self._trim_by_age(now)
         is_more = await self._trim_by_size(now)
         if self._failed:
@@ -205,33 +208,14 @@ class RetentionRounds:
     # --- by age
 
     async def _trim_by_age(self, now: float) -> None:
-        believed: float | None = None
         for name, kept in list(self._kept.items()):
             if len(self._failed) >= _FAILURES_MAX:
                 return
             try:
-                if not await kept.old_until(now):
-                    continue
-                if believed is None:
-                    believed = await self._now_of_primary(now)
-                if until := await kept.old_until(believed):
+                if until := await kept.old_until(now):
                     await self._trim(name, kept, until, now)
             except IndilogError as error:
                 self._note_failure(name, kept, error)
-
-    async def _now_of_primary(self, now: float) -> float:
-        """Return a time that is not after `now`, here and on the primary's clock.
-
-        A record is appended; it was ordered at a time t or later if the first seqnum of t is not
-        beyond it. So records are old only if both clocks say so.
-        """
-        tick = await self._clock.append(b"")
-        await self._clock.trim(tick)
-        for behind_s in _BEHIND_S:
-            tried = max(0.0, now - behind_s)
-            if await self._clock.find_time(tried) <= tick:
-                return tried
-        return 0.0
 
     # --- by size
 
@@ -240,7 +224,7 @@ class RetentionRounds:
         if not reading:
             return False
         try:
-            is_more = await self._read_up_to(await self._clock.tail(), reading)
+            is_more = await self._read_up_to(await self._policies.tail(), reading)
         except IndilogError as error:
             self._failed.append((reading[0], error))
             return False

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -25,35 +23,13 @@ _AGAIN_S: Final = 1.0
 """
 
 
-class SteadyClock:
-    """Seconds since 1970 that no jump takes forward: the time at its start plus what has passed
-    since, asleep or not; and never later than the wall clock says.
-    """
-
-    def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        passed: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
-    ) -> None:
-        self._wall = wall
-        self._passed = passed
-        self._ahead_s = wall() - passed()
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return min(self._wall(), self._passed() + self._ahead_s)
-
-
 class RetentionService:
     """Enforces the policies of all logs, through one compute node."""
 
-    def __init__(
-        self, logs: LogSource, config: NodeConfig, clock: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, logs: LogSource, config: NodeConfig) -> None:
         self._interval_s = config.retention_interval_s
         self._policies = PolicyLog(logs, logs_max=config.retention_logs_max)
         self._rounds = RetentionRounds(logs, config, asyncio.sleep)
-        self._clock = clock or SteadyClock()
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,7 +54,7 @@ class RetentionService:
             try:
                 await self._policies.catch_up()
                 self._rounds.take(self._policies.newest)
-                is_more = bool(self._policies.newest) and await self._rounds.run(self._clock())
+                is_more = bool(self._policies.newest) and await self._rounds.run()
                 if not is_more:
                     await self._rest()
                 rest_s = again_s

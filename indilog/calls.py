@@ -36,7 +36,7 @@ from indilog.worker_messages import (
     Unload,
 )
 
-LINK_VERSION: Final = 1
+LINK_VERSION: Final = 2
 """Both ends say it first; a link between different versions is closed."""
 
 

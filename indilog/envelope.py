@@ -24,7 +24,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     messages: tuple[Message, ...]
 
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 

@@ -37,5 +37,5 @@ def run(main: Coroutine[Any, Any, _ValueT]) -> _ValueT:
     """Return what `main` gives; BokiFlow's clocks are the loop's meanwhile."""
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         now = runner.get_loop().time
-        with mock.patch.multiple(waiting, steady_now=now, seconds_now=now):
+        with mock.patch.multiple(waiting, steady_now=now, seconds_now=now, passed_now=now):
             return runner.run(main)

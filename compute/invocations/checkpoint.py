@@ -21,7 +21,7 @@ class Invocation(msgspec.Struct, array_like=True, eq=False):
 
     Attributes:
         seqnum: of its `Accepted`, which has the arguments.
-        due: nobody runs it before, seconds since 1970.
+        due: no executor claims it before, seconds since 1970 by the log's time.
         node: whose executors come first to claim it.
         size: bytes of arguments and result.
         executor: who runs it, if anybody does.
@@ -45,6 +45,15 @@ class Invocation(msgspec.Struct, array_like=True, eq=False):
     failed: bool = False
 
 
+class LastDue(NamedTuple):
+    """The due time of a schedule that was accepted last, by the wall clock, and when that was
+    ordered, by the log's time; both seconds since 1970.
+    """
+
+    at: float
+    ordered_at: float
+
+
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     """The state of a `Fold`.
 
@@ -61,7 +70,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     over: tuple[Invocation, ...]
     executors: dict[str, SeqNum]
     given_up: tuple[str, ...]
-    last_at: dict[str, float]
+    last_due: dict[str, LastDue]
 
 
 _decode = msgspec.msgpack.Decoder(Checkpoint).decode

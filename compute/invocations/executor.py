@@ -1,5 +1,5 @@
 """What one compute node does next about invocations: which calls it begins, what it claims, whom it
-gives up, when it writes a checkpoint. `now` (seconds since 1970) in, actions out.
+gives up, when it writes a checkpoint. `Now` in, actions out.
 
 Whoever accepted an invocation, or freed it, comes first to run it; another node claims it a lease
 later. An executor that runs something says so three times a lease; one that was silent for a lease
@@ -37,6 +37,20 @@ _STREAMS_MAX: Final = 16
 _CHECKPOINT_RECORDS_MIN: Final = 1000
 
 
+class Now(NamedTuple):
+    """What time it is, by the clock that each decision goes by; each in seconds.
+
+    Attributes:
+        steady: of this process, which nothing sets: for leases that it watches.
+        log: of the log (`Record.ordered_at`), since 1970: for what is due there.
+        wall: of the machine, since 1970: for the calendar of schedules only.
+    """
+
+    steady: float
+    log: float
+    wall: float
+
+
 class Append(NamedTuple):
     """Append this event, with these tags."""
 
@@ -64,7 +78,7 @@ Action: TypeAlias = Append | Begin | Abandon | WriteCheckpoint
 
 
 class _Heard(NamedTuple):
-    """The last record of an executor, and when it was seen.
+    """The last record of an executor, and when it was seen by the steady clock.
 
     `proven_at`: when the log, the executor having been silent for a while, took a record of ours.
     """
@@ -111,30 +125,36 @@ class Executor:
         self.begun.clear()
         return stopped
 
-    def actions(self, now: float) -> list[Action]:
+    def actions(self, now: Now) -> list[Action]:
         """Return what to do; to be asked again when that is done and seen in the log."""
         return [
             *self._begin_and_abandon(),
-            *self._give_up(now),
-            *self._claim(now),
-            *self._beat(now),
-            *self._run_scheduled(now),
+            *self._give_up(now.steady),
+            *self._claim(now.log),
+            *self._beat(now.steady),
+            *self._run_scheduled(now.wall),
             *self._write_checkpoint(),
         ]
 
-    def deadline(self) -> float | None:
-        """Return when to ask for actions again, if nothing is recorded before."""
-        times = [self._next_look(heard) for name, heard in self._heard.items() if name != self.name]
+    def rest_s(self, now: Now) -> float | None:
+        """Return in how many seconds to ask for actions again, if nothing is recorded before."""
+        looks = [self._next_look(heard) for name, heard in self._heard.items() if name != self.name]
         if (own := self._heard.get(self.name)) is not None:
-            times.append(own.at + self._lease_s / _BEATS_PER_LEASE)
+            looks.append(own.at + self._lease_s / _BEATS_PER_LEASE)
+        rests = [look - now.steady for look in looks]
         if self._room() and (next_ := self._fold.next_free(self.node, self._lease_s)) is not None:
-            times.append(next_)
-        if self._running_max and (due := self._schedules.next_due(self._fold)) is not None:
-            times.append(due)
-        return min(times, default=None)
+            rests.append(next_ - now.log)
+        if (
+            self._running_max
+            and (due := self._schedules.next_due(self._fold, now.wall)) is not None
+        ):
+            rests.append(due - now.wall)
+        return max(0.0, min(rests)) if rests else None
 
     def recorded(self, now: float) -> None:
-        """What was to be appended was, and is read: whoever has been silent could have spoken."""
+        """What was to be appended was, and is read, at `now` by the steady clock: whoever has been
+        silent could have spoken.
+        """
         for name, heard in self._heard.items():
             if heard.proven_at is None and now >= self._next_look(heard):
                 self._heard[name] = heard._replace(proven_at=now)

@@ -2,7 +2,7 @@
 `$invocations`, alike on every compute node.
 
 The log's order decides everything: the first record with a key, the first claim of what nobody
-runs, the first outcome. Time is the log's own, the latest record time so far.
+runs, the first outcome. Time is the log's own (`Record.ordered_at`), never a writer's or reader's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, assert_never
 
 from sortedcontainers import SortedList
 
-from compute.invocations.checkpoint import Checkpoint, Found, Invocation
+from compute.invocations.checkpoint import Checkpoint, Found, Invocation, LastDue
 from compute.invocations.records import (
     EXECUTORS_TAG,
     Accepted,
@@ -74,10 +74,10 @@ class Fold:
         count: how many that are, over all time.
         checkpointed: how many of them the newest checkpoint covers.
         checkpoint_place: the seqnum behind the last part of that, 0: there is none.
-        clock: the latest time of a record.
+        clock: when the last record was ordered, seconds since 1970.
         open: those that are not over, by id.
         executors: who runs something, by name.
-        last_at: of each schedule, the latest due time that was accepted.
+        last_due: of each schedule, the due time that was accepted last.
     """
 
     def __init__(self, limits: FoldLimits) -> None:
@@ -88,7 +88,7 @@ class Fold:
         self.clock = 0.0
         self.open: dict[str, Invocation] = {}
         self.executors: dict[str, Running] = {}
-        self.last_at: dict[str, float] = {}
+        self.last_due: dict[str, LastDue] = {}
         self._limits = limits
         self._over: dict[str, Invocation] = {}
         self._keys: dict[tuple[str, str], Invocation] = {}
@@ -103,7 +103,7 @@ class Fold:
 
     # --- applying records
 
-    def apply(self, seqnum: SeqNum, time: float, event: Event | None) -> None:
+    def apply(self, seqnum: SeqNum, ordered_at: float, event: Event | None) -> None:
         """Take in the record at `seqnum`."""
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
@@ -111,7 +111,7 @@ class Fold:
         if len(self._recent) == _RECENT:
             self._recent_from = self._recent.popleft() + 1
         self._recent.append(seqnum)
-        self.clock = max(self.clock, time)
+        self.clock = max(self.clock, ordered_at)
         self._expire()
         match event:
             case None:
@@ -139,18 +139,19 @@ class Fold:
         stream = event.stream
         self._grown.add(stream)
         self._heard(event.executor, seqnum)
+        if event.schedule:
+            last = self.last_due.get(event.schedule)
+            if event.after != (last.at if last is not None else 0.0):
+                return  # another node was first
+            self.last_due[event.schedule] = LastDue(event.at, self.clock)
         is_known = event.id in self.open or event.id in self._over
         if is_known or (event.function, event.key) in self._keys:
             return
-        if event.schedule:
-            if event.at <= self.last_at.get(event.schedule, 0.0):
-                return
-            self.last_at[event.schedule] = event.at
         made = Invocation(
             event.id,
             seqnum,
             event.function,
-            event.due or self.clock,
+            self.clock + event.delay_s,
             node_of(event.executor),
             stream,
             event.key,
@@ -159,7 +160,7 @@ class Fold:
         )
         self.open[made.id] = made
         self._remember(made)
-        if event.due or event.executor in self._given_up:
+        if event.delay_s or event.executor in self._given_up:
             self._free.add(_place(made))
         else:
             self._run(made, event.executor, seqnum)
@@ -168,7 +169,7 @@ class Fold:
         if executor in self._given_up:
             return
         for claimed in (self.open[i] for i in ids if i in self.open):
-            if claimed.executor is None:
+            if claimed.executor is None and claimed.due <= self.clock:
                 self._free.remove(_place(claimed))
                 self._run(claimed, executor, seqnum)
         self._heard(executor, seqnum)
@@ -279,15 +280,15 @@ class Fold:
         return executor in self._given_up
 
     def free(self, now: float, node: str, later_s: float) -> list[Invocation]:
-        """Return those that `node` may claim at `now`: what is due and its own to claim first, and
-        the others `later_s` after they were due.
+        """Return those that `node` may claim at `now`, by the log's time: what is due and its own
+        to claim first, and the others `later_s` after they were due.
         """
         due = [self.open[id_] for _, _, id_ in self._free.irange(maximum=(now, self.end, ""))]
         return [free for free in due if free.node == node or free.due + later_s <= now]
 
     def next_free(self, node: str, later_s: float) -> float | None:
-        """Return a time before which `node` has nothing to claim, but for what it may claim now;
-        None: nothing waits.
+        """Return a time of the log before which `node` has nothing to claim, but for what it may
+        claim now; None: nothing waits.
         """
         first = self._free[0] if self._free else None
         if first is None:
@@ -341,7 +342,7 @@ class Fold:
             over=tuple(self._over.values()),
             executors={name: running.last for name, running in self.executors.items()},
             given_up=tuple(self._given_up),
-            last_at=dict(self.last_at),
+            last_due=dict(self.last_due),
         )
 
     @classmethod
@@ -356,7 +357,7 @@ class Fold:
         return fold
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        self.last_at = dict(checkpoint.last_at)
+        self.last_due = dict(checkpoint.last_due)
         self._given_up.update(dict.fromkeys(checkpoint.given_up))
         for name, last in checkpoint.executors.items():
             self.executors[name] = Running(last)

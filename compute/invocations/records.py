@@ -19,7 +19,7 @@ from indilog.ids import MetalogPosition, SeqNum
 from indilog.record_format import RecordFormat
 
 INVOCATIONS_LOG: Final = "$invocations"
-VERSION: Final = 1
+VERSION: Final = 2
 EXECUTORS_TAG: Final = "executors"
 CHECKPOINTS_TAG: Final = "checkpoints"
 _STREAM_DELAYS_S: Final = (600.0, 6 * 3600.0, 3 * 86_400.0, 45 * 86_400.0)
@@ -40,11 +40,13 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):
-    """This invocation is to run: now, by `executor`; or from `due` on (seconds since 1970), by who
-    claims it, if `due` is not 0. `stream`: its tag.
+    """This invocation is to run: at once, by `executor`; or, if `delay_s` is not 0, by the executor
+    that claims it when that time has passed since this record was ordered. `stream`: its tag.
 
     `key`: the first one of a function with it counts. `schedule` and `at`: the due time of a
-    schedule, which counts if it is later than those before. `depth`: calls above it.
+    schedule by the wall clock, seconds since 1970. It counts if the one that counted last is
+    `after` (0: none), so that each counts once and a wall clock that was set back goes on.
+    `depth`: calls above it.
     """
 
     id: str
@@ -53,11 +55,12 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted", kw_
     arguments: bytes
     position: MetalogPosition
     stream: str
-    due: float = 0.0
+    delay_s: float = 0.0
     depth: int = 0
     key: str = ""
     schedule: str = ""
     at: float = 0.0
+    after: float = 0.0
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):

@@ -1,8 +1,14 @@
 """Which due times of the schedules become invocations now. `now` in, records out.
 
+Due times follow the calendar, so `now` is the wall clock here, and here only.
+
 Every compute node that has workers watches all schedules; the first one accepts what is due at
 once, the others a lease later each, if it is not in the log by then. The log decides: a due time
-counts if it is later than those of its schedule before.
+counts if the one that it says it follows is the last that counted.
+
+A wall clock that is set back by less than `SET_BACK_S` has no due time run again, as with Debian's
+cron; one that is set back further, or was ahead by mistake, goes on with the next due time from
+there.
 """
 
 from __future__ import annotations
@@ -25,11 +31,15 @@ _NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
 """Its time zone is not known on this machine, or it was recorded by another version."""
 
 
+SET_BACK_S: Final = 3 * 3600.0
+"""A due time that lies further ahead of the wall clock was noted by a wrong one."""
+
+
 class Scheduled(NamedTuple):
     """A schedule of a deployed application.
 
-    `since`: when the first of the deployments was made that have had it up to now, one after the
-    other.
+    `since`: when the first of the deployments was ordered that have had it up to now, one after the
+    other; seconds since 1970 by the log's time.
     """
 
     function: str
@@ -49,23 +59,41 @@ class _Watched:
         skipped_to: due times up to this are not run.
     """
 
-    def __init__(self, scheduled: Scheduled) -> None:
+    def __init__(self, scheduled: Scheduled, since: float) -> None:
         self.scheduled = scheduled
         self.skipped_to = 0.0
+        self._since = since
+        """`Scheduled.since` by the wall clock."""
+        self._set_back_to: float | None = None
+        """Where the wall clock was when one of the times was first seen to lie too far ahead."""
         self._next_after: tuple[float, float | None] = -1.0, None
 
-    def after(self, fold: Fold) -> float:
+    def last_at(self, fold: Fold) -> float:
+        """Return the due time that was accepted last; 0: none."""
+        last = fold.last_due.get(self.scheduled.name)
+        return last.at if last is not None else 0.0
+
+    def after(self, fold: Fold, now: float) -> float:
         """Return the time after which it is due next: a deployment skips nothing that the one
         before had yet to run, and runs nothing from when none had it.
         """
-        last_at = fold.last_at.get(self.scheduled.name, 0.0)
-        return max(last_at, self.scheduled.since, self.skipped_to)
+        latest = now + SET_BACK_S
+        times = [self.last_at(fold), self.skipped_to]
+        last = fold.last_due.get(self.scheduled.name)
+        if last is None or last.ordered_at < self.scheduled.since:
+            times.append(self._since)
+        if max(times) <= latest:
+            self._set_back_to = None
+            return max(times)
+        if self._set_back_to is None or self._set_back_to > latest:
+            self._set_back_to = now
+        return max(self._set_back_to, *(time for time in times if time <= latest))
 
-    def next(self, fold: Fold) -> float | None:
+    def next(self, fold: Fold, now: float) -> float | None:
         """Return when it is due next, or was without having been accepted; never, if this machine
         does not understand it.
         """
-        after = self.after(fold)
+        after = self.after(fold, now)
         if after != self._next_after[0]:
             self._next_after = after, self._due_after(after)
         return self._next_after[1]
@@ -91,27 +119,31 @@ class Schedules:
         self._open_max = config.invocations_open_max
         self._watched: dict[str, _Watched] = {}
 
-    def take(self, schedules: Iterable[Scheduled]) -> None:
-        """Watch these from now on, and no others."""
+    def take(self, schedules: Iterable[Scheduled], *, ahead_s: float = 0.0) -> None:
+        """Watch these from now on, and no others; `ahead_s`: by how much the wall clock is ahead of
+        the log's time.
+        """
         before = self._watched
         self._watched = {}
         for scheduled in schedules:
             there = before.get(scheduled.name)
             same = there is not None and there.scheduled == scheduled
-            self._watched[scheduled.name] = there if there and same else _Watched(scheduled)
+            self._watched[scheduled.name] = (
+                there if there and same else _Watched(scheduled, scheduled.since + ahead_s)
+            )
 
-    def next_due(self, fold: Fold) -> float | None:
+    def next_due(self, fold: Fold, now: float) -> float | None:
         """Return when to ask for what is due; None: never."""
         if len(fold.open) >= self._open_max:
             return None  # asked again when one has ended
-        times = [watched.next(fold) for watched in self._watched.values()]
+        times = [watched.next(fold, now) for watched in self._watched.values()]
         return min((t + self._behind_s for t in times if t is not None), default=None)
 
     def due(self, fold: Fold, executor: str, now: float) -> list[Accepted]:
         """Return what is to be accepted now: nothing while too much is open."""
         accepted: list[Accepted] = []
         for watched in self._watched.values():
-            first = watched.next(fold)
+            first = watched.next(fold, now)
             if first is None or first + self._behind_s > now:
                 continue
             if len(fold.open) + len(accepted) >= self._open_max:
@@ -119,16 +151,18 @@ class Schedules:
             times = self._times(watched, fold, now)
             if not times:
                 watched.skipped_to = max(watched.skipped_to, first)
-            accepted += [_accepted(watched.scheduled, executor, at) for at in times]
+            before = [watched.last_at(fold), *times]
+            for after, at in zip(before, times, strict=False):
+                accepted.append(_accepted(watched.scheduled, executor, at, after))
         return accepted
 
-    def status(self, fold: Fold) -> list[dict[str, Any]]:
+    def status(self, fold: Fold, now: float) -> list[dict[str, Any]]:
         """Return when each was last due and is next, for people."""
         return [
             {
                 "schedule": name,
-                "last": _shown(fold.last_at.get(name)),
-                "next": _shown(watched.next(fold)),
+                "last": _shown(watched.last_at(fold) or None),
+                "next": _shown(watched.next(fold, now)),
                 "catch_up": watched.scheduled.spec.catch_up,
             }
             for name, watched in sorted(self._watched.items())
@@ -137,7 +171,7 @@ class Schedules:
     def _times(self, watched: _Watched, fold: Fold, now: float) -> list[float]:
         spec = watched.scheduled.spec
         most = self._catch_up_max if spec.catch_up == "all" else 1
-        times = due_between(spec, watched.after(fold), now, most=most)
+        times = due_between(spec, watched.after(fold, now), now, most=most)
         if spec.catch_up == "none":
             missed = [at for at in times if at + self._late_s_max < now]
             watched.skipped_to = max([watched.skipped_to, *missed])
@@ -145,7 +179,7 @@ class Schedules:
         return times
 
 
-def _accepted(scheduled: Scheduled, executor: str, at: float) -> Accepted:
+def _accepted(scheduled: Scheduled, executor: str, at: float, after: float) -> Accepted:
     digest = hashlib.blake2b(scheduled.name.encode(), digest_size=8).hexdigest()
     return Accepted(
         id=f"{digest}-{int(at):x}",
@@ -156,6 +190,7 @@ def _accepted(scheduled: Scheduled, executor: str, at: float) -> Accepted:
         stream=schedule_tag(scheduled.name),
         schedule=scheduled.name,
         at=at,
+        after=after,
     )
 
 

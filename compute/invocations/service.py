@@ -21,6 +21,7 @@ from compute.invocations.executor import (
     Append,
     Begin,
     Executor,
+    Now,
     WriteCheckpoint,
 )
 from compute.invocations.fold import Fold, FoldLimits
@@ -30,6 +31,7 @@ from compute.invocations.records import (
     INVOCATIONS_LOG,
     Accepted,
     Checkpointed,
+    Claimed,
     Ended,
     decoded,
     encoded,
@@ -50,6 +52,7 @@ from indilog.errors import (
 )
 from indilog.ids import MAX_SEQNUM, MetalogPosition, SeqNum
 from indilog.log import Entry, LogSource, Record, Session
+from indilog.log_clock import LogClock
 from indilog.losses import Losses
 from indilog.subscription import pages
 
@@ -96,6 +99,8 @@ class InvocationService:
             current=lambda: self._fold,
             record_bytes_max=record_bytes_max,
         )
+        self._clock = LogClock(_passed_s)
+        self._given: tuple[Scheduled, ...] = ()
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to: SeqNum | None = None
@@ -155,7 +160,6 @@ class InvocationService:
         if (known := self.known(function, arguments, key)) is not None:
             return known
         self._check_room()
-        now = time.time()
         event = Accepted(
             id=secrets.token_hex(12),
             executor=self._executor.name,
@@ -163,7 +167,7 @@ class InvocationService:
             arguments=arguments,
             position=position,
             stream=stream_of(delay_s, key),
-            due=now + delay_s if delay_s > 0 else 0.0,
+            delay_s=delay_s,
             depth=depth,
             key=key,
         )
@@ -303,12 +307,17 @@ class InvocationService:
 
     def schedule(self, schedules: Iterable[Scheduled]) -> None:
         """Keep these schedules from now on, and no others."""
-        self._schedules.take(schedules)
+        self._given = tuple(schedules)
+        self._take_schedules()
         self._news.set()
+
+    def _take_schedules(self) -> None:
+        if self._clock.has_begun:
+            self._schedules.take(self._given, ahead_s=time.time() - self._clock.now())
 
     def schedules(self) -> list[dict[str, Any]]:
         """Return when each schedule was last due and is next, ISO 8601."""
-        return self._schedules.status(self._fold)
+        return self._schedules.status(self._fold, time.time())
 
     def status(self) -> dict[str, Any]:
         """Return figures for people and metrics."""
@@ -360,6 +369,8 @@ class InvocationService:
         is read.
         """
         found = await self._checkpoints.newest()
+        await self._clock.begin(self._log)
+        self._take_schedules()
         self._read_to = await self._last(fresh=False)
         if found is not None:
             end = found.checkpoint.end
@@ -379,7 +390,8 @@ class InvocationService:
                 )
             if isinstance(event, Checkpointed) and not self._agrees(event):
                 return False
-            self._fold.apply(record.seqnum, record.time, event)
+            self._clock.read(record.ordered_at)
+            self._fold.apply(record.seqnum, record.ordered_at, event)
             self._broken = None
             if isinstance(event, Ended):
                 self._arrivals.ended(event)
@@ -418,17 +430,29 @@ class InvocationService:
             self._given_up += 1
             for abandon in self._executor.renamed(self._new_name()):
                 self._runs.abandon(abandon.id)
-        actions = self._executor.actions(time.time())
+        actions = self._executor.actions(self._now())
         entries = [entry for action in actions if (entry := self._done(action)) is not None]
         places: list[SeqNum] = []
         for start in range(0, len(entries), _ENTRIES_MAX):
             places += await self._log.append_batch(entries[start : start + _ENTRIES_MAX])
         if places:
             await self._arrivals.seqnum(places[-1], self._fold.end)
-            self._executor.recorded(time.time())
+            self._executor.recorded(time.monotonic())
+            if self._claimed_too_early(actions):
+                await self._clock.ask(self._log)
         if WriteCheckpoint() in actions:  # last: one that fails holds up nothing
             await self._checkpoints.write()
         return bool(entries)
+
+    def _claimed_too_early(self, actions: Sequence[Action]) -> bool:
+        """Whether something was claimed that was not due yet when the log ordered the claim."""
+        fold = self._fold
+        claims = (a.event for a in actions if isinstance(a, Append))
+        ids = [id_ for claim in claims if isinstance(claim, Claimed) for id_ in claim.ids]
+        return any(id_ in fold.open and fold.open[id_].due > fold.clock for id_ in ids)
+
+    def _now(self) -> Now:
+        return Now(time.monotonic(), self._clock.now(), time.time())
 
     def _done(self, action: Action) -> Entry | None:
         """Do an action, or return what is to be appended for it."""
@@ -447,11 +471,15 @@ class InvocationService:
 
     async def _rest(self) -> None:
         """Wait for a record, or until it is time to do something."""
-        deadline = self._executor.deadline()
-        timeout_s = None if deadline is None else max(0.0, deadline - time.time())
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancellation
+            # `wait_for` may lose a cancellation
+            async with asyncio.timeout(self._executor.rest_s(self._now())):
                 await self._news.wait()
+
+
+def _passed_s() -> float:
+    """Return seconds that nothing sets and that pass while the machine sleeps, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _broken_by(error: Exception) -> IndilogError | None:

@@ -206,15 +206,13 @@ async def metalog_whole(shell: NodeShell) -> None:
     _log.info("the primary has its metalog again", entries=max(role.length for role in roles))
 
 
-def retention_of(
-    shell: NodeShell, logs: LocalLogs, config: Config, clock: Callable[[], float] | None = None
-) -> RetentionService | None:
+def retention_of(shell: NodeShell, logs: LocalLogs, config: Config) -> RetentionService | None:
     """Return what enforces retention policies, not started, if this is the compute node that does:
     the view's first.
     """
     if shell.view.engines[0] not in shell.roles:
         return None
-    logs.retention = RetentionService(logs, config.node, clock)
+    logs.retention = RetentionService(logs, config.node)
     return logs.retention
 
 

@@ -52,8 +52,9 @@ class MemoryLogs:
     Args:
         config: the limits; the defaults are those of the platform.
         page_bytes_max: data bytes of one answer to `read_range`.
-        clock: seconds since 1970, for `Record.time` and `Record.ordered_at`; the second never goes
-            back, whatever the clock does.
+        clock: seconds since 1970, for `Record.ordered_at`, which never goes back whatever the clock
+            does.
+        writer_clock: seconds since 1970, for `Record.time`; `clock` if it is not given.
     """
 
     def __init__(
@@ -62,10 +63,12 @@ class MemoryLogs:
         *,
         page_bytes_max: int = _PAGE_BYTES_MAX,
         clock: Callable[[], float] = time.time,
+        writer_clock: Callable[[], float] | None = None,
     ) -> None:
         self.config = config or ClusterConfig()
         self.page_bytes_max = page_bytes_max
         self._clock = clock
+        self._writer_clock = writer_clock or clock
         self._records: list[Record] = []
         self._times_us: list[int] = []
         """When each record was ordered; never goes back."""
@@ -87,7 +90,7 @@ class MemoryLogs:
     def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
         """Append (data, names) pairs at consecutive seqnums, and wake who waits for them."""
         start = len(self._records)
-        now, ordered_us = self._clock(), self.now_us()
+        now, ordered_us = self._writer_clock(), self.now_us()
         self._times_us += [ordered_us] * len(entries)
         for seqnum, (data, names) in enumerate(entries, start):
             self._records.append(Record(seqnum, names, data, now, ordered_us / 1e6))

@@ -7,6 +7,8 @@ comes later finds the work done.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import attrgetter
 from typing import Final
 
 import structlog
@@ -51,15 +53,16 @@ class Cleaner:
         return min(max(self._retention_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
 
     async def clean(self, log: Log, now: float) -> int:
-        """Forget what ended before `now` less the retention; return how many runs."""
+        """Forget what ended before `now`, by the time of the log, less the retention; return how
+        many runs.
+        """
         before = now - self._retention_s
         forgotten = 0
         self.open = {}
         for run_id in list(self._kept):
             forgotten += await self._look(log, run_id, before)
         while page := await self._page(log):
-            # Clocks differ: what stands before something old may look young, and is looked at, too.
-            old = max((n for n, r in enumerate(page, 1) if r.time <= before), default=0)
+            old = bisect_right(page, before, key=attrgetter("ordered_at"))
             for record in page[:old]:
                 if _may_begin(record):
                     forgotten += await self._on_start(log, record, before)

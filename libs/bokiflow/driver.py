@@ -24,6 +24,7 @@ from bokiflow import waiting
 from bokiflow.cleaning import Cleaner
 from bokiflow.departed import left_by, stream
 from bokiflow.fold import Run
+from bokiflow.log_time import log_clock
 from bokiflow.open_runs import executors_of_open_runs
 from bokiflow.passing_over import PassingOver
 from bokiflow.presence import BEATS
@@ -129,7 +130,7 @@ class Driver:
         while True:
             await waiting.pause(self._cleaner.interval_s)
             try:
-                await self._cleaner.clean(log, waiting.seconds_now())
+                await self._cleaner.clean(log, await log.now())
                 await self._runner.look(log)
                 for run, executor in self._cleaner.open.items():
                     if self._is_nobodys(executor) and not self._is_taken(executor):
@@ -470,7 +471,7 @@ class Driver:
         if id_ in self._runner.running or (is_given_up and not run.is_given_up):
             return True
         if run.crashes >= CRASHES_PARKED and not is_its_time:
-            waited_s = max(0.0, waiting.seconds_now() - run.parked_at)  # clocks differ
+            waited_s = max(0.0, log_clock(log).now() - run.parked_at)
             self._retry_in(id_, max(0.0, retry_s(run) - waited_s))
             return True
         if not is_given_up:

@@ -39,10 +39,10 @@ class Run:
 
     Attributes:
         end: records below this seqnum are applied.
-        clock: the latest time of an applied record, seconds since 1970.
+        clock: when the last applied record was ordered, seconds since 1970 (`Record.ordered_at`).
         started: how it began; None: there is no such run.
         started_at: that record's place. Valid once `started` is there.
-        began: its time, seconds since 1970.
+        began: when that record was ordered, seconds since 1970.
         epoch: the newest that counts; 0 before the start.
         executor: who executes it.
         taken_at: the place of the record that gave it the run.
@@ -52,7 +52,7 @@ class Run:
         signals: in the order of the log.
         cancel_asked: whether somebody wants it cancelled.
         parked: why it waits for other code, if it does.
-        parked_at: when that was said last, seconds since 1970.
+        parked_at: when the record that says so was ordered, seconds since 1970.
         is_given_up: whether a cancellation was asked for while it was parked, and nothing was
             decided since: it ends, also if no code fits.
         finished: how it ended, once it did.
@@ -93,11 +93,11 @@ class Run:
             return State.CANCELLED
         return State.DONE if self.finished.failure is None else State.FAILED
 
-    def apply(self, seqnum: SeqNum, time: float, record: RunRecord | None) -> bool:
+    def apply(self, seqnum: SeqNum, ordered_at: float, record: RunRecord | None) -> bool:
         """Take in the record at `seqnum`; tell whether it counts."""
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
-        self.clock = max(self.clock, time)
+        self.clock = max(self.clock, ordered_at)
         if record is None or self.finished is not None:
             return False
         if self.started is None:

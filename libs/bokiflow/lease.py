@@ -1,4 +1,4 @@
-"""A process's hold on the runs that it executes, by its own clock (see `bokiflow.presence`)."""
+"""A process's hold on the runs that it executes, by a steady clock (see `bokiflow.presence`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _SURE: Final = 0.5
 
 
 class Lease:
-    """This process's hold on its runs, by its own clocks: a clock that is set back makes it no
-    longer, nor does a machine that slept.
+    """This process's hold on its runs, by a clock that nobody sets and that goes on while the
+    machine sleeps (`waiting.passed_now`).
 
     Attributes:
         name: under which it is known; never used again once its lease has ended.
@@ -20,24 +20,24 @@ class Lease:
     def __init__(self, lease_s: float) -> None:
         self.name = waiting.new_name()
         self._lease_s = lease_s
-        self._renewed_at: waiting.Moment | None = None
+        self._renewed_at: float | None = None
 
-    def renewed(self, asked_at: waiting.Moment) -> None:
+    def renewed(self, asked_at: float) -> None:
         """The log holds a sign of life that was sent off at `asked_at`."""
-        if self._renewed_at is None or asked_at.steady_s > self._renewed_at.steady_s:
+        if self._renewed_at is None or asked_at > self._renewed_at:
             self._renewed_at = asked_at
 
     @property
-    def renewed_at(self) -> waiting.Moment | None:
+    def renewed_at(self) -> float | None:
         """When its last sign of life that counts was sent off."""
         return self._renewed_at
 
     def is_sure(self) -> bool:
         """See `bokiflow.execution.Lease`."""
         at = self._renewed_at
-        return at is not None and at.age_s() < self._lease_s * _SURE
+        return at is not None and waiting.passed_now() - at < self._lease_s * _SURE
 
     def has_ended(self) -> bool:
         """Whether others may have given its runs to somebody else."""
         at = self._renewed_at
-        return at is not None and at.age_s() >= self._lease_s
+        return at is not None and waiting.passed_now() - at >= self._lease_s

@@ -205,7 +205,7 @@ class _Line:
         self._replica = replica
         self._lease_s = lease_s
         self._log_time = 0.0
-        """When this process's last record was written, by the log's clock, and by ours."""
+        """When this process's last record was ordered, by the log's time, and by ours."""
         self._time = 0.0
 
     async def stand(self, owner: str, ends: float, *, leaves: bool) -> SeqNum | None:
@@ -264,7 +264,7 @@ class _Line:
             await self._replica.tell(self._log, Release(token))
 
     def _saw(self, outcome: Outcome | None) -> None:
-        self._log_time = self._replica.fold.clock if outcome is None else outcome.time
+        self._log_time = self._replica.fold.clock if outcome is None else outcome.ordered_at
         self._time = seconds_now()
 
     async def _news(self, token: SeqNum, ends: float) -> None:

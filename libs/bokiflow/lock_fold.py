@@ -2,8 +2,8 @@
 
 Who holds the lock is decided by the order of the log alone: the first in the line of requests. A
 request is known by the seqnum of its record, which is also its fencing token; as the line is first
-in, first out, each holder's token is larger than those of all before. Time is the log's own: the
-latest record time seen so far, never the reader's clock, so everybody agrees when a lease is over.
+in, first out, each holder's token is larger than those of all before. Time is the log's own
+(`Record.ordered_at`), never that of a writer or reader, so all processes agree when a lease ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LockFold:
 
     Attributes:
         end: records below this seqnum are applied.
-        clock: the latest time of an applied record, seconds since 1970.
+        clock: when the last applied record was ordered, seconds since 1970.
     """
 
     def __init__(self, checkpoint: Checkpoint | None = None) -> None:
@@ -64,7 +64,7 @@ class LockFold:
 
     # --- applying records
 
-    def apply(self, seqnum: SeqNum, time: float, command: Command | None) -> SeqNum | None:
+    def apply(self, seqnum: SeqNum, ordered_at: float, command: Command | None) -> SeqNum | None:
         """Take in the record at `seqnum`; return the token that it had an effect on.
 
         That is: the place in the line of an acquirer, None if it was turned away; the token of the
@@ -72,7 +72,7 @@ class LockFold:
         """
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
-        self.clock = max(self.clock, time)
+        self.clock = max(self.clock, ordered_at)
         self._on_clock()
         match command:
             case Acquire():

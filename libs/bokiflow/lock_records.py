@@ -54,7 +54,7 @@ class Extend(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
 
 
 class Remind(msgspec.Struct, frozen=True, array_like=True, tag="remind"):
-    """Look at the time of this record: a lease may be over. Has no other effect."""
+    """Look when this record was ordered: a lease may be over. Has no other effect."""
 
 
 Command: TypeAlias = Acquire | Release | Extend | Remind

@@ -38,10 +38,10 @@ _CHECKPOINTS_PAGE: Final = 16
 
 
 class Outcome(NamedTuple):
-    """What a command had an effect on, and the time of its record."""
+    """What a command had an effect on, and when its record was ordered, seconds since 1970."""
 
     token: SeqNum | None
-    time: float
+    ordered_at: float
 
 
 class Left(NamedTuple):
@@ -133,10 +133,10 @@ class LockReplica:
         if record.seqnum < self.fold.end:
             return
         command = command_decoded(record.data)
-        token = self.fold.apply(record.seqnum, record.time, command)
+        token = self.fold.apply(record.seqnum, record.ordered_at, command)
         self._unsaved += 1
         if self._telling:
-            self._outcomes[record.seqnum] = Outcome(token, record.time)
+            self._outcomes[record.seqnum] = Outcome(token, record.ordered_at)
         if len(self._outcomes) > _OUTCOMES_MAX:
             self._outcomes.popitem(last=False)
 

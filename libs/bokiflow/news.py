@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from bokiflow import waiting
 from bokiflow.execution import Execution, Outcome
+from bokiflow.log_time import log_clock
 from bokiflow.records import Decided, run_tag
 from bokiflow.run_log import readable
 from indilog.ids import SeqNum
@@ -47,7 +48,7 @@ async def waited_for(
 
     Args:
         execution: whose operation waits.
-        ends: seconds since 1970, by this process's clock.
+        ends: seconds since 1970, by the time of the run's log.
         found: gives a value that is there, or None.
         wakes: whether a cancellation ends the waiting.
 
@@ -55,7 +56,7 @@ async def waited_for(
         Woken: the run is to be cancelled.
         Stopped: this execution must not go on.
     """
-    rests = RESTS.get()
+    rests, clock = RESTS.get(), log_clock(execution.log)
     rests(1)
     try:
         has_looked = False
@@ -65,7 +66,7 @@ async def waited_for(
                 return value
             if wakes and execution.is_cancel_asked:
                 raise Woken
-            left_s = ends - waiting.seconds_now()
+            left_s = ends - clock.now()
             if left_s <= 0 and has_looked:
                 return None
             await _news(execution, end, max(0.0, min(left_s, WAIT_S_MAX)))

@@ -142,7 +142,7 @@ class Presence(ABC):
         """
         if lease.is_sure():
             return await appended(log, entries, on_again)
-        asked_at, is_first = waiting.moment(), self._spoke_as != lease.name
+        asked_at, is_first = waiting.passed_now(), self._spoke_as != lease.name
         self._spoke_as = lease.name
         last = await appended(log, [self._alive(lease), *entries], on_again)
         if is_first:
@@ -152,9 +152,7 @@ class Presence(ABC):
                 await self._renew_at(log, lease, last - len(entries), asked_at)
         return last
 
-    async def _renew_at(
-        self, log: Log, lease: Lease, seqnum: SeqNum, asked_at: waiting.Moment
-    ) -> bool:
+    async def _renew_at(self, log: Log, lease: Lease, seqnum: SeqNum, asked_at: float) -> bool:
         """Rely on a sign of life at `seqnum` unless it came too late; return whether it does."""
         await self.look(log, seqnum)
         if lease.has_ended() or lease is not self.lease:
@@ -197,7 +195,7 @@ class Presence(ABC):
             structlog.get_logger().warning("executor waits for the log", reason=str(error))
 
     async def _renew(self, log: Log) -> None:
-        lease, asked_at = self.lease, waiting.moment()
+        lease, asked_at = self.lease, waiting.passed_now()
         if not lease.has_ended():
             self._spoke_as = lease.name
             seqnum = await appended(log, [self._alive(lease)])
@@ -280,13 +278,14 @@ class Presence(ABC):
     # --- the end
 
     def rests_at(self) -> float | None:
-        """Return when to `rest`, by its steady clock; None: it need not."""
+        """Return when to `rest`, as `waiting.steady_now` counts; None: it need not."""
         renewed_at, beating = self.lease.renewed_at, self._beating
         if renewed_at is None or self._is_busy or not (beating is None or beating.done()):
             return None
         if self.executors.left_to(self.lease.name):
             return None
-        return renewed_at.steady_s + self.lease_s * _RESTS
+        in_s = renewed_at + self.lease_s * _RESTS - waiting.passed_now()
+        return waiting.steady_now() + in_s
 
     async def rest(self, log: Log) -> None:
         """Its lease ends soon and it executes nothing: say so before others look what it left."""

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from bokiflow import waiting
 from bokiflow.errors import FlowVersionError
 from bokiflow.fold import Run
+from bokiflow.log_time import log_clock
 from bokiflow.public_call import CALL, Stopped
 from bokiflow.records import run_record, run_tag
 from indilog.errors import (
@@ -64,7 +65,8 @@ async def read_run(
         TrimmedError: it was forgotten.
         NotReadyError: the record at `own` is not shown, so nothing is known of what it came to.
     """
-    tag = run_tag(id)
+    tag, clock = run_tag(id), log_clock(log)
+    await clock.begin(log)
     while True:
         try:
             page = await log.read_range(tag, run.end, limit=_PAGE)
@@ -76,8 +78,9 @@ async def read_run(
         except DataLossError as error:
             raise named(f"Run {id!r}", error) from error
         for record in page:
+            clock.read(record.ordered_at)
             if record.seqnum >= run.end:
-                run.apply(record.seqnum, record.time, run_record(record.data))
+                run.apply(record.seqnum, record.ordered_at, run_record(record.data))
         if not page:
             check_own_append(own, run.end)
         if not page or run.end > own >= 0:

@@ -24,6 +24,7 @@ from bokiflow.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseE
 from bokiflow.execution import Execution
 from bokiflow.fold import Run
 from bokiflow.lease import Lease
+from bokiflow.log_time import log_clock
 from bokiflow.news import RESTS
 from bokiflow.presence import Presence
 from bokiflow.public_call import CALL, Stopped
@@ -153,7 +154,7 @@ class Runner(Presence):
         seqnum = await self.append_alive(log, lease, entries, lambda: again.append(run_id))
         run = Run()
         if is_new and not again:  # else an earlier copy is the run's place
-            run.apply(seqnum, waiting.seconds_now(), started)
+            run.apply(seqnum, 0.0, started)  # its time matters to nobody here
             return self.execute(logs, definition, run_id, run, lease)
         await read_run(log, run_id, run, seqnum, is_reused=True)
         assert run.started is not None, "its start was read"
@@ -301,6 +302,7 @@ class Runner(Presence):
         execution, definition = running.execution, running.definition
         started = execution.run.started
         assert started is not None, "only what began is executed"
+        await log_clock(execution.log).begin(execution.log)
         wf = Workflow(execution, logs)
         try:
             arguments = definition.signature.arguments(started.arguments)

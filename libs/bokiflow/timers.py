@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from bokiflow import waiting
 from bokiflow.errors import FlowSettingsError
 from bokiflow.execution import Execution, Outcome, raise_failure
+from bokiflow.log_time import log_clock
 from bokiflow.news import decided_waiting, waited_for
 
 TIMER: Final = "timer"
@@ -33,14 +33,16 @@ def seconds_of(duration: float | timedelta) -> float:
 
 
 def timer(execution: Execution, name: str, duration: float | timedelta) -> float:
-    """Begin a timer; return when it ends, seconds since 1970, as decided by its first execution."""
-    seconds = seconds_of(duration)
-    decided = execution.decide_now(name, TIMER, lambda: b"%r" % (waiting.seconds_now() + seconds))
+    """Begin a timer; return when it ends by the time of the run's log, seconds since 1970, as
+    decided by its first execution.
+    """
+    seconds, clock = seconds_of(duration), log_clock(execution.log)
+    decided = execution.decide_now(name, TIMER, lambda: b"%r" % (clock.now() + seconds))
     return float(decided.result)
 
 
 async def sleep(execution: Execution, number: str, ends: float) -> None:
-    """Return when it is `ends`.
+    """Return when it is `ends` by the time of the run's log.
 
     Raises:
         Cancelled: the run was cancelled meanwhile.

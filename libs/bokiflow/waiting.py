@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 _ValueT = TypeVar("_ValueT")
 
@@ -21,7 +21,7 @@ Gate = asyncio.Event
 
 
 def seconds_now() -> float:
-    """Return seconds since 1970, by a clock that may differ from other processes'."""
+    """Return seconds since 1970 by the wall clock: what a workflow is told, and nothing else."""
     return time.time()
 
 
@@ -30,20 +30,9 @@ def steady_now() -> float:
     return time.monotonic()
 
 
-class Moment(NamedTuple):
-    """Now, by both clocks of this process."""
-
-    wall_s: float
-    steady_s: float
-
-    def age_s(self) -> float:
-        """Return how long ago it was, at most: by the clock that says more."""
-        return max(seconds_now() - self.wall_s, steady_now() - self.steady_s)
-
-
-def moment() -> Moment:
-    """Return now, to ask later how long ago it was, whoever sets a clock or sleeps meanwhile."""
-    return Moment(seconds_now(), steady_now())
+def passed_now() -> float:
+    """Return seconds that nobody sets and that pass while the machine sleeps, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def new_name() -> str:

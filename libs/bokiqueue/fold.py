@@ -1,8 +1,8 @@
 """One shard of a queue as its records leave it: a pure fold, alike in every process.
 
 Who gets which message is decided by the order of the log alone: a claim gets the first messages
-that are ready at its place. Time is the log's own: the latest record time seen so far, never the
-reader's clock, so everybody agrees when a lease has ended.
+that are ready at its place. Time is the log's own (`Record.ordered_at`), never that of a writer or
+reader, so all processes agree when a lease has ended.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Fold:
 
     Attributes:
         end: records below this seqnum are applied.
-        clock: the latest time of an applied record, seconds since 1970.
+        clock: when the last applied record was ordered, seconds since 1970.
     """
 
     def __init__(self, checkpoint: Checkpoint | None = None) -> None:
@@ -68,13 +68,15 @@ class Fold:
 
     # --- applying records
 
-    def apply(self, seqnum: SeqNum, time: float, command: Command | None) -> tuple[SeqNum, ...]:
+    def apply(
+        self, seqnum: SeqNum, ordered_at: float, command: Command | None
+    ) -> tuple[SeqNum, ...]:
         """Take in the record at `seqnum`; return the messages that it was about, as far as it
         had an effect on them: those a claim got, those an acknowledgement removed.
         """
         assert seqnum >= self.end, "records are applied in order"
         self.end = seqnum + 1
-        self.clock = max(self.clock, time)
+        self.clock = max(self.clock, ordered_at)
         self._on_clock()
         return self._effect(seqnum, command) if command is not None else ()
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from bokiqueue import waiting
 from bokiqueue.errors import LeaseLostError, QueueSettingsError
 from bokiqueue.fold import Message
 from bokiqueue.records import (
@@ -28,7 +29,6 @@ from bokiqueue.records import (
     encoded,
 )
 from bokiqueue.replica import Replica, Shard, replica_of
-from bokiqueue.waiting import seconds_now
 from indilog.errors import IndilogError
 from indilog.ids import SeqNum
 from indilog.log import Log
@@ -48,7 +48,7 @@ class Delivery:
         data: the bytes that were pushed.
         seqnum: its place in the log, by which it is known.
         tries: how often it was delivered, this time included.
-        pushed_at: when it was pushed, seconds since 1970.
+        pushed_at: when the log ordered its push, seconds since 1970 (`Record.ordered_at`).
         claim: the place in the log at which this consumer got it.
         shard: the number of its shard.
     """
@@ -280,7 +280,7 @@ class Queue:
         _check_lease(lease)
         replica, log = self.replica, self.log
         await replica.open(log)
-        ends = None if wait is None else seconds_now() + wait
+        ends = None if wait is None else waiting.seconds_now() + wait
         since: SeqNum | None = None
         while True:
             try:
@@ -290,7 +290,7 @@ class Queue:
                     # Everything below it is seen from here on, by whomever it was pushed.
                     since = await log.tail()
                     continue
-                left = 0.0 if ends is None else ends - seconds_now()
+                left = 0.0 if ends is None else ends - waiting.seconds_now()
                 if left <= 0:
                     if await replica.has_failed_claims():
                         continue
@@ -302,8 +302,8 @@ class Queue:
 
     async def _claimed(self, lease: float) -> Delivery | None:
         replica, log = self.replica, self.log
-        while (shard := await replica.next_available(log, seconds_now())) is not None:
-            claimed = await replica.claim(log, shard, lease, seconds_now)
+        while (shard := await replica.next_available(log)) is not None:
+            claimed = await replica.claim(log, shard, lease)
             if claimed is None:
                 continue
             claim, seqnum = claimed
@@ -317,7 +317,7 @@ class Queue:
     async def stats(self) -> Stats:
         """Return figures as of now."""
         await self._refresh()
-        now = seconds_now()
+        now = await self.log.now()
         parts = tuple(_stats_of(shard, now) for shard in self.replica.shards)
         return Stats(
             depth=sum(part.depth for part in parts),

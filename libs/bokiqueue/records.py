@@ -31,7 +31,7 @@ _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True, tag="push"):
-    """A message. It becomes ready `delay_s` after the record's time, and is dead after
+    """A message. It becomes ready `delay_s` after the log ordered it, and is dead after
     `tries_max` deliveries without acknowledgement.
     """
 

@@ -19,6 +19,7 @@ from itertools import count
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from bokiqueue import waiting
 from bokiqueue.checkpoints import furthest, write
 from bokiqueue.contents import Contents
 from bokiqueue.errors import QueueError, QueueSettingsError, QueueTrimmedError
@@ -46,6 +47,7 @@ from indilog.errors import (
 from indilog.event import Event
 from indilog.ids import SeqNum
 from indilog.log import Log, Record
+from indilog.log_clock import LogClock
 from indilog.losses import named
 from indilog.outcomes import appended, check_own_append
 
@@ -59,7 +61,7 @@ _OUTCOMES_MAX: Final = 4096
 """Outcomes of commands that a shard remembers for whoever appended them."""
 _CLAIMS_PER_LOOK: Final = 8
 _REST_S: Final = 0.1
-"""After a claim that found nothing of what was due by the local clock, none for that alone."""
+"""After a claim that found nothing, none for what seems to be due alone."""
 _PAGE: Final = 1000
 
 
@@ -71,7 +73,7 @@ class Shard:
         seen: below this seqnum there is proven to be no record beyond the end of the fold.
         reading: while one reads what is new for all; set when it is done, and all go on together.
         claims: of this process that are under way; each is set when it is decided.
-        rests_until: before this time of the log, what is due but not ready is not claimed.
+        rests_until: before this time of the log, what seems due but is not ready is not claimed.
         unsaved: records applied since the last checkpoint known.
     """
 
@@ -96,7 +98,7 @@ class Shard:
         if record.seqnum < self.fold.end:
             return
         command = command_decoded(record.data)
-        outcome = self.fold.apply(record.seqnum, record.time, command)
+        outcome = self.fold.apply(record.seqnum, record.ordered_at, command)
         self.unsaved += 1
         self._recent.append(record.seqnum)
         if isinstance(command, Push):
@@ -160,7 +162,8 @@ class Replica:
 
     def __init__(self, name: str, shards: int) -> None:
         self.tags: Tags = tags_of(name, shards)
-        self.news = News(self.tags.pushed, self.next_due)
+        self.news = News(self.tags.pushed, self.due_in_s)
+        self.clock = LogClock(lambda: waiting.seconds_now())  # noqa: PLW0108 - tests replace it
         self.shards = [Shard(number) for number in range(shards)]
         self.rotation = count()
         """Over the shards, for messages without a key."""
@@ -171,8 +174,6 @@ class Replica:
         self._turn = 0
         self._claims_since_look = _CLAIMS_PER_LOOK
         self._claims_failed = 0
-        self._ahead_s = 0.0
-        """How far the local clock is known to be ahead of the times of records."""
         self._contents = Contents()
 
     # --- opening
@@ -203,6 +204,7 @@ class Replica:
                 f"not {len(self.shards)}; open it with shards={settings.shards}."
             )
         tail = await log.tail()
+        await self.clock.begin(log)
         for shard in self.shards:
             await self._load(log, shard)
             shard.hear(tail)
@@ -302,8 +304,9 @@ class Replica:
             except DataLossError as error:
                 raise self._named(shard, error) from error
             for record in page:
+                self.clock.read(record.ordered_at)
                 shard.apply(record, self._contents)
-            self.news.due(self._due(shard))
+            self.news.due(self._due_in_s(shard))
             if not page and (is_in_session or ask_all):
                 shard.seen = until
             ask_all = not page
@@ -324,31 +327,31 @@ class Replica:
             raise QueueError(f"The message at seqnum {seqnum} cannot be read.")
         return push.data
 
-    def next_due(self) -> float | None:
-        """Return when the next lease or delay of any shard ends, by the local clock."""
-        return min((due for s in self.shards if (due := self._due(s)) is not None), default=None)
+    def due_in_s(self) -> float | None:
+        """Return in how many seconds the next lease or delay of any shard ends."""
+        dues = (due for s in self.shards if (due := self._due_in_s(s)) is not None)
+        return min(dues, default=None)
 
-    def _due(self, shard: Shard) -> float | None:
+    def _due_in_s(self, shard: Shard) -> float | None:
         due = shard.fold.next_due()
-        return None if due is None else max(due, shard.rests_until) + self._ahead_s
+        return None if due is None else max(due, shard.rests_until) - self.clock.now()
 
     # --- claims
 
-    async def next_available(self, log: Log, now: float) -> Shard | None:
-        """Return a shard in which a claim may find something at `now` by the local clock, each in
-        its turn.
+    async def next_available(self, log: Log) -> Shard | None:
+        """Return a shard in which a claim may find something now, each in its turn.
 
         While there is work anyway, news of other shards are looked for now and then only.
         """
         self._claims_since_look += 1
         if self._claims_since_look <= _CLAIMS_PER_LOOK:
-            shard = self._in_turn(lambda one: one.available(self._log_time(one, now)))
+            shard = self._in_turn(lambda one: one.available(self._log_time(one)))
             if shard is not None:
                 return shard
         self._claims_since_look = 0
         while True:
             has_news = await self._look(log)
-            shard = self._in_turn(lambda one: one.available(self._log_time(one, now)))
+            shard = self._in_turn(lambda one: one.available(self._log_time(one)))
             if shard is not None or not has_news:
                 return shard
 
@@ -361,32 +364,18 @@ class Replica:
                 return shard
         return None
 
-    def _log_time(self, shard: Shard, now: float) -> float:
-        """Return what time it is for the leases and delays of a shard. The local clock only says
-        when it is worth while to claim; what is over is decided by the times of records.
+    def _log_time(self, shard: Shard) -> float:
+        """Return what time it is for the leases and delays of a shard. The estimate only says when
+        it is worth while to claim; what is over is decided when records were ordered.
         """
-        log_time = now - self._ahead_s
+        log_time = self.clock.now()
         return log_time if log_time >= shard.rests_until else shard.fold.clock
 
-    def _learn(self, shard: Shard, now: float, *, has_found: bool) -> None:
-        """Compare the clocks after a claim, which has brought the time of a record of now."""
-        ahead_s, due = now - shard.fold.clock, shard.fold.next_due()
-        if has_found:
-            self._ahead_s = max(0.0, min(self._ahead_s, ahead_s))
-        elif due is not None and due <= now - self._ahead_s:
-            self._ahead_s, shard.rests_until = ahead_s, shard.fold.clock + _REST_S
-
-    async def claim(
-        self, log: Log, shard: Shard, lease_s: float, clock: Callable[[], float]
-    ) -> tuple[SeqNum, SeqNum] | None:
-        """Claim a message; return the seqnums of the claim and of the message, None: none.
-
-        `clock` is the local one; one that is ahead costs a claim that finds nothing now and then.
-        """
-        now = clock()
-        if not shard.has_unclaimed(self._log_time(shard, now)):
+    async def claim(self, log: Log, shard: Shard, lease_s: float) -> tuple[SeqNum, SeqNum] | None:
+        """Claim a message; return the seqnums of the claim and of the message, None: none."""
+        if not shard.has_unclaimed(self._log_time(shard)):
             await self.catch_up(log, shard, shard.news)
-            if not shard.has_unclaimed(self._log_time(shard, now)):
+            if not shard.has_unclaimed(self._log_time(shard)):
                 return None
         decided = Event()
         shard.claims.append(decided)
@@ -399,8 +388,16 @@ class Replica:
             shard.claims.remove(decided)
             decided.set()
         got = shard.claimed(claim)
-        self._learn(shard, clock(), has_found=bool(got))
+        if not got:
+            await self._found_nothing(log, shard)
         return (claim, got[0]) if got else None
+
+    async def _found_nothing(self, log: Log, shard: Shard) -> None:
+        """Rest before the next claim for what seems due; it may seem so by a wrong estimate."""
+        shard.rests_until = shard.fold.clock + _REST_S
+        due = shard.fold.next_due()
+        if due is not None and due <= self.clock.now():
+            await self.clock.ask(log)
 
     async def has_failed_claims(self) -> bool:
         """Return when the claims of this process that are under way are decided: whether any of

@@ -22,8 +22,10 @@ _TIMER_S_MIN: Final = 0.001
 
 
 def seconds_now() -> float:
-    """Return seconds since 1970; only to know when to look, never to decide."""
-    return time.time()
+    """Return seconds that only grow and that nobody sets, also while the machine sleeps; only to
+    know when to look, never to decide.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class News:
@@ -31,12 +33,12 @@ class News:
 
     Args:
         tag: of all records that can make a message ready.
-        next_due: when the next lease or delay ends, seconds since 1970.
+        due_in_s: in how many seconds the next lease or delay ends; None: there is none.
     """
 
-    def __init__(self, tag: str, next_due: Callable[[], float | None]) -> None:
+    def __init__(self, tag: str, due_in_s: Callable[[], float | None]) -> None:
         self._tag = tag
-        self._next_due = next_due
+        self._due_in_s = due_in_s
         self._waiting: deque[asyncio.Future[SeqNum]] = deque()
         self._end: SeqNum = 0
         """News below this seqnum have been told."""
@@ -44,7 +46,7 @@ class News:
         self._reading: asyncio.Timeout | None = None
         """Ends the watcher's read before its time; while it reads."""
         self._until = 0.0
-        """When the watcher's read ends by itself, seconds since 1970."""
+        """When the watcher's read ends by itself, as `seconds_now` counts."""
         self._passed_on = False
         """A wake-up was passed on and nobody waited; whoever comes next has it."""
 
@@ -80,9 +82,11 @@ class News:
         """
         self._passed_on = not self._wake_one()
 
-    def due(self, at: float | None) -> None:
-        """Know when a lease or delay ends; a watcher that would wait for longer begins anew."""
-        if self._reading is not None and at is not None and at < self._until:
+    def due(self, in_s: float | None) -> None:
+        """Know in how many seconds a lease or delay ends; a watcher that would wait for longer
+        begins anew.
+        """
+        if self._reading is not None and in_s is not None and seconds_now() + in_s < self._until:
             self._reading.reschedule(asyncio.get_running_loop().time())
             self._reading = None
 
@@ -106,9 +110,10 @@ class News:
                     future.set_exception(error)
 
     async def _look(self, log: Log) -> None:
-        due, now = self._next_due(), seconds_now()
-        wait_s = _WAIT_S_MAX if due is None else min(max(_TIMER_S_MIN, due - now), _WAIT_S_MAX)
-        self._until = now + wait_s
+        due_in_s = self._due_in_s()
+        wait_s = _WAIT_S_MAX if due_in_s is None else due_in_s
+        wait_s = min(max(_TIMER_S_MIN, wait_s), _WAIT_S_MAX)
+        self._until = seconds_now() + wait_s
         try:
             records = await self._read(log, wait_s)
         except TrimmedError as error:
@@ -119,7 +124,7 @@ class News:
             self._end = records[-1].seqnum + 1
             for _ in records:
                 self._wake_one()
-        elif due is not None and due <= seconds_now():
+        elif due_in_s is not None and (left_s := self._due_in_s()) is not None and left_s <= 0:
             self._wake_one()
 
     async def _read(self, log: Log, wait_s: float) -> list[Record]:

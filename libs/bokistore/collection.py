@@ -36,7 +36,6 @@ from bokistore.replay import Replay
 from indilog.errors import TrimmedError
 from indilog.ids import SeqNum, UserTag
 from indilog.log import Log, Record
-from indilog.outcomes import own_append_missing
 
 _COLLECTED_TAG: Final = "store-collected"
 _CELLS_MAX: Final = 32
@@ -72,15 +71,9 @@ class Collection:
         """
         last = await self._log.read_prev(_COLLECTED_TAG)
         self.end = 0 if last is None else _collected_in(last).end
-        # The log's clock is that of its writers: our own record says what time it is.
+        before = max(0.0, await self._log.now() - keep_s)
         seqnum = await self._ended()
-        try:
-            record = await self._log.read(seqnum)
-        except TrimmedError:
-            return self.end  # somebody else collected meanwhile
-        if record is None:
-            raise own_append_missing(seqnum)
-        old = min(await self._log.find_time(max(0.0, record.time - keep_s)), seqnum)
+        old = min(await self._log.find_time(before), seqnum)
         until = old - old % CELL
         while self.end < until:
             end = min(until, self.end + _CELLS_MAX * CELL)

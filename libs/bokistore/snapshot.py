@@ -105,7 +105,7 @@ class Version:
 
     Attributes:
         seqnum: its record; `store.at(seqnum)` shows everything else as of then.
-        time: when its writer took it in, seconds since 1970.
+        time: when the log ordered it, seconds since 1970 (`Record.ordered_at`).
         object: the object after it.
     """
 
@@ -122,5 +122,5 @@ async def versions(log: Log, replay: Replay, name: str, start: SeqNum) -> AsyncI
         for record in page:
             view = await replay.after(name, view, record)
             if view.version == record.seqnum:
-                yield Version(record.seqnum, record.time, Obj(name, view))
+                yield Version(record.seqnum, record.ordered_at, Obj(name, view))
         start = page[-1].seqnum + 1

@@ -59,7 +59,7 @@ class Replayed:
             self._add(record)
 
     def _add(self, record: Record) -> None:
-        self._clock = max(self._clock, record.time)
+        self._clock = max(self._clock, record.ordered_at)
         for message, (until, _) in list(self._leased.items()):
             if until <= self._clock:
                 del self._leased[message]

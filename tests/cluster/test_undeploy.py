@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 import indilog
-from compute.invocations import service
 from indilog.errors import AppNameTakenError, UnknownFunctionError
 from tests.cluster.function_platform import Platform, running, running_two, until
+from tests.moved_time import moved_time
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -183,9 +181,7 @@ async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_agai
 ) -> None:
     """Also after a restart; the log has the state, and versions count on."""
     monkeypatch.setattr("compute.invocations.runs._PAUSE_S_MAX", 0.1)
-    ahead_s = 0.0
-    moved = SimpleNamespace(time=lambda: time.time() + ahead_s, monotonic=time.monotonic)
-    monkeypatch.setattr(service, "time", moved)
+    moved = moved_time(monkeypatch)
     path = "/functions/demo/count?async=1"
     async with running(tmp_path, workers=1) as platform:
         await platform.deploy("demo", SOURCE)
@@ -193,7 +189,7 @@ async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_agai
         soon = (await platform.http.post(f"{path}&delay=1800")).json()["invocation"]
         later = (await platform.http.post(f"{path}&delay=3600")).json()["invocation"]
         assert (await platform.http.delete("/apps/demo")).status_code == 200
-        ahead_s = 2000.0
+        moved.passed_s = 2000.0
         await platform.deploy("other", SOURCE)  # any change has the time looked at
         told = await outcome(platform, soon)
         assert (told["state"], told["problem"]["title"]) == ("failed", "UnknownFunctionError")
@@ -203,7 +199,7 @@ async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_agai
         deployed = await again.deploy("demo", SOURCE)
         assert (deployed.status_code, deployed.json()["version"]) == (200, 2)
         assert (await again.call("demo.count")).json() == 2
-        ahead_s = 3700.0
+        moved.passed_s = 3700.0
         now = (await again.http.post(path)).json()["invocation"]
         assert [(await outcome(again, i))["state"] for i in (now, later)] == ["done", "done"]
         assert (await again.call("demo.count")).json() == 5

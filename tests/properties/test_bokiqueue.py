@@ -19,8 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bokiqueue import Delivery, LeaseLostError, Queue, Replica
-from bokiqueue import queue as queue_module
+from bokiqueue import Delivery, LeaseLostError, Queue, Replica, waiting
 from bokiqueue import replica as replica_module
 from bokiqueue.records import (
     Acknowledge,
@@ -62,7 +61,7 @@ class Model:
         self.clock = 0.0
 
     def add(self, record: Record) -> None:
-        self.clock = max(self.clock, record.time)
+        self.clock = max(self.clock, record.ordered_at)
         for item in self.items.values():
             if item.state in {"leased", "delayed"} and item.until <= self.clock:
                 self.rest(item)
@@ -219,7 +218,7 @@ def test_everybody_gets_what_a_plain_replay_of_the_log_says(
     time = Time()
     logs = Kept(time)
     with (
-        mock.patch.object(queue_module, "seconds_now", time),
+        mock.patch.object(waiting, "seconds_now", time),
         mock.patch.object(replica_module, "CHECKPOINT_EVERY", checkpoint_every),
         mock.patch.object(replica_module, "KEPT_BEHIND", kept_behind),
     ):
@@ -234,7 +233,7 @@ def test_everybody_gets_what_a_plain_replay_of_the_log_says(
         for number, shard in enumerate(person.queue.replica.shards):
             shard.fold.check_invariants()
             assert shard.fold.end <= max((0, *models[number].items, logs.position))
-    with mock.patch.object(queue_module, "seconds_now", time):
+    with mock.patch.object(waiting, "seconds_now", time):
         (stats,) = run_stepped([Person(logs, time).queue.stats()], lambda ready: ready[0])
     states = [item.state for model in models for item in model.items.values()]
     assert stats.dead == states.count("dead")
@@ -246,7 +245,7 @@ def test_of_two_consumers_one_gets_the_message_in_every_interleaving() -> None:
         time = Time()
         logs = Kept(time)
         people = [Person(logs, time) for _ in range(2)]
-        with mock.patch.object(queue_module, "seconds_now", time):
+        with mock.patch.object(waiting, "seconds_now", time):
             run_stepped([people[0].live([("push", 0, 0.0, "a")])], lambda ready: ready[0])
             for person in people:
                 run_stepped([person.queue.replica.open(person.log)], lambda ready: ready[0])
@@ -264,7 +263,7 @@ def test_two_callers_of_a_process_get_the_two_messages_in_every_interleaving() -
         time = Time()
         logs = Kept(time)
         replica = Replica("mail", SHARDS)
-        with mock.patch.object(queue_module, "seconds_now", time):
+        with mock.patch.object(waiting, "seconds_now", time):
             pushes = [("push", 0, 0.0, "a"), ("push", 0, 0.0, "a")]
             run_stepped([Person(logs, time).live(pushes)], lambda ready: ready[0])
             people = [Person(logs, time, replica) for _ in range(2)]

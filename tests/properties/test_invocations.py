@@ -39,10 +39,11 @@ def accepted(draw: st.DrawFn) -> Accepted:
         arguments=draw(st.sampled_from([b"{}", b'{"n":1}'])),
         position=0,
         stream=draw(st.sampled_from(STREAMS[:2])),
-        due=draw(st.sampled_from([0.0, 0.0, 1050.0])),
+        delay_s=draw(st.sampled_from([0.0, 0.0, 50.0])),
         key=draw(st.sampled_from(["", "", "k1", "k2"])),
         schedule="s" if is_scheduled else "",
         at=draw(st.sampled_from([60.0, 120.0, 180.0])) if is_scheduled else 0.0,
+        after=draw(st.sampled_from([0.0, 60.0, 120.0])) if is_scheduled else 0.0,
     )
 
 
@@ -66,20 +67,20 @@ class Model:
         self.keys: dict[str, str] = {}
         self._history = history
         self._dead: set[str] = set()
-        self._latest = 0.0
+        self._last = 0.0
         for place, event in enumerate(history):
             getattr(self, "_" + type(event).__name__.lower())(place, event)
 
     def _accepted(self, place: int, event: Accepted) -> None:
+        if event.schedule:
+            if event.after != self._last:
+                return
+            self._last = event.at
         if event.id in self.runs or event.id in self.outcomes or event.key in self.keys:
             return
-        if event.schedule:
-            if event.at <= self._latest:
-                return
-            self._latest = event.at
         if event.key:
             self.keys[event.key] = event.id
-        now = event.due == 0 and event.executor not in self._dead
+        now = event.delay_s == 0 and event.executor not in self._dead
         self.runs[event.id] = event.executor if now else None
 
     def _claimed(self, place: int, event: Claimed) -> None:
@@ -118,7 +119,7 @@ def _by(event: Any) -> str | None:  # noqa: ANN401
 def test_the_fold_agrees_with_a_model_that_forgets_nothing(history: list[Event]) -> None:
     fold = Fold(FoldLimits(1e9, 1000, 1000, 10**9, 1.0, 4.0))
     for place, event in enumerate(history):
-        fold.apply(place, 1000.0, event)
+        fold.apply(place, 1000.0 + 100.0 * place, event)  # all pauses and delays are over
         fold.check_invariants()
     model = Model(history)
     assert {id_: i.executor for id_, i in fold.open.items()} == model.runs

@@ -72,7 +72,7 @@ class Model:
                 self.add(record)
 
     def add(self, record: Record) -> None:
-        self.clock = max(self.clock, record.time)
+        self.clock = max(self.clock, record.ordered_at)
         self.line = self.line[:1] + [w for w in self.line[1:] if w["leaves"] > self.clock]
         if self.line and self.line[0]["ends"] <= self.clock:
             self.line.pop(0)

@@ -119,10 +119,9 @@ class SimulatedProcess:
     def _enforce_retention(self, shell: NodeShell) -> None:
         """Start the service that trims by policies, if this is the process that has it."""
         cluster = self.cluster
-        if (logs := self.logs.get(cluster.view.engines[0])) is not None:
-            clock = WorldClock(cluster.world)
-            if (service := retention_of(shell, logs, cluster.config, clock.now)) is not None:
-                service.start()
+        logs = self.logs.get(cluster.view.engines[0])
+        if logs is not None and (service := retention_of(shell, logs, cluster.config)) is not None:
+            service.start()
 
     def _shell(self, epoch: Epoch) -> NodeShell:
         cluster, config = self.cluster, self.cluster.config

@@ -235,7 +235,7 @@ async def test_a_sign_of_life_that_comes_after_the_heir_makes_no_lease_sure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(waiting, "seconds_now", lambda: now[0])
+    monkeypatch.setattr(waiting, "passed_now", lambda: now[0])
     logs = MemoryLogs(clock=lambda: now[0])
     flow = Flow("shop", lease=5)
     runner, log = flow.runner, logs.log(FLOW_LOG)

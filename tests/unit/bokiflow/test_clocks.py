@@ -64,6 +64,7 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> MemoryLogs:
     wall, steady = time.time, time.monotonic
     monkeypatch.setattr(waiting, "seconds_now", lambda: wall() + AHEAD.get())
     monkeypatch.setattr(waiting, "steady_now", lambda: steady() + 5 * AHEAD.get())
+    monkeypatch.setattr(waiting, "passed_now", lambda: steady() + 7 * AHEAD.get())
     return MemoryLogs(clock=lambda: wall() + AHEAD.get())
 
 

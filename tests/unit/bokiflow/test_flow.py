@@ -86,7 +86,7 @@ async def again(logs: MemoryLogs, workflow: Startable[Any], run_id: str) -> Fini
     for record in await log.read_range(run_tag(run_id)):
         known = run_record(record.data)
         if known is not None and not isinstance(known, Finished):
-            run.apply(record.seqnum, record.time, known)
+            run.apply(record.seqnum, record.ordered_at, known)
     assert run.started is not None
     execution = Execution(log, run_id, run, Sure())
     arguments = workflow.definition.signature.arguments(run.started.arguments)

@@ -12,7 +12,6 @@ from bokiflow import Startable, Workflow, departed, waiting
 from bokiflow.departed import AGE_S_MAX, AGE_S_MIN, NAMES_MAX, Departed, left_by
 from bokiflow.flow import RETENTION_S
 from bokiflow.records import EXECUTORS_TAG, RUNS_TAG, Alive, Dead, Left, encoded, executor_tag
-from bokiflow.waiting import Moment
 from indilog.ids import SeqNum, UserTag
 from indilog.log import Entry, Log, Session
 from indilog.testing import MemoryLogs
@@ -185,8 +184,7 @@ async def test_whoever_takes_over_trims_no_further_than_it_has_read() -> None:
         await logs.arrived.wait()
         late = Process(logs)
         late.flow.runner.lease.name = "gone"
-        now = waiting.moment()
-        late.flow.runner.lease.renewed(Moment(now.wall_s + 3600, now.steady_s + 3600))
+        late.flow.runner.lease.renewed(waiting.passed_now() + 3600)
         await late.two.start(id="r")
         late.kill()
         logs.goes_on.set()

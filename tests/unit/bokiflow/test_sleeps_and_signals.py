@@ -47,10 +47,11 @@ class Waited(HookedLog):
 
 @pytest.mark.asyncio
 async def test_a_sleep_goes_on_where_it_was_when_its_executor_changes(
-    logs: MemoryLogs, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Time()
-    monkeypatch.setattr(waiting, "seconds_now", clock)
+    monkeypatch.setattr(waiting, "passed_now", clock)
+    logs = MemoryLogs(clock=clock)
     log = logs.log(LOG)
     await begin(log, "nap")
 

@@ -1,4 +1,4 @@
-"""Clocks of consumers that are not the log's: they decide nothing, and cost little."""
+"""The time of the log as consumers estimate it: it decides nothing, and costs little."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from bokiqueue import Queue, waiting
-from bokiqueue import queue as queue_module
 from bokiqueue.records import Claim, command_decoded
+from bokiqueue.replica import Replica
 from indilog.ids import UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 
@@ -34,24 +34,30 @@ def log_with(clock: Callable[[], float]) -> Counting:
     return Counting("work", logs=MemoryLogs(clock=clock))
 
 
-def set_local(clock: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "seconds_now", clock)
-    monkeypatch.setattr(waiting, "seconds_now", clock)
+async def test_a_log_whose_time_is_a_year_off_costs_no_claim_and_no_message() -> None:
+    for off_s in (366 * 86_400.0, -366 * 86_400.0):
+        log = log_with(lambda off_s=off_s: time.time() + off_s)  # type: ignore[misc]
+        queue = Queue(log, "mail", shards=2)
+        await queue.push(b"x", delay=0.3)
+        assert await queue.take() is None
+        assert log.claims == 0
+        delivery = await queue.take(wait=20)
+        assert delivery is not None
+        assert log.claims <= CLAIMS_MAX
+        assert await queue.take() is None
 
 
-async def test_a_local_clock_that_is_ahead_costs_a_claim_and_no_message() -> None:
-    log = log_with(lambda: time.time() - 60)
-    queue = Queue(log, "mail", shards=2)
-    await queue.push(b"x", delay=0.3)
-    assert await queue.take() is None
-    assert log.claims == 1
-    delivery = await queue.take(wait=20)
-    assert delivery is not None
-    assert log.claims <= CLAIMS_MAX
-    assert await queue.take() is None
+async def test_a_process_that_begins_long_after_the_last_record_knows_what_is_due() -> None:
+    now = [1000.0]
+    log = log_with(lambda: now[0])
+    await Queue(log, "mail", shards=1).push(b"x", delay=600)
+    now[0] += 601
+    later = Counting("work", logs=log.logs)
+    queue = Queue(later, "mail", shards=1, replica=Replica("mail", 1))
+    assert await queue.take() is not None
 
 
-async def test_the_next_delay_costs_no_claim_when_the_clocks_are_known() -> None:
+async def test_the_next_delay_costs_no_claim() -> None:
     log = log_with(lambda: time.time() - 60)
     queue = Queue(log, "mail", shards=1)
     await queue.push(b"x", delay=0.2)
@@ -71,18 +77,22 @@ async def test_claims_are_bounded_in_rate_though_the_log_has_no_time() -> None:
     assert log.claims <= CLAIMS_MAX
 
 
-async def test_a_local_clock_that_is_put_right_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
+async def test_an_estimate_that_is_ahead_is_put_right_by_the_next_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, steady = [1000.0], [0.0]
     log = log_with(lambda: now[0])
+    monkeypatch.setattr(waiting, "seconds_now", lambda: steady[0])
     queue = Queue(log, "mail", shards=1)
-    set_local(lambda: now[0] + 50, monkeypatch)
     await queue.push(b"x", delay=20)
+    steady[0] += 50  # of which the log counts nothing
     assert await queue.take() is None
-    set_local(lambda: now[0], monkeypatch)
-    await queue.push(b"now")
+    assert log.claims == 1
     now[0] += 1
+    await queue.push(b"now")
     assert await queue.take() is not None
     now[0] += 19
+    steady[0] += 19
     delivery = await queue.take()
     assert delivery is not None
     assert delivery.data == b"x"

@@ -15,8 +15,8 @@ from bokiqueue import (
     QueueTrimmedError,
     QueueVersionError,
     Replica,
+    waiting,
 )
-from bokiqueue import queue as queue_module
 from bokiqueue import replica as replica_module
 from indilog.errors import (
     AppendOutcomeUnknownError,
@@ -37,7 +37,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(queue_module, "seconds_now", lambda: self.now)
+        monkeypatch.setattr(waiting, "seconds_now", lambda: self.now)
 
     def __call__(self) -> float:
         return self.now
@@ -345,12 +345,12 @@ async def test_a_queue_of_a_log_that_was_trimmed_as_a_whole_says_so(log: MemoryL
 async def test_a_consumer_that_waits_is_woken_by_a_push() -> None:
     log = MemoryLog("work")
     queue = Queue(log, "mail")
-    waiting = [asyncio.create_task(taken(queue, wait=20)) for _ in range(3)]
+    takers = [asyncio.create_task(taken(queue, wait=20)) for _ in range(3)]
     for _ in range(20):  # all wait
         await asyncio.sleep(0)
     for number in range(3):
         await queue.push(b"%d" % number)
-    assert sorted(map(str, await asyncio.gather(*waiting))) == ["b'0'", "b'1'", "b'2'"]
+    assert sorted(map(str, await asyncio.gather(*takers))) == ["b'0'", "b'1'", "b'2'"]
 
 
 async def test_a_consumer_that_waits_is_woken_by_the_end_of_a_lease() -> None:

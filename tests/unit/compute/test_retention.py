@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from compute.retention import CLOCK_LOG, RetentionRounds, SizeMarks
-from compute.retention_service import RetentionService, SteadyClock
+from compute.retention import RetentionRounds, SizeMarks
+from compute.retention_service import RetentionService
 from indilog.config import MIB, NodeConfig
 from indilog.errors import QuorumUnavailableError, TrimmedError
 from indilog.log import Log, Record
@@ -25,7 +25,12 @@ class World:
 
     def __init__(self, page_bytes_max: int = 4 * MIB, **settings: float) -> None:
         self.now = 1_000_000.0
-        self.logs = MemoryLogs(clock=lambda: self.now, page_bytes_max=page_bytes_max)
+        self.writers_ahead_s = 0.0
+        self.logs = MemoryLogs(
+            clock=lambda: self.now,
+            writer_clock=lambda: self.now + self.writers_ahead_s,
+            page_bytes_max=page_bytes_max,
+        )
         self.config = NodeConfig(**settings)  # type: ignore[arg-type]
         self.paused_s: list[float] = []
         self.rounds = self.restarted()
@@ -58,11 +63,11 @@ async def test_what_is_older_than_the_age_is_trimmed() -> None:
     await other.append(b"other")
     seqnums = await world.fill(log, 10)
     world.rounds.take({"orders": Retention(age_s=5.0)})
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     assert await floor_of(log) == seqnums[5]
     assert await floor_of(other) == 0
     world.now += 100.0
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     with pytest.raises(TrimmedError):
         await log.read(seqnums[-1])
 
@@ -73,18 +78,18 @@ async def test_a_round_with_nothing_to_trim_writes_nothing() -> None:
     await world.fill(log, 10)
     world.rounds.take({"orders": Retention(age_s=100.0), "empty": Retention(age_s=1.0)})
     for _ in range(3):
-        await world.rounds.run(world.now)
+        await world.rounds.run()
     assert (await log.tail(), await floor_of(log), await floor_of(empty)) == (10, 0, 0)
 
 
-async def test_a_clock_that_is_ahead_of_the_primarys_trims_no_more() -> None:
+@pytest.mark.parametrize("ahead_s", [366 * 86_400.0, -366 * 86_400.0])
+async def test_writers_whose_clocks_are_wrong_change_nothing(ahead_s: float) -> None:
     world = World()
     log = world.logs.log("orders")
+    world.writers_ahead_s = ahead_s
     seqnums = await world.fill(log, 10)
     world.rounds.take({"orders": Retention(age_s=5.0)})
-    await world.rounds.run(world.now + 1e7)
-    assert await floor_of(log) <= seqnums[5]
-    await world.rounds.run(world.now + 0.05)
+    await world.rounds.run()
     assert await floor_of(log) == seqnums[5]
 
 
@@ -93,31 +98,9 @@ async def test_a_primary_whose_clock_stands_still_lets_nothing_age() -> None:
     log = world.logs.log("orders")
     seqnums = await world.fill(log, 10, every_s=0.0)
     world.rounds.take({"orders": Retention(age_s=5.0)})
-    await world.rounds.run(world.now + 3600.0)
+    await world.rounds.run()
     assert await floor_of(log) == 0
     assert await log.read(seqnums[0]) is not None
-
-
-async def test_the_clocks_records_do_not_pile_up() -> None:
-    world = World()
-    log = world.logs.log("orders")
-    world.rounds.take({"orders": Retention(age_s=5.0)})
-    for _ in range(5):
-        await world.fill(log, 10)
-        await world.rounds.run(world.now)
-    clock = world.logs.log(CLOCK_LOG)
-    assert len(await clock.read_range(bound=await floor_of(clock))) == 1
-
-
-async def test_a_clock_is_not_taken_forward_by_jumps_and_follows_backward() -> None:
-    wall, passed = 1_000.0, 5.0
-    clock = SteadyClock(lambda: wall, lambda: passed)
-    wall, passed = 9_000.0, 6.0
-    assert clock() == 1_001.0
-    wall, passed = 900.0, 7.0
-    assert clock() == 900.0
-    wall, passed = 1_003.0, 8.0
-    assert clock() == 1_003.0
 
 
 def bytes_kept(records: list[Record]) -> int:
@@ -132,7 +115,7 @@ async def test_the_newest_bytes_stay_and_not_much_more(count: int, size: int) ->
     limit = 3 * bytes_kept(await log.read_range(limit=10_000)) // 10 if size else 300
     limit = max(limit, 10_000) if size else limit
     world.rounds.take({"orders": Retention(size_bytes=limit)})
-    assert not await world.rounds.run(world.now)
+    assert not await world.rounds.run()
     kept = bytes_kept(await page_from(log, await floor_of(log)))
     record = size + len(b"orders")
     assert limit - record - limit // 1000 <= kept <= limit
@@ -151,19 +134,19 @@ async def test_each_record_is_read_once_and_again_after_a_restart() -> None:
     log = world.logs.log("orders")
     await world.fill(log, 100)
     world.rounds.take({"orders": Retention(size_bytes=5_000)})
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     first = len(world.paused_s)
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     assert len(world.paused_s) == first
     floor = await floor_of(log)
     await world.fill(log, 1)
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     assert len(world.paused_s) == first + 1
     assert await floor_of(log) > floor
     floor = await floor_of(log)
     again = world.restarted()
     again.take({"orders": Retention(size_bytes=5_000)})
-    await again.run(world.now)
+    await again.run()
     assert await floor_of(log) == floor
 
 
@@ -172,7 +155,7 @@ async def test_the_last_record_stays_though_it_is_larger_than_the_size() -> None
     log = world.logs.log("orders")
     seqnums = await world.fill(log, 3, 10_000)
     world.rounds.take({"orders": Retention(size_bytes=100)})
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     assert await floor_of(log) == seqnums[-1]
 
 
@@ -182,11 +165,11 @@ async def test_a_round_reads_no_more_than_its_bytes_and_takes_turns() -> None:
     for log in logs:
         await world.fill(log, 3, 100_000)
     world.rounds.take({log.name: Retention(size_bytes=150_000) for log in logs})
-    assert await world.rounds.run(world.now)
-    assert await world.rounds.run(world.now)
+    assert await world.rounds.run()
+    assert await world.rounds.run()
     assert world.rounds.status()["size_marks"] == 3, "each log had a page read"
     rounds = 3
-    while await world.rounds.run(world.now):
+    while await world.rounds.run():
         rounds += 1
     assert rounds == 5
     assert sum(world.paused_s) >= 900_000 / 200_000
@@ -208,14 +191,14 @@ async def test_trimming_by_hand_meanwhile_is_seen() -> None:
     log = world.logs.log("orders")
     await world.fill(log, 100)
     world.rounds.take({"orders": Retention(age_s=1e6, size_bytes=5_000)})
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     await world.fill(log, 10)
     await log.trim(await log.tail())
     last = await world.fill(log, 20)
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     assert await floor_of(log) == last[0]
     await world.fill(log, 100)
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     assert bytes_kept(await page_from(log, await floor_of(log))) <= 5_000
 
 
@@ -237,9 +220,9 @@ async def test_a_log_that_fails_does_not_stop_the_others_and_is_tried_again(
     world.rounds.take({"bad": policy, "good": policy})
     with monkeypatch.context() as patched:
         patched.setattr(MemoryLog, "trim", trim)
-        await world.rounds.run(world.now)
+        await world.rounds.run()
     assert (await floor_of(bad), await floor_of(good)) == (0, 18)
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     assert await floor_of(bad) == 15
 
 
@@ -248,7 +231,7 @@ async def test_figures_say_what_was_trimmed_last() -> None:
     await world.fill(world.logs.log("orders"), 10)
     world.rounds.take({"orders": Retention(age_s=5.0)})
     assert world.rounds.status() == {"logs": 1, "size_marks": 0, "trims": 0}
-    await world.rounds.run(world.now)
+    await world.rounds.run()
     assert world.rounds.status() == {
         "logs": 1,
         "size_marks": 0,
@@ -291,7 +274,7 @@ async def test_the_service_waits_without_a_timer_until_a_log_has_a_policy(
         return await real(self, *args, **given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MemoryLog, "read_next", read_next)
-    service = RetentionService(world.logs, world.config, lambda: world.now)
+    service = RetentionService(world.logs, world.config)
     log = world.logs.log("orders")
     await world.fill(log, 10)
     service.start()
@@ -365,7 +348,7 @@ async def test_lost_records_do_not_keep_a_log_from_being_trimmed() -> None:
 
     rounds = RetentionRounds(logs, NodeConfig(), pause)
     rounds.take({"orders": Retention(size_bytes=350)})
-    assert not await rounds.run(0.0)
+    assert not await rounds.run()
     with pytest.raises(TrimmedError) as trimmed:
         await log.read_next()
     assert trimmed.value.first_seqnum == 7

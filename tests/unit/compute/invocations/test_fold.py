@@ -66,7 +66,7 @@ class Story:
         stream = stream_of(due - self.time if due else 0.0)
         return self(Accepted(
             id=id_, executor=executor, function="app.f", arguments=arguments, position=0,
-            stream=stream, key=key, due=due,
+            stream=stream, key=key, delay_s=due - self.time if due else 0.0,
         ))  # fmt: skip
 
     def end(self, id_: str, executor: str = A, result: bytes | None = b"1") -> int:
@@ -93,7 +93,9 @@ def test_what_is_due_later_is_run_by_the_first_who_claims_it() -> None:
     assert story.fold.free(1010.0, "node-a", 5.0) == [story["i"]]
     assert story.fold.free(1014.9, "node-b", 5.0) == []
     assert story.fold.free(1015.0, "node-b", 5.0) == [story["i"]]
-    story(Claimed(B, ("i", "other")), after_s=11.0)
+    story(Claimed(B, ("i",)), after_s=9.0)
+    assert story["i"].executor is None, "a claim that the log ordered before it was due"
+    story(Claimed(B, ("i", "other")), after_s=2.0)
     story(Claimed(A, ("i",)))
     run = story["i"]
     assert (run.executor, run.tries) == (B, 1)
@@ -119,7 +121,7 @@ def test_what_an_executor_that_is_given_up_ran_is_due_again_after_a_pause() -> N
     story(GivenUp(A, last, B))
     assert story["i"].executor is None
     assert (story["i"].due, story["i"].node) == (story.time + 1.0, "node-b")
-    story(Claimed(B, ("i",)))
+    story(Claimed(B, ("i",)), after_s=1.0)
     last = story(Alive(B))
     story(GivenUp(B, last, A))
     assert (story["i"].due, story["i"].tries) == (story.time + 2.0, 2)
@@ -372,7 +374,7 @@ def test_a_large_checkpoint_is_cut_and_put_together() -> None:
     "event",
     [
         Accepted(id="i", executor=A, function="a.f", arguments=b"{}", position=3, stream="s",
-                 due=5.5, depth=2, key="k", schedule="s", at=60.0),
+                 delay_s=5.5, depth=2, key="k", schedule="s", at=60.0, after=5.0),
         Claimed(A, ("i", "j")),
         Freed(A, "i", is_lost=True),
         Ended(A, "i", 7, None, Failure("ValueError", "No.", {"size": 3})),
@@ -389,7 +391,7 @@ def test_a_record_is_read_back(event: Event) -> None:
 def test_a_later_format_is_not_passed_over() -> None:
     data = bytearray(encoded(Alive(A)))
     data[2] += 1
-    with pytest.raises(InvocationsVersionError, match="invocations has format 2"):
+    with pytest.raises(InvocationsVersionError, match="invocations has format 3"):
         decoded(bytes(data))
     assert decoded(b"something else") is None
     assert decoded(encoded(Alive(A))[:-1]) is None

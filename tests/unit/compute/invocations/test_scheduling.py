@@ -60,16 +60,16 @@ def at(minutes: float) -> float:
 def test_each_due_time_is_accepted_once() -> None:
     clockwork = Clockwork()
     assert clockwork.turn(clockwork.first, at(0.9)) == []
-    assert clockwork.first.next_due(clockwork.fold) == at(1)
+    assert clockwork.first.next_due(clockwork.fold, at(0.9)) == at(1)
     assert clockwork.turn(clockwork.first, at(1)) == [1]
     assert clockwork.turn(clockwork.first, at(1)) == []
-    assert clockwork.first.next_due(clockwork.fold) == at(2)
+    assert clockwork.first.next_due(clockwork.fold, at(1)) == at(2)
     assert clockwork.turn(clockwork.first, at(2.1)) == [2]
 
 
 def test_another_node_takes_a_due_time_a_lease_later_if_nobody_has() -> None:
     clockwork = Clockwork()
-    assert clockwork.second.next_due(clockwork.fold) == at(1) + LEASE_S
+    assert clockwork.second.next_due(clockwork.fold, at(0)) == at(1) + LEASE_S
     clockwork.turn(clockwork.first, at(1))
     assert clockwork.turn(clockwork.second, at(1) + LEASE_S) == []
     assert clockwork.turn(clockwork.second, at(2) + LEASE_S - 0.1) == []
@@ -99,13 +99,53 @@ def test_a_late_record_of_an_old_due_time_runs_nothing() -> None:
     assert clockwork.fold.get("late") is None
 
 
+def test_a_wall_clock_that_was_a_year_ahead_silences_no_schedule() -> None:
+    clockwork = Clockwork()
+    assert clockwork.turn(clockwork.first, at(1)) == [1]
+    year = 366 * 24 * 60.0
+    assert clockwork.turn(clockwork.first, at(year + 1.5)) == [year + 1], "what it took for missed"
+    for node in (clockwork.first, clockwork.node(0)):  # also after a restart
+        start = (clockwork.fold.last_due[clockwork.scheduled.name].at - START) / MINUTE
+        begin = 2.5 if start > 100 else start
+        assert clockwork.turn(node, at(begin)) == []
+        assert node.next_due(clockwork.fold, at(begin)) == at(int(begin) + 1)
+        assert clockwork.turn(node, at(begin + 1)) == [int(begin) + 1]
+        assert clockwork.turn(node, at(begin + 2)) == [int(begin) + 2]
+
+
+def test_a_wall_clock_that_goes_back_a_little_runs_nothing_twice() -> None:
+    clockwork = Clockwork()
+    assert clockwork.turn(clockwork.first, at(200)) == [200]
+    for minute in (20.5, 199.0, 200.0, 200.9):  # set back by just under three hours
+        assert clockwork.turn(clockwork.first, at(minute)) == []
+    assert clockwork.turn(clockwork.first, at(201)) == [201]
+
+
+def test_a_due_time_that_ran_before_the_clock_was_set_back_is_passed_over_once() -> None:
+    clockwork = Clockwork()
+    for minute in (1, 2, 3, 300):
+        assert clockwork.turn(clockwork.first, at(minute)) == [minute]
+    assert clockwork.turn(clockwork.first, at(0.5)) == []
+    ran = [clockwork.turn(clockwork.first, at(minute)) for minute in (1, 2, 3, 4)]
+    assert ran == [[], [], [], [4]], "its invocation is known"
+
+
+def test_a_deployment_by_a_node_whose_clock_is_wrong_begins_when_it_was_ordered() -> None:
+    clockwork = Clockwork("all")
+    node = Schedules(0, clockwork._config)
+    behind_s = 1e6 * MINUTE  # the log's time is behind the wall clock
+    scheduled = clockwork.scheduled._replace(since=at(7.5) - behind_s)
+    node.take([scheduled], ahead_s=behind_s)
+    assert clockwork.turn(node, at(9.5)) == [8, 9]
+
+
 @pytest.mark.parametrize(
     ("catch_up", "minutes"), [("last", [9]), ("all", [5, 6, 7, 8, 9]), ("none", [9])]
 )
 def test_what_was_missed_is_caught_up_as_asked(catch_up: CatchUp, minutes: list[float]) -> None:
     clockwork = Clockwork(catch_up)
     assert clockwork.turn(clockwork.first, at(9.5)) == minutes
-    assert clockwork.first.next_due(clockwork.fold) == at(10)
+    assert clockwork.first.next_due(clockwork.fold, at(9.5)) == at(10)
 
 
 def test_what_is_long_missed_is_not_run_if_so_asked() -> None:
@@ -114,7 +154,7 @@ def test_what_is_long_missed_is_not_run_if_so_asked() -> None:
     clockwork.scheduled = Scheduled("app.f", spec, START)
     node = clockwork.node(0)
     assert clockwork.turn(node, at(82)) == []
-    assert node.next_due(clockwork.fold) == at(140)
+    assert node.next_due(clockwork.fold, at(82)) == at(140)
     assert clockwork.turn(node, at(141)) == [140]
 
 
@@ -148,16 +188,18 @@ def test_a_schedule_that_this_machine_does_not_understand_stops_no_other() -> No
             clockwork.scheduled,
         ]
     )
-    assert clockwork.first.next_due(clockwork.fold) == at(1)
+    assert clockwork.first.next_due(clockwork.fold, at(1)) == at(1)
     assert clockwork.turn(clockwork.first, at(1)) == [1]
-    shown = {told["schedule"]: told["next"] for told in clockwork.first.status(clockwork.fold)}
+    shown = {
+        told["schedule"]: told["next"] for told in clockwork.first.status(clockwork.fold, at(1))
+    }
     assert shown["app.g * * * * * Nowhere/At_All"] is None
 
 
 def test_nothing_is_accepted_while_too_much_is_open() -> None:
     clockwork = Clockwork(open_max=1)
     assert clockwork.turn(clockwork.first, at(1)) == [1]
-    assert clockwork.first.next_due(clockwork.fold) is None
+    assert clockwork.first.next_due(clockwork.fold, at(1)) is None
     assert clockwork.turn(clockwork.first, at(2)) == []
     clockwork.end_all(at(3.5))
     assert clockwork.turn(clockwork.first, at(3.5)) == [3]
@@ -166,7 +208,7 @@ def test_nothing_is_accepted_while_too_much_is_open() -> None:
 def test_a_schedule_is_shown_with_its_times() -> None:
     clockwork = Clockwork()
     clockwork.turn(clockwork.first, at(1))
-    assert clockwork.first.status(clockwork.fold) == [
+    assert clockwork.first.status(clockwork.fold, at(1)) == [
         {
             "schedule": "app.f * * * * * UTC",
             "last": "1970-01-01T16:41:00+00:00",
