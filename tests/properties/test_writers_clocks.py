@@ -1,0 +1,293 @@
+"""No fold depends on the wall clocks of those who write (decision 0025): a history whose writers'
+clocks are off by up to a year either way comes to what the same history comes to with right ones.
+
+Each kind of history is applied by the code that reads it in a running platform. The last test turns
+`ordered_at` into the writer's time, as a fold would that goes by `Record.time`: each kind sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+from unittest import mock
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bokiflow import records as flow
+from bokiflow.cleaning import Cleaner
+from bokiflow.fold import Run
+from bokiflow.lock_records import Acquire, Release, Remind
+from bokiflow.lock_records import Extend as Renew
+from bokiflow.lock_records import encoded as lock_encoded
+from bokiflow.lock_records import tags_of as lock_tags_of
+from bokiflow.lock_replica import LockReplica
+from bokiflow.run_log import read_run
+from bokiqueue.records import Acknowledge, Claim, Extend, GiveBack, Push
+from bokiqueue.records import encoded as queue_encoded
+from bokiqueue.replica import Replica
+from bokistore import Store, decisions
+from bokistore import collection as cells
+from compute.deployments import APPS_LOG, Deployment, DeploymentLog
+from compute.invocations.records import INVOCATIONS_LOG, Accepted, Alive, Claimed, Ended, GivenUp
+from compute.invocations.records import encoded as invocation_encoded
+from compute.invocations.service import InvocationService
+from compute.retention import RetentionRounds
+from indilog.config import NodeConfig
+from indilog.deployed import ScheduleSpec
+from indilog.errors import TrimmedError
+from indilog.ids import SeqNum
+from indilog.log import Entry, Log, Record
+from indilog.retention import Retention
+from indilog.testing import MemoryLogs
+
+YEAR_S = 366 * 86_400.0
+DAY_S = 86_400.0
+OFFS = st.one_of(st.sampled_from([0.0, YEAR_S, -YEAR_S]), st.floats(-YEAR_S, YEAR_S))
+GAPS = st.sampled_from([0.0, 0.5, 1.0, 3.0, 40.0, DAY_S])
+
+
+class World:
+    """Logs whose time passes alike, and writers whose wall clocks are off or not."""
+
+    def __init__(self, *, are_off: bool) -> None:
+        self._are_off = are_off
+        self._now = 1.7e9
+        self._off_s = 0.0
+        self.logs = MemoryLogs(
+            clock=lambda: self._now, writer_clock=lambda: self._now + self._off_s
+        )
+
+    def go_on(self, gap_s: float, off_s: float) -> None:
+        """Let time pass; the clock of the next writer is `off_s` ahead, if clocks are off."""
+        self._now += gap_s
+        self._off_s = off_s if self._are_off else 0.0
+
+
+Play: TypeAlias = Callable[[World, Sequence[tuple[float, float, Any]]], Awaitable[object]]
+"""Appends a history (gap, by how much the writer is off, what is written); returns what it comes
+to."""
+
+
+async def queue(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    replica, log = Replica("mail", 1), world.logs.log("work")
+    await replica.open(log)
+    shard, outcomes = replica.shards[0], []
+    for gap_s, off_s, command in history:
+        world.go_on(gap_s, off_s)
+        seqnum = await log.append(queue_encoded(command), tags=[replica.tags.shards[0]])
+        shard.hear(seqnum + 1)
+        await replica.catch_up(log, shard, seqnum + 1)
+        if not isinstance(command, Push):
+            outcomes.append(shard.outcome(seqnum))
+    return outcomes, shard.fold.checkpoint(), shard.fold.next_due()
+
+
+async def lock(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    replica, log = LockReplica("hotel"), world.logs.log("work")
+    holders = []
+    for gap_s, off_s, command in history:
+        world.go_on(gap_s, off_s)
+        await log.append(lock_encoded(command), tags=[lock_tags_of("hotel").commands])
+        await replica.catch_up(log)
+        holder = replica.fold.holder
+        holders.append(None if holder is None else (holder.token, holder.until))
+    return holders, replica.fold.checkpoint()
+
+
+async def invocations(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    config = NodeConfig(results_kept_s=100.0)
+    never: Any = None
+    service = InvocationService(
+        world.logs, config, node="n", record_bytes_max=1 << 20, start=never, stop=never
+    )
+    log, seen = world.logs.log(INVOCATIONS_LOG), []
+    for gap_s, off_s, event in history:
+        world.go_on(gap_s, off_s)
+        seqnum = await log.append(invocation_encoded(event), tags=["any"])
+        assert service._took(await log.read_range(bound=seqnum))
+        seen.append({i: (o.executor, o.due) for i, o in service._fold.open.items()})
+    return seen, msgspec.to_builtins(service._fold.checkpoint())
+
+
+async def run(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    log = world.logs.log("flow")
+    for gap_s, off_s, said in history:
+        world.go_on(gap_s, off_s)
+        await log.append(flow.encoded(said), tags=[flow.run_tag("r")])
+    read = await read_run(log, "r", Run())
+    return read.clock, read.began, read.parked_at, read.state, read.epoch, read.executor
+
+
+async def cleaning(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    log, cleaner, forgotten = world.logs.log("flow"), Cleaner(50.0), []
+    for number, (gap_s, off_s, _) in enumerate(history):
+        world.go_on(gap_s, off_s)
+        tag = flow.run_tag(f"r{number}")
+        started, ended = flow.Started("w", b"{}", "e", "v"), flow.Finished(1, b"1")
+        await log.append_batch(
+            [
+                Entry(flow.encoded(started), [tag, flow.RUNS_TAG]),
+                Entry(flow.encoded(ended), [tag]),
+            ]
+        )
+        forgotten.append(await cleaner.clean(log, await log.now()))
+    return forgotten, await floor_of(log, flow.RUNS_TAG)
+
+
+async def collection(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    log = world.logs.log("objects")
+    store, collected = Store(log), []
+    for number, (gap_s, off_s, name) in enumerate(history):
+        world.go_on(gap_s, off_s)
+        for _ in range(3):
+            await store.put(str(name), {"n": number})
+        with mock.patch.object(cells, "CELL", 4), mock.patch.object(decisions, "CELL", 4):
+            collected.append(await store.collect(keep=50.0))
+    return collected
+
+
+async def retention(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    async def no_pause(_: float) -> None:
+        return None
+
+    log = world.logs.log("orders")
+    rounds, floors = RetentionRounds(world.logs, NodeConfig(), no_pause), []
+    rounds.take({"orders": Retention(age_s=50.0)})
+    for gap_s, off_s, _ in history:
+        world.go_on(gap_s, off_s)
+        await log.append(b"x")
+        await rounds.run()
+        floors.append(await floor_of(log))
+    return floors
+
+
+async def deployments(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
+    apps = DeploymentLog(world.logs)
+    for gap_s, off_s, expression in history:
+        world.go_on(gap_s, off_s)
+        spec = ScheduleSpec("f", str(expression), "UTC", "all")
+        deployment = Deployment(
+            name="app", version=1, owner="o", sources={}, functions=(), schedules=(spec,)
+        )
+        await world.logs.log(APPS_LOG).append(msgspec.json.encode(deployment), tags=["app"])
+        await apps.catch_up()
+    return {name: dict(placed.since) for name, placed in apps.newest.items()}
+
+
+async def floor_of(log: Log, tag: str | None = None) -> SeqNum:
+    try:
+        await log.read_next(tag)
+    except TrimmedError as error:
+        return error.first_seqnum
+    return 0
+
+
+SEQNUMS = st.integers(1, 12)
+SECONDS = st.sampled_from([0.5, 2.0, 30.0, 600.0])
+MESSAGES = SEQNUMS.map(lambda seqnum: (seqnum,))
+OWNERS = st.sampled_from(["a", "b", "c"])
+EXECUTORS = st.sampled_from(["a#1", "b#1"])
+IDS = st.sampled_from([f"i{n}" for n in range(5)])
+STREAM = "delay:0"
+
+QUEUE = st.one_of(
+    st.builds(Push, st.just(b"x"), st.just(0), st.sampled_from([0.0, 0.0, 2.0, 600.0]), st.just(3)),
+    st.builds(Claim, st.integers(1, 2), SECONDS),
+    st.builds(Acknowledge, SEQNUMS, MESSAGES),
+    st.builds(GiveBack, SEQNUMS, MESSAGES, SECONDS),
+    st.builds(Extend, SEQNUMS, MESSAGES, SECONDS),
+)
+LOCK = st.one_of(
+    st.builds(Acquire, OWNERS, SECONDS, st.one_of(st.none(), SECONDS)),
+    st.builds(Release, SEQNUMS),
+    st.builds(Renew, SEQNUMS, SECONDS),
+    st.just(Remind()),
+)
+INVOCATIONS = st.one_of(
+    st.builds(
+        Accepted,
+        id=IDS,
+        executor=EXECUTORS,
+        function=st.just("app.f"),
+        arguments=st.just(b"{}"),
+        position=st.just(0),
+        stream=st.just(STREAM),
+        delay_s=st.sampled_from([0.0, 0.0, 2.0, 600.0]),
+        key=st.sampled_from(["", "k1", "k2"]),
+    ),
+    st.builds(Claimed, EXECUTORS, st.lists(IDS, max_size=3).map(tuple)),
+    st.builds(Ended, EXECUTORS, IDS, st.just(0), st.just(b"1")),
+    st.builds(Alive, EXECUTORS),
+    st.builds(GivenUp, EXECUTORS, st.integers(0, 40), EXECUTORS),
+)
+RUN = st.one_of(
+    st.just(flow.Started("w", b"{}", "e", "v")),
+    st.builds(flow.Taken, st.integers(1, 3), EXECUTORS),
+    st.builds(flow.Parked, st.integers(1, 3), st.just("v"), st.just("why")),
+    st.builds(flow.Finished, st.integers(1, 3), st.just(b"1")),
+)
+KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
+    "queue": (queue, QUEUE, [Push(b"x", 0, 0.0, 3), Claim(1, 600.0), Claim(1, 600.0)]),
+    "lock": (
+        lock, LOCK, [Acquire("a", 600.0, None), Acquire("b", 600.0, None), Remind()],
+    ),
+    "invocations": (
+        invocations,
+        INVOCATIONS,
+        [
+            Accepted(
+                id="i", executor="a#1", function="app.f", arguments=b"{}", position=0,
+                stream=STREAM, delay_s=600.0,
+            ),
+            Claimed("a#1", ("i",)),
+            Alive("a#1"),
+        ],
+    ),
+    "run": (run, RUN, [flow.Started("w", b"{}", "e", "v"), flow.Parked(1, "v", "why")]),
+    "cleaning": (cleaning, st.just(None), [None] * 6),
+    "collection": (collection, st.sampled_from(["x", "y"]), ["x", "y", "x"] * 2),
+    "retention": (retention, st.just(None), [None] * 6),
+    "deployments": (deployments, st.sampled_from(["* * * * *", "1 * * * *"]), ["* * * * *"]),
+}  # fmt: skip
+"""How each kind is played, what it may have, and a history in which a wrong time shows."""
+
+
+def played(kind: str, history: Sequence[tuple[float, float, Any]], *, are_off: bool) -> object:
+    return asyncio.run(KINDS[kind][0](World(are_off=are_off), history))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_writers_whose_clocks_are_off_by_a_year_change_no_outcome(
+    kind: str, data: st.DataObject
+) -> None:
+    history = data.draw(st.lists(st.tuples(GAPS, OFFS, KINDS[kind][1]), min_size=1, max_size=25))
+    assert played(kind, history, are_off=True) == played(kind, history, are_off=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fold_that_goes_by_the_writers_time_is_caught(kind: str) -> None:
+    """Planted: as if it said `record.time` for `record.ordered_at`, and `time.time()` for `now`."""
+    real = MemoryLogs.record
+
+    def of_its_writer(logs: MemoryLogs, seqnum: SeqNum) -> Record | None:
+        record = real(logs, seqnum)
+        if record is not None:
+            record.ordered_at = record.time
+        return record
+
+    def of_the_wall(logs: MemoryLogs) -> int:
+        return int(logs._writer_clock() * 1e6)
+
+    history = [(40.0, YEAR_S * (n % 2 == 0), said) for n, said in enumerate(KINDS[kind][2])]
+    right = played(kind, history, are_off=True)
+    assert right == played(kind, history, are_off=False)
+    with (
+        mock.patch.object(MemoryLogs, "record", of_its_writer),
+        mock.patch.object(MemoryLogs, "now_us", of_the_wall),
+    ):
+        assert played(kind, history, are_off=True) != right
