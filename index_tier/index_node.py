@@ -328,7 +328,7 @@ class IndexNode:
         for tag in array("Q", lookup.tags):
             search = Search(Direction.NEXT, tag, 0, lookup.limit, 1)
             if self._floors.trimmed.tags.of(tag) or self._store.search(search) is not None:
-                search.take(([NOT_TOLD], [ShardId(0)]))  # trimmed, or not worth a read
+                search.take(([NOT_TOLD], [ShardId(0)]))  # trimmed, or likely on the disk
             elif self._store.lost.any(0, *search.seqnums or [lookup.limit]):
                 search.seqnums, search.shards = [NOT_TOLD], [ShardId(0)]
             seqnums.extend(search.seqnums or [NO_RECORD])

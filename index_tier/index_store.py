@@ -27,7 +27,9 @@ from indilog.messages import Direction, ShardTags
 from indilog.metalog import Floor
 
 _CACHE_SHARE: Final = 4
-"""Of the memory, one part in so many is for row groups."""
+"""Of the memory, one part in so many is for row groups and the filter of the snapshot's tags."""
+_FILTER_SHARE: Final = 16
+"""Of the memory, one part in so many is for that filter, at most."""
 _RESIDENT_SHARE: Final = 2
 """Above one part in so many, generations go to the disk."""
 
@@ -133,6 +135,7 @@ class IndexStore:
         lost_max: how many ranges of lost records are kept.
 
     Attributes:
+        filter_bytes_max: bytes that the filter of a snapshot's tags may have.
         full: whether nothing more may be added until a snapshot is written.
         lost: records that were added, or are in the snapshot, without knowing their tags.
     """
@@ -148,7 +151,8 @@ class IndexStore:
         self._newest = _Generation(0)
         self._base: Snapshot | None = None
         self._directory: GroupDirectory | None = None
-        self._cache = RowCache(memory_bytes_max // _CACHE_SHARE)
+        self.filter_bytes_max = memory_bytes_max // _FILTER_SHARE
+        self._cache = RowCache(memory_bytes_max // _CACHE_SHARE - self.filter_bytes_max)
         self._writing: list[_Generation] = []
         self._late_floors: list[Floor] = []
         self.full = False
@@ -174,7 +178,8 @@ class IndexStore:
     def memory_bytes(self) -> int:
         """About how much memory everything takes."""
         directory = self._directory.memory_bytes if self._directory is not None else 0
-        return self.resident_bytes + self._cache.bytes + directory
+        tags = len(self._base.tags.bits) if self._base is not None else 0
+        return self.resident_bytes + self._cache.bytes + directory + tags
 
     @property
     def memory_from(self) -> SeqNum:
@@ -294,7 +299,7 @@ class IndexStore:
         disk only when the search goes on after a wait.
         """
         base, directory = self._base, self._directory
-        if base is None or directory is None:
+        if base is None or directory is None or not base.tags.may_hold(search.tag):
             return None
         start = self.memory_from
         groups = search.groups_of(base, directory)

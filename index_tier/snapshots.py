@@ -82,7 +82,8 @@ class Snapshots:
         )
         self._trimmed_until = trimmed.logs.highest
         floors = SnapshotFloors(*trimmed.logs.columns(), *trimmed.tags.columns())
-        return [AskSnapshots(WriteSnapshot(self._writing, base, unwritten.rows, floors))]
+        write = WriteSnapshot(self._writing, base, unwritten.rows, floors, store.filter_bytes_max)
+        return [AskSnapshots(write)]
 
     def _much_is_trimmed(self, store: IndexStore, trimmed: Trimmed) -> bool:
         base, since = store.base, self._trimmed_until

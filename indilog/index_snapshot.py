@@ -4,7 +4,8 @@ docs/FORMATS.md).
 A row says that the record at `seqnum`, of shard `shard`, has `tag`; every record also has a row for
 the empty tag, 0. Rows are sorted by (tag, seqnum), in row groups of bounded size: the unit in which
 a file is read again. The file's name carries the CRC of the whole file, so that damage is noticed
-wherever it is; the pages carry their own, for later reads.
+wherever it is; the pages carry their own, for later reads. A Bloom filter tells of most other tags
+that the file has no row of them.
 
 Index nodes write and read snapshots through their shell, by the requests and answers defined here;
 whatever else rebuilds an index writes the same files with the functions here. pyarrow is imported
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
@@ -28,6 +30,7 @@ from indilog.errors import MalformedFrameError
 from indilog.ids import MetalogPosition, SeqNum
 from indilog.index_schedule import IndexEra
 from indilog.lost_ranges import LostRange
+from indilog.tag_filter import TagFilter, TagFilterBuilder
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -39,6 +42,7 @@ ROW_BYTES: Final = 18
 """What a row takes in memory."""
 _VERSION_KEY: Final = b"indilog.index_snapshot.version"
 _INFO_KEY: Final = b"indilog.index_snapshot.info"
+_TAGS_KEY: Final = b"indilog.index_snapshot.tags"
 _NAME: Final = re.compile(r"snapshot-(?P<position>\d{20})-(?P<crc>[0-9a-f]{8})\.parquet")
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -89,11 +93,15 @@ class RowGroups(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot on the disk, and where in it what is found. `rows`: how many there are."""
+    """A snapshot on the disk, and where in it what is found.
+
+    `rows`: how many there are. `tags`: of a tag that it has not, there is no row.
+    """
 
     info: SnapshotInfo
     groups: RowGroups
     rows: int
+    tags: TagFilter
 
 
 # --- what an index node asks its shell for, and what it is answered
@@ -116,13 +124,14 @@ class WriteSnapshot(NamedTuple):
 
     Begins when everything persisted before is synced, so that no snapshot is ahead of the log.
     `recent` is called in a thread; its rows are all beyond the base's tail. Rows of the base that
-    are trimmed by `floors` are left out.
+    are trimmed by `floors` are left out. The filter of its tags has at most `filter_bytes_max`.
     """
 
     info: SnapshotInfo
     base: MetalogPosition | None
     recent: Callable[[], Rows]
     floors: SnapshotFloors | None = None
+    filter_bytes_max: int = 1 << 20
 
 
 class SnapshotWritten(NamedTuple):
@@ -267,8 +276,20 @@ def snapshot_files(directory: Path) -> list[tuple[MetalogPosition, Path]]:
     return sorted(((int(m["position"]), path) for m, path in found), reverse=True)
 
 
-def write_rows(file: Path, info: SnapshotInfo, pieces: Iterable[Rows]) -> None:
-    """Write a snapshot to `file`, and sync it; the name is the caller's business."""
+def filtered(pieces: Iterable[Rows], tags: TagFilterBuilder) -> Iterator[Rows]:
+    """Yield sorted rows again; each of their tags is added to `tags` once."""
+    last: NDArray[np.uint64] = np.empty(0, np.uint64)
+    for rows in pieces:
+        found = np.unique(rows.tags)
+        tags.add(found[found != last[-1]] if len(last) else found)
+        last = found
+        yield rows
+
+
+def write_rows(
+    file: Path, info: SnapshotInfo, pieces: Iterable[Rows], tags: TagFilterBuilder
+) -> None:
+    """Write a snapshot to `file`, and sync it; the name is the caller's business. `tags` is new."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -291,9 +312,11 @@ def write_rows(file: Path, info: SnapshotInfo, pieces: Iterable[Rows]) -> None:
         column_encoding={"tag": "DELTA_BINARY_PACKED", "seqnum": "DELTA_BINARY_PACKED"},
         write_page_checksum=True,
     ) as writer:
-        for rows in regrouped(pieces):
+        for rows in filtered(regrouped(pieces), tags):
             columns = [pa.array(column) for column in rows]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), GROUP_ROWS)
+        filter_text = b64encode(tags.built().bits).decode()
+        writer.add_key_value_metadata({_TAGS_KEY.decode(): filter_text})
     with file.open("rb+") as written:
         os.fsync(written.fileno())
 
@@ -332,7 +355,7 @@ def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise MalformedFrameError(f"{file} is no Parquet file: {error}") from error
-    metadata = parquet.schema_arrow.metadata or {}
+    metadata = parquet.metadata.metadata or {}
     if (version := metadata.get(_VERSION_KEY)) != str(SNAPSHOT_VERSION).encode():
         raise MalformedFrameError(
             f"{file} is an index snapshot of version {version!r}; this release reads version "
@@ -340,9 +363,10 @@ def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
         )
     try:
         info = msgspec.json.decode(metadata[_INFO_KEY], type=SnapshotInfo)
-    except (KeyError, msgspec.DecodeError) as error:
+        tags = TagFilter(b64decode(metadata[_TAGS_KEY]))
+    except (KeyError, ValueError) as error:
         raise MalformedFrameError(f"{file} does not say what it covers: {error}") from error
-    return parquet, Snapshot(info, _groups_of(parquet), parquet.metadata.num_rows)
+    return parquet, Snapshot(info, _groups_of(parquet), parquet.metadata.num_rows, tags)
 
 
 def _groups_of(parquet: ParquetFile) -> RowGroups:

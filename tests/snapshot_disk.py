@@ -27,6 +27,7 @@ from indilog.index_snapshot import (
     regrouped,
     untrimmed,
 )
+from indilog.tag_filter import TagFilter
 
 
 class SnapshotDisk:
@@ -65,7 +66,9 @@ class SnapshotDisk:
             [int(g.seqnums.max()) for g in groups],
         )
         directory = RowGroups(*(np.array(values, np.uint64) for values in bounds))
-        snapshot = Snapshot(request.info, directory, sum(len(g.tags) for g in groups))
+        columns = [g.tags for g in groups]
+        tags = TagFilter.of(np.concatenate([*columns, np.empty(0, np.uint64)]))
+        snapshot = Snapshot(request.info, directory, sum(map(len, columns)), tags)
         self._kept[request.info.position] = snapshot, groups
         return snapshot
 

@@ -26,6 +26,7 @@ from indilog.index_snapshot import (
     RowsRead,
     Snapshot,
     SnapshotAnswer,
+    SnapshotFloors,
     SnapshotOpened,
     SnapshotRequest,
     SnapshotWritten,
@@ -44,6 +45,7 @@ from indilog.index_snapshot import (
     write_rows,
 )
 from indilog.runtime.segment import synced_directory
+from indilog.tag_filter import TagFilterBuilder
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -115,9 +117,12 @@ class SnapshotFolder:
             directory.mkdir(parents=True)
             synced_directory(directory.parent)
         temporary = directory / _TEMPORARY
-        rows = merged(self._rows_of(request), request.recent())
+        recent, before = request.recent(), self._base_of(request)
+        rows_max = len(recent.tags) + (before[1].rows if before is not None else 0)
+        tags = TagFilterBuilder(rows_max, bytes_max=request.filter_bytes_max)
+        rows = merged(_rows_of(before, request.floors), recent)
         try:
-            write_rows(temporary, request.info, self._until_stopped(regrouped(rows)))
+            write_rows(temporary, request.info, self._until_stopped(regrouped(rows)), tags)
         except BaseException:
             temporary.unlink(missing_ok=True)  # the disk may be full
             raise
@@ -131,20 +136,15 @@ class SnapshotFolder:
         log.info("index snapshot written", file=str(file), rows=snapshot.rows)
         return snapshot
 
-    def _rows_of(self, request: WriteSnapshot) -> Iterator[Rows]:
-        """Yield what is left of the snapshot before, read through a file of its own."""
-        base, floors = request.base, request.floors
+    def _base_of(self, request: WriteSnapshot) -> tuple[ParquetFile, Snapshot] | None:
+        """Return the snapshot before, as a file of its own; None: there is none before."""
+        base = request.base
         if base is None:
-            return
+            return None
         found = [path for position, path in snapshot_files(self._directory) if position == base]
         if not found:
             raise MalformedFrameError(f"the snapshot of position {base} is gone")
-        parquet, snapshot = opened_snapshot(found[0])
-        read = partial(read_rows, parquet)
-        pieces: Iterator[Rows] = map(read, range(len(snapshot.groups.lowest)))
-        if floors is not None:
-            pieces = untrimmed(pieces, floors, dead_in(snapshot.groups, floors, read))
-        yield from pieces
+        return opened_snapshot(found[0])
 
     def _until_stopped(self, groups: Iterable[Rows]) -> Iterator[Rows]:
         for rows in groups:
@@ -157,6 +157,20 @@ class SnapshotFolder:
         for found, path in snapshot_files(self._directory):
             if found == position:
                 path.rename(path.with_name(path.name + _DAMAGED))
+
+
+def _rows_of(
+    before: tuple[ParquetFile, Snapshot] | None, floors: SnapshotFloors | None
+) -> Iterator[Rows]:
+    """Yield what is left of the snapshot before."""
+    if before is None:
+        return
+    parquet, snapshot = before
+    read = partial(read_rows, parquet)
+    pieces: Iterator[Rows] = map(read, range(len(snapshot.groups.lowest)))
+    if floors is not None:
+        pieces = untrimmed(pieces, floors, dead_in(snapshot.groups, floors, read))
+    yield from pieces
 
 
 class SnapshotFiles:

@@ -28,6 +28,7 @@ from indilog.index_snapshot import (
     write_rows,
 )
 from indilog.messages import Direction, ShardTags
+from indilog.tag_filter import TagFilterBuilder
 from tests.snapshot_disk import SnapshotDisk
 
 TAGS = (1, 2, 3, 2**64 - 1, 2**63 + 5)
@@ -195,6 +196,10 @@ def test_memory_is_short_only_until_a_snapshot_is_written(seed: int) -> None:
     assert spilled
 
 
+def new_filter() -> TagFilterBuilder:
+    return TagFilterBuilder(1000, bytes_max=4096)
+
+
 @given(seed=st.integers(0, 2**32))
 def test_rows_survive_their_file(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The round trip of the format, against the model's own list of rows."""
@@ -204,7 +209,7 @@ def test_rows_survive_their_file(seed: int, tmp_path_factory: pytest.TempPathFac
         story.add()
     info = SnapshotInfo(index_shard=3, position=story.position, tail=story.next, eras=ERAS)
     file = tmp_path_factory.mktemp("snapshot") / "rows.parquet"
-    write_rows(file, info, merged([], story.store.close_generation(9).rows()))
+    write_rows(file, info, merged([], story.store.close_generation(9).rows()), new_filter())
     parquet, snapshot = opened_snapshot(file)
     assert snapshot.info == info
     expected = sorted((t, r.seqnum, r.shard) for r in story.records for t in (0, *r.tags))
@@ -221,7 +226,9 @@ def test_a_file_in_many_row_groups_is_found_by_its_statistics(tmp_path: Path) ->
     tags = np.repeat(np.array([7, 2**63 + 1], np.uint64)[None, :], counts, 0).tobytes()
     store.add(ShardTags(ShardId(5), 10, counts, bytes([2]) * counts, tags))
     info = SnapshotInfo(index_shard=0, position=9, tail=store.end, eras=ERAS)
-    write_rows(tmp_path / "rows.parquet", info, merged([], store.close_generation(9).rows()))
+    write_rows(
+        tmp_path / "rows.parquet", info, merged([], store.close_generation(9).rows()), new_filter()
+    )
     parquet, snapshot = opened_snapshot(tmp_path / "rows.parquet")
     store = IndexStore(memory_bytes_max=10**9, entries_min=1)
     store.restore(snapshot)

@@ -26,6 +26,7 @@ from indilog.index_snapshot import (
 )
 from indilog.messages import IndexData
 from indilog.roles import AskSnapshots, Effect, Received, SnapshotsAnswered, Started
+from indilog.tag_filter import TagFilter
 from tests.unit.index_tier.test_index_node import (
     EVERYTHING,
     NO_SNAPSHOT,
@@ -58,7 +59,9 @@ def snapshot_of(position: int, *, index_shard: int = 1, era: int = 0) -> Snapsho
     eras = (IndexEra(0, (0, 1)), *([IndexEra(era, (1,))] if era else []))
     info = SnapshotInfo(index_shard=index_shard, position=position, tail=4, eras=eras)
     column = np.array([TAG], np.uint64), np.array([0], np.uint64)
-    return Snapshot(info, RowGroups(column[0], column[0], column[1], column[1]), 1)
+    return Snapshot(
+        info, RowGroups(column[0], column[0], column[1], column[1]), 1, TagFilter.of(column[0])
+    )
 
 
 ROW = Rows(np.array([TAG], np.uint64), np.array([0], np.uint64), np.array([0], np.uint16))
@@ -154,7 +157,7 @@ def test_index_data_for_which_there_is_no_memory_waits_for_the_snapshot() -> Non
     stopped = node.position
     assert node.handle([data(one(7, 12), one(9, 14))], T0) == []
     assert node.position == stopped < 9
-    written = Snapshot(request.info, snapshot_of(0).groups, 1)
+    written = Snapshot(request.info, snapshot_of(0).groups, 1, snapshot_of(0).tags)
     node.handle([told(SnapshotWritten(request.info.position, written))], T0)
     assert node.position > stopped
 
@@ -165,7 +168,7 @@ def test_a_node_that_is_full_again_when_a_snapshot_is_written_writes_the_next_on
     (first,) = asked_of_disk(node.handle([data(one(1, 4))], T0))
     assert isinstance(first, WriteSnapshot)
     node.handle([data(block(3, 8, [0], tags(7, (1, 2, 3))))], T0)
-    written = Snapshot(first.info, snapshot_of(0).groups, 1)
+    written = Snapshot(first.info, snapshot_of(0).groups, 1, snapshot_of(0).tags)
     (second,) = asked_of_disk(node.handle([told(SnapshotWritten(3, written))], T0))
     assert isinstance(second, WriteSnapshot)
     assert (second.base, second.info.position) == (3, 5)

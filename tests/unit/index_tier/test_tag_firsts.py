@@ -9,7 +9,7 @@ import pytest
 
 from indilog.ids import Epoch, Instant, NodeId
 from indilog.roles import Effect, Received, Send
-from indilog.tag_messages import NO_RECORD, TagFirsts, TagFirstsWanted
+from indilog.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
 from tests.unit.index_tier.test_index_node import (
     ENGINE,
     T0,
@@ -21,6 +21,7 @@ from tests.unit.index_tier.test_index_node import (
     reasons,
     tags,
 )
+from tests.unit.index_tier.test_index_node_snapshots import with_snapshot
 
 
 def wanted(*about: int, limit: int = 100, position: int = 0) -> Received:
@@ -46,6 +47,12 @@ def test_the_first_record_of_each_tag_is_told_with_its_shard() -> None:
     assert isinstance(effect, Send)
     assert isinstance(effect.message, TagFirsts)
     assert array("H", effect.message.shards).tolist() == [0, 0, 0]
+
+
+def test_a_tag_is_new_also_when_the_index_is_on_the_disk() -> None:
+    """The filter of the snapshot tells; a tag that it may have is not worth a read."""
+    node = with_snapshot()
+    assert told(node.handle([wanted(TAG, 99, position=5)], T0)) == [[NOT_TOLD, NO_RECORD]]
 
 
 def test_what_lies_beyond_the_limit_does_not_count() -> None:

@@ -1,0 +1,143 @@
+"""What an index node knows of new tags when most of its index is on the disk only (thesis 5.7).
+
+An append with a tag that a compute node does not know asks the index tier whether the tag is new.
+An index node answers from memory, or not at all: a read of the disk is not worth it. Here it holds
+many tags, each of one record, in snapshots in real files; then it is asked about tags that nobody
+has used, and about such that are there. `unspilled` holds everything in memory, `without filter` is
+told that any tag may be on the disk.
+
+    python -m bench.new_tags [--tags 10000000] [--memory-mib 512] [--questions 20000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from bench.harness import Report, arguments, run, table_of
+from index_tier.index_store import IndexStore, Search
+from indilog.ids import ShardId
+from indilog.index_schedule import IndexEra
+from indilog.index_snapshot import SnapshotInfo, WriteSnapshot
+from indilog.messages import Direction, ShardTags
+from indilog.runtime.snapshot_files import SnapshotFolder
+from indilog.tag_filter import TagFilter
+from indilog.telemetry import configure_logging
+
+RECORDS = 4096
+"""Records of one position."""
+SEED = 1
+MIB = 1024 * 1024
+_ANY_TAG = TagFilter(b"\xff" * 8)
+
+
+class Node:
+    """The index of a node with a disk.
+
+    Attributes:
+        writing_s: how long its snapshots took.
+    """
+
+    def __init__(self, directory: Path, memory_bytes: int) -> None:
+        self.store = IndexStore(memory_bytes_max=memory_bytes, entries_min=1_000_000)
+        self._folder = SnapshotFolder(directory)
+        self._position = 0
+        self.writing_s = 0.0
+
+    def add(self, tags: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> None:
+        """Index one position: a record for each tag."""
+        store = self.store
+        part = ShardTags(ShardId(0), store.end, len(tags), bytes([1]) * len(tags), tags.tobytes())
+        store.add(part)
+        self._position += 1
+        if store.due:
+            self.spill()
+
+    def spill(self) -> None:
+        """Write a snapshot of everything; let go of what is in it, as far as memory is short."""
+        store = self.store
+        base = store.base.info.position if store.base is not None else None
+        unwritten = store.close_generation(self._position)
+        info = SnapshotInfo(
+            index_shard=0, position=self._position, tail=unwritten.tail,
+            eras=(IndexEra(0, (0,)),),
+        )  # fmt: skip
+        start = time.perf_counter()
+        request = WriteSnapshot(info, base, unwritten.rows, None, store.filter_bytes_max)
+        store.written(self._folder.write(request).snapshot)
+        self.writing_s += time.perf_counter() - start
+
+    def knows_new(self, tag: int) -> bool:
+        """Tell whether it says, without its disk, that nobody has used the tag."""
+        search = Search(Direction.NEXT, tag, 0, self.store.end, 1)
+        return self.store.search(search) is None and not search.seqnums
+
+    def without_filter(self) -> Callable[[int], bool]:
+        """Return `knows_new` as it were if any tag might be on the disk."""
+        store = self.store
+        kept = store.base
+
+        def knows_new(tag: int) -> bool:
+            assert kept is not None, "there is a snapshot"
+            store._base = kept._replace(tags=_ANY_TAG)  # noqa: SLF001 - what it would be without
+            try:
+                return self.knows_new(tag)
+            finally:
+                store._base = kept  # noqa: SLF001
+
+        return knows_new
+
+
+async def main(asked: argparse.Namespace) -> None:
+    """Fill an index, ask it, print what it says."""
+    configure_logging("console", "warning")
+    report = Report("new_tags", asked, records_a_position=RECORDS)
+    chance = np.random.default_rng(SEED)
+    with tempfile.TemporaryDirectory(prefix="indilog-bench-") as directory:
+        node = Node(Path(directory), asked.memory_mib * MIB)
+        known = array("Q")
+        for _ in range(0, asked.tags, RECORDS):
+            tags = chance.integers(1, 2**64 - 1, RECORDS, dtype=np.uint64)
+            known.extend(tags[:: max(1, asked.tags // asked.questions)].tolist())
+            node.add(tags)
+        node.spill()
+        fresh = chance.integers(1, 2**64 - 1, asked.questions, dtype=np.uint64).tolist()
+        status = node.store.status()
+        report.say(
+            f"{status['snapshot_rows']:,} rows in the snapshot, {status['spilled_rows']:,} nowhere "
+            f"else; snapshots took {node.writing_s:.1f} s"
+        )
+        table = table_of("is this tag new?", "side", "new tags told", "used tags told new", "asked")
+        for side, knows_new in (
+            ("with filter", node.knows_new),
+            ("without filter", node.without_filter()),
+        ):
+            start = time.perf_counter()
+            told = sum(map(knows_new, fresh)) / len(fresh)
+            seconds = time.perf_counter() - start
+            wrong = sum(map(knows_new, known))
+            assert not wrong, "a tag that was used is never called new"
+            report.keep(side, told)
+            row = f"{seconds / len(fresh) * 1e6:.1f} µs each"
+            table.add_row(side, f"{told:.2%}", f"{wrong} of {len(known):,}", row)
+        table.add_row("unspilled", "100.00%", "0", "-")
+        report.show(table)
+    report.write()
+
+
+if __name__ == "__main__":
+    run(
+        main,
+        arguments(
+            (__doc__ or "").partition("\n")[0],
+            tags={"type": int, "default": 10_000_000, "help": "tags in the index"},
+            memory_mib={"type": int, "default": 512, "help": "what the node may keep in memory"},
+            questions={"type": int, "default": 20_000, "help": "tags that are asked about"},
+        ),
+    )
