@@ -2,15 +2,16 @@
 
 Every question carries its asker's session position, and every answer the position it was given at,
 so a session spans links. Many questions are answered at once, up to a bound; when the link is gone,
-or the asker says `Cancel`, its waiting reads end.
+or the asker says `Cancel`, its waiting reads end. A read that is answered without waiting is
+answered within the call that brought it; all else has a task.
 """
 
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 - part of the shell: a task per question
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 import structlog
 
@@ -73,7 +74,16 @@ class LogService:
             )
         if call in self._tasks:
             raise NotReadyError(f"Question {call} is being answered already.")
-        task = asyncio.get_running_loop().create_task(self._answered(link, call, question))
+        answering = self._answered(link, call, question)
+        if isinstance(question, LogRead | LogReadPrev) or (
+            isinstance(question, LogReadNext) and question.wait_s is None
+        ):
+            # Mostly the local index and the record cache answer it, so that it suspends nowhere.
+            begun = _begun(answering)
+            if begun is None:
+                return
+            answering = begun
+        task = asyncio.get_running_loop().create_task(answering)
         task.add_done_callback(partial(self._ended, call))
         self._tasks[call] = task
 
@@ -102,6 +112,44 @@ class LogService:
 
     def _ended(self, call: int, _task: asyncio.Task[None]) -> None:
         del self._tasks[call]
+
+
+def _begun(answering: Coroutine[object, None, None]) -> Coroutine[object, None, None] | None:
+    """Run `answering` up to where it suspends first; return the rest, for a task. None: it is done.
+
+    It must not ask for its task before that.
+    """
+    try:
+        suspended_on = answering.send(None)
+    except StopIteration:
+        return None
+    return _Rest(answering, suspended_on)
+
+
+class _Rest(Coroutine[object, None, None]):
+    """What is left of a coroutine that is suspended: first it yields what that is suspended on."""
+
+    def __init__(self, coroutine: Coroutine[object, None, None], suspended_on: object) -> None:
+        self._coroutine = coroutine
+        self._suspended_on = [suspended_on]
+
+    def send(self, value: None) -> object:
+        """Go on to where it suspends next."""
+        if self._suspended_on:
+            return self._suspended_on.pop()
+        return self._coroutine.send(value)
+
+    def throw(self, *raised: Any) -> object:  # noqa: ANN401 - as a coroutine takes it
+        """Raise an error where it is suspended."""
+        self._suspended_on.clear()
+        return self._coroutine.throw(*raised)
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[object, None, None]:
+        return self._coroutine.__await__()
 
 
 _AnswerAt: TypeAlias = Callable[[MetalogPosition], Answer]
