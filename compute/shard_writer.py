@@ -9,9 +9,11 @@ opened again by itself: it fetches the rest from the others. Then records collec
 which is sent when the turn ends. While `frames_in_flight_max` batches are on their way further
 records collect, so batches grow with the load (self-clocking).
 
-A batch leaves memory when a metalog entry orders its records. Until then it is sent again: to a
-replica that says it has less, and to all after `resend_s` of silence. After `append_timeout_s` its
-callers are told that the outcome is unknown; the batch stays, because localids must follow on.
+A batch leaves memory when a metalog entry orders its records. If that does not come the replicas
+are asked what they have, after `resend_s` and then ever more seldom; a batch is sent again only to
+a replica that says it lacks it. So replicas that are slow are not given more to do. After
+`append_timeout_s` its callers are told that the outcome is unknown; the batch stays, because
+localids must follow on.
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ from indilog.messages import (
     ShardOpen,
     ShardOpened,
     ShardStored,
+    ShardStoredWanted,
 )
 from indilog.metalog import Span
 from indilog.records import BatchBuilder, record_bytes, tags_bytes_max
+from indilog.resend import Resend
 from indilog.roles import Answer, Appended, Effect, Ignore, Send
 
 
@@ -104,7 +108,9 @@ class ShardWriter:
         self._pending_max = node.append_pending_max
         self._pending_bytes_max = node.append_pending_bytes_max
         self._timeout_s = node.append_timeout_s
-        self._resend_s = node.resend_s
+        self._resend_s = node.resend_s, node.resend_s_max
+        self._resend = Resend(*self._resend_s)
+        """When to ask the replicas again."""
         self._open = _Batch()
         self._closed: deque[_Batch] = deque()
         self._in_flight: deque[_Batch] = deque()
@@ -115,13 +121,12 @@ class ShardWriter:
         self._next: LocalId = -1
         self._pending = 0
         self._pending_bytes = 0
-        self._asked = Instant(0.0)
         self._in_flight_bytes = 0
         self._full_disks = FullDisks()
-        self._reopening: dict[NodeId, Instant] = {}
-        """Replicas that forgot this writer, and when they were claimed again."""
-        self._sent_again: dict[NodeId, tuple[LocalId, Instant]] = {}
-        """To whom batches were sent again, from which localid on, and when."""
+        self._reopening: dict[NodeId, Resend] = {}
+        """Replicas that forgot this writer, and when to claim them again."""
+        self._sent_again: dict[NodeId, tuple[LocalId, Resend]] = {}
+        """To whom batches were sent again, from which localid on, and when to do it again."""
 
     @property
     def pending(self) -> int:
@@ -248,6 +253,7 @@ class ShardWriter:
         """
         assert not self.fenced_by(span), "what a newer writer appended is not ours"
         done: list[OrderedBatch] = []
+        self._resend.progressed()
         self._cut = end = span.first_localid + span.length
         while self._in_flight and self._in_flight[0].end <= end:
             batch = self._in_flight.popleft()
@@ -266,7 +272,7 @@ class ShardWriter:
         return self._ask(now)
 
     def _ask(self, now: Instant) -> list[Effect]:
-        self._asked = now
+        self._resend.sent(now)
         if self.takeover is Takeover.CLAIMING:
             claim = ShardClaim(self.shard, self.epoch)
             return [Send(r, claim) for r in self.replicas if r not in self._claimed]
@@ -334,14 +340,15 @@ class ShardWriter:
         stored = min(known) if known else max(claim.stored for claim in claims)
         self._next = max(self._cut, stored)
         self.takeover = Takeover.OPENING
+        self._resend.progressed()
         return self._ask(now)
 
     def _claim_again(self, replica: NodeId, now: Instant) -> list[Effect]:
-        """Claim the shard of a replica that forgot this writer, once in `resend_s`."""
-        asked = self._reopening.get(replica)
-        if self.takeover is Takeover.LOST or (asked and now < asked + self._resend_s):
+        """Claim the shard of a replica that forgot this writer; again only after a pause."""
+        resend = self._reopening.setdefault(replica, Resend(*self._resend_s))
+        if self.takeover is Takeover.LOST or (resend.due is not None and now < resend.due):
             return []
-        self._reopening[replica] = now
+        resend.sent(now)
         return [Send(replica, ShardClaim(self.shard, self.epoch))]
 
     def _open_again(self, replica: NodeId) -> list[Effect]:
@@ -364,13 +371,14 @@ class ShardWriter:
         self._opened.add(sender)
         if len(self._opened) == len(self.replicas):
             self.takeover = Takeover.OPEN
+            self._resend.progressed()
         return []
 
     def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
         """Send again what a replica says it lacks, unless a newer writer has the shard.
 
-        From one localid on only once in `resend_s`: a replica that refuses a batch for good must
-        not get it without end.
+        From one localid on ever more seldom: a replica that refuses a batch for good must not get
+        it without end.
         """
         if message.epoch > self.epoch:
             return self.give_up()
@@ -378,11 +386,16 @@ class ShardWriter:
             return [Ignore(message, "stored by a node that is no replica")]
         if message.epoch < self.epoch:
             return self._claim_again(sender, now)
-        start, when = self._sent_again.get(sender, (-1, now))
-        if message.stored == start and now < when + self._resend_s:
+        start, resend = self._sent_again.get(sender, (-1, Resend(*self._resend_s)))
+        if message.stored != start:
+            resend.progressed()
+        elif resend.due is not None and now < resend.due:
             return []
-        self._sent_again[sender] = (message.stored, now)
-        return self._in_flight_to(sender, message.stored)
+        lacking = self._in_flight_to(sender, message.stored)
+        if lacking:
+            resend.sent(now)
+            self._sent_again[sender] = (message.stored, resend)
+        return lacking
 
     def _in_flight_to(self, replica: NodeId, start: LocalId) -> list[Effect]:
         return [
@@ -440,35 +453,43 @@ class ShardWriter:
 
     def deadline(self) -> Instant | None:
         """When something is to be said again, or given up."""
-        full_until = self._full_disks.deadline()
-        if (due := self._said_again_at()) is None or full_until is None:
-            return due or full_until
-        return min(due, full_until)
+        times = (self._full_disks.deadline(), self._asked_again_at(), self._expires_at())
+        return min((time for time in times if time is not None), default=None)
 
-    def _said_again_at(self) -> Instant | None:
-        if self.takeover in (Takeover.CLAIMING, Takeover.OPENING):
-            return Instant(self._asked + self._resend_s)
-        return Instant(self._in_flight[0].sent + self._resend_s) if self._in_flight else None
+    def _asked_again_at(self) -> Instant | None:
+        if self.takeover in (Takeover.CLAIMING, Takeover.OPENING) or not self._in_flight:
+            return self._resend.due if self.takeover is not Takeover.OPEN else None
+        return self._resend.due or Instant(self._in_flight[0].sent + self._resend_s[0])
+
+    def _expires_at(self) -> Instant | None:
+        """When the first batch that callers wait for takes too long."""
+        for batch in self._in_flight:
+            if any(waiter is not None for waiter in batch.waiters):
+                return Instant(batch.accepted + self._timeout_s)
+        return None
 
     def on_time(self, now: Instant) -> list[Effect]:
-        """Say again what was not answered; tell callers of a batch that takes too long."""
+        """Ask again what was not answered; tell callers of a batch that takes too long."""
         self._full_disks.expire(now)
-        if (due := self._said_again_at()) is None or now < due:
-            return []
+        effects = self._expire_in_flight(now)
+        if (due := self._asked_again_at()) is None or now < due:
+            return effects
         if self.takeover is not Takeover.OPEN:
-            return self._ask(now) + self._expire_waiting(now)
-        effects = self._expire_waiting(now)
+            return effects + self._ask(now) + self._expire_waiting(now)
+        self._resend.sent(now)
+        effects += self._to_all(ShardStoredWanted(self.shard, self.epoch))
+        return effects + self._expire_waiting(now)
+
+    def _expire_in_flight(self, now: Instant) -> list[Effect]:
+        unknown = AppendOutcomeUnknownError(
+            f"The append was not ordered within {self._timeout_s:g} s; the record may or may not "
+            "be in the log."
+        )
+        effects: list[Effect] = []
         for batch in self._in_flight:
-            batch.sent = now
-            effects += self._to_all(AppendBatch(batch.encoded))
-            if now >= batch.accepted + self._timeout_s:
-                effects += _answers(
-                    batch,
-                    AppendOutcomeUnknownError(
-                        f"The append was not ordered within {self._timeout_s:g} s; the record may "
-                        "or may not be in the log."
-                    ),
-                )
+            if now < batch.accepted + self._timeout_s:
+                break
+            effects += _answers(batch, unknown)
         return effects
 
     def _expire_waiting(self, now: Instant) -> list[Effect]:

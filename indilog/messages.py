@@ -70,13 +70,26 @@ class AppendBatch(WireMessage, frozen=True):
     batch: bytes
 
 
+class ShardStoredWanted(WireMessage, frozen=True):
+    """engine → storage: how much of the shard do you have? I, writer `epoch`, wait for an order.
+
+    Asked instead of sending batches again: they may be lost, or a replica may be slow. The answer
+    says which batches it lacks.
+    Lost: asked again after a while.
+    Repeated: answered again.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+
+
 class ShardStored(WireMessage, frozen=True):
     """storage → engine: the gap-free prefix of a shard here, when a batch was refused or known
-    already.
+    already, when it was asked for, and when the storage node has started.
 
     `epoch` is the newest writer known here. An older one than the receiver: this replica does not
     know it (any more), and it has to claim and open the shard here again.
-    Lost: the engine sends its unordered batches again after a while and gets another one.
+    Lost: the engine says `ShardStoredWanted` after a while.
     Repeated: absolute.
     """
 
@@ -483,6 +496,7 @@ class Batches(WireMessage, frozen=True):
 
 Message: TypeAlias = (
     AppendBatch
+    | ShardStoredWanted
     | ShardStored
     | ShardProgress
     | MetalogAppend

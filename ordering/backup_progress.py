@@ -8,7 +8,8 @@ does it again, so that the many answers to one gap do not each repeat everything
 
 from __future__ import annotations
 
-from indilog.ids import Epoch, Instant, MetalogPosition
+from indilog.ids import Epoch, MetalogPosition
+from indilog.resend import Resend
 from indilog.sequencer_messages import NOBODY
 
 
@@ -20,23 +21,26 @@ class BackupProgress:
         sent: how many have been sent; `stored <= sent`.
         probed: it has not said yet what it has.
         incomplete: its incarnation, if it said that it may lack entries it had once; else 0.
-        resend_at: when to say again what it has not answered; None: nothing is awaited.
+        resend: when to say again what it has not answered.
     """
 
-    __slots__ = ("_went_back", "incomplete", "probed", "resend_at", "sent", "stored")
+    __slots__ = ("_went_back", "incomplete", "probed", "resend", "sent", "stored")
 
-    def __init__(self) -> None:
+    def __init__(self, resend: Resend) -> None:
         self.stored: MetalogPosition = 0
         self.sent: MetalogPosition = 0
         self.probed = True
         self.incomplete = NOBODY
-        self.resend_at: Instant | None = None
+        self.resend = resend
         self._went_back = False
 
     def on_stored(self, length: MetalogPosition, incomplete: Epoch = NOBODY) -> None:
         """Note how much the backup has; it is believed even if it is less than before."""
         self.incomplete = incomplete
         advanced = length > self.stored
+        self.resend.due = None
+        if advanced or self.probed:
+            self.resend.progressed()
         if self.probed:
             self.probed = False
             self.sent = length
@@ -47,10 +51,9 @@ class BackupProgress:
             self.sent = length
         self.stored = length
         self.sent = max(self.sent, length)
-        self.resend_at = None
 
     def go_back(self) -> None:
         """Send again from what the backup has: it did not answer in time."""
         self.sent = self.stored
         self._went_back = True
-        self.resend_at = None
+        self.resend.due = None

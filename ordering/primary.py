@@ -33,6 +33,7 @@ from indilog.messages import (
     TailWanted,
 )
 from indilog.metalog import MetalogReplay, NewRecords, Trim
+from indilog.resend import Resend
 from indilog.roles import Effect, Ignore, Received, Send
 from indilog.sequencer_messages import NOBODY, MetalogAppend, MetalogStored
 from indilog.tag_messages import TrimWanted
@@ -62,12 +63,12 @@ class Primary:
         self._epoch = epoch
         self._page_entries = config.node.metalog_entries_in_flight_max
         self._page_bytes = config.node.page_bytes_max
-        self._resend_s = config.node.resend_s
+        self._resend_s = config.node.resend_s, config.node.resend_s_max
         self._metalog = metalog
         self._recovered = len(metalog)
         _check_new(epoch, metalog.epoch_before(len(metalog)))
         self._reports = Reports(view)
-        self._backups = {node: BackupProgress() for node in view.backups}
+        self._backups = {node: BackupProgress(Resend(*self._resend_s)) for node in view.backups}
         self._majority = majority(view.sequencers)
         self._engines = frozenset(view.engines)
         self._readers = view.engines + view.storage_nodes
@@ -131,7 +132,7 @@ class Primary:
         """Forget what a node said before it restarted: it may have lost its disk."""
         self._reports.forget(node)
         if node in self._backups:
-            self._backups[node] = BackupProgress()
+            self._backups[node] = BackupProgress(Resend(*self._resend_s))
 
     def advance(self, now: Instant) -> list[Effect]:
         """Commit and publish, propose at most one entry, send backups what they miss."""
@@ -143,7 +144,7 @@ class Primary:
 
     def deadline(self) -> Instant | None:
         """When a backup's silence calls for saying something again, or a full disk does."""
-        times = [b.resend_at for b in self._backups.values()] + [self._full_notice.deadline()]
+        times = [b.resend.due for b in self._backups.values()] + [self._full_notice.deadline()]
         return min((time for time in times if time is not None), default=None)
 
     def on_space_changed(self, *, full: bool, now: Instant) -> None:
@@ -269,7 +270,7 @@ class Primary:
 
     def _replicate(self, node: NodeId, backup: BackupProgress, now: Instant) -> Iterator[Effect]:
         """Send a backup its next page, or a probe; within the window."""
-        if backup.resend_at is not None and now >= backup.resend_at:
+        if backup.resend.is_due(now):
             backup.go_back()
         metalog, length = self._metalog, len(self._metalog)
         start = end = length
@@ -279,7 +280,7 @@ class Primary:
         end = min(end, start + len(entries))
         completes = backup.incomplete if end == length else NOBODY
         says = backup.probed or (completes and backup.stored == length)
-        if start < end or (says and backup.resend_at is None):
+        if start < end or (says and backup.resend.due is None):
             previous = metalog.epoch_before(start)
             yield Send(
                 node,
@@ -287,8 +288,8 @@ class Primary:
             )
             backup.sent = end
         awaited = backup.probed or backup.stored < length or backup.incomplete
-        if backup.resend_at is None and awaited:
-            backup.resend_at = Instant(now + self._resend_s)
+        if backup.resend.due is None and awaited:
+            backup.resend.sent(now)
 
     def _propose(self) -> list[Effect]:
         """Put all progress since the last time into one entry."""

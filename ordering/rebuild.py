@@ -39,6 +39,7 @@ from indilog.config import Config
 from indilog.errors import DataLossError
 from indilog.ids import Epoch, Instant, NodeId
 from indilog.messages import MetalogWanted, ShardProgress, TailWanted
+from indilog.resend import Resend
 from indilog.roles import Effect, Ignore, Received, Send
 from indilog.sequencer_messages import MetalogCopy, MetalogCopyWanted, MetalogStored
 from indilog.tag_messages import TrimWanted
@@ -64,11 +65,10 @@ class Rebuild:
         self._node = view.primary
         self._epoch = epoch
         self._metalog = metalog
-        self._resend_s = config.node.resend_s
+        self._resend = Resend(config.node.resend_s, config.node.resend_s_max)
         self._answers: dict[NodeId, MetalogCopy | None] = dict.fromkeys(view.backups)
         """The newest of each backup, without its entries; None: it has not answered this life."""
         self._asked: MetalogCopyWanted | None = None
-        self._resend_at: Instant | None = None
         self._begun = False
         """Whether it is written that entries may be missing behind those that are here."""
         self._recorded = False
@@ -103,18 +103,18 @@ class Rebuild:
             self._recorded = True
             effects.append(self._metalog.complete())
         if self._recorded:
-            self._resend_at = None
+            self._resend.progressed()
             return effects
         return effects + self._ask(now)
 
     def deadline(self) -> Instant | None:
         """When to ask again."""
-        return self._resend_at
+        return self._resend.due
 
     def check_invariants(self) -> None:
         """Assert that what is missing is asked for."""
         assert self._metalog.stored <= len(self._metalog)
-        assert self._recorded or self._resend_at is not None
+        assert self._recorded or self._resend.due is not None
 
     @property
     def silent(self) -> tuple[NodeId, ...]:
@@ -176,12 +176,14 @@ class Rebuild:
         anchor = self._anchor()
         position = anchor.position if anchor is not None else None
         wanted = MetalogCopyWanted(self._epoch, len(self._metalog), position)
-        due = self._resend_at is None or now >= self._resend_at
+        due = self._resend.due is None or self._resend.is_due(now)
         if not due and wanted == self._asked:
             return []
+        if wanted != self._asked:
+            self._resend.progressed()
         nodes = list(self._answers) if due or anchor is None else self._having(anchor)
         self._asked = wanted
-        self._resend_at = Instant(now + self._resend_s)
+        self._resend.sent(now)
         if anchor == self._metalog.hole and wanted.start == position:
             return []  # all of it is here, on its way to the disk
         return [Send(node, wanted) for node in nodes]

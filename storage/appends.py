@@ -26,9 +26,11 @@ from indilog.messages import (
     ShardOpened,
     ShardProgress,
     ShardStored,
+    ShardStoredWanted,
 )
 from indilog.metalog import Span
 from indilog.records import RecordBatch
+from indilog.resend import Resend
 from indilog.roles import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from storage.shard import Shard, ShardState, state_encoded
 
@@ -55,14 +57,14 @@ class Appends:
         self._logspace = logspace
         self._batch_bytes_max = config.cluster.batch_bytes_max
         self._unordered_bytes_max = config.node.append_pending_bytes_max
-        self._resend_s = config.node.resend_s
+        self._report = Resend(config.node.resend_s, config.node.resend_s_max)
+        """When to report again, as long as something stored is not ordered."""
         self._unordered_bytes = 0
         self.room: int | None = None
         """What the disk has left for batches that are under way; None: enough."""
         self._last_token = 0
         self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
         self._states: dict[int, tuple[NodeId, ShardState]] = {}
-        self._report_at: Instant | None = None
         # What one turn collects, to be said at its end.
         self._progressed: set[ShardId] = set()
         self._refused: dict[tuple[NodeId, ShardId], Epoch] = {}
@@ -90,9 +92,23 @@ class Appends:
             return self._accept(shard, batch) if self._has_room(buffer) else [Ignore(event, _FULL)]
         if shard.changing and header.epoch >= shard.claimed:
             return [Ignore(event, "a batch of a writer that is about to open the shard here")]
-        # To a writer that has not opened the shard here it says which one has, or that none has.
-        unopened = header.epoch >= shard.claimed and header.epoch != shard.opened
-        self._refused[event.sender, shard.id] = shard.opened if unopened else shard.claimed
+        self._refuse(event.sender, shard, header.epoch)
+        return []
+
+    def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
+        """Note that a writer is to be told how much is here, and of which writer.
+
+        To one that has not opened the shard here it says which one has, or that none has.
+        """
+        unopened = epoch >= shard.claimed and epoch != shard.opened
+        self._refused[writer, shard.id] = shard.opened if unopened else shard.claimed
+
+    def on_stored_wanted(self, event: Received, message: ShardStoredWanted) -> list[Effect]:
+        """Note that a writer is to be told how much is here."""
+        if (shard := self._shards.get(message.shard)) is None:
+            return [Ignore(event, "a question about a shard that is not kept here")]
+        if not (shard.changing and message.epoch >= shard.claimed):  # else it is told at the end
+            self._refuse(event.sender, shard, message.epoch)
         return []
 
     def _has_room(self, buffer: bytes) -> bool:
@@ -127,6 +143,7 @@ class Appends:
 
     def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
         """Give records their seqnums; return their batches, as far as they are in memory."""
+        self._report.progressed()
         if shard.lost_opening_of(span):
             before = _held_bytes(shard)
             batches = shard.order(span)
@@ -186,8 +203,16 @@ class Appends:
 
     # --- what a turn adds up to
 
-    def start(self) -> None:
-        """Report all shards at the end of this turn."""
+    def start(self, writers: Mapping[ShardId, NodeId]) -> None:
+        """Report all shards at the end of this turn, and tell their writers what is here: batches
+        that were under way to an earlier incarnation are lost.
+        """
+        self.report()
+        for shard, writer in writers.items():
+            self._refused[writer, shard] = self._shards[shard].opened
+
+    def report(self) -> None:
+        """Report all shards at the end of this turn: the primary knows nothing of them."""
         self._progressed.update(self._shards)
 
     def conclude(self, primary: NodeId, now: Instant) -> list[Effect]:
@@ -197,8 +222,8 @@ class Appends:
             written = self._shards[shard_id].written
             effects.append(Send(sender, ShardStored(shard_id, epoch, written)))
         self._refused.clear()
-        if self._report_at is not None and now >= self._report_at:
-            self._report_at = None
+        if self._report.is_due(now):
+            self._report.due = None
             self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
         if self._progressed:
             effects += self._progress(primary, now)
@@ -210,13 +235,13 @@ class Appends:
         stored = {shard.id: (shard.opened, shard.stored) for shard in shards if shard.open}
         if not stored:
             return []
-        if self._report_at is None:
-            self._report_at = Instant(now + self._resend_s)
+        if self._report.due is None:
+            self._report.sent(now)
         return [Send(primary, ShardProgress(stored))]
 
     def deadline(self) -> Instant | None:
         """When to report again."""
-        return self._report_at
+        return self._report.due
 
     def check_invariants(self) -> None:
         """Assert cheap local facts."""

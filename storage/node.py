@@ -31,6 +31,7 @@ from indilog.messages import (
     ReadRecords,
     ShardClaim,
     ShardOpen,
+    ShardStoredWanted,
 )
 from indilog.metalog import Entry, Span, Trim, entries_encoded
 from indilog.resend import Resend
@@ -101,7 +102,8 @@ class StorageNode:
             config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
         )
         self._care = DiskCare(node, views, self._shards, self._ordering.floors, config.node)
-        self._full_notice = FullNotice(_writers_of(self._shards, views))
+        self._writers = _writers_of(self._shards, views)
+        self._full_notice = FullNotice([*self._writers.values()])
         self._blocks: list[IndexBlock] = []
         self._unjournaled: list[Entry] = []
         """Applied entries that are not in the ordering journal yet."""
@@ -210,7 +212,7 @@ class StorageNode:
                 return []
             case Started(epoch):
                 self._stirred = True
-                self._appends.start()
+                self._appends.start(self._writers)
                 self._care.start(now, unread=self._restored)
                 self._ordering.reader.start(epoch)
                 self._ordering.reader.doubt()
@@ -236,6 +238,8 @@ class StorageNode:
                 effects = self._on_metalog_question(event, message)
             case AuxSet() as message:
                 effects = self._on_aux_set(event, message)
+            case ShardStoredWanted() as message:
+                effects = self._appends.on_stored_wanted(event, message)
             case ShardClaim() as message:
                 effects = self._after_entries(self._appends.on_claim(event, message))
             case ShardOpen() as message:
@@ -318,7 +322,7 @@ class StorageNode:
         self._stirred = self._stirred or was_behind or reader.behind
         effects: list[Effect] = []
         if taken.restarted:
-            self._appends.start()  # the primary has forgotten what was reported
+            self._appends.report()  # the primary has forgotten what was reported
         if taken.wrong_from is not None:
             effects += self._cut_off(taken.wrong_from)
         for entry in taken.entries:
@@ -477,6 +481,6 @@ def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:
     return shards
 
 
-def _writers_of(shards: Iterable[ShardId], views: Views) -> list[NodeId]:
-    placements = (placement_of(views, shard) for shard in shards)
-    return [placement.writer for placement in placements if placement is not None]
+def _writers_of(shards: Iterable[ShardId], views: Views) -> dict[ShardId, NodeId]:
+    placements = ((shard, placement_of(views, shard)) for shard in shards)
+    return {shard: placement.writer for shard, placement in placements if placement is not None}

@@ -105,6 +105,20 @@ BUGS: Final = (
         "return max(self._metalog.extent, *(Extent(a.last, a.length) for a in answers))",
         "return min(Extent(a.last, a.length) for a in answers)",
     ),
+    Bug(
+        "what a storage node reported before it lost its disk counts on",
+        "ordering/primary.py",
+        "        self._reports.forget(node)\n",
+        "",
+    ),
+    # --- readers of the metalog
+    Bug(
+        "a reader takes entries for those that follow on, whoever proposed the ones before",
+        "indilog/lineage.py",
+        "        if previous != self.before(start):\n"
+        "            return Comparison(Fit.UNRELATED, start)\n",
+        "",
+    ),
     # --- storage
     Bug(
         "a batch that leaves a gap is stored",
@@ -115,8 +129,8 @@ BUGS: Final = (
     Bug(
         "stored prefixes are never reported again",
         "storage/appends.py",
-        "if self._report_at is not None and now >= self._report_at:",
-        "if self._report_at is None and now < 0:",
+        "if self._report.is_due(now):",
+        "if self._report.due is None and now < 0:",
     ),
     Bug(
         "the writer of a shard is forgotten by a restart",
@@ -207,8 +221,8 @@ BUGS: Final = (
     Bug(
         "a batch that was lost is not sent again",
         "compute/shard_writer.py",
-        "batch.sent = now\n            effects += self._to_all(AppendBatch(batch.encoded))",
-        "batch.sent = now",
+        "        effects += self._to_all(ShardStoredWanted(self.shard, self.epoch))\n",
+        "",
     ),
     Bug(
         "the limit of waiting appends is ignored",

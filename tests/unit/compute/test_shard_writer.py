@@ -23,6 +23,7 @@ from indilog.messages import (
     ShardOpen,
     ShardOpened,
     ShardStored,
+    ShardStoredWanted,
 )
 from indilog.metalog import Span
 from indilog.records import RecordBatch
@@ -31,6 +32,7 @@ from indilog.roles import Answer, Effect, Send
 A, B = NodeId("storage-0"), NodeId("storage-1")
 SHARD = ShardId(3)
 EPOCH = Epoch(7)
+ASKED = ShardStoredWanted(SHARD, EPOCH)
 TAGS, NAMES = tag_columns("orders", ("new",))
 
 
@@ -225,19 +227,69 @@ def test_a_replica_that_lacks_batches_gets_them_again_from_there() -> None:
     assert [batch.header.first for batch in batches(again)] == [1, 2]
 
 
-def test_silence_sends_everything_again_and_tells_callers_once_that_the_outcome_is_unknown() -> (
-    None
-):
+def asked(effects: list[Effect]) -> list[NodeId]:
+    return [e.to for e in effects if isinstance(e, Send) and e.message == ASKED]
+
+
+def test_silence_asks_replicas_and_tells_callers_once_that_the_outcome_is_unknown() -> None:
     shard = opened(append_timeout_s=5, resend_s=1)
     append(shard, b"a")
     shard.flush(at(0))
     assert shard.on_time(at(0.5)) == []
-    assert len(batches(shard.on_time(at(1)))) == 1
-    effects = shard.on_time(at(6))
+    assert asked(shard.on_time(at(1))) == [A]
+    assert shard.deadline() == at(2)
+    effects = shard.on_time(at(5))
     (answer,) = [e for e in effects if isinstance(e, Answer)]
     assert isinstance(answer.outcome, AppendOutcomeUnknownError)
-    assert len(batches(effects)) == 1, "the batch stays: localids must follow on"
+    assert asked(effects) == [A], "the batch stays: localids must follow on"
     assert not [e for e in shard.on_time(at(8)) if isinstance(e, Answer)]
+
+
+def test_only_the_replica_that_lacks_a_batch_gets_it_again() -> None:
+    shard = writer(A, B, resend_s=1, frame_records_max=1)
+    shard.start(at(0))
+    for replica in (A, B):
+        shard.on_claimed(replica, ShardClaimed(SHARD, EPOCH, 0), at(0))
+    for replica in (A, B):
+        shard.on_opened(replica, ShardOpened(SHARD, EPOCH, 0))
+    append(shard, b"a", b"b")
+    shard.flush(at(0))
+    shard.on_time(at(1))
+    assert shard.on_stored(A, ShardStored(SHARD, EPOCH, 2), at(1)) == [], "it has all"
+    again = shard.on_stored(B, ShardStored(SHARD, EPOCH, 1), at(1))
+    assert [(e.to, e.message) for e in again if isinstance(e, Send)] == [
+        (B, AppendBatch(shard._in_flight[1].encoded))
+    ]
+
+
+def test_a_slow_replica_is_given_nothing_more_to_do() -> None:
+    """It accepted everything, and its syncs take long: sending again would make them longer."""
+    shard = opened(resend_s=0.25, resend_s_max=2.0, append_timeout_s=100)
+    append(shard, b"a")
+    shard.flush(at(0))
+    sent = questions = 0
+    for tenth in range(400):
+        now = at(tenth / 10)
+        effects = shard.on_time(now)
+        questions += len(asked(effects))
+        for replica in asked(effects):
+            answer = ShardStored(SHARD, EPOCH, 1)
+            sent += len(batches(shard.on_stored(replica, answer, now)))
+    assert sent == 0
+    assert questions <= 2 * (4 + 40 / 2)
+
+
+def test_an_order_lets_the_pause_begin_anew() -> None:
+    shard = opened(resend_s=1, resend_s_max=8)
+    append(shard, b"a")
+    shard.flush(at(0))
+    for moment in (1, 2, 4):
+        shard.on_time(at(moment))
+    assert shard.deadline() == at(8)
+    append(shard, b"b")
+    shard.flush(at(5))
+    shard.ordered(Span(SHARD, 0, 0, 1))
+    assert shard.deadline() == at(6)
 
 
 def test_a_newer_writer_ends_this_one_and_tells_who_knows_what() -> None:

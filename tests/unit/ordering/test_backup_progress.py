@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from indilog.ids import Instant
+from indilog.resend import Resend
 from ordering.backup_progress import BackupProgress
 
 
 def streaming(stored: int, sent: int) -> BackupProgress:
-    backup = BackupProgress()
+    backup = BackupProgress(Resend(1.0, 4.0))
     backup.on_stored(0)
     backup.sent = sent
     backup.on_stored(stored)
@@ -15,7 +16,7 @@ def streaming(stored: int, sent: int) -> BackupProgress:
 
 
 def test_a_backup_is_probed_until_it_says_what_it_has() -> None:
-    backup = BackupProgress()
+    backup = BackupProgress(Resend(1.0, 4.0))
     before = backup.probed
     backup.sent = 10
     backup.on_stored(7)
@@ -54,7 +55,21 @@ def test_a_backup_that_has_less_than_before_is_believed() -> None:
 
 def test_silence_goes_back_to_what_the_backup_has() -> None:
     backup = streaming(stored=3, sent=9)
-    backup.resend_at = Instant(1.0)
+    backup.resend.sent(Instant(1.0))
     backup.go_back()
     assert (backup.stored, backup.sent) == (3, 3)
-    assert not backup.resend_at
+    assert not backup.resend.due
+
+
+def test_a_backup_that_answers_without_progress_is_sent_entries_ever_more_seldom() -> None:
+    """Its syncs are slow: sending again what it has not synced yet would make them slower."""
+    backup = streaming(stored=3, sent=9)
+    pauses: list[float] = []
+    for _ in range(4):
+        backup.resend.sent(Instant(0.0))
+        pauses.append(backup.resend.due or 0.0)
+        backup.on_stored(3)
+    assert pauses == [1.0, 2.0, 4.0, 4.0]
+    backup.on_stored(4)
+    backup.resend.sent(Instant(0.0))
+    assert backup.resend.due == 1.0
