@@ -74,6 +74,11 @@ class LocalLogs:
         self.retention: RetentionService | None = None
         """What enforces policies here; at one compute node of a platform only."""
 
+    @property
+    def position(self) -> MetalogPosition:
+        """The metalog position that is applied here; other nodes may be ahead."""
+        return self.engine.position
+
     def log(self, name: str, session: Session | None = None) -> LocalLog:
         """Return the log `name`.
 

@@ -278,6 +278,9 @@ class NodeConfig:
     calls_pending_max: int = 10_000
     """Invocations waiting or running on a compute node before a further one is refused."""
     call_timeout_s: float = 60.0
+    """Time for a call to run, from when a worker has it; a function may have its own."""
+    call_wait_s_max: float = 60.0
+    """Time that a call waits for a worker before it is refused."""
     worker_silent_s: float = 1.0
     """A worker whose event loop does not turn for this long gets no new calls until it does, and
     calls that it has not begun go to another one.

@@ -12,6 +12,10 @@ _AGE_S_MAX: Final = 1e12
 _SIZE_BYTES_MAX: Final = 2**63 - 1
 
 
+AGE_S_MIN: Final = 1.0
+"""A policy that keeps less would trim what its writer is about to read."""
+
+
 class Retention(msgspec.Struct, frozen=True):
     """A log's policy; a bound that is None does not bind, so the default keeps everything.
 
@@ -34,13 +38,15 @@ def checked_retention(log: str, age_s: float | None, size_bytes: int | None) -> 
     """Return the policy; the same words everywhere.
 
     Raises:
-        ValueError: a bound is not greater than 0, or no number.
+        ValueError: a bound is too small, or no number.
         InvalidTagError: `log` is one of the platform's own.
     """
     if log.startswith("$"):
         raise InvalidTagError(f"{log} is a log of the platform, which keeps all of it.")
-    if age_s is not None and (type(age_s) not in {int, float} or not 0 < age_s <= _AGE_S_MAX):
-        raise ValueError(f"age_s is a number of seconds greater than 0, not {age_s!r}.")
+    if age_s is not None and (
+        type(age_s) not in {int, float} or not AGE_S_MIN <= age_s <= _AGE_S_MAX
+    ):
+        raise ValueError(f"age_s is a number of seconds, {AGE_S_MIN:g} or more, not {age_s!r}.")
     if size_bytes is not None and (
         type(size_bytes) is not int or not 0 < size_bytes <= _SIZE_BYTES_MAX
     ):

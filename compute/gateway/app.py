@@ -22,6 +22,7 @@ from compute.gateway.credentials import Credentials
 from compute.gateway.edge import Edge
 from compute.gateway.figures import GatewayCollector, GatewayFigures
 from compute.gateway.guard import Guard
+from compute.gateway.heads import Heads
 from compute.gateway.invoke import PREFIX, InvokeEndpoint
 from compute.gateway.login import login_router
 from compute.gateway.openapi import described
@@ -60,7 +61,9 @@ class Gateway(FastAPI):
         edge: limits and figures, for the servers that it runs on.
     """
 
-    def __init__(self, host: FunctionHost, invoke: InvokeEndpoint, edge: Edge) -> None:
+    def __init__(
+        self, host: FunctionHost, invoke: InvokeEndpoint, edge: Edge, heads: Heads
+    ) -> None:
         super().__init__(
             title="IndiLog",
             description="Stateful serverless functions on a shared log.",
@@ -69,6 +72,7 @@ class Gateway(FastAPI):
         )
         self._host = host
         self._invoke = invoke
+        self._heads = heads
         self.edge = edge
         self._described_at = -1
         self._base: dict[str, Any] | None = None
@@ -89,6 +93,14 @@ class Gateway(FastAPI):
             await super().__call__(scope, receive, send)
             return
         share = scope[SHARE] = self.edge.budget.share()
+        try:
+            await self._heads.check(scope)
+        except asyncio.CancelledError:
+            await _answer(problem_of_stop(_error_of_stop("GET")))(scope, receive, send)
+            return
+        except IndilogError as error:
+            await _answer(problem_of(error))(scope, receive, send)
+            return
         try:
             if scope["path"].startswith(PREFIX):
                 await self._invoke(scope, receive, send)
@@ -161,7 +173,8 @@ def create_gateway(
         return {**status(), "gateway": edge.status()}
 
     registry.register(GatewayCollector(edge.status))
-    app = Gateway(host, InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max), edge)
+    invoke = InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max)
+    app = Gateway(host, invoke, edge, Heads(logs))
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a third more of a record
     limits = RecordLimits.of(config)

@@ -230,18 +230,12 @@ def _headers(scope: Scope) -> tuple[int, str]:
     position, key = 0, ""
     for name, value in scope["headers"]:
         if name == POSITION_HEADER:
-            position = _position_in(value)
+            position = int(value)  # `Heads` has checked it
         elif name == KEY_HEADER:
             key = value.decode("latin-1").strip()
             if not key:
                 raise ValueError("Idempotency-Key is empty; leave it out, or give a key.")
     return position, key
-
-
-def _position_in(value: bytes) -> int:
-    if not value.isdigit() or len(value) > 18:
-        raise ValueError(f"Indilog-Position is a metalog position, not {value.decode('latin-1')}.")
-    return int(value)
 
 
 async def _send_problem(send: Send, told: Problem, headers: tuple[Header, ...] = ()) -> None:

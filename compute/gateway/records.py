@@ -46,6 +46,7 @@ _STREAM_ALIVE_S: Final = 15.0
 _OCTETS: Final = "application/octet-stream"
 
 Position = Annotated[int, Header(alias="Indilog-Position", ge=0)]
+LastEventId = Annotated[int | None, Header(alias="Last-Event-ID", ge=0, lt=MAX_SEQNUM)]
 Tag = Annotated[str | None, Query(description="A text tag; without: every record.")]
 TagInt = Annotated[int | None, Query(description="An integer tag, instead of `tag`.")]
 Since = Annotated[
@@ -222,7 +223,7 @@ class LogRoutes:
         tag_int: TagInt = None,
         bound: Bound = None,
         since: Since = None,
-        last_event_id: Annotated[int | None, Header(alias="Last-Event-ID")] = None,
+        last_event_id: LastEventId = None,
         position: Position = 0,
     ) -> StreamingResponse:
         """Stream records as server-sent events: history from `bound` on, then live, without end.

@@ -199,10 +199,10 @@ class CallRouter:
             raise _stopped(call)
         worker = self._dispatcher.admit(call, nested=call.depth > 0)
         call.deployed.running += 1
-        timeout_s = call.function.timeout_s or self._node.call_timeout_s
-        call.timer = asyncio.get_running_loop().call_later(timeout_s, self._time_over, call)
         if worker is not None:
             self._run(call, worker)
+        else:
+            self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
 
     def cancel(self, call: Call) -> None:
         """Nobody waits for `call` any more: stop it, if it still can be stopped."""
@@ -249,6 +249,8 @@ class CallRouter:
             self._over(call, failed(error))
             return False
         call.worker, call.slot = worker, slot
+        timeout_s = call.function.timeout_s or self._node.call_timeout_s
+        self._set_timer(call, timeout_s, self._time_over)
         kept = self._workers[worker]
         kept.calls.add(call)
         kept.pulse.call_sent()
@@ -281,6 +283,13 @@ class CallRouter:
             return
         if worker is not None:
             self._run(call, worker)
+        else:
+            self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
+
+    def _set_timer(self, call: Call, s: float, then: Callable[[Call], None]) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        call.timer = asyncio.get_running_loop().call_later(s, then, call)
 
     # --- inside: its end
 
@@ -355,6 +364,10 @@ class CallRouter:
             self._on_idle(deployed)
 
     # --- inside: calls and workers that do not end
+
+    def _waited_too_long(self, call: Call) -> None:
+        self.calls["timed_out"] += 1
+        self._stop(call, CallOutcomeUnknownError(f"{call.name} was given up while it waited."))
 
     def _time_over(self, call: Call) -> None:
         self.calls["timed_out"] += 1

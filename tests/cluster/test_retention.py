@@ -51,7 +51,7 @@ async def test_policies_are_enforced_and_again_after_a_restart(tmp_path: Path) -
         assert retention_in(platform)["logs"] == 0
         await log.set_retention(size_bytes=5_100)
         floor = await trimmed_to(log, 5)
-        await aged.set_retention(age_s=0.001)
+        await aged.set_retention(age_s=1)
         await trimmed_to(aged, 0)
         figures = retention_in(platform)
         assert figures["logs"] == 2

@@ -160,6 +160,20 @@ async def test_a_call_that_finds_no_worker_in_time_did_nothing() -> None:
     assert (router.waiting, app.running) == (0, 0)
 
 
+async def test_the_time_of_a_call_counts_from_when_a_worker_has_it() -> None:
+    """Before that, the limit on waiting counts."""
+    router, app = router_of(call_timeout_s=0.2, call_wait_s_max=30), deployed()
+    call = submitted(router, app)
+    waited = asyncio.get_running_loop().time()
+    assert call.timer is not None
+    assert call.timer.when() > waited + 20
+    worker = Worker(router)
+    ((number, _),) = await worker.until_asked(1)
+    assert call.timer.when() < waited + 20
+    worker.link.answer(number, Returned(5, b"1"))
+    assert (await call.outcome) == Returned(5, b"1")
+
+
 async def test_a_call_beyond_the_bound_is_refused_and_not_counted() -> None:
     router, app = router_of(calls_pending_max=2), deployed()
     for _ in range(2):
