@@ -153,7 +153,7 @@ async def test_a_call_whose_time_is_over_is_told_so_and_keeps_its_slot_until_it_
 
 
 async def test_a_call_that_finds_no_worker_in_time_did_nothing() -> None:
-    router, app = router_of(call_timeout_s=0.001), deployed()
+    router, app = router_of(call_wait_s_max=0.001), deployed()
     outcome = await submitted(router, app).outcome
     assert isinstance(outcome, Failed)
     assert outcome.kind == "OverloadedError"
