@@ -24,9 +24,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--seeds`, `--transactions`, `--messages` and `--runs`."""
+    """Add `--seeds`, `--kills`, `--transactions`, `--messages` and `--runs`."""
     parser.addoption(
         "--seeds", type=int, default=None, help="how many seeds each test marked `heavy` runs"
+    )
+    parser.addoption(
+        "--kills", type=int, default=None, help="how often the crash trials kill the platform"
     )
     parser.addoption(
         "--transactions", type=int, default=None, help="how many transactions of BokiStore run"
@@ -37,6 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--runs", type=int, default=None, help="how many workflows run while processes are killed"
     )
+
+
+@pytest.fixture(scope="session")
+def kills_wanted(request: pytest.FixtureRequest) -> int | None:
+    """Return what `--kills` says; None: the trial's own number."""
+    wanted = request.config.getoption("--kills")
+    assert wanted is None or isinstance(wanted, int)
+    return wanted
 
 
 @pytest.fixture(scope="session")

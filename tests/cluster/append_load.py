@@ -1,9 +1,9 @@
 """A process that appends without end and tells each acknowledgement on standard output, for tests
 that kill it.
 
-`python -m tests.cluster.append_load DIRECTORY NAME`: callers append `NAME-<caller>-<n>`; a line
-`<seqnum> <data>` is written after the acknowledgement, so what the reader of the pipe has is
-acknowledged for certain.
+`python -m tests.cluster.append_load DIRECTORY NAME CALLERS`: callers append `NAME-<caller>-<n>` and
+padding; a line `<seqnum> <NAME-caller-n>` is written after the acknowledgement, so what the reader
+of the pipe has is acknowledged for certain. Segments are small: they fill in a second.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from itertools import count
 import uvloop
 
 import indilog.client
-from indilog.config import MIB, Config, NodeConfig
+from indilog.config import KIB, ClusterConfig, Config, NodeConfig
 
-CALLERS = 16
-SEGMENT_BYTES = 8 * MIB
+CALLERS = 32
+CONFIG = Config(
+    cluster=ClusterConfig(record_bytes_max=64 * KIB, batch_bytes_max=128 * KIB),
+    node=NodeConfig(segment_bytes=256 * KIB),
+)
+_PADDING = b" " * 200
 
 
-async def _append_for_ever(directory: str, name: str) -> None:
-    config = Config(node=NodeConfig(segment_bytes=SEGMENT_BYTES))
-    async with indilog.client.open(directory, config) as client:
+async def _append_for_ever(directory: str, name: str, callers: int) -> None:
+    async with indilog.client.open(directory, CONFIG) as client:
         log = client.log("load")
 
         async def call(caller: int) -> None:
             for n in count():
                 data = f"{name}-{caller}-{n}".encode()
-                seqnum = await log.append(data, tags=[f"caller:{caller}"])
+                seqnum = await log.append(data + _PADDING, tags=[f"caller:{caller}"])
                 os.write(1, b"%d %s\n" % (seqnum, data))
 
-        await asyncio.gather(*map(call, range(CALLERS)))
+        await asyncio.gather(*map(call, range(callers)))
 
 
 if __name__ == "__main__":
-    uvloop.run(_append_for_ever(sys.argv[1], sys.argv[2]))
+    uvloop.run(_append_for_ever(sys.argv[1], sys.argv[2], int(sys.argv[3])))

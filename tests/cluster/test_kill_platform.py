@@ -33,7 +33,12 @@ async def count(ctx: indilog.Context) -> int:
 
 
 async def load(
-    platform: PlatformProcess, name: str, enough: int, acknowledged: dict[int, bytes]
+    platform: PlatformProcess,
+    name: str,
+    enough: int,
+    acknowledged: dict[int, bytes],
+    *,
+    callers: int = CALLERS,
 ) -> None:
     """Append from several callers; kill the platform amid it, once `enough` are acknowledged."""
     reached = asyncio.Event()
@@ -49,11 +54,11 @@ async def load(
                 reached.set()
 
     async with indilog.connect(platform.url) as client:
-        callers = [asyncio.create_task(call(client, caller)) for caller in range(CALLERS)]
+        calls = [asyncio.create_task(call(client, caller)) for caller in range(callers)]
         async with asyncio.timeout(60):
             await reached.wait()
         platform.kill_everything()
-        ends = await asyncio.gather(*callers, return_exceptions=True)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(end, indilog.IndilogError) for end in ends), ends
 
 
@@ -102,3 +107,38 @@ def deploy(url: str) -> None:
         timeout=30,
     )
     assert answer.status_code == httpx.codes.OK, answer.text
+
+
+@pytest.mark.cluster
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
+def test_a3_forty_kills_of_all_processes_under_32_writers_lose_nothing_acknowledged(
+    tmp_path: Path, options: tuple[str, ...], kills_wanted: int | None
+) -> None:
+    rng = random.Random(40)
+    acknowledged: dict[int, bytes] = {}
+    for kill in range(kills_wanted or 5):
+        with platform(tmp_path, *options) as running:
+            enough = len(acknowledged) + rng.randint(1, 800)
+            asyncio.run(load(running, str(kill), enough, acknowledged, callers=32))
+    with platform(tmp_path, *options) as running:
+        found = asyncio.run(everything_in(running.url))
+    assert not {s: data for s, data in acknowledged.items() if found.get(s) != data}
+    assert len(set(found.values())) == len(found), "nothing is there twice"
+    last: dict[bytes, int] = {}
+    for data in found.values():
+        caller, _, number = data.rpartition(b"-")
+        assert int(number) == last.get(caller, -1) + 1, "a caller's records keep their order"
+        last[caller] = int(number)
+
+
+async def everything_in(url: str) -> dict[int, bytes]:
+    """Return the records of the load by seqnum, ascending."""
+    found: dict[int, bytes] = {}
+    async with indilog.connect(url) as client:
+        bound = 0
+        while page := await client.log("load").read_range(bound=bound, limit=1000):
+            found |= {record.seqnum: record.data for record in page}
+            bound = page[-1].seqnum + 1
+    return found

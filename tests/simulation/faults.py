@@ -176,10 +176,11 @@ def sync_error(chaos: Chaos) -> tuple[Undo, float] | None:
     """The next sync of one process fails: it ends, and is started again."""
     process = chaos.process()
     process.disk.sync_fails = True
+    process.disk.overlap_fails = chaos.chance.random() < 0.4
     lose_power_in_next_life(chaos, process)
 
     def undo() -> None:
-        process.disk.sync_fails = False
+        process.disk.sync_fails = process.disk.overlap_fails = False
         process.start()
 
     return undo, chaos.a_while_s()

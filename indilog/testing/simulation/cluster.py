@@ -202,7 +202,7 @@ class SimulatedCluster:
         """End all faults: a perfect network, whole disks, everybody up."""
         self.network.heal()
         for process in self.processes:
-            process.disk.full = process.disk.sync_fails = False
+            process.disk.full = process.disk.sync_fails = process.disk.overlap_fails = False
             process.disk.syncs_until_killed = None
             process.disk.unreadable = 0.0
             process.resume()

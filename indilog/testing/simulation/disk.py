@@ -19,6 +19,7 @@ import os
 import random
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -78,6 +79,8 @@ class SimulatedDisk:
     Attributes:
         full: no room for a new file, and none to make one longer.
         sync_fails: the next sync that has anything to write finds that it cannot be written.
+        overlap_fails: `sync_fails` waits for a sync that overlaps with another one of its file.
+        syncing: how many syncs of a file a thread waits for, by its inode.
         syncs_until_killed: so many more syncs are made, then one kills the process; None: none.
         unreadable: the share of reads that fail with `EIO`.
         syncs: how many syncs there were.
@@ -93,6 +96,8 @@ class SimulatedDisk:
         """How many failed write-backs a descriptor has been told of, by itself or before it was."""
         self.full = False
         self.sync_fails = False
+        self.overlap_fails = False
+        self.syncing: Counter[int] = Counter()
         self.syncs_until_killed: int | None = None
         self.unreadable = 0.0
         self.syncs = 0
@@ -226,8 +231,9 @@ class SimulatedDisk:
             if self._chance.random() < 0.5:
                 file.write_back()
             raise Killed
-        if self.sync_fails and file.pending:
-            self.sync_fails = False
+        overlaps = self.syncing[self._open[fd]] > 0
+        if self.sync_fails and file.pending and (overlaps or not self.overlap_fails):
+            self.sync_fails = self.overlap_fails = False
             file.fail_write_back()
         file.write_back()
         self.syncs += 1
@@ -244,6 +250,16 @@ class SimulatedDisk:
             return False
         self.syncs_until_killed = None
         return True
+
+    @contextmanager
+    def waited_for(self, fd: int) -> Generator[None]:
+        """Count a sync that a thread waits for inside the block."""
+        inode = self._open[fd]
+        self.syncing[inode] += 1
+        try:
+            yield
+        finally:
+            self.syncing[inode] -= 1
 
     def check_readable(self) -> None:
         """Raise an `OSError` when this read is one that fails."""
@@ -319,7 +335,8 @@ class DiskCalls:
         if (thread := current_thread()) is None:
             disk.synced(fd)
             return
-        thread.sleep()
+        with disk.waited_for(fd):
+            thread.sleep()
         try:
             disk.synced(fd)
         except OSError:

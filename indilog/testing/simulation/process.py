@@ -177,7 +177,10 @@ class SimulatedProcess:
         self.cluster.world.after(_LAST_WORDS_S, self._end_of, life)
 
     def _end_of(self, life: ProcessLoop | None) -> None:
-        """End a life that failed; sometimes the machine goes, too."""
+        """End a life that failed, when its threads are done; sometimes the machine goes, too."""
+        if life is not None and life.alive and life.threads:
+            self.cluster.world.after(_LAST_WORDS_S, self._end_of, life)
+            return
         if life is not None and self.loop is life and life.alive:
             self._end()
             if self._chance.random() < 0.5:

@@ -27,6 +27,8 @@ START_S: Final = 1_700_000_000.0
 """The instant at which every world begins: an ordinary one, in seconds since 1970."""
 _STEP_S: Final = 2e-6
 """What one callback takes: so time passes where nothing but work happens."""
+_NAPS_S: Final = (0.001, 0.001, 0.001, 0.02)
+"""How long a thread waits for its disk, about: a slow one leaves time for segments to fill."""
 
 
 class Stuck(AssertionError):  # noqa: N818 what a test says about a run
@@ -330,7 +332,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     ) -> None:
         thread.run()
         if not thread.done:
-            nap_s = self._chance.uniform(0.00005, 0.0015)
+            nap_s = self._chance.choice(_NAPS_S) * self._chance.uniform(0.1, 1.5)
             self.call_later(nap_s, _wake, thread, thread.naps)
             return
         self.threads.remove(thread)
