@@ -427,7 +427,8 @@ class NodeShell:
                 self._settled = covered + self._settled
                 self._fail(error)
                 return
-            self._synced_in(time.perf_counter() - started)
+            if sync == self._journal.sync_flushed:
+                self._synced_in(time.perf_counter() - started)
             self._release_answers(held)
             self._outbox.send(outgoing)
             resolve_all(covered)
