@@ -378,7 +378,7 @@ BUGS: Final = (
     Bug(
         "what a restart finds in the page cache is taken for durable",
         "indilog/runtime/journal.py",
-        "        write_again(self.files.fd(file.first), start, scan.written)\n",
+        "        write_again(self.files.fd(file.first), again_from, scan.written)\n",
         "",
     ),
     Bug(

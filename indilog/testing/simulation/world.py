@@ -182,15 +182,6 @@ def _wake(thread: SimulatedThread, nap: int) -> None:
         thread.advance()
 
 
-def _settle(future: asyncio.Future[Any], thread: SimulatedThread) -> None:
-    if future.done():
-        return
-    if thread.error is not None:
-        future.set_exception(thread.error)
-    else:
-        future.set_result(thread.result)
-
-
 class ProcessLoop(asyncio.AbstractEventLoop):
     """The event loop of one life of one process.
 
@@ -206,6 +197,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.deferred: list[Scheduled] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.threads: list[SimulatedThread] = []
+        """Those whose outcome was not yet told to the loop."""
         self.on_killed: Callable[[], None] = self.end
         """Called when the process is killed amid what it does (`Killed`)."""
         self._chance = world.chance(f"threads of {name} at {world.now_s!r}")
@@ -335,10 +327,19 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             nap_s = self._chance.choice(_NAPS_S) * self._chance.uniform(0.1, 1.5)
             self.call_later(nap_s, _wake, thread, thread.naps)
             return
-        self.threads.remove(thread)
         if isinstance(thread.error, Killed):
+            self.threads.remove(thread)
             raise thread.error
-        self.call_later(done_after_s, _settle, future, thread)
+        self.call_later(done_after_s, self._settle, thread, future)
+
+    def _settle(self, thread: SimulatedThread, future: asyncio.Future[Any]) -> None:
+        self.threads.remove(thread)
+        if future.done():
+            return
+        if thread.error is not None:
+            future.set_exception(thread.error)
+        else:
+            future.set_result(thread.result)
 
     def get_debug(self) -> bool:
         """Return that it is not asked to be slow."""
