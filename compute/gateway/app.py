@@ -208,12 +208,19 @@ def guarded(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) 
         names=_names(node),
         credentials=credentials if node.auth else None,
         is_public=host.is_public,
+        figures=gateway.edge.figures,
     )
 
 
 def guarded_locally(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> Guard:
     """Return the gateway as the Unix socket has it: without a token, with all other rules."""
-    return Guard(gateway, names=_names(node), credentials=None, is_public=host.is_public)
+    return Guard(
+        gateway,
+        names=_names(node),
+        credentials=None,
+        is_public=host.is_public,
+        figures=gateway.edge.figures,
+    )
 
 
 def _names(node: NodeConfig) -> list[str]:

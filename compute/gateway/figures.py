@@ -15,6 +15,7 @@ _COUNTERS: Final = {
     "connections_refused": "Connections beyond the limit",
     "requests_malformed": "Requests that are no HTTP",
     "bytes_refused": "Requests and messages refused since too many bytes waited",
+    "requests_refused": "Requests that broke a rule of names, origins, tokens or types of bodies",
 }
 _GAUGES: Final = {
     "connections": "Connections that are open",
@@ -33,12 +34,15 @@ class GatewayFigures:
             an answer to be read.
         connections_refused: connections beyond the limit.
         requests_malformed: requests that are no HTTP.
+        requests_refused: that no route saw: of a foreign name or origin, without the token, or with
+            a body of another type (`guard`).
     """
 
     clients_left: int = 0
     clients_too_slow: int = 0
     connections_refused: int = 0
     requests_malformed: int = 0
+    requests_refused: int = 0
 
     def status(self) -> dict[str, int]:
         """Return the counts by name."""

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compute.gateway.credentials import Credentials
+from compute.gateway.figures import GatewayFigures
 from compute.gateway.invoke import PREFIX
 from compute.gateway.login import LOGIN_PAGE, LOGIN_PATH, SESSION_PATH, cookie_name
 from compute.gateway.page import HTML, page_headers
@@ -79,6 +80,7 @@ class Guard:
         names: host names under which callers reach it, beside loopback ones; in lower case.
         credentials: what callers prove themselves with; None: they need not (rule 3 is off).
         is_public: tells of `app.function` whether it is called without a token.
+        figures: where refused requests are counted.
     """
 
     def __init__(
@@ -88,11 +90,13 @@ class Guard:
         names: Iterable[str] = (),
         credentials: Credentials | None,
         is_public: Callable[[str], bool],
+        figures: GatewayFigures,
     ) -> None:
         self._app = app
         self._names = frozenset(name.encode() for name in names)
         self._credentials = credentials
         self._is_public = is_public
+        self._figures = figures
         self._hosts: set[bytes] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,6 +105,7 @@ class Guard:
         if refusal is None:
             await self._app(scope, receive, send)
         else:
+            self._figures.requests_refused += 1
             await _refuse(scope, send, refusal)
 
     def _refusal(self, scope: Scope) -> Refusal | None:

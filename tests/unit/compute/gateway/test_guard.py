@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from compute.gateway.credentials import Credentials
+from compute.gateway.figures import GatewayFigures
 from compute.gateway.guard import Guard
 
 TOKEN = "t" * 43
@@ -89,11 +90,13 @@ class Edge:
             TOKEN, sessions_max=2, session_s_max=100, code_s=10, clock=self.clock
         )
         self.reached: list[str] = []
+        self.figures = GatewayFigures()
         self.guard = Guard(
             self._app,
             names=["box.example"],
             credentials=self.credentials if auth else None,
             is_public={"a.open"}.__contains__,
+            figures=self.figures,
         )
         self.port = port
         self.headers: dict[str, str] = {}
@@ -152,8 +155,9 @@ def test_every_path_needs_the_token_whatever_the_method(method: str, path: str) 
     assert edge.ask(method, path) == 401
     assert edge.headers["www-authenticate"].startswith("Bearer")
     assert (b"indilog token" in edge.body) is (method != "HEAD")
-    assert edge.reached == []
+    assert (edge.reached, edge.figures.requests_refused) == ([], 1)
     assert edge.ask(method, path, BEARER) == 200
+    assert edge.figures.requests_refused == 1
 
 
 @pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/login"])
