@@ -273,6 +273,10 @@ class NodeConfig:
     """What no other replica has is asked for again after a pause that doubles up to this."""
 
     workers: int = 2
+    worker_environment: str = ""
+    """Names, separated by commas, of environment variables that functions see besides `PATH`,
+    `HOME` and others that a process needs; for secrets that they use.
+    """
     worker_calls_max: int = 256
     """Invocations at once in one worker process; more wait."""
     calls_pending_max: int = 10_000
@@ -361,7 +365,12 @@ class NodeConfig:
     @property
     def names(self) -> tuple[str, ...]:
         """The names in `host_names`, in lower case."""
-        return tuple(name.strip().lower() for name in self.host_names.split(",") if name.strip())
+        return _listed(self.host_names.lower())
+
+    @property
+    def environment_passed(self) -> tuple[str, ...]:
+        """The names in `worker_environment`."""
+        return _listed(self.worker_environment)
 
     def __post_init__(self) -> None:
         """Check each field, then the fields against each other."""
@@ -383,6 +392,10 @@ class NodeConfig:
             raise ConfigError(
                 f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
             )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _check_reachable_safely(node: NodeConfig) -> None:

@@ -78,6 +78,7 @@ class Trials:
         self._directory = directory
         self._import_timeout_s = node.import_timeout_s
         self._output = output_limits(node)
+        self._environment = node.environment_passed
         self._numbers = itertools.count(1)
         self._running: set[WorkerProcess] = set()
         self._stopping = False
@@ -121,6 +122,7 @@ class Trials:
             directory=directory,
             threads_max=1,
             output=self._output,
+            environment=self._environment,
             serve=_refused,
             on_lost=lambda _: None,
         )

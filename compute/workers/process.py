@@ -12,13 +12,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
 from compute.workers.claims import NodeClaims, claims_memory
+from compute.workers.environment import environment_of_worker
 from compute.workers.last_words import place_left
 from compute.workers.output import OutputLines
 from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Welcome
@@ -217,14 +218,15 @@ async def start(
     directory: Path,
     threads_max: int,
     output: OutputLimits,
+    environment: Collection[str] = (),
     serve: Serve,
     on_lost: Callable[[WorkerProcess], None],
     on_threads_left: Callable[[WorkerProcess], None] = lambda _: None,
 ) -> WorkerProcess:
     """Start a worker process; it makes `directory`, which is private to it.
 
-    `serve` gets its questions; `on_lost` hears of its end, before the calls that it ran fail;
-    `on_threads_left`, of a change of `threads_left`.
+    `environment` names variables that it gets besides; `serve` gets its questions; `on_lost` hears
+    of its end, before its calls fail; `on_threads_left`, of a change of `threads_left`.
 
     Raises:
         OSError: the process cannot be started.
@@ -232,7 +234,7 @@ async def start(
     memory, (ours, theirs) = claims_memory(), socket.socketpair()
     try:
         claims = NodeClaims(memory)
-        process = await _spawned(theirs, memory, limits, directory, threads_max)
+        process = await _spawned(theirs, memory, limits, directory, threads_max, environment)
     except BaseException:
         ours.close()
         raise
@@ -261,9 +263,8 @@ async def start(
     link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lost)
     worker = WorkerProcess(index, process, link, ready, directory, claims, output)
     ours.setblocking(False)  # noqa: FBT003 - its only form
-    loop = asyncio.get_running_loop()
     try:
-        await loop.create_unix_connection(lambda: SocketLink(link), sock=ours)
+        await asyncio.get_running_loop().create_unix_connection(lambda: SocketLink(link), sock=ours)
     except BaseException:  # also when the node stops at this moment: no process stays behind
         worker.kill()
         await asyncio.shield(asyncio.ensure_future(worker.stopped()))
@@ -273,11 +274,13 @@ async def start(
 
 
 async def _spawned(
-    stream: socket.socket, claims: int, limits: Limits, directory: Path, threads_max: int
+    stream: socket.socket,
+    claims: int,
+    limits: Limits,
+    directory: Path,
+    threads_max: int,
+    environment: Collection[str],
 ) -> asyncio.subprocess.Process:
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    environment["PYTHONUNBUFFERED"] = "1"
     return await asyncio.create_subprocess_exec(
         sys.executable,
         *("-P", "-m", "compute.workers"),
@@ -290,6 +293,6 @@ async def _spawned(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         pass_fds=(stream.fileno(), claims),
-        env=environment,
+        env=environment_of_worker(environment),
         start_new_session=True,  # Ctrl-C at the terminal is the node's business, not a worker's
     )

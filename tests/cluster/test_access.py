@@ -21,7 +21,7 @@ import indilog
 from indilog.access import reach
 from indilog.errors import NotReadyError, UnauthorizedError
 from tests.clients import http_client, token_headers
-from tests.cluster.platform_process import ROOT, PlatformProcess, platform
+from tests.cluster.platform_process import ROOT, SETTINGS, PlatformProcess, platform
 
 APP = """
 import os
@@ -32,6 +32,10 @@ app = indilog.App("edge")
 @app.function
 async def closed(ctx: indilog.Context) -> int:
     return await ctx.log("edge").append(b"x")
+
+@app.function
+async def sees() -> list[str]:
+    return sorted(os.environ)
 
 @app.function(public=True)
 async def hook(ctx: indilog.Context, n: int = 0) -> int:
@@ -123,6 +127,17 @@ def test_a_public_function_is_called_without_a_token(up: PlatformProcess) -> Non
         assert stranger.post("/functions/edge/hook", json={}, headers=foreign).status_code == 403
         assert stranger.post("/functions/edge/hook", data={"n": "6"}).status_code == 415
         assert stranger.get("/functions/edge/hook").status_code == 401
+
+
+def test_a_function_sees_neither_token_nor_the_environment_of_the_platform(
+    up: PlatformProcess,
+) -> None:
+    assert any(name.startswith("INDILOG_") for name in SETTINGS), "the platform has some"
+    answer = httpx.post(
+        f"{up.url}/functions/edge/sees", json={}, headers=token_headers(up.url), timeout=30
+    )
+    assert "PATH" in answer.json()
+    assert not [name for name in answer.json() if name.startswith(("INDILOG_", "PYTEST_"))]
 
 
 def test_the_unix_socket_wants_no_token_and_is_ours_alone(up: PlatformProcess, data: Path) -> None:

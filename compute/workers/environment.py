@@ -1,0 +1,46 @@
+"""Which environment variables deployed code sees: those that a process needs, and those that a
+setting names. Others may hold secrets of whoever started the platform.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from typing import Final
+
+_NEEDED: Final = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LANGUAGE",
+        "LD_LIBRARY_PATH",
+        "LOGNAME",
+        "PATH",
+        "SSL_CERT_DIR",
+        "SSL_CERT_FILE",
+        "TMPDIR",
+        "TZ",
+        "USER",
+    }
+)
+_NEEDED_BEGINNING: Final = "LC_"
+
+
+def environment_of_worker(
+    passed: Collection[str], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the environment of a worker process.
+
+    Args:
+        passed: names of variables that it gets besides (`worker_environment`).
+        environment: of the compute node.
+    """
+    found = {
+        name: value
+        for name, value in environment.items()
+        if name in _NEEDED or name.startswith(_NEEDED_BEGINNING) or name in passed
+    }
+    found["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    found["PYTHONUNBUFFERED"] = "1"
+    return found

@@ -1,0 +1,23 @@
+"""Claims about what deployed code sees of the environment."""
+
+from __future__ import annotations
+
+from compute.workers.environment import environment_of_worker
+from indilog.config import NodeConfig
+
+
+def test_a_worker_gets_what_it_needs_and_what_a_setting_names() -> None:
+    given = {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "INDILOG_TOKEN": "secret",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "STRIPE_KEY": "sk",
+        "STRIPE_KEY_2": "secret",
+    }
+    passed = NodeConfig(worker_environment=" STRIPE_KEY ,, ABSENT").environment_passed
+    assert passed == ("STRIPE_KEY", "ABSENT")
+    found = environment_of_worker(passed, given)
+    python = {"PYTHONPATH", "PYTHONUNBUFFERED"}
+    assert found.keys() - python == {"PATH", "LC_ALL", "STRIPE_KEY"}
+    assert "secret" not in found.values()
