@@ -265,6 +265,7 @@ class Engine:
             "reads_hedged": self._reads.hedged,
             "watches": len(self.watches),
             "trims": self._replay.trims,
+            "lost_ranges": self._local.lost_ranges if self._local is not None else 0,
         }
         return parts
 

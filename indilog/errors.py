@@ -115,7 +115,7 @@ class DataLossError(IndilogError):
         super().__init__(message)
         self.seqnum = seqnum
         self.next_seqnum = next_seqnum
-        self.tags = tuple(tags)
+        self.tags = list(tags)
 
 
 class ConfigError(IndilogError):

@@ -255,9 +255,13 @@ class LocalIndex:
             }
             for name, part in self._parts.items()
         }  # fmt: skip
-        status["lost_ranges"] = {"entries": len(self._lost)}
         status["tag_cache"] |= {"entries": self._tags.held, "tags": len(self._tags)}
         return status
+
+    @property
+    def lost_ranges(self) -> int:
+        """How many ranges of lost records are known here."""
+        return len(self._lost)
 
     def check_invariants(self) -> None:
         """Assert the invariants of the parts."""

@@ -175,10 +175,12 @@ async def test_loading_again_keeps_reviews() -> None:
 @pytest.mark.asyncio
 async def test_the_demo_repeats_what_failed_and_finds_each_review_once() -> None:
     async with serving(media.app) as gateway:
-        lost = iter(range(30))
+        fails = iter(
+            [True, False, True]
+        )  # few, so that a slow machine is through with them in time
 
         def tamper(function: str, result: bytes) -> bytes | tuple[int, bytes]:
-            if function == "compose" and next(lost, 1) % 3 == 0:
+            if function == "compose" and next(fails, False):
                 return 500, b'{"detail":"The worker died.","retryable":false}'
             return result
 

@@ -34,5 +34,5 @@ def test_what_cannot_be_read_because_of_a_loss_is_named_once() -> None:
     lost = DataLossError("Lost.", seqnum=5, next_seqnum=8, tags=["a"])
     told = named("Object 'x'", lost)
     assert str(told) == "Object 'x' cannot be read: Lost."
-    assert (told.seqnum, told.next_seqnum, told.tags) == (5, 8, ("a",))
+    assert (told.seqnum, told.next_seqnum, told.tags) == (5, 8, ["a"])
     assert named("Object 'x'", told) is told
