@@ -310,6 +310,10 @@ class NodeConfig:
     result_bytes_max: int = 4 * MIB
     invocations_open_max: int = 10_000
     """Asynchronous invocations that wait or run on the platform before a further one is refused."""
+    app_invocations_open_max: int = 5_000
+    """Those of one application."""
+    invocation_delay_s_max: float = 31_536_000.0
+    """The longest delay of an asynchronous invocation."""
     invocations_running_max: int = 512
     """Those that a compute node runs at once before it leaves what is due to others, or for later.
     """
@@ -337,6 +341,10 @@ class NodeConfig:
     """... so many of those with one, ..."""
     results_kept_bytes_max: int = 64 * MIB
     """... and so many bytes of arguments and results of either. The same on all nodes."""
+    app_kept_share_max: float = 0.5
+    """The share of `results_kept_max`, `keys_kept_max` and `results_kept_bytes_max` that one
+    application may use. The same on all nodes.
+    """
     transport: Literal["stream", "zmq"] = "stream"
     """What carries messages between processes: raw streams, or pyzmq. All nodes use the same."""
     send_queue_bytes_max: int = 64 * MIB
@@ -386,6 +394,8 @@ class NodeConfig:
                 raise ConfigError(f"{lower} ({low:,}) must not exceed {upper} ({high:,}).")
         if self.hedged_reads_share_max > 1:
             raise ConfigError("hedged_reads_share_max is a share, at most 1.")
+        if self.app_kept_share_max > 1:
+            raise ConfigError("app_kept_share_max is a share, at most 1.")
         if self.rewrite_dead_share_min > 1:
             raise ConfigError("rewrite_dead_share_min is a share, at most 1.")
         if not 2 <= self.refill_seqnums_max <= 10_000:

@@ -253,14 +253,18 @@ def current_context() -> Context | None:
     return _CURRENT.get()
 
 
-def check_delay(delay_s: float) -> float:
+def check_delay(delay_s: float, delay_s_max: float = DELAY_S_MAX) -> float:
     """Return `delay_s` if something may be started that much later.
+
+    Args:
+        delay_s: seconds.
+        delay_s_max: the platform's limit.
 
     Raises:
         ValueError: it may not.
     """
-    if not 0 <= delay_s <= DELAY_S_MAX:
-        raise ValueError(f"delay is a number of seconds, 0 to {DELAY_S_MAX:,}, not {delay_s!r}.")
+    if not 0 <= delay_s <= delay_s_max:
+        raise ValueError(f"delay is a number of seconds, 0 to {delay_s_max:,.0f}, not {delay_s!r}.")
     return delay_s
 
 

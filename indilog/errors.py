@@ -142,6 +142,10 @@ class UnknownFunctionError(IndilogError):
     """No such application or function is deployed."""
 
 
+class InvocationCancelledError(IndilogError):
+    """A recorded invocation was cancelled; it may have had effects if it had begun."""
+
+
 class InvalidArgumentsError(IndilogError):
     """The arguments do not fit the function's signature; it was not run.
 

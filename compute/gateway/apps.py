@@ -73,7 +73,8 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         Calls that run go on to their end. Deploying it again is a further version.
         """
         info = await host.undeploy(app, owner=owner)
-        return _json({"name": info.name, "version": info.version})
+        left = host.open_invocations(app)
+        return _json({"name": info.name, "version": info.version, "invocations_open": left})
 
     @router.post("/apps", tags=["apps"], openapi_extra=_DEPLOY_BODY)
     async def deploy(request: Request, owner: Owner = "local") -> Response:
@@ -81,6 +82,11 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
         sources = await _sources(request, "app", body_bytes_max)
         return _deployed(await host.deploy(sources, owner=owner))
 
+    _add_invocations(router, host)
+    return router
+
+
+def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
     @router.get("/invocations/{invocation}", tags=["functions"])
     async def outcome(
         invocation: str,
@@ -100,7 +106,21 @@ def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
             )
         return _invocation(found)
 
-    return router
+    @router.delete("/invocations/{invocation}", tags=["functions"])
+    async def cancel(invocation: str) -> Response:
+        """Cancel an asynchronous invocation, durably.
+
+        One that waits never begins; one that runs is told to stop. Answers as GET does. Of one
+        that is over nothing changes: 409.
+        """
+        before = await host.invocation(invocation)
+        if before is not None and before.outcome is not None:
+            sentence = f"Invocation {invocation} is over already: {before.state.value}."
+            return _problem(HTTPStatus.CONFLICT, sentence)
+        found = await host.cancel_invocation(invocation)
+        if found is None:
+            return _not_found(f"No invocation {invocation!r} is known; there is none to cancel.")
+        return _invocation(found)
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
@@ -109,7 +129,11 @@ def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
 
 
 def _not_found(detail: str) -> Response:
-    told = problem(HTTPStatus.NOT_FOUND, detail)
+    return _problem(HTTPStatus.NOT_FOUND, detail)
+
+
+def _problem(status: HTTPStatus, detail: str) -> Response:
+    told = problem(status, detail)
     return Response(problem_text(told), status_code=told.status, media_type=MEDIA_TYPE)
 
 

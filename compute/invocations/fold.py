@@ -8,7 +8,7 @@ runs, the first outcome. Time is the log's own (`Record.ordered_at`), never a wr
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, assert_never
@@ -26,6 +26,7 @@ from compute.invocations.records import (
     Event,
     Freed,
     GivenUp,
+    application_of,
     digest_of,
 )
 from indilog.ids import SeqNum
@@ -44,6 +45,8 @@ class FoldLimits(NamedTuple):
     results_kept_bytes_max: int
     retry_s_min: float
     retry_s_max: float
+    app_kept_share_max: float = 1.0
+    """Of what is kept, the share of one application."""
 
 
 @dataclass(slots=True)
@@ -58,12 +61,21 @@ class _Kept:
     """Invocations that are over, oldest outcome first."""
 
     def __init__(self) -> None:
-        self.over: deque[Invocation] = deque()
+        self.over: OrderedDict[str, Invocation] = OrderedDict()
         self.size = 0
 
+    @property
+    def oldest(self) -> Invocation:
+        """The one that ended first."""
+        return next(iter(self.over.values()))
+
     def add(self, over: Invocation) -> None:
-        self.over.append(over)
+        self.over[over.id] = over
         self.size += over.size
+
+    def remove(self, over: Invocation) -> None:
+        del self.over[over.id]
+        self.size -= over.size
 
 
 class Fold:
@@ -76,6 +88,7 @@ class Fold:
         checkpoint_place: the seqnum behind the last part of that, 0: there is none.
         clock: when the last record was ordered, seconds since 1970.
         open: those that are not over, by id.
+        open_by_application: how many of them each application has.
         executors: who runs something, by name.
         last_due: of each schedule, the due time that was accepted last.
     """
@@ -89,11 +102,14 @@ class Fold:
         self.open: dict[str, Invocation] = {}
         self.executors: dict[str, Running] = {}
         self.last_due: dict[str, LastDue] = {}
+        self.open_by_application: Counter[str] = Counter()
         self._limits = limits
         self._over: dict[str, Invocation] = {}
         self._keys: dict[tuple[str, str], Invocation] = {}
         self._kept = {False: _Kept(), True: _Kept()}
         """By whether they have a key: those without never push out those with one."""
+        self._kept_of: dict[tuple[bool, str], _Kept] = {}
+        """The same of each application: none pushes out more than its part of those of others."""
         self._free: SortedList[tuple[float, SeqNum, str]] = SortedList()
         self._given_up: OrderedDict[str, None] = OrderedDict()
         self._needed: dict[str, SortedList[SeqNum]] = {}
@@ -158,7 +174,7 @@ class Fold:
             digest_of(event.arguments) if event.key else b"",
             len(event.arguments),
         )
-        self.open[made.id] = made
+        self._open(made)
         self._remember(made)
         if event.delay_s or event.executor in self._given_up:
             self._free.add(_place(made))
@@ -179,11 +195,11 @@ class Fold:
         over = self.open.pop(event.id, None)
         if over is None:
             return  # not the first outcome
+        self.open_by_application[application_of(over.function)] -= 1
         self._stop(over)
         over.ended, over.ended_at, over.failed = seqnum, self.clock, event.result is None
         over.size += len(event.result or b"")
-        self._over[over.id] = over
-        self._kept[bool(over.key)].add(over)
+        self._keep(over)
 
     def _free_again(self, seqnum: SeqNum, event: Freed) -> None:
         self._heard(event.executor, seqnum)
@@ -207,6 +223,10 @@ class Fold:
             self._release(self.open[id_], node, is_lost=True)
 
     # --- what can happen to an invocation
+
+    def _open(self, invocation: Invocation) -> None:
+        self.open[invocation.id] = invocation
+        self.open_by_application[application_of(invocation.function)] += 1
 
     def _run(self, invocation: Invocation, executor: str, seqnum: SeqNum) -> None:
         invocation.executor = executor
@@ -241,6 +261,21 @@ class Fold:
         if (running := self.executors.get(executor)) is not None:
             running.last = seqnum
 
+    def _keep(self, over: Invocation) -> None:
+        """Remember one that is over; an application above its part forgets its own oldest."""
+        limits = self._limits
+        self._over[over.id] = over
+        self._kept[bool(over.key)].add(over)
+        place = (bool(over.key), application_of(over.function))
+        own = self._kept_of.setdefault(place, _Kept())
+        own.add(over)
+        most = limits.keys_kept_max if over.key else limits.results_kept_max
+        share = limits.app_kept_share_max
+        while len(own.over) > max(1, most * share) or (
+            own.size > limits.results_kept_bytes_max * share and len(own.over) > 1
+        ):
+            self._forget(own.oldest)
+
     def _expire(self) -> None:
         limits = self._limits
         for has_key, kept in self._kept.items():
@@ -248,13 +283,17 @@ class Fold:
             while kept.over and (
                 len(kept.over) > most
                 or kept.size > limits.results_kept_bytes_max
-                or kept.over[0].ended_at + limits.results_kept_s <= self.clock
+                or kept.oldest.ended_at + limits.results_kept_s <= self.clock
             ):
-                self._forget(kept)
+                self._forget(kept.oldest)
 
-    def _forget(self, kept: _Kept) -> None:
-        over = kept.over.popleft()
-        kept.size -= over.size
+    def _forget(self, over: Invocation) -> None:
+        self._kept[bool(over.key)].remove(over)
+        place = (bool(over.key), application_of(over.function))
+        own = self._kept_of[place]
+        own.remove(over)
+        if not own.over:
+            del self._kept_of[place]
         del self._over[over.id]
         self._needed[over.stream].remove(over.seqnum)
         if over.key:
@@ -362,16 +401,15 @@ class Fold:
         for name, last in checkpoint.executors.items():
             self.executors[name] = Running(last)
         for invocation in checkpoint.open:
-            self.open[invocation.id] = invocation
+            self._open(invocation)
             self._remember(invocation)
             if invocation.executor is None:
                 self._free.add(_place(invocation))
             else:
                 self.executors[invocation.executor].ids.add(invocation.id)
         for over in checkpoint.over:
-            self._over[over.id] = over
             self._remember(over)
-            self._kept[bool(over.key)].add(over)
+            self._keep(over)
 
     def _remember(self, invocation: Invocation) -> None:
         self._grown.add(invocation.stream)
@@ -389,7 +427,11 @@ class Fold:
         assert not set(self.open) & set(self._over)
         assert sum(map(len, self._needed.values())) == len(self.open) + len(self._over)
         for kept in self._kept.values():
-            assert kept.size == sum(over.size for over in kept.over)
+            assert kept.size == sum(over.size for over in kept.over.values())
+        assert sum(len(own.over) for own in self._kept_of.values()) == len(self._over)
+        assert +self.open_by_application == Counter(
+            application_of(i.function) for i in self.open.values()
+        )
 
 
 def node_of(executor: str) -> str:

@@ -149,6 +149,11 @@ def decoded(data: bytes) -> Event | None:
     return event
 
 
+def application_of(function: str) -> str:
+    """Return the application of `application.function`."""
+    return function.partition(".")[0]
+
+
 def stream_of(delay_s: float, key: str = "") -> str:
     """Return the stream (a tag) of an invocation that is due after `delay_s`."""
     stream = STREAMS[bisect_left(_STREAM_DELAYS_S, delay_s)]

@@ -14,6 +14,7 @@ from typing import Any, Final
 import structlog
 
 from compute.invocations.arrivals import Arrivals
+from compute.invocations.checkpoint import Invocation
 from compute.invocations.checkpoints import Checkpoints
 from compute.invocations.executor import (
     Abandon,
@@ -33,6 +34,8 @@ from compute.invocations.records import (
     Checkpointed,
     Claimed,
     Ended,
+    Failure,
+    application_of,
     decoded,
     encoded,
     stream_of,
@@ -47,6 +50,7 @@ from indilog.errors import (
     CallOutcomeUnknownError,
     DataLossError,
     IndilogError,
+    InvocationCancelledError,
     NotReadyError,
     OverloadedError,
 )
@@ -159,7 +163,7 @@ class InvocationService:
         check_key(function, key)
         if (known := self.known(function, arguments, key)) is not None:
             return known
-        self._check_room()
+        self._check_room(application_of(function))
         event = Accepted(
             id=secrets.token_hex(12),
             executor=self._executor.name,
@@ -221,13 +225,46 @@ class InvocationService:
         if self._broken is not None:
             raise NotReadyError(f"Invocations are not run here: {self._broken}")
 
-    def _check_room(self) -> None:
+    def _check_room(self, application: str) -> None:
         self._check_followed()
+        of_application = self._fold.open_by_application[application]
+        if of_application >= self._config.app_invocations_open_max:
+            raise OverloadedError(
+                f"{of_application:,} asynchronous calls of {application} wait or run, which is the "
+                "limit of one application; try again later, or cancel some: "
+                "`indilog invocation cancel`."
+            )
         held = len(self._fold.open) + self._appending
         if held >= self._config.invocations_open_max:
             raise OverloadedError(
                 f"{held:,} asynchronous calls wait or run, which is the limit; try again later."
             )
+
+    async def cancel(self, id: str) -> Told | None:  # noqa: A002 - it is called so
+        """Cancel an invocation, durably; return it as it is then, None: it is not known.
+
+        One that waits never begins. One that runs is told to stop, and may have had effects. Of
+        one that is over nothing changes.
+
+        Raises:
+            OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
+            AppendOutcomeUnknownError: it may be cancelled; doing so again is harmless.
+        """
+        found = self._fold.get(id)
+        if found is None:
+            await self._read_up_to_now()
+            found = self._fold.get(id)
+        if found is not None and found.ended is None:
+            ended = Ended(self._executor.name, id, 0, None, _cancelled(found))
+            with self._arrivals.room_for_record():
+                seqnum = await self._log.append(encoded(ended), tags=[found.stream])
+            await self._arrivals.seqnum(seqnum, self._fold.end)
+            found = self._fold.get(id)
+        return await told_of(self._log, found) if found is not None else None
+
+    def open_of(self, application: str) -> int:
+        """Return how many invocations of an application wait or run."""
+        return self._fold.open_by_application[application]
 
     # --- asking for them
 
@@ -497,4 +534,17 @@ def _limits(config: NodeConfig) -> FoldLimits:
         results_kept_bytes_max=config.results_kept_bytes_max,
         retry_s_min=config.invocation_retry_s_min,
         retry_s_max=config.invocation_retry_s_max,
+        app_kept_share_max=config.app_kept_share_max,
     )
+
+
+def _cancelled(invocation: Invocation) -> Failure:
+    """Return what callers are told of a cancelled invocation.
+
+    It may begin while that is recorded.
+    """
+    told = (
+        f"{invocation.function} was cancelled; if it had begun, it was told to stop, and may have "
+        "had effects."
+    )
+    return Failure(InvocationCancelledError.__name__, told, {})

@@ -303,7 +303,7 @@ class FunctionHost:
                 takes nothing now; with a key it may be recorded already: repeat it with that.
             CallOutcomeUnknownError: it may run or not.
         """
-        _check_delay(name, delay_s)
+        _check_delay(name, delay_s, self._node.invocation_delay_s_max)
         return await self._accepted(name, arguments, key=key, position=position, delay_s=delay_s)
 
     @property
@@ -316,6 +316,16 @@ class FunctionHost:
         known, or was forgotten.
         """
         return await self._invocations.told(id, wait_s=wait_s)
+
+    async def cancel_invocation(self, id: str) -> Told | None:  # noqa: A002
+        """Cancel a recorded invocation; return it as it is then, None: it is not known. Errors as
+        `InvocationService.cancel`.
+        """
+        return await self._invocations.cancel(id)
+
+    def open_invocations(self, application: str) -> int:
+        """Return how many recorded invocations of an application wait or run."""
+        return self._invocations.open_of(application)
 
     def client_server(self) -> LinkServer:
         """Return what serves the link of a client."""
@@ -426,9 +436,9 @@ class FunctionHost:
             server.close()
 
 
-def _check_delay(name: str, delay_s: float) -> None:
+def _check_delay(name: str, delay_s: float, delay_s_max: float) -> None:
     try:
-        check_delay(delay_s)
+        check_delay(delay_s, delay_s_max)
     except ValueError as error:
         fault = {"field": "delay", "problem": str(error)}
         raise InvalidArgumentsError(f"{name} was not started: {error}", [fault]) from None

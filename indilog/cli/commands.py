@@ -179,6 +179,11 @@ def undeploy(
         check_app_name(name)
     gone = Gateway(url).delete(f"/apps/{name}", headers={"Indilog-Owner": owner})
     show.line(f"Undeployed {gone['name']}, version {gone['version']}; its logs stay.")
+    if left := gone.get("invocations_open"):
+        show.line(
+            f"{left:,} recorded invocations are open; each fails when it is due, unless the "
+            "application is deployed again by then. `indilog invocation cancel ID` ends one."
+        )
 
 
 def _wait_for_change(what: Path) -> None:

@@ -1,4 +1,6 @@
-"""The command `indilog invocation show`: what came of an asynchronous call."""
+"""The commands `indilog invocation show` and `cancel`: what came of an asynchronous call, and that
+nothing more comes of it.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,26 @@ def show(
     """Print how far an asynchronous call is, and its result or problem when it is over, as JSON."""
     with mistakes_told():
         wait_s = wait_s_of(wait) if wait is not None else 0.0
+    printed.value(_told(Gateway(url), _path(invocation), wait_s))
+
+
+@invocations.command()
+def cancel(
+    invocation: Annotated[
+        str, typer.Argument(help="The id that `indilog invoke --async` printed.", metavar="ID")
+    ],
+    *,
+    url: Url = DEFAULT,
+) -> None:
+    """Cancel an asynchronous call: one that waits never begins, one that runs is told to stop."""
+    printed.value(Gateway(url).delete(_path(invocation), headers={}))
+
+
+def _path(invocation: str) -> str:
     if not invocation:
         stop("Give the id that `indilog invoke --async` printed.")
     name = quote(invocation, safe="").replace(".", "%2E")  # "." is a step of a path otherwise
-    printed.value(_told(Gateway(url), f"/invocations/{name}", wait_s))
+    return f"/invocations/{name}"
 
 
 def _told(gateway: Gateway, path: str, wait_s: float) -> Any:  # noqa: ANN401 - whatever JSON says

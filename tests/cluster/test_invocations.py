@@ -163,6 +163,43 @@ async def test_a_key_keeps_a_conflict_and_says_to_take_another(there: Platform) 
             await client.call("demo.conflicts", idempotency_key="k", n=6)
 
 
+async def test_a_cancelled_timer_never_runs_also_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1, app_invocations_open_max=2) as there:
+        await there.deploy("demo", APP)
+        timers = [
+            (await there.http.post(f"/functions/demo/work?async=1&delay={s}", json={"n": n})).json()
+            for n, s in ((1, 3_600), (2, 3_600))
+        ]
+        full = await there.http.post("/functions/demo/work?async=1&delay=60", json={"n": 3})
+        assert full.status_code == 503
+        assert "which is the limit of one application" in full.json()["detail"]
+        ids = [timer["invocation"] for timer in timers]
+        told = (await there.http.delete(f"/invocations/{ids[0]}")).json()
+        assert (told["state"], told["problem"]["title"]) == ("failed", "InvocationCancelledError")
+        again = await there.http.delete(f"/invocations/{ids[0]}")
+        assert (again.status_code, again.json()["detail"]) == (
+            409, f"Invocation {ids[0]} is over already: failed.",
+        )  # fmt: skip
+        assert (await there.http.delete("/invocations/nope")).status_code == 404
+        assert (await there.http.delete("/apps/demo")).json()["invocations_open"] == 1
+    async with running(tmp_path, workers=1) as there:
+        assert (await there.http.get(f"/invocations/{ids[0]}")).json()["state"] == "failed"
+        assert (await there.http.get(f"/invocations/{ids[1]}")).json()["state"] == "scheduled"
+        too_late = await there.http.post("/functions/demo/work?async=1&delay=1e8", json={"n": 1})
+        assert (too_late.status_code, too_late.json()["errors"][0]["field"]) == (422, "delay")
+
+
+async def test_a_running_invocation_that_is_cancelled_is_told_to_stop(there: Platform) -> None:
+    started = await there.http.post("/functions/demo/until_told?async=1", json={"n": 5})
+    invocation = started.json()["invocation"]
+    async with asyncio.timeout(60):
+        await there.http.get("/logs/runs/records?tag=n:5&wait=50")
+        told = (await there.http.delete(f"/invocations/{invocation}")).json()
+        assert told["problem"]["title"] == "InvocationCancelledError"
+        assert "it was told to stop" in told["problem"]["detail"]
+        await until(lambda: not there.host.status()["calls_running"])
+
+
 async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform) -> None:
     async def call(n: int, key: str = "k") -> httpx.Response:
         headers = {"Idempotency-Key": key}

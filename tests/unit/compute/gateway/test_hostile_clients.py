@@ -168,7 +168,11 @@ async def test_connections_beyond_the_limit_are_told_to_come_back(tmp_path: Path
         assert (await gateway.http.get("/livez")).status_code == 200
 
 
-async def test_connections_far_beyond_the_limit_are_closed(tmp_path: Path) -> None:
+async def test_connections_far_beyond_the_limit_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: their time is not over."""
+    monkeypatch.setattr(protocol, "_REFUSAL_TIMEOUT_S", 600.0)
     async with raw_gateway(tmp_path, connections_max=2) as gateway:
         opened = [
             await asyncio.open_connection("127.0.0.1", gateway.server.port) for _ in range(200)

@@ -401,3 +401,36 @@ def test_arguments_are_the_same_however_they_are_spelled() -> None:
     assert digest_of(b'{"a": 1, "b": 2}') == digest_of(b'{"b":2,"a":1}')
     assert digest_of(b"") == digest_of(b"{}")
     assert digest_of(b'{"a": 1}') != digest_of(b'{"a": 2}')
+
+
+def test_one_application_takes_no_more_than_its_part_of_what_is_kept() -> None:
+    """The keys of another one stay, however many outcomes the first one has."""
+    limits = FoldLimits(1e9, 4, 4, 1000, 1.0, 4.0, app_kept_share_max=0.5)
+    fold = Fold(limits)
+    seqnum = 0
+    for n, function in enumerate(["quiet.f", *["loud.f"] * 8]):
+        accepted = Accepted(
+            id=f"i{n}", executor="x#1", function=function, arguments=b"{}", position=0,
+            stream=stream_of(0, "k"), key=f"k{n}",
+        )  # fmt: skip
+        for event in (accepted, Ended("x#1", f"i{n}", 0, b"r" * 100)):
+            fold.apply(seqnum, 1.0, event)
+            seqnum += 1
+        fold.check_invariants()
+    assert fold.with_key("quiet.f", "k0") is not None
+    kept = [n for n in range(1, 9) if fold.with_key("loud.f", f"k{n}") is not None]
+    assert kept == [7, 8]
+
+
+def test_open_ones_are_counted_by_application() -> None:
+    fold = Fold(LIMITS)
+    for n, function in enumerate(["a.f", "a.g", "b.f"]):
+        accepted = Accepted(
+            id=f"i{n}", executor="x#1", function=function, arguments=b"{}", position=0,
+            stream=stream_of(0),
+        )  # fmt: skip
+        fold.apply(n, 1.0, accepted)
+    assert (fold.open_by_application["a"], fold.open_by_application["b"]) == (2, 1)
+    fold.apply(3, 1.0, Ended("x#1", "i0", 0, None, Failure("InvocationCancelledError", "", {})))
+    assert fold.open_by_application["a"] == 1
+    fold.check_invariants()
