@@ -10,14 +10,16 @@ process is gone, even by kill -9: both are connected by a socket pair.
 from __future__ import annotations
 
 import fcntl
+import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -35,6 +37,10 @@ READY_S_MAX = 60.0
 STOP_S_MAX = 20.0
 LOG_LINES_SHOWN = 12
 LOG_BYTES_MAX = 16 * 1024 * 1024
+"""A `platform.log` larger than this is begun anew; looked at every `_ROTATE_S`."""
+LOG_FILES_KEPT = 4
+"""Old ones that are kept."""
+_ROTATE_S = 10.0
 _POLL_S = 0.1
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,9 +117,28 @@ class PlatformLog:
                 "--data.",
                 2,
             ) from None
-        if self.output.tell() > LOG_BYTES_MAX:
-            self.output.truncate(0)
+        self._begin = 0
+        self.rotate()
         self._begin = self.file.stat().st_size
+
+    def rotate(self) -> None:
+        """Begin the file anew if it is larger than `LOG_BYTES_MAX`, and keep `LOG_FILES_KEPT` old
+        ones: `platform.log.1` is the newest.
+
+        The platform goes on writing into the same file, so it is copied and emptied; what is
+        written between these two steps is lost.
+        """
+        if self.file.stat().st_size <= LOG_BYTES_MAX:
+            return
+        for number in range(LOG_FILES_KEPT - 1, 0, -1):
+            if (old := self._kept(number)).exists():
+                old.replace(self._kept(number + 1))
+        shutil.copyfile(self.file, self._kept(1))
+        os.truncate(self.file, 0)
+        self._begin = 0
+
+    def _kept(self, number: int) -> Path:
+        return self.file.with_name(f"{self.file.name}.{number}")
 
     def reason(self, otherwise: str) -> str:
         """Return why this run ended: its sentence if it said one, else its last lines and
@@ -276,7 +301,11 @@ def stay(process: subprocess.Popen[bytes], log: PlatformLog) -> None:
     Raises:
         StartError: the platform ended by itself.
     """
-    status = process.wait()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            status = process.wait(_ROTATE_S)
+            break
+        log.rotate()
     raise StartError(log.reason("The platform ended by itself."), status or 1)
 
 

@@ -125,6 +125,34 @@ def test_a_log_that_has_grown_large_begins_anew(
     assert (tmp_path / "platform.log").read_text() == ""
 
 
+def test_a_log_that_grows_while_the_platform_runs_is_begun_anew_and_few_old_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The platform writes into the same file all the time, at its end."""
+    monkeypatch.setattr(start, "LOG_BYTES_MAX", 100)
+    monkeypatch.setattr(start, "LOG_FILES_KEPT", 2)
+    monkeypatch.setattr(start, "_ROTATE_S", 0.01)
+    log = PlatformLog(tmp_path)
+    writes = (
+        "import sys, pathlib\n"
+        "for n in range(5):\n"
+        "    print(str(n) * 101, flush=True)\n"
+        "    while pathlib.Path(sys.argv[1]).stat().st_size > 100: pass\n"
+        "print('Ended.'); sys.exit(3)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", writes, str(log.file)], stdout=log.output, stderr=subprocess.STDOUT
+    )
+    with pytest.raises(StartError, match="Ended") as caught:
+        start.stay(process, log)
+    log.output.close()
+    assert caught.value.status == 3
+    assert log.file.read_text() == "Ended.\n"
+    kept = sorted(tmp_path.glob("platform.log.*"))
+    assert [path.name for path in kept] == ["platform.log.1", "platform.log.2"]
+    assert [path.read_text()[0] for path in kept] == ["4", "3"]
+
+
 @pytest.mark.parametrize("apps", [["social"], ["media", "travel"], ["travel", "other"], []])
 def test_only_what_is_deployed_is_suggested(
     monkeypatch: pytest.MonkeyPatch, apps: list[str]
