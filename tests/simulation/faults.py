@@ -94,6 +94,13 @@ class Chaos:
         """Choose a process."""
         return self.chance.choice(self.cluster.processes)
 
+    def persisting(self) -> SimulatedProcess:
+        """Choose a process that keeps a part of the log."""
+        view = self.cluster.view
+        keepers = {*view.sequencers, *view.storage_nodes}
+        keeping = [p for p in self.cluster.processes if keepers.intersection(p.nodes)]
+        return self.chance.choice(keeping)
+
     def a_while_s(self) -> float:
         """Choose how long something lasts."""
         return self.chance.choice((0.005, 0.05, 0.2, 0.8)) * self.chance.uniform(0.5, 1.5)
@@ -174,16 +181,17 @@ def slow_process(chaos: Chaos) -> tuple[Undo, float] | None:
 
 def sync_error(chaos: Chaos) -> tuple[Undo, float] | None:
     """The next sync of one process fails: it ends, and is started again."""
-    process = chaos.process()
-    process.disk.sync_fails = True
-    process.disk.overlap_fails = chaos.chance.random() < 0.4
+    overlapping = chaos.chance.random() < 0.4
+    process = chaos.persisting() if overlapping else chaos.process()
+    process.disk.sync_fails, process.disk.overlap_fails = True, overlapping
     lose_power_in_next_life(chaos, process)
 
     def undo() -> None:
         process.disk.sync_fails = process.disk.overlap_fails = False
         process.start()
 
-    return undo, chaos.a_while_s()
+    # That two syncs overlap is rare, and does not happen while the journal is right.
+    return undo, 2.0 if overlapping else chaos.a_while_s()
 
 
 def killed_in_sync(chaos: Chaos) -> tuple[Undo, float] | None:
