@@ -333,6 +333,33 @@ def wiped_disk(chaos: Chaos) -> tuple[Undo, float] | None:
     return process.start, chaos.a_while_s()
 
 
+def wiped_under_writer(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One replica reports what the others of its shard have not got yet, then loses its disk; the
+    others get it when the wiped one is up again, and its writer, which lives on, cannot reach it.
+    """
+    process = chaos.damaged()
+    if process is None:
+        return None
+    cluster, network = chaos.cluster, chaos.cluster.network
+    storage = [cluster.process_of(node) for node in cluster.view.storage_nodes]
+    others = sorted({p.name for p in storage if p is not process})
+    engines = sorted({p.name for p in cluster.processes if p.logs and p.name not in others})
+    if process.name in engines or not others:
+        return None
+    network.cut(engines, others)
+
+    def wipe() -> None:
+        if not chaos.over and process.up:
+            process.crash(power=True)
+            process.disk.wipe()
+            network.join()
+            network.cut(engines, [process.name])
+            process.start()
+
+    cluster.world.after(chaos.chance.uniform(0.02, 0.1), wipe)
+    return network.join, 0.1 + chaos.a_while_s()
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "crash": crash,
     "crash_all": crash_all,
@@ -347,6 +374,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "flipped_bit": flipped_bit,
     "unreadable": unreadable,
     "wiped_disk": wiped_disk,
+    "wiped_under_writer": wiped_under_writer,
 }
 
 

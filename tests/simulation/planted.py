@@ -115,9 +115,8 @@ BUGS: Final = (
     Bug(
         "a reader takes entries for those that follow on, whoever proposed the ones before",
         "indilog/lineage.py",
-        "        if previous != self.before(start):\n"
-        "            return Comparison(Fit.UNRELATED, start)\n",
-        "",
+        "        if start == self.position and previous == self._epochs[-1]:\n",
+        "        if start <= self.position:\n",
     ),
     # --- storage
     Bug(

@@ -10,8 +10,10 @@ from indilog.errors import IndilogError
 from indilog.testing.simulation import SimulatedCluster, Stuck, World
 from tests.simulation import arrangement, checkers, faults
 from tests.simulation.aftermath import Aftermath
+from tests.simulation.copies import CopiesNotes
 from tests.simulation.history import Operation, Violation
 from tests.simulation.metalog_notes import MetalogNotes
+from tests.simulation.replaced_entries import ReplacedEntries
 from tests.simulation.sequencer_faults import SequencerLosses
 from tests.simulation.workload import Workload
 
@@ -97,11 +99,13 @@ class Run:
         losses = None if self._quiet else SequencerLosses(cluster, chaos.injected)
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
+        copies = CopiesNotes(self.report.violations)
         while workload.goes_on() and world.now_s < end_s:
             world.run_for(_TICK_S)
             cluster.check_invariants()
             self._check_limits(cluster, workload.habits.batch_max)
             self._metalog.note(cluster)
+            copies.note(cluster)
             workload.move_homeless(moving)
         workload.stopped = True
         if losses is not None:
@@ -111,6 +115,8 @@ class Run:
         evidence = aftermath.gathered()
         self.report.violations += checkers.checked(evidence)
         aftermath.enforce_retention()
+        if not self._quiet:
+            ReplacedEntries(cluster, self.report.violations).happen(chaos.injected)
         self.report.records = len(evidence.records)
 
     def _check_limits(self, cluster: SimulatedCluster, batch_max: int) -> None:

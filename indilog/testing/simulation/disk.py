@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import sys
 import threading
 from collections import Counter
@@ -182,6 +183,11 @@ class SimulatedDisk:
         for path in self._paths():
             path.unlink()
         self._files.clear()
+
+    def replace(self, older: Path) -> None:
+        """Have the files that are below `older` instead; only for a process that is down."""
+        self.wipe()
+        shutil.copytree(older, self.directory, dirs_exist_ok=True)
 
     def _paths(self) -> list[Path]:
         return sorted(path for path in self.directory.rglob("*") if path.is_file())

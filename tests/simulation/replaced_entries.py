@@ -1,0 +1,110 @@
+"""What happens, after a run, when the primary gets an older copy of its directory: it loses
+entries that it had published, and proposes others in their places.
+
+Records may lose their order by that, which nobody can undo. But no seqnum may have two records: all
+replicas correct their copies of the metalog and show what the primary has.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from indilog.client import Client
+from indilog.errors import IndilogError
+from indilog.ids import NodeId, ShardId
+from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
+from ordering.sequencer import Sequencer
+from storage import StorageNode
+from tests.simulation.history import Violation
+
+_SHARE: Final = 0.5
+"""Of the runs in which the primary has a process of its own, and backups."""
+_READY_WITHIN_S: Final = 30.0
+_AGREE_WITHIN_S: Final = 10.0
+_LOG: Final = "replaced"
+
+
+class ReplacedEntries:
+    """One such loss; appends what contradicts the claim to `violations`."""
+
+    def __init__(self, cluster: SimulatedCluster, violations: list[Violation]) -> None:
+        self._cluster = cluster
+        self._violations = violations
+        self._chance = cluster.world.chance("replaced entries")
+
+    def happen(self, injected: dict[str, int]) -> None:
+        """Let it happen, if the arrangement allows it and chance will have it."""
+        process = self._primary_alone()
+        if process is None or self._chance.random() >= _SHARE:
+            return
+        injected["replaced_entries"] = injected.get("replaced_entries", 0) + 1
+        cluster, disk = self._cluster, process.disk.directory
+        self._append(2)
+        process.crash(power=False)
+        process.start()
+        self._append(self._chance.randint(1, 4))
+        process.crash(power=False)
+        older = Path(f"{disk}.older")
+        shutil.copytree(disk, older)
+        process.start()
+        self._append(self._chance.randint(1, 4))
+        process.crash(power=False)
+        process.disk.replace(older)
+        process.start()
+        cluster.world.run_until(cluster.ready, _READY_WITHIN_S)
+        self._append(self._chance.randint(1, 8))
+        self._check()
+
+    def _primary_alone(self) -> SimulatedProcess | None:
+        view = self._cluster.view
+        process = self._cluster.process_of(view.primary)
+        alone = process.nodes == (view.primary,)
+        return process if alone and len(view.sequencers) > 1 else None
+
+    def _append(self, count: int) -> None:
+        """Append at each engine, so that entries order records of different shards."""
+        for number in range(count):
+            engine = self._chance.randrange(len(self._cluster.view.engines))
+            data = b"replaced %d" % number
+
+            async def append(client: Client, data: bytes = data) -> None:
+                try:
+                    await client.log(_LOG).append(data)
+                except IndilogError:
+                    return  # its outcome may be unknown now
+
+            self._cluster.run(append, engine=engine, within_s=_READY_WITHIN_S)
+
+    def _check(self) -> None:
+        """All storage nodes come to have the entries that the primary has, and no others."""
+        cluster = self._cluster
+        shell = cluster.process_of(cluster.view.primary).shell
+        assert shell is not None, "it was started"
+        primary = shell.roles[cluster.view.primary]
+        assert isinstance(primary, Sequencer)
+        cluster.world.run_for(_AGREE_WITHIN_S)
+        entries = primary._metalog.page(0, primary.committed)
+        for node in cluster.view.storage_nodes:
+            cut, tails, tail = dict[ShardId, int](), list[int](), 0
+            for entry in entries:
+                for shard, count in entry.counts.items():
+                    cut[shard] = cut.get(shard, 0) + count
+                    tail += count
+                tails.append(tail)
+            self._compare(node, tails, cut)
+
+    def _compare(self, node: NodeId, tails: list[int], cut: dict[ShardId, int]) -> None:
+        shell = self._cluster.process_of(node).shell
+        assert shell is not None, "healed"
+        role = shell.roles[node]
+        assert isinstance(role, StorageNode)
+        ordering = role._ordering
+        ours = [ordering.tail_at(position) for position in range(ordering.position)]
+        ordered = {shard: ordering.cut_of(shard) for shard in cut}
+        if ours != tails or ordered != cut:
+            what = (
+                f"{node} has {len(ours)} entries up to {ordered}, the primary {len(tails)}: {cut}"
+            )
+            self._violations.append(Violation("replaced", what))
