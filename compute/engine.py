@@ -297,9 +297,11 @@ class Engine:
 
     def _waited_for(self) -> bool:
         """Whether somebody waits for more than an append."""
-        fresh = self._ready_waiters or len(self.watches) > self._watches_known
-        waiting = self._reads.pending or self.times or self.trims
-        return bool(fresh or waiting or self._extended or self._local is None)
+        if self._extended or self._local is None or self._reads.is_waiting:
+            return True
+        if self._ready_waiters or len(self.watches) > self._watches_known:
+            return True
+        return bool(self.times or self.trims)
 
     def _upkeep(self, now: Instant) -> list[Effect]:
         """Do what need not be done in a turn that only appends: ask, ask again, give up."""

@@ -42,4 +42,4 @@ class FullDisks:
 
     def deadline(self) -> Instant | None:
         """When the next one is to be forgotten."""
-        return min(self._until.values(), default=None)
+        return min(self._until.values()) if self._until else None

@@ -110,6 +110,11 @@ class Reads:
         return waiting + len(self._requests)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether any read waits for something; for a node that only appends, at little cost."""
+        return bool(self._starting or self._requests or self._parked or self._tails)
+
+    @property
     def hedged(self) -> int:
         """Tries for which a further replica was asked, since the start."""
         return self._storage.hedges.hedged

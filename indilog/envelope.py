@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -25,6 +26,19 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 WIRE_VERSION: Final = 2
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    """An envelope whose messages are encoded already."""
+
+    version: int
+    view: ViewNumber
+    epoch: Epoch
+    sender: NodeId
+    receiver: NodeId
+    messages: tuple[msgspec.Raw, ...]
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
@@ -32,6 +46,24 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 def envelope_encoded(envelope: Envelope) -> bytes:
     """Return an envelope's bytes."""
     return _encoder.encode(envelope)
+
+
+def message_encoded(message: Message) -> msgspec.Raw:
+    """Return a message's bytes, for `envelope_packed`."""
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def envelope_packed(
+    view: ViewNumber,
+    epoch: Epoch,
+    sender: NodeId,
+    receiver: NodeId,
+    messages: Sequence[msgspec.Raw],
+) -> bytes:
+    """Return the bytes of an envelope of messages that are encoded already: to several receivers
+    each is encoded once.
+    """
+    return _encoder.encode(_Packed(WIRE_VERSION, view, epoch, sender, receiver, tuple(messages)))
 
 
 def envelope_decoded(frame: bytes | memoryview) -> Envelope:

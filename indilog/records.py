@@ -201,7 +201,7 @@ class RecordBatch:
     """
 
     __slots__ = (
-        "_data_ends", "_data_start", "_names_ends", "_names_start", "buffer", "damaged", "header",
+        "_data_start", "_ends", "buffer", "damaged", "header",
     )  # fmt: skip
 
     def __init__(self, buffer: bytes, *, partly: bool = False) -> None:
@@ -211,12 +211,7 @@ class RecordBatch:
         self._data_start = HEADER_BYTES + header.columns_bytes
         if crc32c(view[HEADER_BYTES : self._data_start]) != header.columns_crc:
             raise MalformedFrameError("the CRC of the columns is wrong")
-        count = header.records
-        ends = HEADER_BYTES + 8 * header.tags
-        # From bytes: of a memoryview, array() would take each byte for a number.
-        self._data_ends = array("I", buffer[ends : ends + 4 * count])
-        self._names_ends = array("I", buffer[ends + 4 * count : ends + 8 * count])
-        self._names_start = ends + RECORD_OVERHEAD_BYTES * count
+        self._ends: tuple[array[int], array[int]] | None = None
         self.damaged: frozenset[int] = frozenset()
         if crc32c(view[self._data_start :]) != header.data_crc:
             if not partly:
@@ -238,8 +233,8 @@ class RecordBatch:
 
     def _data_at(self, index: int) -> tuple[int, int]:
         start = self._data_start
-        before = self._data_ends[index - 1] if index else 0
-        return start + before, start + self._data_ends[index]
+        ends = self.ends[0]
+        return start + (ends[index - 1] if index else 0), start + ends[index]
 
     def __len__(self) -> int:
         return self.header.records
@@ -256,14 +251,25 @@ class RecordBatch:
 
     def names(self, index: int) -> bytes:
         """Return the names of a record, which are intact."""
-        start = self._names_start
-        before = self._names_ends[index - 1] if index else 0
-        return self.buffer[start + before : start + self._names_ends[index]]
+        start = HEADER_BYTES + 8 * self.header.tags + RECORD_OVERHEAD_BYTES * self.header.records
+        ends = self.ends[1]
+        return self.buffer[start + (ends[index - 1] if index else 0) : start + ends[index]]
 
     @property
     def ends(self) -> tuple[array[int], array[int]]:
-        """Where the data and the names of each record end; not to be changed."""
-        return self._data_ends, self._names_ends
+        """Where the data and the names of each record end; not to be changed.
+
+        Taken out when they are first asked for: an append asks for none of them.
+        """
+        if self._ends is None:
+            count = self.header.records
+            start = HEADER_BYTES + 8 * self.header.tags
+            # From bytes: of a memoryview, array() would take each byte for a number.
+            self._ends = (
+                array("I", self.buffer[start : start + 4 * count]),
+                array("I", self.buffer[start + 4 * count : start + 8 * count]),
+            )
+        return self._ends
 
     @property
     def tag_counts(self) -> bytes:

@@ -10,11 +10,9 @@ fill the memory.
 from __future__ import annotations
 
 import abc
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-from cachetools import LRUCache
 
 from indilog.errors import MalformedFrameError
 from indilog.ids import LocalId, NodeId
@@ -92,9 +90,9 @@ class BatchReads:
     """
 
     def __init__(self, *, bytes_max: int, reading_bytes_max: int, tasks_max: int) -> None:
-        self._cache: LRUCache[Location, RecordBatch] = LRUCache(
-            bytes_max, getsizeof=lambda batch: len(batch.buffer)
-        )
+        self._cache: OrderedDict[Location, RecordBatch] = OrderedDict()
+        """Those used least recently come first."""
+        self._cached_bytes = 0
         self._bytes_max = bytes_max
         self._reading_bytes_max = reading_bytes_max
         self._tasks_max = tasks_max
@@ -109,12 +107,21 @@ class BatchReads:
     @property
     def cached_bytes(self) -> int:
         """Bytes of batches in the cache."""
-        return int(self._cache.currsize)
+        return self._cached_bytes
 
     def remember(self, location: Location, batch: RecordBatch) -> None:
         """Keep a batch in memory for a while, if there is room for one of its size."""
-        if len(batch.buffer) <= self._bytes_max:
-            self._cache[location] = batch
+        size = len(batch.buffer)
+        if size > self._bytes_max:
+            return
+        cache = self._cache
+        if (before := cache.pop(location, None)) is not None:
+            self._cached_bytes -= len(before.buffer)
+        cache[location] = batch
+        self._cached_bytes += size
+        while self._cached_bytes > self._bytes_max:
+            _, dropped = cache.popitem(last=False)
+            self._cached_bytes -= len(dropped.buffer)
 
     def start(self, task: BatchTask) -> bool:
         """Queue a task, which `advance` serves; False: too many wait."""
@@ -143,6 +150,7 @@ class BatchReads:
                 continue
             location = task.todo.popleft()
             if (batch := self._cache.get(location)) is not None:
+                self._cache.move_to_end(location)
                 task.take(location, batch)
             else:
                 effects += self._read(location, task)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
+import msgspec
+
 from indilog.config import Config
-from indilog.envelope import WIRE_VERSION, Envelope, envelope_encoded
+from indilog.envelope import envelope_packed, message_encoded
 from indilog.ids import Epoch, NodeId
 from indilog.messages import Message
 from indilog.runtime.transport import Transport
@@ -69,10 +71,16 @@ class Outbox:
         if not letters:
             return
         assert self._transport is not None, "a process without transport has all roles itself"
+        encoded: dict[int, msgspec.Raw] = {}  # by id: mostly several receivers get one message
         for (sender, receiver), messages in letters.items():
             for start in range(0, len(messages), _MESSAGES_PER_ENVELOPE_MAX):
                 part = messages[start : start + _MESSAGES_PER_ENVELOPE_MAX]
-                self._send_envelope(self._transport, sender, receiver, part)
+                for message in part:
+                    if id(message) not in encoded:
+                        encoded[id(message)] = message_encoded(message)
+                    self._metrics.sent[type(message).__name__] += 1
+                raws = [encoded[id(message)] for message in part]
+                self._send_envelope(self._transport, sender, receiver, raws)
         self._transport.flush()
 
     def clear(self) -> None:
@@ -81,18 +89,18 @@ class Outbox:
         self._early.clear()
 
     def _send_envelope(
-        self, transport: Transport, sender: NodeId, receiver: NodeId, messages: Sequence[Message]
+        self,
+        transport: Transport,
+        sender: NodeId,
+        receiver: NodeId,
+        messages: Sequence[msgspec.Raw],
     ) -> None:
         view = self._views[-1].number
-        frame = envelope_encoded(
-            Envelope(WIRE_VERSION, view, self._epoch, sender, receiver, tuple(messages))
-        )
+        frame = envelope_packed(view, self._epoch, sender, receiver, messages)
         if len(frame) > self._frame_bytes_max and len(messages) > 1:
             middle = len(messages) // 2
             self._send_envelope(transport, sender, receiver, messages[:middle])
             self._send_envelope(transport, sender, receiver, messages[middle:])
             return
-        for message in messages:
-            self._metrics.sent[type(message).__name__] += 1
         self._metrics.sent_bytes += len(frame)
         transport.send(receiver, frame)

@@ -7,7 +7,14 @@ import typing
 import msgspec
 import pytest
 
-from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
+from indilog.envelope import (
+    WIRE_VERSION,
+    Envelope,
+    envelope_decoded,
+    envelope_encoded,
+    envelope_packed,
+    message_encoded,
+)
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, NodeId, ShardId, ViewNumber
 from indilog.messages import (
@@ -43,6 +50,9 @@ def envelope(*messages: Message, version: int = WIRE_VERSION) -> Envelope:
 def test_an_envelope_keeps_kinds_order_and_contents() -> None:
     sent = envelope(*MESSAGES)
     assert envelope_decoded(envelope_encoded(sent)) == sent
+    names = (sent.view, sent.epoch, sent.sender, sent.receiver)
+    packed = envelope_packed(*names, [message_encoded(message) for message in sent.messages])
+    assert packed == envelope_encoded(sent)
     assert envelope_decoded(memoryview(envelope_encoded(sent))) == sent
 
 
