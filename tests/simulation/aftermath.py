@@ -106,6 +106,7 @@ class Aftermath:
         self._subscribed: dict[tuple[str, str], list[Seen]] = {}
         self._subscriptions: list[asyncio.Task[None]] = []
         self._unknown: list[tuple[str, int]] = []
+        self._stamps: dict[int, float] = {}
 
     def gathered(self) -> Evidence:
         """Return the evidence.
@@ -138,6 +139,7 @@ class Aftermath:
             frozenset(shown),
             tuple(self._unknown),
             self._subscribed,
+            self._stamps,
         )
 
     def _seen_in_the_end(self) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
@@ -288,6 +290,10 @@ class Aftermath:
                     shown = (log, record.data, tuple(map(str, tags)))
                     if records.setdefault(record.seqnum, shown) != shown:
                         what = f"{replica} has {shown} at {record.seqnum}, another replica not"
+                        self._violations.append(Violation("replicas", what))
+                    stamp = record.ordered_us / 1e6
+                    if self._stamps.setdefault(record.seqnum, stamp) != stamp:
+                        what = f"{replica} has {record.seqnum} ordered at {stamp}, another not"
                         self._violations.append(Violation("replicas", what))
         return records
 

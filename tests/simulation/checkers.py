@@ -7,15 +7,17 @@ question is a bisection and no scan, so 100,000 operations take well under a sec
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from tests.simulation.history import APPENDS, AT_LAST, EVER, Evidence, Operation, Seen, Violation
 from tests.simulation.oracle import Floors, Oracle, Rising
 
 _WAIT_SLACK_S = 1e-4
+_STAMP_SLACK_S = 1e-5
 
 
 def appends_are_kept(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
@@ -94,8 +96,12 @@ _ORDERED = APPENDS | {"tail"}
 
 def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
     """What a session appended before a time lies below what `find_time` tells it; what anybody
-    appended after it does not.
+    appended after it does not. Nothing below was ordered at that time or later.
+
+    Where wall clocks were wrong the log's time may be behind the world's; then records say when
+    they were ordered.
     """
+    stamps = sorted(evidence.stamps.items())
     appends = [o for o in evidence.operations if o.kind in APPENDS and o.outcome == "ok"]
     after = sorted((o.invoked_s, o.value[0]) for o in appends)
     lowest = list(accumulate((seqnum for _, seqnum in reversed(after)), min))[::-1]
@@ -110,7 +116,26 @@ def times_are_found(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
             yield Violation("find_time", f"{older - 1} was before: {operation.told()}")
         place = bisect_right(after, (operation.time_s, EVER))
         if place < len(after) and lowest[place] < operation.value:
-            yield Violation("find_time", f"{lowest[place]} came later: {operation.told()}")
+            unknown = operation.time_s if not stamps else -math.inf  # it was trimmed
+            if evidence.stamps.get(lowest[place], unknown) >= operation.time_s:
+                yield Violation("find_time", f"{lowest[place]} came later: {operation.told()}")
+        below = bisect_left(stamps, (operation.value, 0.0))
+        if below and stamps[below - 1][1] >= operation.time_s:
+            yield Violation("find_time", f"{stamps[below - 1]} is below: {operation.told()}")
+
+
+def the_log_keeps_time(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
+    """What records say of when they were ordered never goes back along the log, and is never after
+    the append returned, whatever wall clocks said at the starts.
+    """
+    for (seqnum, stamp), (after, later) in pairwise(sorted(evidence.stamps.items())):
+        if later < stamp:
+            yield Violation("time", f"{after} was ordered at {later}, {seqnum} at {stamp}")
+    for append in evidence.operations:
+        if append.kind in APPENDS and append.outcome == "ok":
+            stamp = evidence.stamps.get(append.value[0], 0.0)
+            if stamp > append.returned_s + _STAMP_SLACK_S:
+                yield Violation("time", f"ordered at {stamp}, in the future: {append.told()}")
 
 
 def _own(appends: list[Operation], when: str) -> defaultdict[int, Rising]:
@@ -328,6 +353,7 @@ CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
     seqnums_are_dense,
     real_time_is_respected,
     times_are_found,
+    the_log_keeps_time,
     reads_skip_nothing,
     trims_hold,
     replicas_show_everything,

@@ -22,6 +22,7 @@ _LAGGING: Final = 0.4
 
 
 _RECENT_BYTES: Final = 300
+_YEAR_S: Final = 366 * 86_400.0
 
 
 class Chaos:
@@ -279,6 +280,22 @@ def twin_writer(chaos: Chaos) -> tuple[Undo, float] | None:
     return undo, 0.06 + chaos.a_while_s()
 
 
+def wrong_clock(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One process is started with its wall clock a year off; later starts find it right again."""
+    process, chance = chaos.process(), chaos.chance
+    begun = any(logs.engine.tail for p in chaos.cluster.processes for logs in p.logs.values())
+    if not begun:
+        return None  # the first records begin the log's time
+    process.crash(power=False)
+    process.wall_ahead_s = chance.choice((_YEAR_S, -_YEAR_S))
+
+    def undo() -> None:
+        process.start()
+        process.wall_ahead_s = 0.0
+
+    return undo, chaos.a_while_s()
+
+
 def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
     """One bit changes on the disk of one replica, anywhere in what it has written."""
     process, chance = chaos.damaged(), chaos.chance
@@ -371,6 +388,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "killed_in_sync": killed_in_sync,
     "disk_full": disk_full,
     "twin_writer": twin_writer,
+    "wrong_clock": wrong_clock,
     "flipped_bit": flipped_bit,
     "unreadable": unreadable,
     "wiped_disk": wiped_disk,

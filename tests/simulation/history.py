@@ -130,6 +130,7 @@ class Evidence(NamedTuple):
         tails: the log's tail after each metalog position, from the entries that were published.
         scans: per engine and log, what a scan through the public interface returned.
         subscribed: per engine and log, what a subscription from the beginning has shown.
+        stamps: when storage nodes say that each record was ordered, seconds since 1970.
     """
 
     operations: list[Operation]
@@ -139,3 +140,4 @@ class Evidence(NamedTuple):
     shown: frozenset[int]
     unknown: tuple[tuple[str, int], ...] = ()
     subscribed: Mapping[tuple[str, str], Sequence[Seen]] = MappingProxyType({})
+    stamps: Mapping[int, float] = MappingProxyType({})

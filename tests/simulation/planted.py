@@ -106,6 +106,18 @@ BUGS: Final = (
         "return min(Extent(a.last, a.length) for a in answers)",
     ),
     Bug(
+        "a wall clock that is a year ahead at a start is believed",
+        "ordering/entry_clock.py",
+        "0 <= wall_us - last_us <= gap_s_max * _US",
+        "0 <= wall_us - last_us",
+    ),
+    Bug(
+        "the time of entries goes back with the wall clock",
+        "ordering/entry_clock.py",
+        "last_us == 0 or 0 <= wall_us - last_us",
+        "last_us == 0 or wall_us < last_us or 0 <= wall_us - last_us",
+    ),
+    Bug(
         "what a storage node reported before it lost its disk counts on",
         "ordering/primary.py",
         "        self._reports.forget(node)\n",
@@ -119,6 +131,12 @@ BUGS: Final = (
         "        if start <= self.position:\n",
     ),
     # --- storage
+    Bug(
+        "a record says its writer's time for that of its ordering",
+        "storage/record_reads.py",
+        "ordered_us = self._applied.ordered_us(seqnum)",
+        "ordered_us = raw.time_us",
+    ),
     Bug(
         "a batch that leaves a gap is stored",
         "storage/appends.py",

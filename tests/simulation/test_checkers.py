@@ -31,6 +31,7 @@ def did(number: int, kind: str, value: object, **more: object) -> Operation:
 
 def appended(number: int, seqnum: int, **more: object) -> Operation:
     log, data, tags = RECORDS[seqnum]
+    more.setdefault("position_after", 1)
     return did(number, "append", [seqnum], entries=((data, tags),), log=log, **more)
 
 
@@ -101,6 +102,17 @@ def test_a_broken_promise_is_found(check: str, operation: Operation) -> None:
     assert check in found(operation)
 
 
+def test_times_of_ordering_that_go_back_or_lie_ahead_are_found() -> None:
+    def checks(operation: Operation, **stamps: float) -> list[str]:
+        return found(operation, stamps={int(name[1:]): stamp for name, stamp in stamps.items()})
+
+    tail, asked = did(12, "tail", 4), did(13, "find_time", 2, time_s=-29.5)
+    assert checks(tail, s0=-30.0, s1=-30.0, s2=-29.0, s3=-28.0) == []
+    assert checks(tail, s0=-30.0, s1=-30.5) == ["time"]
+    assert checks(tail, s0=-30.0, s3=1e6) == ["time"]
+    assert "find_time" in checks(asked, s1=-29.4, s2=-29.0)
+
+
 def test_what_was_trimmed_must_be_called_so_and_may_be_gone() -> None:
     trim = did(5, "trim", None, bound=2)
     assert not found(trim, did(6, "read_next", 2, bound=1, outcome="trimmed"))
@@ -148,7 +160,15 @@ def test_100_000_operations_are_checked_without_a_scan_of_the_log_for_each() -> 
     chance = random.Random(1)
     records: Records = {n: ("orders", b"%d" % n, ("a",) if n % 3 else ()) for n in range(50_000)}
     history = [
-        did(n, "append", [n], entries=((records[n][1], records[n][2]),), session=n % 8)
+        did(
+            n,
+            "append",
+            [n],
+            entries=((records[n][1], records[n][2]),),
+            session=n % 8,
+            position_before=n,
+            position_after=n + 1,
+        )
         for n in range(50_000)
     ]
     for n in range(50_000, 100_000):

@@ -27,14 +27,20 @@ _RESTART_S: Final = 0.1
 
 
 class WorldClock(Clock):
-    """The clock of a process, as the world has it."""
+    """The clock of a process: the world's, and its machine's wall clock at its start.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: whose time passes.
+        wall_ahead_s: by how much the wall clock was ahead when the process was started.
+    """
+
+    def __init__(self, world: World, wall_ahead_s: float = 0.0) -> None:
         self._world = world
+        self._wall_ahead_s = wall_ahead_s
 
     def now(self) -> Instant:
         """Return the time."""
-        return Instant(self._world.now_s)
+        return Instant(self._world.now_s + self._wall_ahead_s)
 
 
 class SimulatedProcess:
@@ -47,6 +53,8 @@ class SimulatedProcess:
         logs: of the engines that it has, in this life.
         failures: what ended a life by itself: a shell that failed, a start that was refused.
         replaced: another process has its place: once down it stays down.
+        wall_ahead_s: by how much the wall clock of its machine is ahead; it is looked at when the
+            process is started.
         on_up: called whenever it has started.
     """
 
@@ -68,6 +76,7 @@ class SimulatedProcess:
         self.on_up: Callable[[SimulatedProcess], None] = lambda _: None
         self.lives = 0
         self.replaced = False
+        self.wall_ahead_s = 0.0
         self._had_journal = False
         self._lost = False
         """Whether the journal was empty at the last start, and had been there before."""
@@ -143,7 +152,7 @@ class SimulatedProcess:
             epoch=epoch,
             on_fatal=self._on_fatal,
         )
-        shell.clock = WorldClock(cluster.world)
+        shell.clock = WorldClock(cluster.world, self.wall_ahead_s)
         shell.start(journal_lost=self._journal_lost(journal))
         return shell
 
