@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from indilog.ids import ShardId
-from indilog.metalog import entry_encoded
+from indilog.metalog import NewRecords, entry_encoded
 from indilog.testing.simulation import SimulatedCluster
 from ordering.sequencer import Sequencer
 from tests.simulation.history import Violation
@@ -22,6 +22,7 @@ class MetalogNotes:
         self._violations = violations
         self._entries: list[bytes] = []
         self._tails = [0]
+        self._time_us = 0
 
     def note(self, cluster: SimulatedCluster) -> None:
         """Keep a copy of what the primary calls committed, and may have said: it must not change.
@@ -37,6 +38,11 @@ class MetalogNotes:
         for entry in primary._metalog.page(len(self._entries), primary.committed):
             self._entries.append(entry_encoded(entry))
             self._tails.append(self._tails[-1] + sum(entry.counts.values()))
+            if isinstance(entry, NewRecords):
+                if entry.time_us < self._time_us:
+                    what = f"the entry at {entry.position} is stamped before an earlier one"
+                    self._violations.append(Violation("time", what))
+                self._time_us = entry.time_us
 
     def _compare(self, sequencer: Sequencer, who: str, start: int | None = None) -> None:
         """Compare a sequencer's last entries (or all) with what was committed."""
