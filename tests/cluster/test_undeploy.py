@@ -96,7 +96,10 @@ async def test_what_is_undeployed_is_gone_on_every_node_and_what_runs_ends(tmp_p
         runs = asyncio.ensure_future(first.call("demo.wait_for_release"))
         assert await client.log("gate").read_next("here", wait=30) is not None
         answer = await second.http.delete("/apps/demo")
-        assert (answer.status_code, answer.json()) == (200, {"name": "demo", "version": 2})
+        assert (answer.status_code, answer.json()) == (
+            200,
+            {"name": "demo", "version": 2, "invocations_open": 0},
+        )
         assert is_gone(second)
         await until(lambda: is_gone(first))
         for platform in (first, second):
