@@ -14,6 +14,7 @@ from indilog.errors import IndilogError, TrimmedError
 from indilog.ids import Epoch, NodeId, ShardId, names_decoded
 from indilog.log import Log
 from indilog.messages import ReadRecords, RecordsRead
+from indilog.retention import AGE_S_MIN
 from indilog.testing.simulation import SimulatedCluster, Stuck
 from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation, seen
 from tests.simulation.metalog_notes import MetalogNotes
@@ -173,7 +174,7 @@ class Aftermath:
 
     async def _policy_set(self, log: Log) -> bool:
         try:
-            await log.set_retention(age_s=_AGAIN_S)
+            await log.set_retention(age_s=AGE_S_MIN)
         except IndilogError:
             return False
         return True

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from indilog.errors import IndilogError
 from indilog.ids import MAX_SEQNUM
 from indilog.log import Entry, Log, Record
+from indilog.retention import AGE_S_MIN
 from indilog.testing.simulation import SimulatedCluster
 from tests.simulation.history import Operation, Seen, seen
 from tests.simulation.sizes import BATCH_HEADER_BYTES, stored_bytes
@@ -256,7 +257,7 @@ async def _find_time(log: Log, operation: Operation) -> int:
 def _draw_policy(_habits: Habits, chance: random.Random, operation: Operation) -> None:
     bound = chance.choice(("age", "age", "size", "size", "both", "none"))
     if bound in {"age", "both"}:
-        operation.age_s = chance.choice((0.02, 0.1, 0.5, 2.0))
+        operation.age_s = chance.choice((AGE_S_MIN, 1.2, 2.0))
     if bound in {"size", "both"}:
         operation.size_bytes = chance.choice((1, 100, 1000, 10_000))
 
