@@ -10,17 +10,19 @@ shards, like an aggregator.
 
 It knows all trims that the lookup knows of, too, whichever position they have (`TrimFeed`).
 
-What it writes to its disk are snapshots: after a restart it begins with the newest one and fetches
-what it misses from storage, everything if there is none. Memory is bounded: what is asked for
-seldom is in the snapshot only, and a lookup of it waits until it is read (`IndexStore`).
+What it writes to its disk are snapshots, and in checkpoints what the newest snapshot has not. After
+a restart it begins with both and fetches what it misses from storage, everything if there are none.
+Memory is bounded: what is asked for seldom is in the snapshot only, and a lookup of it waits until
+it is read (`IndexStore`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, assert_never
 
+from index_tier.checkpoint import Kept, checkpoint_of, restored
 from index_tier.fetch import Fetch, sources_of
 from index_tier.index_store import IndexStore, Search
 from index_tier.lost_records import crossed
@@ -111,6 +113,10 @@ class IndexNode:
         """The lookups whose master this node is."""
         self._fetch: Fetch | None = None
         self._attempts = 0
+        self._unsaved = 0
+        self._kept: Kept | None = None
+        """What a checkpoint gave back, until the snapshot is open."""
+        self._kept_payload = b""
         self._stalled_at: Instant | None = None
         """When a new fetch begins unless something arrives before; None: nothing is missed."""
 
@@ -139,6 +145,31 @@ class IndexNode:
             "waiting": len(self._waiting),
             "merging": len(self._merging),
         }
+
+    @property
+    def unsaved(self) -> int:
+        """How many positions were applied since a checkpoint was taken."""
+        return self._unsaved
+
+    def checkpoint(self) -> Callable[[], bytes]:
+        """Copy what is known here beyond the snapshot; what is returned encodes it, anywhere."""
+        self._unsaved = 0
+        if self._snapshots.opening:
+            kept = self._kept_payload
+            return lambda: kept
+        info = self._snapshots.info(self._store, self.position)
+        return checkpoint_of(self._store, self._floors, info)
+
+    def restore(self, payload: bytes, gone: Collection[int], /) -> None:
+        """Begin with a checkpoint, as soon as the snapshot is open.
+
+        Raises:
+            MalformedFrameError: it is of a version that this release does not know.
+        """
+        assert not self._store.end, f"at first, also if {len(gone)} segments are gone"
+        if payload:
+            self._kept_payload = payload
+            self._kept = restored(payload, self._floors)
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
         """Never called: an index node persists nothing."""
@@ -241,6 +272,7 @@ class IndexNode:
         """Index what is complete, as long as there is memory for it."""
         ready = self._feed.take()
         while not self._store.full and (block := next(ready, None)) is not None:
+            self._unsaved += 1
             if not self._consistent(block):
                 self._feed.reject(block)
                 return [Ignore(event, "index data that contradicts the log before it")]
@@ -422,9 +454,14 @@ class IndexNode:
         if snapshot is not None and not self._snapshots.is_ours(snapshot):
             return [self._snapshots.open(below=snapshot.info.position)]
         self._snapshots.opening = False
+        position = snapshot.info.position if snapshot is not None else None
         if snapshot is not None:
             self._store.restore(snapshot)
             self._feed = self._feed_from(snapshot.info.position)
+        kept, self._kept, self._kept_payload = self._kept, None, b""
+        if kept is not None and kept.follows(position) and self._snapshots.covers_ours(kept.info):
+            self._store.go_on_with(kept.rows, kept.info)
+            self._feed = self._feed_from(kept.info.position)
         return self._begin_fetch(NO_POSITION)
 
     def _on_written(self, answer: SnapshotWritten, now: Instant) -> list[Effect]:

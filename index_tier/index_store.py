@@ -18,10 +18,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import numpy as np
+
+from index_tier.recent_rows import AddedParts, RecentIndex
 from index_tier.spilled import Found, GroupDirectory, RowCache, next_in, prev_in
 from index_tier.tag_index import Matches, TagIndex
 from indilog.ids import MetalogPosition, SeqNum, ShardId, TagHash
-from indilog.index_snapshot import ReadRows, Rows, Snapshot, sorted_rows
+from indilog.index_snapshot import ReadRows, Rows, Snapshot, SnapshotInfo, sorted_rows
 from indilog.lost_ranges import LostRanges
 from indilog.messages import Direction, ShardTags
 from indilog.metalog import Floor
@@ -96,14 +99,16 @@ class _Generation:
 
     Attributes:
         records: how many were added: the empty tag's rows in a snapshot.
+        added: the same as `index`, as it came; None: it came as rows, or is in the snapshot.
         position, end: when it is closed, the position and seqnum before which everything is here.
     """
 
-    __slots__ = ("end", "index", "position", "records", "start")
+    __slots__ = ("added", "end", "index", "position", "records", "start")
 
     def __init__(self, start: SeqNum) -> None:
         self.start = start
-        self.index = TagIndex(start)
+        self.index: TagIndex | RecentIndex = TagIndex(start)
+        self.added: AddedParts | None = AddedParts()
         self.records = 0
         self.position: MetalogPosition = 0
         self.end: SeqNum = start
@@ -112,6 +117,29 @@ class _Generation:
     def rows(self) -> int:
         """How many rows it makes in a snapshot."""
         return self.index.entries + self.records
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory it takes."""
+        added = self.added.memory_bytes if self.added is not None else 0
+        return self.index.memory_bytes + added
+
+    @property
+    def given_back(self) -> bool:
+        """Whether a checkpoint gave it back: nobody has tried yet to write it to a snapshot."""
+        return isinstance(self.index, RecentIndex)
+
+    def add(self, part: ShardTags) -> None:
+        """Add records that follow all added before."""
+        assert isinstance(self.index, TagIndex), "what was given back is closed"
+        self.index.add(part)
+        self.records += part.count
+        if self.added is not None:
+            self.added.add(part)
+
+    def copied(self) -> Callable[[], Rows]:
+        """Copy everything; return what gives it as rows, in any thread."""
+        return self.added.copied() if self.added is not None else self.index.rows
 
 
 class Unwritten(NamedTuple):
@@ -172,7 +200,7 @@ class IndexStore:
     @property
     def resident_bytes(self) -> int:
         """About how much memory the generations take."""
-        return self._closed_bytes + self._newest.index.memory_bytes
+        return self._closed_bytes + self._newest.memory_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -213,8 +241,7 @@ class IndexStore:
         """Add records that follow all added before; the part's columns must fit each other."""
         for lost in part.lost:
             self.lost.add(lost)
-        self._newest.index.add(part)
-        self._newest.records += part.count
+        self._newest.add(part)
         self.full = self.resident_bytes >= self._full_bytes
 
     # --- trimming
@@ -253,7 +280,7 @@ class IndexStore:
         return [g for g in (*self._closed, self._newest) if g not in self._writing]
 
     def _measure(self) -> None:
-        self._closed_bytes = sum(g.index.memory_bytes for g in self._closed)
+        self._closed_bytes = sum(g.memory_bytes for g in self._closed)
         self.full = self.resident_bytes >= self._full_bytes
 
     # --- finding
@@ -275,7 +302,7 @@ class IndexStore:
             self._take_next(search, self._newest.index)
         return None
 
-    def _take_next(self, search: Search, index: TagIndex) -> None:
+    def _take_next(self, search: Search, index: TagIndex | RecentIndex) -> None:
         search.take(index.next(search.tag, search.bound, search.limit, search.left))
 
     def _take_prev(self, search: Search, generation: _Generation) -> None:
@@ -326,18 +353,21 @@ class IndexStore:
         """Whether a snapshot should be written: much is new, memory is short, or one failed."""
         if self._writing:
             return False
-        rows = self._newest.rows
+        given_back = [g for g in self._closed if g.given_back and not self._is_covered(g)]
+        fresh = [*given_back, self._newest]
+        rows, size = sum(g.rows for g in fresh), sum(g.memory_bytes for g in fresh)
         covered = self._base.rows if self._base is not None else 0
         return (
             rows >= max(self._entries_min, covered // 2)
-            or (rows > 0 and self._newest.index.memory_bytes > self._resident_bytes_max)
+            or (rows > 0 and size > self._resident_bytes_max)
             or self._failed
         )
 
     @property
     def _failed(self) -> bool:
         """Whether something is closed that no snapshot has."""
-        return bool(self._closed) and not self._is_covered(self._closed[-1])
+        last = self._closed[-1] if self._closed else None
+        return last is not None and not last.given_back and not self._is_covered(last)
 
     def close_generation(self, position: MetalogPosition) -> Unwritten:
         """Return what the next snapshot is to be written of: all that was added below `position`,
@@ -350,7 +380,7 @@ class IndexStore:
             closed = self._newest
             closed.position, closed.end = position, self.end
             self._closed.append(closed)
-            self._closed_bytes += closed.index.memory_bytes
+            self._closed_bytes += closed.memory_bytes
             self._newest = _Generation(closed.end)
             self.full = self.resident_bytes >= self._full_bytes
         fresh = self._writing = [g for g in self._closed if not self._is_covered(g)]
@@ -375,6 +405,28 @@ class IndexStore:
         self.lost = LostRanges(snapshot.info.lost, ranges_max=self._lost_max)
         self._adopt(snapshot)
 
+    # --- checkpoints
+
+    def unwritten_rows(self) -> Callable[[], Rows]:
+        """Copy what the snapshot has not; return what gives it as rows, in any thread."""
+        fresh = [g for g in self._closed if not self._is_covered(g)] + [self._newest]
+        copies = [generation.copied() for generation in fresh]
+        return lambda: sorted_rows([copy() for copy in copies])
+
+    def go_on_with(self, rows: Rows, info: SnapshotInfo) -> None:
+        """Take in rows that a checkpoint has and the snapshot, if there is one, has not."""
+        start = self._newest.start
+        assert self.end == start <= info.tail, "nothing was added"
+        rows = rows.chosen(rows.seqnums >= np.uint64(start))
+        recent = _Generation(start)
+        recent.index, recent.added = RecentIndex(rows, info.tail), None
+        recent.records = len(rows.tags) - recent.index.entries
+        recent.position, recent.end = info.position, info.tail
+        self._closed.append(recent)
+        self._newest = _Generation(info.tail)
+        self.lost = LostRanges((*self.lost, *info.lost), ranges_max=self._lost_max)
+        self._measure()
+
     def shrink(self) -> None:
         """Let go of generations that the snapshot covers, oldest first, while memory is short."""
         while (
@@ -382,7 +434,7 @@ class IndexStore:
             and self.resident_bytes > self._resident_bytes_max
             and self._is_covered(self._closed[0])
         ):
-            self._closed_bytes -= self._closed.pop(0).index.memory_bytes
+            self._closed_bytes -= self._closed.pop(0).memory_bytes
         self.full = self.resident_bytes >= self._full_bytes
 
     def check_invariants(self) -> None:
@@ -390,19 +442,23 @@ class IndexStore:
         for before, after in pairwise((*self._closed, self._newest)):
             assert before.end == after.start
         assert self.full == (self.resident_bytes >= self._full_bytes)
-        assert self._closed_bytes == sum(g.index.memory_bytes for g in self._closed)
+        assert self._closed_bytes == sum(g.memory_bytes for g in self._closed)
         covered = self._base.info.tail if self._base is not None else 0
         assert self.memory_from <= covered or not self.memory_from
         self.lost.check_invariants()
 
     def _adopt(self, snapshot: Snapshot) -> None:
         self._base = snapshot
+        for generation in self._closed:
+            if self._is_covered(generation):
+                generation.added = None
         self._directory = GroupDirectory(snapshot.groups)
         self._cache.clear()
+        self._measure()
 
     def _is_covered(self, generation: _Generation) -> bool:
         return self._base is not None and generation.end <= self._base.info.tail
 
 
-def _rows_of(indexes: Sequence[TagIndex]) -> Rows:
+def _rows_of(indexes: Sequence[TagIndex | RecentIndex]) -> Rows:
     return sorted_rows([index.rows() for index in indexes])

@@ -51,7 +51,10 @@ class Snapshots:
 
         One of another schedule does not: positions that it holds may be others'.
         """
-        info = snapshot.info
+        return self.covers_ours(snapshot.info)
+
+    def covers_ours(self, info: SnapshotInfo) -> bool:
+        """Tell whether something holds what this index shard has below its position."""
         return (
             info.logspace == self._view.logspace
             and info.index_shard == self._index_shard
@@ -90,6 +93,17 @@ class Snapshots:
         if base is None or store.end == base.info.tail:
             return False
         return min(trimmed.logs.highest, base.info.tail) - since > (base.info.tail - since) // 2
+
+    def info(self, store: IndexStore, position: MetalogPosition) -> SnapshotInfo:
+        """Return what `store` covers, in which everything below `position` is."""
+        return SnapshotInfo(
+            logspace=self._view.logspace,
+            index_shard=self._index_shard,
+            position=position,
+            tail=store.end,
+            eras=eras_below(self._view.eras, position),
+            lost=tuple(store.lost),
+        )
 
     def on_written(self, position: MetalogPosition, *, stored: bool, now: Instant) -> bool:
         """Take in that a snapshot was written, or not; False: it is none that is waited for."""

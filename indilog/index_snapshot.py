@@ -73,6 +73,10 @@ class Rows(NamedTuple):
         """Return the rows `start` to `end`."""
         return Rows(self.tags[start:end], self.seqnums[start:end], self.shards[start:end])
 
+    def chosen(self, mask: NDArray[np.bool_]) -> Rows:
+        """Return the rows for which `mask` says so."""
+        return Rows(self.tags[mask], self.seqnums[mask], self.shards[mask])
+
 
 class SnapshotFloors(NamedTuple):
     """What is trimmed: tags of logs, ascending, and their floors; the same of other tags."""

@@ -285,6 +285,12 @@ class Checkpoints(Protocol):
     (decision 0028).
     """
 
+    @property
+    def unsaved(self) -> int:
+        """How much a start would do again without a checkpoint of now, beside replaying frames, in
+        frames about; 0 right after `checkpoint`.
+        """
+
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy the state that all frames written by now add up to; return what encodes the copy.
 

@@ -108,6 +108,11 @@ class Sequencer:
         if self._metalog.wants_copies:
             self._metalog.copied(entries_decoded(payload))
 
+    @property
+    def unsaved(self) -> int:
+        """Nothing is done again but replaying frames."""
+        return 0
+
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy what all frames add up to; what is returned encodes it, in any thread."""
         return self._metalog.checkpoint()

@@ -162,6 +162,11 @@ class StorageNode:
         """Return what must stay of a batch when its segment is rewritten (decision 0016)."""
         return needed(self._shards, self._ordering.floors, kind, payload, location)
 
+    @property
+    def unsaved(self) -> int:
+        """Nothing is done again but replaying frames."""
+        return 0
+
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy what all frames add up to; what is returned encodes it, in any thread."""
         return checkpoint_of(self._ordering, self._shards)

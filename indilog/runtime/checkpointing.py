@@ -25,6 +25,8 @@ from indilog.runtime.segment import NO_ROOM
 
 _SHARE: Final = 2
 """A checkpoint of n bytes waits until n divided by this were appended."""
+_UNSAVED_BYTES: Final = 128
+"""What a role that writes no frames would write for each, about."""
 _POLL_S: Final = 0.005
 """How often it is asked whether a sync or the thread is done."""
 
@@ -87,12 +89,16 @@ class Checkpointing:
 
     def _due(self) -> bool:
         journal = self._journal
-        frames = journal.frames - self._frames_at
+        unsaved = self._unsaved()
+        frames = journal.frames - self._frames_at + unsaved
         filled = journal.files.active != self._segment_at and frames > 0
         if not filled and frames < self._frames_max:
             return False
-        appended = journal.written_bytes - self._bytes_at
+        appended = journal.written_bytes - self._bytes_at + unsaved * _UNSAVED_BYTES
         return appended * _SHARE >= self._size_bytes and not journal.starved
+
+    def _unsaved(self) -> int:
+        return sum(role.unsaved for role in self._roles.values())
 
     def _take(self) -> bool:
         """Copy the state of all roles; False: there is no room for the frame that says where."""
@@ -143,7 +149,8 @@ class Checkpointing:
             self._writing.exception()
         elif self._taken is not None:
             self._frames_at = 0  # it was not written
-        if quiet and self._journal.frames != self._frames_at and self._take():
+        fresh = self._journal.frames != self._frames_at or self._unsaved()
+        if quiet and fresh and self._take():
             self._journal.sync()
             assert self._taken is not None
             self._concluded(self._taken, self._journal.spare.pool.submit(self._write, self._taken))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from index_tier.checkpoint import Kept
 from index_tier.index_store import IndexStore, Search
 from indilog.ids import EMPTY_TAG, ShardId
 from indilog.index_schedule import IndexEra
@@ -56,6 +57,7 @@ class Story:
         self.position = 0
         self.writing: tuple[SnapshotInfo, Callable[[], Rows]] | None = None
         self.searches: list[tuple[Search, int]] = []
+        self.kept: Kept | None = None
 
     def fresh(self) -> IndexStore:
         return IndexStore(
@@ -94,16 +96,29 @@ class Story:
             self.store.written(self.disk.write(WriteSnapshot(info, base, recent)))
 
     def restart(self) -> None:
-        """Begin again from the snapshot; what came later is added again."""
+        """Begin again from the snapshot, and from a checkpoint perhaps; what came later is added
+        again.
+        """
         base = self.store.base
+        kept = self.kept if self.chance.random() < 0.5 else None
         self.searches.clear()
         self.writing = None
         self.store = self.fresh()
         if base is not None:
             self.store.restore(base)
+        position = base.info.position if base is not None else None
+        if kept is not None and kept.follows(position):
+            self.store.go_on_with(kept.rows, kept.info)
         for record in self.records:
             if record.seqnum >= self.store.end:
                 self.store.add(part_of([record]))
+
+    def checkpoint(self) -> None:
+        info = SnapshotInfo(index_shard=0, position=self.position, tail=self.store.end, eras=ERAS)
+        rows = self.store.unwritten_rows()
+        self.add()  # what comes later is not in it
+        base = self.store.base.info.position if self.store.base is not None else None
+        self.kept = Kept(info, base, rows())
 
     def shrink(self) -> None:
         self.store.shrink()
@@ -162,7 +177,11 @@ def test_a_search_finds_what_a_scan_finds_wherever_it_is(seed: int) -> None:
     """Also when snapshots are written, fail, and generations go while the search waits."""
     chance = Random(seed)
     story = Story(chance)
-    steps = [story.add] * 6 + [story.close, story.written, story.restart] + [story.ask] * 5
+    steps = (
+        [story.add] * 6
+        + [story.checkpoint, story.close, story.written, story.restart]
+        + [story.ask] * 5
+    )
     steps += [story.shrink] * 3
     for _ in range(150):
         chance.choice(steps)()

@@ -157,6 +157,7 @@ class IndexTier:
         self.answered: set[int] = set()
         self.ignored: list[str] = []
         self.disks: dict[NodeId, SnapshotDisk] = {n: SnapshotDisk() for n in self.view.index_nodes}
+        self.checkpoints: dict[NodeId, bytes] = {}
         self.asked: list[tuple[NodeId, SnapshotRequest]] = []
         """What index nodes want of their disks, which never lose a request."""
         self.roles: dict[NodeId, IndexNode | Aggregator] = {}
@@ -171,8 +172,16 @@ class IndexTier:
     def restart(self, node: NodeId) -> None:
         kind = Aggregator if node in self.view.aggregators else IndexNode
         self.asked = [(asker, request) for asker, request in self.asked if asker != node]
-        self.roles[node] = kind(node, [self.view], self.config)
+        role = self.roles[node] = kind(node, [self.view], self.config)
+        if isinstance(role, IndexNode) and node in self.checkpoints:
+            role.restore(self.checkpoints[node], ())
         self.give(node, Started(Epoch(1)))
+
+    def take_checkpoint(self, node: NodeId) -> None:
+        """Take one, with which the node begins after its next restarts."""
+        role = self.roles[node]
+        assert isinstance(role, IndexNode)
+        self.checkpoints[node] = role.checkpoint()()
 
     def give(self, node: NodeId, *events: Event) -> None:
         for effect in self.roles[node].handle(events, Instant(self.now)):
@@ -346,6 +355,7 @@ def faults(tier: IndexTier, chance: Random) -> list[Callable[[], None]]:
         lambda: tier.deliver(chance.randrange(64)),
         lambda: tier.deliver(chance.randrange(64), repeat=True),
         lambda: tier.restart(chance.choice(tier.merging)),
+        lambda: tier.take_checkpoint(chance.choice(tier.view.index_nodes)),
         lambda: tier.disks[chance.choice(tier.view.index_nodes)].damage(chance),
     ]
 

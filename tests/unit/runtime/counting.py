@@ -49,6 +49,10 @@ class Counter:
     def recovered(self) -> None:
         """Nothing is to be judged."""
 
+    @property
+    def unsaved(self) -> int:
+        return 0
+
     def checkpoint(self) -> Callable[[], bytes]:
         count = self.count
         return lambda: b"%d" % count

@@ -1,0 +1,130 @@
+"""What an index node has that no snapshot has, in a form that is copied and loaded at once
+(decision 0028).
+
+`AddedParts` keeps the columns of index data as they came, beside the index that is made of them: a
+checkpoint copies them in one piece. `RecentIndex` is an index over sorted rows: what a checkpoint
+gives back is searched as it is, instead of being added again record by record.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+
+from index_tier.spilled import next_in, prev_in
+from index_tier.tag_index import Matches
+from indilog.ids import SeqNum, TagHash
+from indilog.index_snapshot import ROW_BYTES, Rows, no_rows
+from indilog.messages import ShardTags
+from indilog.metalog import Floor
+
+
+class AddedParts:
+    """Index data in the order of its seqnums: 8 bytes a tag, a byte a record, 18 bytes a run of
+    consecutive records of one shard.
+    """
+
+    __slots__ = ("_counts", "_firsts", "_lengths", "_shards", "_tags")
+
+    def __init__(self) -> None:
+        self._counts = bytearray()
+        self._tags = array("Q")
+        self._firsts = array("Q")
+        self._lengths = array("Q")
+        self._shards = array("H")
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory it takes."""
+        return len(self._counts) + 8 * len(self._tags) + 18 * len(self._firsts)
+
+    def add(self, part: ShardTags) -> None:
+        """Add records that follow all added before."""
+        self._counts += part.tag_counts
+        self._tags.frombytes(part.tags)
+        if (
+            self._firsts
+            and self._firsts[-1] + self._lengths[-1] == part.first_seqnum
+            and self._shards[-1] == part.shard
+        ):
+            self._lengths[-1] += part.count
+            return
+        self._firsts.append(part.first_seqnum)
+        self._lengths.append(part.count)
+        self._shards.append(part.shard)
+
+    def copied(self) -> Callable[[], Rows]:
+        """Copy everything; return what makes sorted rows of the copy, which may run in a thread."""
+        counts = np.frombuffer(bytes(self._counts), np.uint8)
+        columns = (self._tags, self._firsts, self._lengths, self._shards)
+        tags, firsts, lengths, shards = (np.array(column) for column in columns)
+
+        def rows() -> Rows:
+            if not len(firsts):
+                return no_rows()
+            records_in = lengths.astype(np.int64)
+            starts = np.cumsum(lengths) - lengths
+            places = np.arange(len(counts), dtype=np.uint64)
+            records = np.repeat(firsts - starts, records_in) + places
+            of_record = np.repeat(shards, records_in)
+            all_tags = np.concatenate([np.zeros(len(counts), np.uint64), tags])
+            seqnums = np.concatenate([records, np.repeat(records, counts)])
+            all_shards = np.concatenate([of_record, np.repeat(of_record, counts)])
+            order = np.lexsort((seqnums, all_tags))
+            found = Rows(all_tags[order], seqnums[order], all_shards[order])
+            again = np.zeros(len(order), np.bool_)
+            again[1:] = (found.tags[1:] == found.tags[:-1]) & (
+                found.seqnums[1:] == found.seqnums[:-1]
+            )
+            return found.chosen(~again) if again.any() else found
+
+        return rows
+
+
+class RecentIndex:
+    """Finds the records of a tag among sorted rows; as `TagIndex`, but nothing is added.
+
+    Rows of what is trimmed stay, as those of a snapshot do: lookups know the floors.
+
+    Attributes:
+        end: the seqnum after the last record that it may have.
+        entries: rows but those of the empty tag. tags: how many different ones.
+    """
+
+    __slots__ = ("_rows", "end", "entries", "tags")
+
+    spans = 0
+    sweeping = False
+
+    def __init__(self, rows: Rows, end: SeqNum) -> None:
+        self._rows = rows
+        self.end = end
+        self.entries = int(np.count_nonzero(rows.tags))
+        self.tags = len(np.unique(rows.tags))
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory it takes."""
+        return ROW_BYTES * len(self._rows.tags)
+
+    def rows(self) -> Rows:
+        """Return everything as rows of a snapshot."""
+        return self._rows
+
+    def next(self, tag: TagHash, bound: SeqNum, limit: SeqNum, count: int) -> Matches:
+        """Return the `count` smallest seqnums of `tag` in [bound, limit), ascending."""
+        seqnums, shards = next_in(self._rows, tag, bound, limit, count)
+        return tuple(seqnums), tuple(shards)
+
+    def prev(self, tag: TagHash, bound: SeqNum, limit: SeqNum, count: int) -> Matches:
+        """Return the `count` largest seqnums of `tag` in [0, min(bound, limit - 1)], descending."""
+        seqnums, shards = prev_in(self._rows, tag, min(bound + 1, limit), count)
+        return tuple(seqnums), tuple(shards)
+
+    def trim(self, floor: Floor) -> None:
+        """Do nothing: what lies below a floor is not shown."""
+
+    def sweep(self, tags: int) -> None:
+        """Do nothing: there is nothing to be taken out."""
