@@ -70,6 +70,11 @@ class Checkpointing:
         self._writing: Future[int] | None = None
         self.written = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint was taken that is not written yet."""
+        return self._taken is not None
+
     def start(self) -> None:
         """Recovery is over; frames that were replayed count as written since the last one."""
         self._segment_at = self._journal.files.active

@@ -1,0 +1,247 @@
+"""How long a start takes, by how the log was written (issue 11: checkpoints).
+
+A data directory is filled as two callers would fill it who append one at a time, or in batches: the
+real storage node, sequencer and index node and the real journal work in this process, turn by turn,
+without waiting for syncs, engines or sockets. Then another process opens it, and is timed from its
+birth to the first record read: wall-clock and processor seconds, imports among them. It is ended in
+order, or killed (`--killed`): then the start has to replay what came after the last checkpoint.
+
+    python -m bench.restart [--records 1000000] [--batch 1] [--killed] [--opens 3] [--keep DIR]
+
+`bytes` are those of the journal without the zeros that wait for appends, of checkpoints, and of
+index snapshots, for each record of 100 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import indilog.client
+from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.ids import Epoch, Instant, LocalId, NodeId, ShardId, tag_columns
+from indilog.index_snapshot import WriteSnapshot, without_snapshots
+from indilog.messages import AppendBatch, Message, ShardClaim, ShardOpen
+from indilog.records import BatchBuilder
+from indilog.roles import (
+    AskSnapshots,
+    Effect,
+    Event,
+    FrameRead,
+    Persist,
+    Persisted,
+    ReadFrame,
+    Received,
+    Send,
+    SnapshotsAnswered,
+    Started,
+)
+from indilog.runtime.assembly import role_of
+from indilog.runtime.checkpointing import Checkpointing
+from indilog.runtime.cluster_state import EPOCH_KEY
+from indilog.runtime.data_directory import opened_metadata
+from indilog.runtime.journal import Journal, stream_of
+from indilog.runtime.recovery import recover
+from indilog.runtime.snapshot_files import SnapshotFolder
+from indilog.view import view_of
+
+RECORD_BYTES: Final = 100
+TAGS: Final = 1000
+_LOG: Final = "orders"
+_BORN: Final = "INDILOG_BENCH_BORN"
+"""When the process that is timed was asked for, in the environment."""
+
+
+class Filler:
+    """The roles of an embedded platform but its engine, over its journal, turn by turn."""
+
+    def __init__(self, config: Config, epoch: Epoch) -> None:
+        self._config = config
+        node = config.node
+        self._journal = Journal.open(
+            node.data_dir / "journal", segment_bytes=node.segment_bytes, durability="memory"
+        )
+        self._view = view_of()
+        names = [n for n in self._view.nodes if n not in self._view.engines]
+        self._roles = {name: role_of(name, [self._view], config) for name in names}
+        streams = {stream_of(name): role for name, role in self._roles.items()}
+        recover(self._journal, streams)
+        self._checkpointing = Checkpointing(
+            self._journal, streams, lambda _: None, frames=node.checkpoint_frames
+        )
+        self._checkpointing.start()
+        self._folders = {
+            name: SnapshotFolder(node.data_dir / "snapshots" / name)
+            for name in self._view.index_nodes
+        }
+        self._events: deque[tuple[NodeId, Event]] = deque()
+        self._epoch = epoch
+        self._now = time.time()
+        for name in self._roles:
+            self._events.append((name, Started(epoch)))
+        self.run()
+
+    def say(self, to: NodeId, message: Message) -> None:
+        """Let the engine say something."""
+        self._events.append((to, Received(self._view.engines[0], message, self._epoch)))
+
+    def run(self) -> None:
+        """Go on until no role has anything left; one turn of the shell."""
+        self._now += 0.0005
+        while self._events:
+            node, event = self._events.popleft()
+            for effect in self._roles[node].handle([event], Instant(self._now)):
+                self._perform(node, effect)
+        self._journal.flush()
+        self._checkpointing.turn(quiet=True)
+        if self._checkpointing.busy:
+            self._journal.sync()
+
+    def _perform(self, node: NodeId, effect: Effect) -> None:
+        match effect:
+            case Send(to, message) if to in self._roles:
+                self._events.append((to, Received(node, message, self._epoch)))
+            case Persist(kind, payload, token):
+                location = self._journal.write(stream_of(node), kind, payload)
+                self._events.append((node, Persisted(token, location)))
+            case ReadFrame(location, token):
+                self._events.append((node, FrameRead(token, self._journal.read(location))))
+            case AskSnapshots(WriteSnapshot() as request):
+                answer = self._folders[node].write(request)
+                self._events.append((node, SnapshotsAnswered(answer)))
+            case AskSnapshots(request):
+                self._events.append((node, SnapshotsAnswered(without_snapshots(request))))
+            case _:
+                pass  # for engines, or for people
+
+    def fill(self, records: int, batch: int) -> None:
+        """Append so many records in batches of that size, by two callers side by side."""
+        shard, storage = ShardId(0), self._view.storage_nodes[0]
+        self.say(storage, ShardClaim(shard, self._epoch))
+        self.run()
+        self.say(storage, ShardOpen(shard, self._epoch, 0))
+        self.run()
+        first: LocalId = 0
+        while first < records:
+            for _ in range(2):
+                self.say(storage, AppendBatch(_batch(shard, self._epoch, first, batch)))
+                first += batch
+            self.run()
+
+    def close(self, *, killed: bool) -> None:
+        """Stop, with a checkpoint or without."""
+        if not killed:
+            self._checkpointing.stop(quiet=True)
+        self._journal.close()
+
+
+def _batch(shard: ShardId, epoch: Epoch, first: LocalId, records: int) -> bytes:
+    builder = BatchBuilder()
+    for number in range(first, first + records):
+        columns = tag_columns(_LOG, (f"t{number % TAGS}",))
+        builder.add(b"x" * RECORD_BYTES, *columns)
+    return builder.build(shard=shard, epoch=epoch, first=first, time_us=int(time.time() * 1e6))
+
+
+def filled(directory: Path, records: int, batch: int, *, killed: bool) -> None:
+    """Fill a new data directory."""
+    config = _config(directory)
+
+    async def founded() -> Epoch:
+        """Let a platform make the directory; return an epoch of its own for the filler."""
+        async with indilog.client.open(directory, config):
+            pass
+        with opened_metadata(config.node) as store:
+            return Epoch(await store.next_sequence(EPOCH_KEY))
+
+    filler = Filler(config, asyncio.run(founded()))
+    filler.fill(records, batch)
+    filler.close(killed=killed)
+
+
+def _config(directory: Path) -> Config:
+    return Config(cluster=ClusterConfig(durability="memory"), node=NodeConfig(data_dir=directory))
+
+
+async def opened(directory: Path) -> None:
+    """Open it in this process, which was just born, and tell how long that took."""
+    async with indilog.client.open(directory, _config(directory)) as client:
+        born = float(os.environ[_BORN])
+        ready_s, cpu_s = time.time() - born, time.process_time()
+        record = await client.log(_LOG).read_prev(f"t{TAGS - 1}")
+        read_s, last = time.time() - born, record.seqnum if record is not None else None
+        told = {"ready_s": ready_s, "ready_cpu_s": cpu_s, "read_s": read_s, "last": last}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+        os._exit(0)  # as it was: neither a checkpoint nor a snapshot
+
+
+def bytes_of(directory: Path) -> dict[str, int]:
+    """Return how much the parts of a directory take on the disk."""
+    journal = directory / "journal"
+    parts = {
+        "segments": journal.glob("segment-*"),
+        "checkpoints": journal.glob("checkpoint-*"),
+        "snapshots": directory.glob("snapshots/*/*"),
+    }
+    return {name: sum(map(_used, paths)) for name, paths in parts.items()}
+
+
+def _used(path: Path) -> int:
+    """Return the size of a file without zeros at its end."""
+    end = path.stat().st_size
+    with path.open("rb") as file:
+        while end:
+            start = max(0, end - (1 << 20))
+            file.seek(start)
+            if part := file.read(end - start).rstrip(b"\0"):
+                return start + len(part)
+            end = start
+    return 0
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser("bench.restart", description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=1, help="records in a batch")
+    parser.add_argument("--killed", action="store_true", help="without a checkpoint at the end")
+    parser.add_argument("--opens", type=int, default=3, help="how often it is opened")
+    parser.add_argument("--keep", type=Path, help="the directory, which stays and is used again")
+    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.open is not None:
+        asyncio.run(opened(asked.open))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = asked.keep or Path(temporary) / "data"
+        began, began_cpu = time.time(), time.process_time()
+        if not directory.exists():
+            filled(directory, asked.records, asked.batch, killed=asked.killed)
+        fill_s, fill_cpu_s = time.time() - began, time.process_time() - began_cpu
+        per_record = {n: round(s / asked.records, 2) for n, s in bytes_of(directory).items()}
+        told = {"records": asked.records, "batch": asked.batch, "bytes_per_record": per_record}
+        _tell(told | {"fill_s": round(fill_s, 1), "fill_cpu_s": round(fill_cpu_s, 1)})
+        for _ in range(asked.opens):
+            command = [sys.executable, "-m", "bench.restart", "--open", str(directory)]
+            environment = os.environ | {_BORN: repr(time.time())}
+            found = subprocess.run(command, env=environment, capture_output=True, check=True)
+            _tell(json.loads(found.stdout))
+
+
+def _tell(figures: object) -> None:
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
