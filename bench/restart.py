@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -83,23 +82,26 @@ class Filler:
             name: SnapshotFolder(node.data_dir / "snapshots" / name)
             for name in self._view.index_nodes
         }
-        self._events: deque[tuple[NodeId, Event]] = deque()
+        self._inbox: dict[NodeId, list[Event]] = {}
         self._epoch = epoch
         self._now = time.time()
         for name in self._roles:
-            self._events.append((name, Started(epoch)))
+            self._tell(name, Started(epoch))
         self.run()
+
+    def _tell(self, node: NodeId, event: Event) -> None:
+        self._inbox.setdefault(node, []).append(event)
 
     def say(self, to: NodeId, message: Message) -> None:
         """Let the engine say something."""
-        self._events.append((to, Received(self._view.engines[0], message, self._epoch)))
+        self._tell(to, Received(self._view.engines[0], message, self._epoch))
 
     def run(self) -> None:
         """Go on until no role has anything left; one turn of the shell."""
         self._now += 0.0005
-        while self._events:
-            node, event = self._events.popleft()
-            for effect in self._roles[node].handle([event], Instant(self._now)):
+        while self._inbox:
+            node = next(iter(self._inbox))
+            for effect in self._roles[node].handle(self._inbox.pop(node), Instant(self._now)):
                 self._perform(node, effect)
         self._journal.flush()
         self._checkpointing.turn(quiet=True)
@@ -109,17 +111,16 @@ class Filler:
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:
             case Send(to, message) if to in self._roles:
-                self._events.append((to, Received(node, message, self._epoch)))
+                self._tell(to, Received(node, message, self._epoch))
             case Persist(kind, payload, token):
                 location = self._journal.write(stream_of(node), kind, payload)
-                self._events.append((node, Persisted(token, location)))
+                self._tell(node, Persisted(token, location))
             case ReadFrame(location, token):
-                self._events.append((node, FrameRead(token, self._journal.read(location))))
+                self._tell(node, FrameRead(token, self._journal.read(location)))
             case AskSnapshots(WriteSnapshot() as request):
-                answer = self._folders[node].write(request)
-                self._events.append((node, SnapshotsAnswered(answer)))
+                self._tell(node, SnapshotsAnswered(self._folders[node].write(request)))
             case AskSnapshots(request):
-                self._events.append((node, SnapshotsAnswered(without_snapshots(request))))
+                self._tell(node, SnapshotsAnswered(without_snapshots(request)))
             case _:
                 pass  # for engines, or for people
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from indilog.runtime.checkpoint_files import KEPT, checkpoint_path, checkpoint_places
 from indilog.testing.simulation import LinkQuality, SimulatedCluster, SimulatedProcess
 
 Undo: TypeAlias = Callable[[], None]
@@ -296,6 +297,20 @@ def wrong_clock(chaos: Chaos) -> tuple[Undo, float] | None:
     return undo, chaos.a_while_s()
 
 
+def damaged_checkpoint(chaos: Chaos) -> tuple[Undo, float] | None:
+    """One bit changes in the newest checkpoint of a process that has an older one, and it ends."""
+    process, chance = chaos.process(), chaos.chance
+    journal = process.disk.directory / "journal"
+    places = checkpoint_places(journal)
+    if len(places) < KEPT:
+        return None
+    path = checkpoint_path(journal, places[-1])
+    offset = chance.randrange(path.stat().st_size)
+    process.disk.flip_bit(f"journal/{path.name}", offset, chance.randrange(8))
+    process.crash(power=chance.random() < 0.5)
+    return process.start, chaos.a_while_s()
+
+
 def flipped_bit(chaos: Chaos) -> tuple[Undo, float] | None:
     """One bit changes on the disk of one replica, anywhere in what it has written."""
     process, chance = chaos.damaged(), chaos.chance
@@ -390,6 +405,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "twin_writer": twin_writer,
     "wrong_clock": wrong_clock,
     "flipped_bit": flipped_bit,
+    "damaged_checkpoint": damaged_checkpoint,
     "unreadable": unreadable,
     "wiped_disk": wiped_disk,
     "wiped_under_writer": wiped_under_writer,

@@ -447,6 +447,51 @@ BUGS: Final = (
         "        return crc32c(payload) == header.payload_crc",
         "        return True",
     ),
+    # --- checkpoints
+    Bug(
+        "a checkpoint leaves out what was written while it was being made",
+        "indilog/runtime/checkpointing.py",
+        "self._writing = self._journal.spare.pool.submit(self._write, taken)",
+        "place = self._journal.begin_checkpoint()\n"
+        "                taken = taken._replace(place=place)\n"
+        "                self._writing = self._journal.spare.pool.submit(self._write, taken)",
+    ),
+    Bug(
+        "a checkpoint is written before what lies before it is durable",
+        "indilog/runtime/checkpointing.py",
+        "            if self._journal.reached(taken.mark):",
+        "            if taken:",
+    ),
+    Bug(
+        "a checkpoint takes entries for committed that are not",
+        "ordering/stored_metalog.py",
+        "        committed = self.committed\n",
+        "        self.commit(len(self._entries))\n        committed = self.committed\n",
+    ),
+    Bug(
+        "a damaged checkpoint is an empty state",
+        "indilog/runtime/checkpoint_files.py",
+        'what="its body")\n        return None',
+        'what="its body")\n        return Loaded(place, Checkpoint({}, ()))',
+    ),
+    Bug(
+        "a segment behind the checkpoint is rewritten as one before it",
+        "indilog/runtime/rewriting.py",
+        "batches_only=files[-1].last < journal.old.floor",
+        "batches_only=files[-1].last > 0",
+    ),
+    Bug(
+        "what was discarded since the checkpoint is forgotten by a restart",
+        "storage/recovery.py",
+        "shard.discard_all(gone.first, gone.end)",
+        "shard.discard_all(gone.first, gone.first)",
+    ),
+    Bug(
+        "an index node believes to have more than its checkpoint gave back",
+        "index_tier/index_node.py",
+        "self._feed = self._feed_from(kept.info.position)",
+        "self._feed = self._feed_from(kept.info.position + 1)",
+    ),
 )
 
 
