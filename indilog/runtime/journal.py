@@ -84,6 +84,8 @@ _SPARE_FROM: Final = 16
 longer than filling half a segment at full load, and a process that writes little needs no second
 segment.
 """
+_NO_SEGMENT: Final = 2**32 - 2
+"""Stands in the name of a batch that is where its name is damaged."""
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
 Durability = Literal["fsync", "memory"]
@@ -289,7 +291,7 @@ class Journal:
         for found in scan:
             if isinstance(found, Damage):
                 self.old.spoil(file)
-                yield self._counted(found)
+                yield self._counted(self._named(found))
                 continue
             header, payload, location = found
             if header.kind == FrameKind.GONE:
@@ -305,9 +307,9 @@ class Journal:
             elif (name := self.moved.name(*location)) is not None:
                 yield header.stream, _kind_of(header.kind), payload, name
             else:
-                damage_end = location.offset + frame_bytes(header.length) - FRAME_HEADER_BYTES
                 at = location.offset - FRAME_HEADER_BYTES
-                yield self._counted(Damage(file.first, at, damage_end, header, payload))
+                damage = Damage(file.first, at, at + frame_bytes(header.length), header, payload)
+                yield self._counted(self._named(damage))
         if scan.mended:
             self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
         # A crash may have come before any of its syncs, also before that of a mark.
@@ -327,6 +329,14 @@ class Journal:
             self.moved.moved(
                 range(file.first, file.last + 1), file.first, places_in(file, end.names_at)
             )
+
+    def _named(self, damage: Damage) -> Damage:
+        """Return damage of a batch with the name by which its role knows it."""
+        header, place = damage.header, damage.location
+        if header is None or header.kind not in BATCH_KINDS:
+            return damage
+        name = self.moved.name(*place)
+        return damage._replace(name=name or place._replace(segment=_NO_SEGMENT))
 
     def _counted(self, damage: Damage) -> Damage:
         self.damaged += 1

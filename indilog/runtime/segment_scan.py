@@ -54,10 +54,14 @@ class Damage(NamedTuple):
     """That of the frame, if it is intact: then only its payload is damaged."""
     payload: bytes
     """What is there instead of it."""
+    name: Location | None = None
+    """The place by which roles know a batch that was moved."""
 
     @property
     def location(self) -> Location:
-        """Where the payload is, or what is unknown."""
+        """Where the payload is, or what is unknown; of a batch that was moved, its name."""
+        if self.name is not None:
+            return self.name
         length = self.header.length if self.header is not None else self.end - self.start
         return Location(self.segment, self.start + FRAME_HEADER_BYTES, length)
 

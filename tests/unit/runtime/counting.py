@@ -37,6 +37,8 @@ class Counter:
         self.lost_frames: list[Lost] = []
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
+        if kind is FrameKind.RECORDS:
+            return
         assert kind is FrameKind.METALOG, location
         number = int(payload[:6])
         assert number == self.count or self.lost_frames, "frames follow on one another"

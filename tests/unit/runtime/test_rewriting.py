@@ -10,13 +10,21 @@ from pathlib import Path
 import pytest
 import structlog
 
+from indilog.config import NodeConfig
+from indilog.ids import Instant
 from indilog.records import RecordBatch
 from indilog.roles import FrameKind, Location
 from indilog.runtime import segment_rewrite
+from indilog.runtime.checkpoint_files import checkpoint_path, checkpoint_places
 from indilog.runtime.journal import Journal
 from indilog.runtime.recovery import recover
+from indilog.runtime.rewriting import Rewriting
 from indilog.runtime.segment import segment_path
+from indilog.runtime.segment_scan import Damage
 from indilog.runtime.spare_segment import SpareSegment
+from indilog.telemetry import Metrics
+from tests.unit.runtime import counting
+from tests.unit.runtime.counting import Life
 from tests.unit.runtime.journals import Taker, spoil
 from tests.unit.runtime.rewriters import SEGMENT_BYTES, STREAM, Rewriter, batch, localids
 
@@ -384,3 +392,65 @@ def test_a_repaired_batch_that_is_dead_leaves_a_note_of_its_own(rewriter: Rewrit
         FrameKind.REPAIRED, 22, 24,
     )]  # fmt: skip
     again.close()
+
+
+def test_damage_of_a_batch_that_was_moved_is_told_by_its_name(rewriter: Rewriter) -> None:
+    """Its place may be the name of another batch: that one is not lost."""
+    places = filled(rewriter)
+    rewriter.discard(places[0], *places[2:5], *places[6:11])
+    assert rewriter.rest() == 1
+    [(_, offset)] = [p for p in [rewriter.journal.moved.place(places[5])] if p is not None]
+    rewriter.close()
+    spoil(segment_path(rewriter.directory, 1), offset + places[5].length - 40, 20)
+    journal = Journal.open(rewriter.directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+    told = [found.location for found in journal.recover() if isinstance(found, Damage)]
+    journal.close()
+    assert told == [places[5]]
+
+
+def test_batches_keep_their_names_over_restarts_and_further_rewrites(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:5], *places[6:10])
+    rewriter.rest()
+    again = rewriter.again()
+    assert places[5] in again.places
+    again.discard(places[10])
+    again.rest()
+    last = again.again()
+    assert [last.journal.read(place) for place in (places[5], places[11])] == [batch(10), batch(22)]
+    assert places[5] in last.places
+    last.close()
+
+
+def test_below_the_older_of_two_checkpoints_only_batches_stay(tmp_path: Path) -> None:
+    """What else a segment says is in the checkpoints; nobody replays it."""
+    life = Life(tmp_path)
+    live = life.journal.write(counting.STREAM, FrameKind.RECORDS, batch(0))
+    while life.journal.files.active < 3:
+        life.write()
+    node = NodeConfig(rewrite_bytes_per_s=1 << 30)
+    rewriting = Rewriting(life.journal, {}, node, lambda _: None, Metrics("storage-0"))
+
+    def rest() -> int:
+        for turn in range(100):
+            rewriting.turn(Instant(1000.0 + turn))
+            life.journal.sync()
+            life.journal.spare.pool.submit(int).result()
+        return sum(p.stat().st_size for p in tmp_path.glob("segment-0000000[12]*.log"))
+
+    life.write()
+    life.checkpoint()
+    assert rest() == 2 * SEGMENT_BYTES, "a start without the only checkpoint must be possible"
+    life.write()
+    life.checkpoint()
+    assert rest() < 600
+    assert life.journal.read(live) == batch(0)
+    count = life.role.count
+    rewriting.close()
+    life.end()
+    for place in checkpoint_places(tmp_path):
+        checkpoint_path(tmp_path, place).unlink()
+    bare = Life(tmp_path)
+    assert [lost.kind for lost in bare.role.lost_frames] == [None], "told before the first frame"
+    assert bare.role.count == count
+    bare.end()
