@@ -156,3 +156,18 @@ def test_a_copy_agrees_as_far_as_what_its_incarnation_had_survived(
     epoch: int, length: int, agreed: int
 ) -> None:
     assert metalog_of(1, 1, 3, 3, 5).agreement(Epoch(epoch), length) == agreed
+
+
+def test_a_checkpoint_counts_no_entry_as_committed_that_no_majority_has() -> None:
+    """Else the next life of the primary would publish what it may still have to replace."""
+    metalog = StoredMetalog(grows=True)
+    entries = [entry(position, epoch=1) for position in range(5)]
+    for number, one in enumerate(entries):
+        metalog.append(one)
+        metalog.on_persisted(number)
+    metalog.commit(2)
+    again = StoredMetalog(grows=True)
+    again.restore(metalog.checkpoint()())
+    assert (again.committed.position, again.stored, len(again)) == (2, 5, 5)
+    assert again.page(0, 5) == tuple(entries)
+    assert again.extent == metalog.extent
