@@ -124,6 +124,11 @@ def read(
         direction="prev" if last else "next",
         fresh=fresh,
     )
+    if answer.get("more") and len(answer["records"]) < limit:
+        sys.stderr.write(
+            f"warning: a page has fewer records when they are large; the next ones: "
+            f"--bound {answer['next_bound']}.\n"
+        )
     if not follow:
         show.records(answer["records"], as_json=as_json, time=_shown(ordered))
         return
