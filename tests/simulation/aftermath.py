@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from indilog.client import Client
 from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
-from indilog.errors import IndilogError, TrimmedError
+from indilog.errors import DataLossError, IndilogError, TrimmedError
 from indilog.ids import Epoch, NodeId, ShardId, names_decoded
 from indilog.log import Log
 from indilog.messages import ReadRecords, RecordsRead
 from indilog.retention import AGE_S_MIN
 from indilog.testing.simulation import SimulatedCluster, Stuck
 from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation, seen
+from tests.simulation.lost_batches import LostBatches
 from tests.simulation.metalog_notes import MetalogNotes
 from tests.simulation.operations import LOGS
 from tests.simulation.workload import Workload
@@ -85,6 +86,13 @@ def _remembered(history: Sequence[Operation]) -> dict[int, tuple[str, bytes, tup
     return records
 
 
+def _behind(error: DataLossError, bound: int) -> int:
+    """Return where to read on."""
+    assert error.next_seqnum is not None, "it says where"
+    assert error.next_seqnum > bound, "it says so of what was asked for"
+    return error.next_seqnum
+
+
 def _ends_with(found: Sequence[Seen], seqnum: int) -> bool:
     return bool(found) and found[-1].seqnum == seqnum
 
@@ -98,7 +106,11 @@ class Aftermath:
         workload: Workload,
         metalog: MetalogNotes,
         violations: list[Violation],
+        batches: LostBatches | None = None,
     ) -> None:
+        self._batches = batches
+        self._lost: frozenset[int] = frozenset()
+        self._told_lost: dict[tuple[str, str], list[tuple[int, int]]] = {}
         self._cluster = cluster
         self._workload = workload
         self._metalog = metalog
@@ -130,6 +142,8 @@ class Aftermath:
         self._unsubscribe()
         cluster.check_invariants()
         tails = self._metalog.finish(cluster)
+        if self._batches is not None:
+            self._lost = self._batches.seqnums(self._metalog.shard_of(cluster))
         shown = self._replicas_agree(tails[-1])
         records = self._seen_in_the_end() | _remembered(self._workload.history) | shown
         return Evidence(
@@ -141,6 +155,8 @@ class Aftermath:
             tuple(self._unknown),
             self._subscribed,
             self._stamps,
+            self._lost,
+            self._told_lost,
         )
 
     def _seen_in_the_end(self) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:
@@ -212,6 +228,8 @@ class Aftermath:
                         found.append(seen(record))  # noqa: PERF401 who waits looks at it
                 except TrimmedError as error:
                     bound = error.first_seqnum
+                except DataLossError as error:
+                    bound = _behind(error, bound)
 
         self._subscriptions.append(self._cluster.call(process, subscribe))
         return found
@@ -259,17 +277,24 @@ class Aftermath:
         async def scan(client: Client) -> None:
             client.session.saw(position)
             for name in self._workload.habits.logs:
-                self._scans[node, name] = await self._all_of_log(client.log(name))
+                told = self._told_lost[node, name] = []
+                self._scans[node, name] = await self._all_of_log(client.log(name), told)
 
         return scan
 
-    async def _all_of_log(self, log: Log) -> list[Seen]:
+    async def _all_of_log(self, log: Log, lost: list[tuple[int, int]] | None = None) -> list[Seen]:
         bound, found = 0, list[Seen]()
         while True:
             try:
                 page = await log.read_range(None, bound, limit=_PAGE if found else 1)
             except TrimmedError as error:
                 bound = error.first_seqnum
+                continue
+            except DataLossError as error:
+                following = _behind(error, bound)
+                if lost is not None:
+                    lost.append((bound if error.seqnum is None else error.seqnum, following))
+                bound = following
                 continue
             if not page:
                 return found
@@ -305,7 +330,8 @@ class Aftermath:
         repaired_by_s = self._cluster.world.now_s + _HEALED_WITHIN_S
         while seqnums:
             page = prober.records(replica, shard, seqnums[:_PAGE])
-            if page.unknown and self._cluster.world.now_s < repaired_by_s:
+            awaited = set(page.unknown) - self._lost
+            if awaited and self._cluster.world.now_s < repaired_by_s:
                 self._cluster.world.run_for(_REPAIR_S)
                 continue
             self._unknown += [(replica, seqnum) for seqnum in page.unknown]

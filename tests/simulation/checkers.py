@@ -46,12 +46,17 @@ def _append_kept(
         for seqnum, (data, tags) in zip(operation.value, operation.entries, strict=True):
             record = (operation.log, data, tags)
             there = evidence.records.get(seqnum) if seqnum in evidence.shown else None
-            if there != record and not floors.may_be_dead(seqnum, record, AT_LAST):
+            excused = seqnum in evidence.lost or floors.may_be_dead(seqnum, record, AT_LAST)
+            if there != record and not excused:
                 yield Violation("durable", f"{there} is where {operation.told()}")
     elif operation.outcome == "failed" and any(place is not None for place in found):
         yield Violation("failed", f"it is there, though it failed: {operation.told()}")
     present = [place for place in found if place is not None]
-    if present and not floors.any and present != list(range(present[0], present[0] + len(found))):
+    if (
+        present
+        and not (floors.any or evidence.lost)
+        and present != list(range(present[0], present[0] + len(found)))
+    ):
         yield Violation("atomic", f"a batch in pieces at {found}: {operation.told()}")
 
 
@@ -60,7 +65,7 @@ def seqnums_are_dense(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]
     floors, records = oracle.floors, evidence.records
     missing = [
         seqnum
-        for seqnum in sorted(set(range(evidence.tails[-1])) - evidence.shown)
+        for seqnum in sorted(set(range(evidence.tails[-1])) - evidence.shown - evidence.lost)
         if not (
             floors.may_be_dead(seqnum, records[seqnum], AT_LAST)
             if seqnum in records
@@ -151,6 +156,8 @@ def replicas_show_everything(evidence: Evidence, oracle: Oracle) -> Iterator[Vio
     for replica, seqnum in evidence.unknown:
         record = evidence.records.get(seqnum)
         dead = record is not None and oracle.floors.may_be_dead(seqnum, record, AT_LAST)
+        if seqnum in evidence.lost:
+            continue
         if not dead and (record is not None or seqnum >= oracle.floors.highest()):
             yield Violation("replicas", f"{replica} does not show {seqnum}: {record}")
 
@@ -276,11 +283,29 @@ _EXPECTED: dict[str, Callable[[Operation, int, Oracle], str | None]] = {
 }
 
 
+def losses_are_true(evidence: Evidence, oracle: Oracle) -> Iterator[Violation]:
+    """A read is told of a loss only where all replicas have lost something; scans are told of all
+    that they do not show.
+    """
+    for operation in evidence.operations:
+        if operation.outcome == "lost":
+            first, end = operation.value or (-1, 0)
+            if not {first, end - 1} <= evidence.lost:
+                yield Violation("lost", f"no disk lost it: {operation.told()}")
+    for (engine, log), scan in evidence.scans.items():
+        visible = {record.seqnum for record in scan}
+        told = {s for range_ in evidence.told_lost.get((engine, log), ()) for s in range(*range_)}
+        for seqnum in evidence.lost - visible - told:
+            record = evidence.records.get(seqnum)
+            if record is None or record[0] != log:
+                continue
+            if not oracle.floors.may_be_dead(seqnum, record, AT_LAST):
+                yield Violation("gap", f"{engine} says nothing of {seqnum}: {record}")
+
+
 def sessions_never_go_back(evidence: Evidence, _: Oracle) -> Iterator[Violation]:
     """The position of a session only grows, and a read that waits for nothing waits its time."""
     for operation in evidence.operations:
-        if operation.outcome == "lost":
-            yield Violation("lost", f"no disk lost it: {operation.told()}")
         if operation.position_after < operation.position_before:
             yield Violation("session", f"the session went back: {operation.told()}")
         is_done = operation.outcome == "ok"
@@ -340,7 +365,10 @@ def _all_shown(
             Seen(seqnum, evidence.records[seqnum][1], evidence.records[seqnum][2])
             for seqnum in oracle.matching(log, None)
             if seqnum in visible
-            or not oracle.floors.may_be_dead(seqnum, evidence.records[seqnum], AT_LAST)
+            or not (
+                seqnum in evidence.lost
+                or oracle.floors.may_be_dead(seqnum, evidence.records[seqnum], AT_LAST)
+            )
         ]
         if list(scan) != expected:
             differing = [(a, b) for a, b in zip(scan, expected, strict=False) if a != b][:3]
@@ -357,6 +385,7 @@ CHECKERS: tuple[Callable[[Evidence, Oracle], Iterator[Violation]], ...] = (
     reads_skip_nothing,
     trims_hold,
     replicas_show_everything,
+    losses_are_true,
     sessions_never_go_back,
     limits_hold,
     policies_are_told,

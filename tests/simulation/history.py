@@ -59,7 +59,8 @@ class Operation:
         entries: of appends, what was to be appended.
         age_s, size_bytes: of a retention policy.
         too_large: whether they are more than the limits allow.
-        value: of an ok operation: seqnums, records, or a number.
+        value: of an ok operation: seqnums, records, or a number; of a lost one, the seqnums [first,
+            end) that the error names.
         note: what an error said.
     """
 
@@ -131,6 +132,7 @@ class Evidence(NamedTuple):
         scans: per engine and log, what a scan through the public interface returned.
         subscribed: per engine and log, what a subscription from the beginning has shown.
         stamps: when storage nodes say that each record was ordered, seconds since 1970.
+        lost: the seqnums that all replicas may have lost.
     """
 
     operations: list[Operation]
@@ -141,3 +143,6 @@ class Evidence(NamedTuple):
     unknown: tuple[tuple[str, int], ...] = ()
     subscribed: Mapping[tuple[str, str], Sequence[Seen]] = MappingProxyType({})
     stamps: Mapping[int, float] = MappingProxyType({})
+    lost: frozenset[int] = frozenset()
+    told_lost: Mapping[tuple[str, str], Sequence[tuple[int, int]]] = MappingProxyType({})
+    """Per engine and log, the ranges that a scan was told to be lost."""

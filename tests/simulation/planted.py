@@ -210,6 +210,18 @@ BUGS: Final = (
         "            effects = self._begin_fetch(end)",
         "            effects = []",
     ),
+    Bug(
+        "lost records are said to have no tags",
+        "storage/index_data.py",
+        "        if taken.lost:\n",
+        "        if taken.lost and not taken.counts:\n",
+    ),
+    Bug(
+        "an index node answers across lost records",
+        "index_tier/index_node.py",
+        "lost = () if exact else crossed(",
+        "lost = () if lookup else crossed(",
+    ),
     # --- compute
     Bug(
         "an engine does not hear of trims",

@@ -12,6 +12,7 @@ from tests.simulation import arrangement, checkers, faults
 from tests.simulation.aftermath import Aftermath
 from tests.simulation.copies import CopiesNotes
 from tests.simulation.history import Operation, Violation
+from tests.simulation.lost_batches import LostBatches
 from tests.simulation.metalog_notes import MetalogNotes
 from tests.simulation.replaced_entries import ReplacedEntries
 from tests.simulation.sequencer_faults import SequencerLosses
@@ -97,6 +98,7 @@ class Run:
         chaos = faults.Chaos(cluster, kinds, mean_s)
         self.report.faults = chaos.injected
         losses = None if self._quiet else SequencerLosses(cluster, chaos.injected)
+        batches = None if self._quiet else LostBatches(cluster, chaos.injected)
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
         copies = CopiesNotes(self.report.violations)
@@ -108,10 +110,11 @@ class Run:
             copies.note(cluster)
             workload.move_homeless(moving)
         workload.stopped = True
-        if losses is not None:
-            losses.end()
+        for one in (losses, batches):
+            if one is not None:
+                one.end()
         chaos.end()
-        aftermath = Aftermath(cluster, workload, self._metalog, self.report.violations)
+        aftermath = Aftermath(cluster, workload, self._metalog, self.report.violations, batches)
         evidence = aftermath.gathered()
         self.report.violations += checkers.checked(evidence)
         aftermath.enforce_retention()

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.simulation.checkers import checked
-from tests.simulation.history import Evidence, Operation, Seen
+from tests.simulation.history import APPENDS, Evidence, Operation, Seen
 
 Records: TypeAlias = dict[int, tuple[str, bytes, tuple[str, ...]]]
 
@@ -26,6 +26,8 @@ def did(number: int, kind: str, value: object, **more: object) -> Operation:
         "session": 0, "engine": "engine-0", "log": "orders", "outcome": "ok", "limit": 10,
         "invoked": 10 * number, "returned": 10 * number + 5, "value": value,
     }  # fmt: skip
+    if kind in APPENDS:
+        given["position_after"] = 1  # an append moves its session on
     return Operation(number, kind=kind, **(given | more))
 
 
@@ -154,6 +156,21 @@ def test_a_hole_a_record_nobody_appended_and_a_wrong_scan_are_found() -> None:
     assert "replicas" in found(unknown=(("storage-0", 1),))
     assert "scan" in found(scans={("engine-0", "orders"): list(seen(0, 3))})
     assert "subscribe" in found(subscribed={("engine-0", "orders"): list(seen(0, 1, 1, 3))})
+
+
+def test_a_loss_is_believed_where_there_is_one_and_named_by_whoever_comes_across_it() -> None:
+    def told(number: int, *lost: int) -> Operation:
+        return did(number, "read_next", lost, bound=0, outcome="lost")
+
+    there = {"lost": frozenset({1}), "shown": frozenset({0, 2, 3})}
+    scans: dict[str, Any] = {"scans": {("engine-0", "orders"): seen(0, 3)}}
+    named = {"told_lost": {("engine-0", "orders"): [(1, 2)]}}
+    assert not found(told(5, 1, 2), **there, **scans, **named)
+    assert found(told(5, 1, 3), **there) == ["lost"]
+    assert found(did(5, "read_range", seen(0, 3), bound=0), **there) == ["read_range"]
+    unseen = did(5, "read", (), bound=1, position_before=1, position_after=1)
+    assert found(unseen, **there) == ["read"]
+    assert found(**there, **scans) == ["gap"]
 
 
 def test_100_000_operations_are_checked_without_a_scan_of_the_log_for_each() -> None:

@@ -195,7 +195,9 @@ class Workload:
         except ValueError as error:  # beyond the tail, says `trim`
             operation.outcome, operation.note = "failed", str(error)
         except IndilogError as error:
-            operation.outcome = "lost" if isinstance(error, DataLossError) else "failed"
+            operation.outcome = "failed"
+            if isinstance(error, DataLossError):
+                operation.outcome, operation.value = "lost", (error.seqnum, error.next_seqnum)
             if operation.kind == "trim":  # a process that ends may have asked for it already
                 operation.outcome = "unknown"
             operation.note = f"{type(error).__name__}: {error}"
