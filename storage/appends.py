@@ -227,6 +227,8 @@ class Appends:
             self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
         if self._progressed:
             effects += self._progress(primary, now)
+        if self._report.due is None and any(s.stored > s.ordered for s in self._shards.values()):
+            self._report.sent(now)  # what was ordered just now was not all that is stored
         return effects
 
     def _progress(self, primary: NodeId, now: Instant) -> list[Effect]:

@@ -21,6 +21,7 @@ from indilog.messages import (
     RecordsRead,
     ShardClaim,
     ShardOpen,
+    ShardProgress,
     ShardTags,
     StoredRecord,
 )
@@ -512,3 +513,12 @@ def test_a_cut_inside_a_batch_is_sliced() -> None:
     assert [tags_of(block.parts[0]) for block in answer.blocks] == [
         [[7]], [[7, 100], [7, 100, 101]],
     ]  # fmt: skip
+
+
+def test_a_lost_report_is_said_again_though_something_else_was_ordered_meanwhile() -> None:
+    machine = machine_of(resend_s=0.5)
+    append(machine, b"a", first=0)
+    append(machine, b"b", first=1)
+    machine.tell(entries({0: 1}), sender=PRIMARY)
+    sent = machine.wait(0.6)
+    assert ShardProgress({SHARD: (Epoch(1), 2)}) in messages(sent, PRIMARY)
