@@ -73,7 +73,8 @@ def up(
         if processes:
             from indilog.runtime.supervisor import processes_config, run_processes
 
-            run_processes(processes_config(config, os.environ, overrides), _say_ready)
+            cluster = processes_config(config, os.environ, overrides)
+            run_processes(cluster, _say_ready, supervisor_fd=supervisor_fd)
         else:
             from indilog.runtime.assembly import run_embedded
 

@@ -34,7 +34,7 @@ from indilog.runtime.metadata import EmbeddedMetadataStore
 from indilog.runtime.metadata_service import MetadataServer
 from indilog.runtime.run_directory import RunDirectory, remove_stale_directories
 from indilog.runtime.supervised_process import SupervisedProcess
-from indilog.runtime.supervisor_link import control_address
+from indilog.runtime.supervisor_link import SupervisorLink, control_address
 from indilog.view import View
 
 PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
@@ -233,25 +233,35 @@ def stop_processes(config: NodeConfig) -> int:
     return uvloop.run(stopped())
 
 
-def run_processes(config: Config, on_ready: Callable[[str], None] | None = None) -> None:
+def run_processes(
+    config: Config,
+    on_ready: Callable[[str], None] | None = None,
+    *,
+    supervisor_fd: int | None = None,
+) -> None:
     """Run a cluster of processes until SIGTERM, SIGINT or SIGHUP (its terminal is closed).
 
     Args:
         config: best from `processes_config`.
         on_ready: called once with the gateway's URL when everything is up.
+        supervisor_fd: a socket to the program that started this one; the cluster stops in order
+            when the other end is gone.
 
     Raises:
         IndilogError: as `Supervisor.start`.
     """
-    uvloop.run(_run(config, on_ready))
+    uvloop.run(_run(config, on_ready, supervisor_fd))
 
 
-async def _run(config: Config, on_ready: Callable[[str], None] | None) -> None:
+async def _run(
+    config: Config, on_ready: Callable[[str], None] | None, supervisor_fd: int | None
+) -> None:
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             continue  # as nohup does with SIGHUP
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    link = SupervisorLink(supervisor_fd, None, asked.set)
     supervisor = Supervisor(config)
     starting = asyncio.create_task(supervisor.start())
     stopping = asyncio.create_task(asked.wait())
@@ -267,3 +277,4 @@ async def _run(config: Config, on_ready: Callable[[str], None] | None) -> None:
         stopping.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
         await supervisor.stop()
+        link.close()

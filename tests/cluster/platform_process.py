@@ -7,6 +7,7 @@ import re
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,15 +67,20 @@ def platform(
 ) -> Iterator[PlatformProcess]:
     """Run `indilog up` in `directory` while the block runs; end it in order if it still runs.
 
-    `open_files_max` is the limit of open files of its process.
+    It ends with this process too, however that ends. `open_files_max` is the limit of open files
+    of its process.
     """
 
     def limited() -> None:
         if open_files_max is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_max, open_files_max))
 
+    ours, theirs = socket.socketpair()
+    fd = str(theirs.fileno())
+    command = [sys.executable, "-m", "indilog", "up", "--data", str(directory), "--port", "0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "indilog", "up", "--data", directory, "--port", "0", *options],
+        [*command, "--supervisor-fd", fd, *options],
+        pass_fds=[theirs.fileno()],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         env=os.environ | SETTINGS,
@@ -83,6 +89,7 @@ def platform(
         text=True,
         preexec_fn=limited,  # noqa: PLW1509 - it calls nothing that takes a lock
     )
+    theirs.close()
     try:
         assert process.stdout is not None
         there, _, _ = select.select([process.stdout], [], [], START_S_MAX)
@@ -98,6 +105,7 @@ def platform(
             process.terminate()
         if process.stdout is not None and not process.stdout.closed:
             process.communicate(timeout=30)
+        ours.close()
 
 
 def _descendants(pid: int) -> list[int]:

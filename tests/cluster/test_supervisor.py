@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -312,6 +313,25 @@ def test_sigterm_stops_everything_in_order(tmp_path: Path) -> None:
         assert process.wait(DEADLINE_S) == 0
     journals = [tmp_path / name for name in ("storage-0", "sequencer-2", "index-1-0")]
     assert all(journal.is_dir() for journal in journals)
+
+
+def test_a_cluster_ends_with_the_program_that_started_it_if_that_asked_for_it(
+    tmp_path: Path,
+) -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "indilog", "up", "--processes", "--data", str(tmp_path)]
+    command += ["--port", "0", "--supervisor-fd", str(theirs.fileno())]
+    with (
+        theirs,
+        ours,
+        subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        theirs.close()
+        assert "IndiLog is up" in line_of(process)
+        ours.close()
+        assert process.wait(DEADLINE_S) == 0
 
 
 def test_sigterm_before_it_is_up_stops_everything_too(tmp_path: Path) -> None:
