@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from indilog.envelope import Envelope, envelope_encoded
+from indilog.envelope import WIRE_VERSION, Envelope, envelope_encoded
 from indilog.ids import Epoch, NodeId, ViewNumber
 from indilog.messages import MetalogWanted
 from indilog.runtime.fence import Fence, Refused
 from indilog.view import view_of
 
 ENGINE, PRIMARY, STORAGE = NodeId("engine-0"), NodeId("sequencer-0"), NodeId("storage-0")
-SOUND = Envelope(1, ViewNumber(1), Epoch(5), ENGINE, PRIMARY, (MetalogWanted(0),))
+SOUND = Envelope(WIRE_VERSION, ViewNumber(1), Epoch(5), ENGINE, PRIMARY, (MetalogWanted(0),))
 
 
 def frame(**changes: object) -> bytes:
@@ -34,7 +34,7 @@ def fence() -> Fence:
     [
         (frame(), "taken"),
         (b"junk", "malformed frame"),
-        (frame(version=9), "malformed frame"),
+        (frame(version=WIRE_VERSION + 1), "malformed frame"),
         (frame(receiver=STORAGE), "frame for another node"),
         (frame(view=ViewNumber(2)), "frame of another view"),
         (frame(sender=NodeId("engine-77")), "frame of an unknown node"),
