@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from compute.retention import SizeMarks
 from indilog.log import Record
-from indilog.retention import Retention
+from indilog.retention import AGE_S_MIN, Retention
 from indilog.retention_log import PolicyLog
 from indilog.testing import MemoryLogs
 
 names = st.text(st.characters(exclude_characters="\x1f$", codec="utf-8"), min_size=1, max_size=30)
-ages = st.none() | st.floats(1e-9, 1e12)
+ages = st.none() | st.floats(AGE_S_MIN, 1e12)
 sizes = st.none() | st.integers(1, 2**63 - 1)
 
 
