@@ -28,9 +28,14 @@ async def test_schedules_of_an_application_that_does_not_load_wait_until_it_does
     )
     deployed = Deployed(1, record, 0, {spec: 0.0})
     host._applications._replace(deployed)
-    assert [told["schedule"] for told in host.status()["schedules"]] == ["app.f * * * * * UTC"]
-    host._applications._does_not_load(deployed, DeployError("No."))
-    assert host.status()["schedules"] == []
+    await host._invocations.start()  # watches schedules once it knows the time of the log
+    try:
+        watched = [told["schedule"] for told in host.status()["schedules"]]
+        assert watched == ["app.f * * * * * UTC"]
+        host._applications._does_not_load(deployed, DeployError("No."))
+        assert host.status()["schedules"] == []
+    finally:
+        await host._invocations.stop()
 
 
 async def test_a_key_that_is_known_needs_no_worker_no_function_and_no_look_into_the_log(
