@@ -203,4 +203,4 @@ def copied(source: Path, target: Path) -> None:
         if path.is_file():
             to = target / path.relative_to(source)
             to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, to)
+            shutil.copy(path, to)
