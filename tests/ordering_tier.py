@@ -487,9 +487,10 @@ class OrderingTier:
             self.settle()
             if all(self.ordered()[shard] == self.common(shard) for shard in VIEW.shards):
                 break
-            self.wait(1.0)
+            self.wait(CONFIG.node.resend_s)
         assert self.ordered() == {shard: self.common(shard) for shard in VIEW.shards}
-        self.wait(1.0)
+        # A backup whose messages were lost is sent them again after the longest pause.
+        self.wait(CONFIG.node.resend_s_max)
         self.settle()
         entries = [self.published[position] for position in range(len(self.published))]
         self.check_disks(entries)
