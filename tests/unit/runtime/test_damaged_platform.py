@@ -19,6 +19,7 @@ from indilog.errors import DataLossError, TrimmedError
 from indilog.log import Log, Record
 from indilog.roles import FrameKind
 from indilog.runtime.assembly import embedded, status_of
+from indilog.runtime.checkpoint_files import checkpoint_path, checkpoint_places
 from indilog.runtime.segment import segment_path
 from indilog.runtime.segment_scan import Damage, SegmentScan
 from tests.unit.runtime.journals import spoil
@@ -36,6 +37,16 @@ def spoil_batch(directory: Path, index: int, *, whole: bool) -> None:
         spoil(path, place.offset - 32, place.length + 32)
     else:
         spoil(path, place.offset + place.length - 40, 20)
+
+
+def lose_tags(directory: Path, index: int) -> None:
+    """Damage a whole batch, and remove the checkpoints, which may have its tags too."""
+    spoil_batch(directory, index, whole=True)
+    journal = directory / "journal"
+    places = checkpoint_places(journal)
+    assert places, "a clean stop takes one"
+    for place in places:
+        checkpoint_path(journal, place).unlink()
 
 
 @pytest.mark.asyncio
@@ -69,7 +80,7 @@ async def test_no_read_passes_over_a_batch_whose_tags_are_lost(
         log = client.log("orders")
         for number in range(6):
             await log.append(b"%d" % number * 50, tags=[f"t{number % 2}"])
-    spoil_batch(tmp_path, 2, whole=True)
+    lose_tags(tmp_path, 2)
     for again in range(3):
         async with indilog.client.open(tmp_path, config) as client:
             log = client.log("orders")
@@ -91,6 +102,22 @@ async def test_no_read_passes_over_a_batch_whose_tags_are_lost(
             assert await first(log, "t2", 3) is None
             assert await log.append(b"more", tags=["t0"]) == 6 + again
             assert await last(log, "t0", 2**60) == 6 + again
+
+
+@pytest.mark.asyncio
+async def test_tags_in_a_checkpoint_outlive_their_batch(tmp_path: Path) -> None:
+    """Only reads of the sub-streams that the lost record was in raise (decision 0028)."""
+    async with indilog.client.open(tmp_path, CONFIG) as client:
+        for number in range(6):
+            await client.log("orders").append(b"%d" % number * 50, tags=[f"t{number % 2}"])
+    spoil_batch(tmp_path, 2, whole=True)
+    for _ in range(3):
+        async with indilog.client.open(tmp_path, CONFIG) as client:
+            log = client.log("orders")
+            assert await seen(log, "t0") == [0, "2 to 3", 4]
+            assert await seen(log, "t1") == [1, 3, 5]
+            assert await seen(log, None) == [0, 1, "2 to 3", 3, 4, 5]
+            assert await first(client.log("other"), None, 0) is None
 
 
 async def seen(log: Log, tag: str | None) -> list[object]:
@@ -160,7 +187,7 @@ async def test_a_range_below_the_floor_is_forgotten(tmp_path: Path) -> None:
     async with indilog.client.open(tmp_path, CONFIG) as client:
         for number in range(6):
             await client.log("orders").append(b"%d" % number * 50, tags=["t"])
-    spoil_batch(tmp_path, 2, whole=True)
+    lose_tags(tmp_path, 2)
     async with indilog.client.open(tmp_path, CONFIG) as client:
         orders, other = client.log("orders"), client.log("other")
         await orders.trim(2)
