@@ -68,6 +68,17 @@ async def trimmed_by_tags(log: Log, seqnums: list[SeqNum]) -> list[SeqNum]:
     return seqnums[TAGS - 1 :: TAGS]
 
 
+async def read_through(log: Log, bound: SeqNum) -> list[SeqNum]:
+    """Return all seqnums from `bound` on. A page may be short: the index still has records that are
+    trimmed in their tags only, and these are passed over. An empty page is the end.
+    """
+    seqnums: list[SeqNum] = []
+    while page := await log.read_range(None, bound):
+        seqnums += [record.seqnum for record in page]
+        bound = seqnums[-1] + 1
+    return seqnums
+
+
 @pytest.mark.parametrize(
     ("batch", "trim"), [(2, trimmed_as_a_whole), (40, trimmed_by_tags)], ids=["small", "partly"]
 )
@@ -87,7 +98,7 @@ async def test_a22_a_trim_gives_the_disk_back(
     for _ in range(2):
         async with embedded(config) as platform:
             log = platform.logs.log("orders")
-            assert [r.seqnum for r in await log.read_range(None, left[0])] == left
+            assert await read_through(log, left[0]) == left
             record = await log.read(left[0])
             assert record is not None
             assert record.data == data_of(seqnums.index(left[0]))
