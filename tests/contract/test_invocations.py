@@ -42,6 +42,7 @@ FAST: dict[str, Any] = {
     "invocation_retry_s_min": 0.01,
     "invocation_retry_s_max": 0.02,
     "invocation_tries_max": 3,
+    "app_kept_share_max": 1.0,  # all calls here are of one application
 }
 
 
