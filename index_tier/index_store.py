@@ -99,7 +99,8 @@ class _Generation:
 
     Attributes:
         records: how many were added: the empty tag's rows in a snapshot.
-        added: the same as `index`, as it came; None: it came as rows, or is in the snapshot.
+        added: what `index` was made of, as it came, without most of what is trimmed; None: it came
+            as rows, or is in the snapshot.
         position, end: when it is closed, the position and seqnum before which everything is here.
     """
 
@@ -136,6 +137,26 @@ class _Generation:
         self.records += part.count
         if self.added is not None:
             self.added.add(part)
+
+    def trim(self, floor: Floor) -> None:
+        """Forget records below a floor; `sweep` forgets the other tags of a log's."""
+        self.index.trim(floor)
+        self._forget_added()
+
+    def sweep(self, tags: int) -> None:
+        """Go on with taking trimmed records out of other tags: as many tags as said."""
+        self.index.sweep(tags)
+        self._forget_added()
+
+    def _forget_added(self) -> None:
+        """Take out of `added` what the index has forgotten, once that is more than half.
+
+        So it costs no more than what was forgotten, however many trims that took.
+        """
+        if self.added is None or not isinstance(self.index, TagIndex) or self.index.sweeping:
+            return
+        if 2 * self.index.entries < self.added.entries:
+            self.added = AddedParts.of(self.index.rows())
 
     def copied(self) -> Callable[[], Rows]:
         """Copy everything; return what gives it as rows, in any thread."""
@@ -263,14 +284,14 @@ class IndexStore:
         if self._writing:
             self._late_floors.append(floor)
         for generation in self._changeable:
-            generation.index.trim(floor)
+            generation.trim(floor)
         self._measure()
 
     def sweep(self, tags: int) -> None:
         """Go on with taking trimmed records out of other tags: as many tags as said."""
         for generation in self._changeable:
             if generation.index.sweeping:
-                generation.index.sweep(tags)
+                generation.sweep(tags)
                 self._measure()
                 return
 
@@ -391,7 +412,7 @@ class IndexStore:
         """Use the snapshot that was written; None: there is none."""
         for floor in self._late_floors:
             for generation in self._writing:
-                generation.index.trim(floor)
+                generation.trim(floor)
         self._writing, self._late_floors = [], []
         self._measure()
         if snapshot is not None:

@@ -40,6 +40,30 @@ class AddedParts:
         """About how much memory it takes."""
         return len(self._counts) + 8 * len(self._tags) + 18 * len(self._firsts)
 
+    @property
+    def entries(self) -> int:
+        """How many pairs of record and tag were added."""
+        return len(self._tags)
+
+    @classmethod
+    def of(cls, rows: Rows) -> AddedParts:
+        """Return what makes the same rows, sorted by tag and seqnum, again."""
+        own, tagged = rows.tags == 0, rows.tags != 0
+        records, shards = rows.seqnums[own], rows.shards[own]
+        order = np.argsort(rows.seqnums[tagged], kind="stable")
+        seqnums = rows.seqnums[tagged][order]
+        counts = np.diff(np.searchsorted(seqnums, records), append=len(seqnums))
+        follows = (records[1:] == records[:-1] + np.uint64(1)) & (shards[1:] == shards[:-1])
+        starts = np.flatnonzero(np.concatenate([np.ones(min(1, len(records)), np.bool_), ~follows]))
+        parts = cls()
+        parts._counts = bytearray(counts.astype(np.uint8).tobytes())
+        parts._tags = array("Q", rows.tags[tagged][order].tobytes())
+        parts._firsts = array("Q", records[starts].tobytes())
+        lengths = np.diff(starts, append=len(records)).astype(np.uint64)
+        parts._lengths = array("Q", lengths.tobytes())
+        parts._shards = array("H", shards[starts].tobytes())
+        return parts
+
     def add(self, part: ShardTags) -> None:
         """Add records that follow all added before."""
         self._counts += part.tag_counts

@@ -11,6 +11,7 @@ from indilog.ids import ShardId
 from indilog.index_schedule import IndexEra
 from indilog.index_snapshot import ReadRows, SnapshotInfo, WriteSnapshot
 from indilog.messages import Direction, ShardTags
+from indilog.metalog import Floor
 from tests.snapshot_disk import SnapshotDisk
 
 TAG = 7
@@ -124,6 +125,40 @@ def test_a_write_that_failed_leaves_everything_in_memory_and_due() -> None:
         assert is_due(store)
     assert store.status()["generations"] == 2
     assert finished(store, SnapshotDisk(), Search(Direction.NEXT, TAG, 0, 1, 1)) == [0]
+
+
+def test_what_was_trimmed_leaves_the_memory_and_the_next_checkpoint() -> None:
+    """Beside the index the store keeps what it was made of, for checkpoints (decision 0028)."""
+    store, log, own = IndexStore(memory_bytes_max=MANY, entries_min=MANY), 50, range(60, 65)
+    model: list[tuple[int, int, int]] = []
+
+    def add(shard: int, count: int) -> None:
+        first = store.end
+        tags = [(log, own[n % 5]) for n in range(first, first + count)]
+        columns = bytes([2]) * count, array("Q", [t for pair in tags for t in pair]).tobytes()
+        store.add(ShardTags(ShardId(shard), first, count, *columns))
+        for n, pair in enumerate(tags, first):
+            model.extend((tag, n, shard) for tag in (0, *pair))
+
+    for turn in range(100):
+        add(turn % 2, 10)
+    before = store.memory_bytes
+    for until in (500, 903):
+        store.trim(Floor(log, until, of_log=True))
+        while store.sweeping:
+            store.sweep(1)
+    store.trim(Floor(own[0], 950, of_log=False))
+    assert store.memory_bytes < before * 0.2
+    add(1, 7)  # goes on with the last run
+    add(0, 2)
+    store.check_invariants()
+    rows = store.unwritten_rows()()
+    found = list(zip(rows.tags.tolist(), rows.seqnums.tolist(), rows.shards.tolist(), strict=True))
+    assert len(found) < len(model) * 0.2
+    assert set(found) <= set(model)
+    kept = {row for row in model if row[1] >= 903 and (row[0] != own[0] or row[1] >= 950)}
+    assert kept <= set(found)
+    assert found == sorted(found)
 
 
 def test_the_bytes_that_are_counted_are_those_that_are_taken() -> None:
