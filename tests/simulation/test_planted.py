@@ -12,7 +12,7 @@ from tests.simulation.planted import BUGS, Bug, Planting
 
 QUICK = (
     "one report is enough for a quorum",
-    "a primary that lost entries goes on with those that it has",
+    "a page of entries for the backup that missed some leaves one out",
     "the first answer of an index shard is taken for all",
     "index data wakes nobody who waits for the newest record",
     "the shell writes and does not sync",
