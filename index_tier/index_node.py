@@ -147,6 +147,11 @@ class IndexNode:
         }
 
     @property
+    def derived(self) -> bool:
+        """Whether all of it comes from elsewhere: storage nodes and snapshots."""
+        return True
+
+    @property
     def unsaved(self) -> int:
         """How many positions were applied since a checkpoint was taken."""
         return self._unsaved

@@ -286,6 +286,12 @@ class Checkpoints(Protocol):
     """
 
     @property
+    def derived(self) -> bool:
+        """Whether all that it has can be fetched from others. Then its part of a checkpoint is
+        passed over where the role is retired; of other roles a start without them is refused.
+        """
+
+    @property
     def unsaved(self) -> int:
         """How much a start would do again without a checkpoint of now, beside replaying frames, in
         frames about; 0 right after `checkpoint`.

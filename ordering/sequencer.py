@@ -109,6 +109,11 @@ class Sequencer:
             self._metalog.copied(entries_decoded(payload))
 
     @property
+    def derived(self) -> bool:
+        """A journal of a sequencer is of no use without it."""
+        return False
+
+    @property
     def unsaved(self) -> int:
         """Nothing is done again but replaying frames."""
         return 0

@@ -163,6 +163,11 @@ class StorageNode:
         return needed(self._shards, self._ordering.floors, kind, payload, location)
 
     @property
+    def derived(self) -> bool:
+        """A journal of a storage node is of no use without it."""
+        return False
+
+    @property
     def unsaved(self) -> int:
         """Nothing is done again but replaying frames."""
         return 0

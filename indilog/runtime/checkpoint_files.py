@@ -62,10 +62,12 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         roles: what each role encoded, by the number of its stream.
+        derived: the streams of roles that a process may lack (`Checkpoints.derived`).
         files: of the segment files, oldest first.
     """
 
     roles: dict[int, bytes]
+    derived: frozenset[int]
     files: tuple[FileUse, ...]
 
 

@@ -133,7 +133,9 @@ class Checkpointing:
 
     def _write(self, taken: _Taken) -> int:
         roles = {stream: encode() for stream, encode in taken.encoders.items()}
-        return write_checkpoint(self._journal.directory, taken.place, Checkpoint(roles, taken.uses))
+        derived = frozenset(stream for stream, role in self._roles.items() if role.derived)
+        checkpoint = Checkpoint(roles, derived, taken.uses)
+        return write_checkpoint(self._journal.directory, taken.place, checkpoint)
 
     def _concluded(self, taken: _Taken, writing: Future[int]) -> None:
         try:

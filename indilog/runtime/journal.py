@@ -31,6 +31,7 @@ from indilog.errors import DataDirectoryError
 from indilog.ids import NodeId
 from indilog.roles import FrameKind, Location
 from indilog.runtime.checkpoint_files import (
+    Checkpoint,
     FileUse,
     Place,
     needed_from,
@@ -217,9 +218,10 @@ class Journal:
 
     # --- recovery
 
-    def load_checkpoint(self) -> dict[int, bytes] | None:
-        """Read the newest intact checkpoint, so that `recover` begins behind it; return what each
-        role wrote in it, by stream; None: there is none, and `recover` yields everything.
+    def load_checkpoint(self) -> Checkpoint | None:
+        """Read the newest intact checkpoint, so that `recover` begins behind it, and return it.
+
+        None: there is none, and `recover` yields everything.
 
         Raises:
             DataDirectoryError: a newer release wrote it.
@@ -231,7 +233,7 @@ class Journal:
         self._start = loaded.place
         self._known = {(use.first, use.last): use for use in loaded.checkpoint.files}
         self.old.keep_from(*needed_from(self.directory, loaded.place))
-        return loaded.checkpoint.roles
+        return loaded.checkpoint
 
     def missing_segments(self) -> frozenset[int]:
         """Return the segments before the checkpoint that was loaded of which there is no file."""

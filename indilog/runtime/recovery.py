@@ -68,13 +68,15 @@ def _restore(journal: Journal, roles: Mapping[int, Role]) -> None:
     Raises:
         IndilogError: it is of other roles, or of a newer release.
     """
-    if (parts := journal.load_checkpoint()) is None:
+    if (checkpoint := journal.load_checkpoint()) is None:
         return
     if gone := journal.missing_segments():
         log.error("segments of the journal are gone", numbers=sorted(gone))
         journal.damaged += len(gone)
-    for stream, payload in parts.items():
+    for stream, payload in checkpoint.roles.items():
         role: object = roles.get(stream)
+        if role is None and stream in checkpoint.derived:
+            continue  # it is retired; if it comes back, it fetches everything
         if not isinstance(role, Checkpoints):
             raise IndilogError(
                 "The journal holds a checkpoint of a role that this process has not."

@@ -484,7 +484,7 @@ BUGS: Final = (
         "a damaged checkpoint is an empty state",
         "indilog/runtime/checkpoint_files.py",
         'what="its body")\n        return None',
-        'what="its body")\n        return Loaded(place, Checkpoint({}, ()))',
+        'what="its body")\n        return Loaded(place, Checkpoint({}, frozenset(), ()))',
     ),
     Bug(
         "a segment behind the checkpoint is rewritten as one before it",

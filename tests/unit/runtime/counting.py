@@ -52,6 +52,10 @@ class Counter:
         """Nothing is to be judged."""
 
     @property
+    def derived(self) -> bool:
+        return False
+
+    @property
     def unsaved(self) -> int:
         return 0
 
