@@ -7,7 +7,7 @@ and which seqnums its records have. Long parts are packed columns (`indilog.colu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from indilog.errors import MalformedFrameError
 from indilog.floors import Column, Floors
 from indilog.ids import MetalogPosition, ShardId
+from indilog.metalog import Entry, entries_decoded, entries_encoded
 from storage.ordering import Ordering, OrderingColumns
 from storage.shard import Shard, ShardColumns
 
@@ -42,14 +43,19 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     trims: int
     trimmed_at: MetalogPosition
     shards: tuple[_ShardPart, ...]
+    unjournaled: bytes
+    """Applied entries that no frame before the checkpoint holds."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Checkpoint)
 
 
-def checkpoint_of(ordering: Ordering, shards: Mapping[ShardId, Shard]) -> Callable[[], bytes]:
+def checkpoint_of(
+    ordering: Ordering, shards: Mapping[ShardId, Shard], unjournaled: Sequence[Entry]
+) -> Callable[[], bytes]:
     """Copy what the node knows; return what encodes the copy, which may run in a thread."""
+    entries = tuple(unjournaled)
     columns = ordering.copied()
     logs, tags = ordering.floors.logs.columns(), ordering.floors.tags.columns()
     trims, trimmed_at = ordering.floors.trims, ordering.trimmed_at
@@ -64,6 +70,7 @@ def checkpoint_of(ordering: Ordering, shards: Mapping[ShardId, Shard]) -> Callab
                 trims,
                 trimmed_at,
                 tuple(_ShardPart(shard, copy()) for shard, copy in copies),
+                entries_encoded(entries),
             )
         )
 
@@ -75,8 +82,10 @@ def restore(
     gone: Collection[int],
     ordering: Ordering,
     shards: Mapping[ShardId, Shard],
-) -> None:
+) -> list[Entry]:
     """Put a node that knows nothing where `payload` says; batches in `gone` segments become holes.
+
+    Returns the applied entries that no frame before the checkpoint holds.
 
     Raises:
         MalformedFrameError: it is of a version that this release does not know.
@@ -94,6 +103,7 @@ def restore(
         if (shard := shards.get(part.shard)) is not None:
             shard.restore(part.columns)
             shard.lose_segments(gone)
+    return list(entries_decoded(checkpoint.unjournaled))
 
 
 def _restore_floors(floors: Floors, said: _Floors) -> None:

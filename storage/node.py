@@ -151,6 +151,8 @@ class StorageNode:
         Raises:
             DataLossError: it does not follow on the frames before it.
         """
+        if kind is FrameKind.ORDERING:
+            self._unjournaled = []  # such a frame begins with what a checkpoint before it has ahead
         self._recovery.recover(kind, payload, location)
 
     def lost(self, frame: Lost, /) -> None:
@@ -174,15 +176,18 @@ class StorageNode:
 
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy what all frames add up to; what is returned encodes it, in any thread."""
-        return checkpoint_of(self._ordering, self._shards)
+        return checkpoint_of(self._ordering, self._shards, self._unjournaled)
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
         """Begin with a checkpoint; batches in segments that are `gone` are missing.
 
+        Entries that it has and no frame are still to be written: an older checkpoint, of which a
+        start begins if this one is damaged, has them from the journal alone.
+
         Raises:
             MalformedFrameError: it is of a version that this release does not know.
         """
-        restore(payload, gone, self._ordering, self._shards)
+        self._unjournaled = restore(payload, gone, self._ordering, self._shards)
         self._restored = True
 
     def recovered(self) -> None:

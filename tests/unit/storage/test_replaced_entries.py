@@ -11,6 +11,7 @@ import pytest
 from indilog.ids import Epoch, ShardId, ViewNumber
 from indilog.messages import MetalogEntries, MetalogWanted, ShardProgress
 from indilog.metalog import Floor, NewRecords, Trim
+from indilog.roles import FrameKind
 from indilog.view import view_of
 from tests.metalog_messages import entries_message
 from tests.unit.storage.machine import (
@@ -31,9 +32,9 @@ def of(epoch: int, position: int, counts: dict[int, int]) -> NewRecords:
     return NewRecords(position, ViewNumber(1), Epoch(epoch), by_shard)
 
 
-def with_two_shards() -> Machine:
+def with_two_shards(ordering_frame_entries: int = 1) -> Machine:
     """A node that has two records of shard 0 and of shard 1, of which two are ordered."""
-    machine = machine_of(TWO_SHARDS)
+    machine = machine_of(TWO_SHARDS, ordering_frame_entries=ordering_frame_entries)
     for shard in (0, 1):
         append(machine, b"%d/0" % shard, first=0, shard=shard)
         append(machine, b"%d/1" % shard, first=1, shard=shard)
@@ -95,6 +96,24 @@ def test_what_replaced_entries_of_a_checkpoint_is_found_behind_it() -> None:
     machine.take_checkpoint()
     replace(machine)
     assert truth_holds(machine.restarted())
+
+
+def test_what_only_a_damaged_checkpoint_had_is_written_in_the_life_that_began_with_it() -> None:
+    """Its entries were in no frame when the power went."""
+    machine = with_two_shards(ordering_frame_entries=2)
+    machine.take_checkpoint()
+    older, frames = machine.checkpoint, len(machine.frames)
+    machine.tell(entries_message([of(1, 2, {1: 2})]), sender=PRIMARY)
+    machine.take_checkpoint()
+    assert len(machine.frames) == frames, "the entry is in memory and in the checkpoint alone"
+    again = machine.restarted()
+    again.tell(entries_message([of(1, 3, {}), of(1, 4, {})]), sender=PRIMARY)
+    assert again.frames[-1][0] is FrameKind.ORDERING
+    for checkpoint in (again.checkpoint, older, None):
+        again.checkpoint = checkpoint
+        last = again.restarted()
+        assert last.node.position == 5
+        assert data_of(read(last, 2, 3, shard=1)) == [(2, b"1/0"), (3, b"1/1")]
 
 
 def test_a_page_that_shows_the_difference_itself_needs_no_question() -> None:
