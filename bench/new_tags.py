@@ -74,7 +74,7 @@ class Node:
         self.writing_s += time.perf_counter() - start
 
     def knows_new(self, tag: int) -> bool:
-        """Tell whether it says, without its disk, that nobody has used the tag."""
+        """Return whether it says, without its disk, that the tag was never used."""
         search = Search(Direction.NEXT, tag, 0, self.store.end, 1)
         return self.store.search(search) is None and not search.seqnums
 

@@ -61,7 +61,7 @@ class Placed(NamedTuple):
 
     `since`: of each of its schedules, whatever its `catch_up`, when the first deployment was
     ordered of those up to this one that all have it; seconds since 1970 by the log's time. `time`:
-    when it was made, by the clock of whoever made it, for people.
+    when it was made, by the wall clock of the process that made it, for people.
     """
 
     seqnum: SeqNum

@@ -1,7 +1,7 @@
 """The Unix socket beside the port: the same gateway for programs of the same user, who need no
 token there.
 
-Its folder has mode 0700, so the kernel lets nobody else connect; a browser cannot at all.
+Its folder has mode 0700, so no other user can connect; a browser cannot at all.
 """
 
 from __future__ import annotations

@@ -539,7 +539,7 @@ def _limits(config: NodeConfig) -> FoldLimits:
 
 
 def _cancelled(invocation: Invocation) -> Failure:
-    """Return what callers are told of a cancelled invocation.
+    """Return the answer to callers of a cancelled invocation.
 
     It may begin while that is recorded.
     """

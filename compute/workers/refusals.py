@@ -28,7 +28,7 @@ def unknown_function(
 def unknown_app(
     name: str, apps: Mapping[str, Deployed], log: DeploymentLog
 ) -> UnknownFunctionError:
-    """Return what is told of an application that is none of `apps`; `log`: what was recorded."""
+    """Return the answer about an application that is none of `apps`; `log`: what was recorded."""
     gone = log.newest.get(name)
     if gone is not None and gone.deployment.is_undeployed:
         return UnknownFunctionError(

@@ -81,6 +81,7 @@ class _Adopted:
 def _connected(control: Path) -> tuple[socket.socket, _Adopted] | None:
     """Connect to the process that listens at `control`; None: there is none."""
     connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(0)  # a process that stands still and whose queue is full would block us
     try:
         connection.connect(str(control))
         size = _CREDENTIALS.size
@@ -90,7 +91,6 @@ def _connected(control: Path) -> tuple[socket.socket, _Adopted] | None:
     except OSError:
         connection.close()
         return None
-    connection.settimeout(0)
     with contextlib.suppress(BlockingIOError):
         # The process may have died before its descriptor was opened, and its id been given anew.
         if not connection.recv(1, socket.MSG_PEEK):
