@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # A shared machine is slow now and then: no test asserts a time, hypothesis included.
@@ -40,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--runs", type=int, default=None, help="how many workflows run while processes are killed"
     )
+
+
+@pytest.fixture(autouse=True)
+def logs_as_nobody_configured_them() -> None:
+    """Let no test hear the log level that an embedded platform of an earlier test chose."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
