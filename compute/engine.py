@@ -102,7 +102,7 @@ class Engine:
         self._outbox: list[Effect] = []
         self._upkeep_at, self._watches_known = Instant(0.0), 0
         self._ready_waiters = ReadyWaiters(config.node.lookups_pending_max)
-        self._asked_to_join = Instant(0.0)
+        self._join = Resend(config.node.resend_s, config.node.resend_s_max)
         self._join_request = 0
         resend = Resend(config.node.resend_s, config.node.resend_s_max)
         self._catch_up = CatchUp(views, resend)
@@ -382,12 +382,13 @@ class Engine:
         return effects
 
     def _ask_to_join(self, now: Instant) -> list[Effect]:
-        self._asked_to_join = now
+        self._join.sent(now)
         return [Send(self._views[-1].primary, TailWanted(self._join_request))]
 
     def _on_joined(self, message: TailIs, now: Instant) -> list[Effect]:
         if self._local is not None:
             return []
+        self._join.progressed()
         self._replay = MetalogReplay(message.position, message.tail, message.cut, message.trims)
         self._catch_up.reader.join(message.position, message.last)
         self._floors.joined(message.tail, message.trims)
@@ -517,14 +518,14 @@ class Engine:
     def _upkeep_due(self) -> Instant:
         times = [self._reads.deadline(), self.times.deadline(), self.trims.deadline()]
         if self._local is None:
-            times.append(Instant(self._asked_to_join + self._config.node.resend_s))
+            times.append(self._join.due)
         times.append(self._catch_up.due())
         return min((t for t in times if t is not None), default=_NEVER)
 
     def _on_time(self, now: Instant) -> list[Effect]:
         effects = self._reads.on_time(now)
         if self._local is None:
-            if now >= self._asked_to_join + self._config.node.resend_s:
+            if self._join.is_due(now):
                 effects += self._ask_to_join(now)
             return effects
         return effects + self._catch_up.check(

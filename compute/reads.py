@@ -52,6 +52,7 @@ from indilog.messages import (
     TailWanted,
 )
 from indilog.metalog import MetalogReplay
+from indilog.resend import Resend
 from indilog.roles import Answer, Effect, Ignore, Send
 from indilog.tag_messages import TagFirsts
 from indilog.view import Views
@@ -81,7 +82,7 @@ class Reads:
         self._next_request = 0
         self._now = Instant(0.0)
         self._storage = StorageQuestions(node, views, config.node)
-        self._tails = TailQuestions(config.node.resend_s)
+        self._tails = TailQuestions(Resend(config.node.resend_s, config.node.resend_s_max))
         routes = LookupRoutes(
             views[-1], config.cluster.aggregation, pause_s=config.node.lookup_timeout_s
         )

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from compute.operation import Operation
 from indilog.ids import Instant
+from indilog.resend import Resend
 
 
 class TailQuestions:
     """The operations that wait for the primary's word; a lost question is asked again."""
 
-    __slots__ = ("_asked", "_asked_at", "_request", "_resend_s", "_waiting")
+    __slots__ = ("_asked", "_request", "_resend", "_waiting")
 
-    def __init__(self, resend_s: float) -> None:
-        self._resend_s = resend_s
+    def __init__(self, resend: Resend) -> None:
+        self._resend = resend
         self._waiting: list[Operation] = []
         """Those that came after the question under way was asked."""
         self._asked: list[Operation] = []
-        self._asked_at = Instant(0.0)
         self._request = -1
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class TailQuestions:
     def is_due(self, now: Instant) -> bool:
         """Tell whether to ask now, for the first time or again."""
         if self._asked:
-            return now >= self._asked_at + self._resend_s
+            return self._resend.is_due(now)
         return bool(self._waiting)
 
     def asked(self, request: int, now: Instant) -> int:
@@ -45,9 +45,10 @@ class TailQuestions:
         answer to any of its sendings serves those for whom it was asked first, and may be older
         than who came since.
         """
-        self._asked_at = now
         if not self._asked:
+            self._resend.progressed()
             self._asked, self._waiting, self._request = self._waiting, [], request
+        self._resend.sent(now)
         return self._request
 
     def answered(self, request: int) -> list[Operation]:
@@ -78,4 +79,5 @@ class TailQuestions:
         """When to ask, or to ask again, or when an operation has waited for `timeout_s`."""
         if not self._asked:  # those that had the question asked may just have failed
             return self._waiting[0].created if self._waiting else None
-        return Instant(min(self._asked_at + self._resend_s, self._asked[0].created + timeout_s))
+        expires = Instant(self._asked[0].created + timeout_s)
+        return min(self._resend.due or expires, expires)

@@ -11,6 +11,7 @@ from compute.operation import Answered
 from indilog.config import NodeConfig
 from indilog.errors import IndilogError, OverloadedError, QuorumUnavailableError
 from indilog.ids import Instant, MetalogPosition, NodeId
+from indilog.resend import Resend
 from indilog.roles import Answer, Effect, Ignore, Send
 from indilog.time_messages import TimeFound, TimeLookup
 from indilog.view import Views
@@ -19,9 +20,11 @@ from indilog.view import Views
 class _Lookup:
     """One question of one caller, over all its tries."""
 
-    __slots__ = ("attempt", "behind", "created", "position", "sent", "time_us", "waiter")
+    __slots__ = ("attempt", "behind", "created", "position", "resend", "time_us", "waiter")
 
-    def __init__(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
+    def __init__(
+        self, time_us: int, position: MetalogPosition, waiter: object, resend: Resend
+    ) -> None:
         self.time_us = time_us
         self.position = position
         self.waiter = waiter
@@ -29,7 +32,7 @@ class _Lookup:
         self.behind: set[NodeId] = set()
         """Nodes that said in this round that they are behind."""
         self.created: Instant | None = None
-        self.sent = Instant(0.0)
+        self.resend = resend
 
 
 class TimeLookups:
@@ -38,7 +41,7 @@ class TimeLookups:
     def __init__(self, views: Views, config: NodeConfig) -> None:
         self._views = views
         self._lookups_max = config.lookups_pending_max
-        self._again_s = config.resend_s
+        self._resend_s = config.resend_s, config.resend_s_max
         self._timeout_s = config.read_timeout_s
         self._starting: list[int] = []
         self._lookups: dict[int, _Lookup] = {}
@@ -60,7 +63,9 @@ class TimeLookups:
         if len(self._lookups) >= self._lookups_max:
             raise OverloadedError(f"{len(self._lookups):,} times are looked up; try again later.")
         self._next_request += 1
-        self._lookups[self._next_request] = _Lookup(time_us, position, waiter)
+        self._lookups[self._next_request] = _Lookup(
+            time_us, position, waiter, Resend(*self._resend_s)
+        )
         self._starting.append(self._next_request)
 
     def on_found(self, sender: NodeId, message: TimeFound, now: Instant) -> list[Effect]:
@@ -75,8 +80,10 @@ class TimeLookups:
             del self._lookups[message.request]
             return [Answer(lookup.waiter, Answered(message.seqnum, message.position))]
         lookup.behind.add(sender)
+        lookup.resend.progressed()
         if len(lookup.behind) == len(nodes):
-            return []  # all are: they are asked again after a while
+            lookup.resend.sent(now)  # all are: they are asked again after a pause
+            return []
         lookup.attempt += 1
         return [self._ask(message.request, lookup, now)]
 
@@ -86,7 +93,7 @@ class TimeLookups:
             self._ask(request, self._lookups[request], now) for request in self._starting
         ]
         self._starting.clear()
-        due = [r for r, lookup in self._lookups.items() if now >= lookup.sent + self._again_s]
+        due = [r for r, lookup in self._lookups.items() if lookup.resend.is_due(now)]
         for request in due:
             lookup = self._lookups[request]
             if lookup.created is not None and now >= lookup.created + self._timeout_s:
@@ -99,7 +106,7 @@ class TimeLookups:
         return effects
 
     def _ask(self, request: int, lookup: _Lookup, now: Instant) -> Effect:
-        lookup.sent = now
+        lookup.resend.sent(now)
         if lookup.created is None:
             lookup.created = now
         nodes = self._views[-1].storage_nodes
@@ -112,10 +119,9 @@ class TimeLookups:
         )
 
     def deadline(self) -> Instant | None:
-        """When the oldest try is made again."""
-        if not self._lookups:
-            return None
-        return Instant(min(lookup.sent for lookup in self._lookups.values()) + self._again_s)
+        """When the next question is sent again."""
+        due = (lookup.resend.due for lookup in self._lookups.values())
+        return min((at for at in due if at is not None), default=None)
 
     def abandon(self, error: IndilogError) -> list[Effect]:
         """Fail every question."""

@@ -16,6 +16,7 @@ from indilog.errors import IndilogError, OverloadedError, QuorumUnavailableError
 from indilog.ids import Instant, MetalogPosition, NodeId
 from indilog.log import check_until
 from indilog.metalog import Floor
+from indilog.resend import Resend
 from indilog.roles import Answer, Effect, Ignore, Send
 from indilog.tag_messages import TrimIs, TrimWanted
 
@@ -34,12 +35,11 @@ class Trims:
     def __init__(self, primary: NodeId, config: NodeConfig) -> None:
         self._primary = primary
         self._trims_max = config.trims_pending_max
-        self._resend_s = config.resend_s
+        self._resend = Resend(config.resend_s, config.resend_s_max)
         self._timeout_s = config.read_timeout_s
         self._starting: list[tuple[Floor, object]] = []
         self._under_way: dict[int, _Trim] = {}
         self._next_request = 0
-        self._said_at = Instant(0.0)
 
     def __len__(self) -> int:
         return len(self._starting) + len(self._under_way)
@@ -84,19 +84,20 @@ class Trims:
             elif now >= trim.created + self._timeout_s:
                 del self._under_way[request]
                 effects.append(Answer(trim.waiter, self._unavailable()))
-        if self._under_way and now >= self._said_at + self._resend_s:
-            effects += self._say(self._under_way, now)
+        if self._under_way and self._resend.is_due(now):
+            effects += self._send(self._under_way, now)
         if self._starting:
             first = self._next_request + 1
             for floor, waiter in self._starting:
                 self._next_request += 1
                 self._under_way[self._next_request] = _Trim(floor, waiter, now, None)
             self._starting.clear()
-            effects += self._say(range(first, self._next_request + 1), now)
+            self._resend.progressed()
+            effects += self._send(range(first, self._next_request + 1), now)
         return effects
 
-    def _say(self, requests: range | dict[int, _Trim], now: Instant) -> list[Effect]:
-        self._said_at = now
+    def _send(self, requests: range | dict[int, _Trim], now: Instant) -> list[Effect]:
+        self._resend.sent(now)
         return [
             Send(self._primary, TrimWanted(request, self._under_way[request].floor))
             for request in requests
@@ -104,8 +105,11 @@ class Trims:
         ]
 
     def deadline(self) -> Instant | None:
-        """When to say something again."""
-        return Instant(self._said_at + self._resend_s) if self._under_way else None
+        """When to send something again, or when the oldest trim has taken `read_timeout_s`."""
+        if not self._under_way:
+            return None
+        expires = Instant(next(iter(self._under_way.values())).created + self._timeout_s)
+        return min(self._resend.due or expires, expires)
 
     def abandon(self, error: IndilogError) -> list[Effect]:
         """Fail every trim: with `error` what nobody was told of, the rest may still happen."""

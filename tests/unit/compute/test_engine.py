@@ -5,6 +5,7 @@ comparisons.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -39,6 +40,7 @@ from indilog.messages import (
 from indilog.metalog import Floor, NewRecords
 from indilog.records import RecordBatch
 from indilog.roles import Answer, Appended, Effect, Ignore, Started
+from indilog.tag_messages import TrimWanted
 from indilog.view import view_of
 from tests.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
@@ -460,3 +462,38 @@ def test_messages_that_make_no_sense_are_ignored() -> None:
         effects = driver.hear(sender, message)
         assert answers(effects) == []
     assert driver.engine.position == 4
+
+
+def resent_at(driver: Driver, kind: type[Message]) -> list[float]:
+    """Return when an engine that hears nothing sends messages of `kind`, for 20 s."""
+    at: list[float] = []
+    for _ in range(400):
+        at += [driver.now] * len(sends(driver.turn(), kind))
+        due = driver.engine.deadline()
+        if due is None or due > 20:
+            break
+        driver.now = max(due, driver.now + 0.01)
+    return at
+
+
+def test_a_trim_and_a_join_that_nobody_answers_are_resent_ever_more_seldom() -> None:
+    trimming = joined(resend_s=0.25, resend_s_max=2, read_timeout_s=30)
+    trimming.engine.trims.start(Floor(TAG, 1, of_log=False), "trimmer")
+    joining = Driver(resend_s=0.25, resend_s_max=2)
+    for at in (resent_at(trimming, TrimWanted), resent_at(joining, TailWanted)):
+        pauses = [later - earlier for earlier, later in pairwise(at)]
+        assert pauses[-1] == pytest.approx(2, abs=0.02)
+        assert 10 <= len(at) <= 14, "80 at a fixed pause"
+
+
+def test_a_trim_that_nobody_answers_fails_when_its_time_is_over() -> None:
+    driver = joined(resend_s=0.25, resend_s_max=2, read_timeout_s=3.1)
+    driver.engine.trims.start(Floor(TAG, 1, of_log=False), "trimmer")
+    driver.turn()
+    while driver.now < 20:
+        due = driver.engine.deadline()
+        assert due is not None
+        driver.now = max(due, driver.now + 0.01)
+        if answers(driver.turn()):
+            break
+    assert driver.now == pytest.approx(3.1, abs=0.05)

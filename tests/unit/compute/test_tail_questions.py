@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
+
 from compute.operation import PENDING, Answered, Tail
 from indilog.errors import QuorumUnavailableError
 from indilog.ids import EMPTY_TAG, Instant
@@ -112,11 +116,10 @@ def test_fresh_reads_are_served_by_a_primary_that_is_slower_than_questions_are_r
 def test_who_waits_for_the_next_question_has_it_asked_when_the_one_under_way_has_failed() -> None:
     driver = joined(resend_s=1, read_timeout_s=3)
     fresh(driver, "early")
-    driver.turn()
+    asked = questions(driver.turn())
     driver.now = 2.0
     fresh(driver, "late")
-    driver.turn()
-    asked: list[int] = []
+    asked += questions(driver.turn())
     told: list[object] = []
     while (due := driver.engine.deadline()) is not None and due < 20:
         driver.now = max(due, driver.now + 0.01)
@@ -149,3 +152,18 @@ def test_fresh_reads_that_wait_are_told_when_the_node_stops() -> None:
     fresh(driver, "waiting")
     driver.turn()
     assert set(answered(driver.engine.abandon())) == {"asked", "waiting"}
+
+
+def test_a_silent_primary_is_asked_ever_more_seldom() -> None:
+    driver = joined(resend_s=0.25, resend_s_max=2, read_timeout_s=30)
+    fresh(driver, "reader")
+    at: list[float] = []
+    for _ in range(200):
+        at += [driver.now] * len(questions(driver.turn()))
+        due = driver.engine.deadline()
+        if due is None or due > 20:
+            break
+        driver.now = max(due, driver.now + 0.01)
+    pauses = [later - earlier for earlier, later in pairwise(at)]
+    assert pauses[:4] == pytest.approx([0.25, 0.5, 1, 2], abs=0.02)
+    assert max(pauses) < 2.1
