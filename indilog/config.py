@@ -281,6 +281,14 @@ class NodeConfig:
     """Invocations at once in one worker process; more wait."""
     calls_pending_max: int = 10_000
     """Invocations waiting or running on a compute node before a further one is refused."""
+    app_slots_share_max: float = 0.9
+    """While several applications are deployed, one may run calls in this share of the slots
+    (`workers` x `worker_calls_max`) that no other application uses, and in one at least.
+    """
+    app_pending_share_max: float = 0.5
+    """While several are deployed, the calls of one that wait or run are at most this share of
+    `calls_pending_max`, without the calls of others.
+    """
     call_timeout_s: float = 60.0
     """Time for a call to run, from when a worker has it; a function may have its own."""
     call_wait_s_max: float = 60.0
@@ -315,7 +323,8 @@ class NodeConfig:
     invocation_delay_s_max: float = 31_536_000.0
     """The longest delay of an asynchronous invocation."""
     invocations_running_max: int = 512
-    """Those that a compute node runs at once before it leaves what is due to others, or for later.
+    """Those of one application that a compute node runs at once before it leaves what is due to
+    others, or for later.
     """
     invocation_lease_s: float = 5.0
     """When nothing was heard of a compute node for so long, others run what it ran."""
@@ -392,12 +401,9 @@ class NodeConfig:
             low, high = getattr(self, lower), getattr(self, upper)
             if low > high > 0:
                 raise ConfigError(f"{lower} ({low:,}) must not exceed {upper} ({high:,}).")
-        if self.hedged_reads_share_max > 1:
-            raise ConfigError("hedged_reads_share_max is a share, at most 1.")
-        if self.app_kept_share_max > 1:
-            raise ConfigError("app_kept_share_max is a share, at most 1.")
-        if self.rewrite_dead_share_min > 1:
-            raise ConfigError("rewrite_dead_share_min is a share, at most 1.")
+        for share in _SHARES:
+            if getattr(self, share) > 1:
+                raise ConfigError(f"{share} is a share, at most 1.")
         if not 2 <= self.refill_seqnums_max <= 10_000:
             raise ConfigError(
                 f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
@@ -432,6 +438,14 @@ _ORDERED: Final = (
     ("restart_s_min", "restart_s_max"),
 )
 """Settings of a node of which the first must not exceed the second, unless that is 0: none."""
+
+_SHARES: Final = (
+    "hedged_reads_share_max",
+    "app_kept_share_max",
+    "app_slots_share_max",
+    "app_pending_share_max",
+    "rewrite_dead_share_min",
+)
 
 _ZERO_IS_FINE: Final = frozenset(
     {

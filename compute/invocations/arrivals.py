@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,11 +19,14 @@ class Arrivals:
 
     Args:
         callers_max: who may wait for outcomes at once, and who for records.
+        share_max: the share of those who may wait for outcomes, without those of other
+            applications, that may wait for outcomes of one application.
     """
 
-    def __init__(self, callers_max: int) -> None:
+    def __init__(self, callers_max: int, *, share_max: float = 1.0) -> None:
         self._callers_max = callers_max
-        self._waiting = 0
+        self._share_max = share_max
+        self._waiting: Counter[str] = Counter()
         self._appending = 0
         self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
         self._outcomes: dict[str, list[asyncio.Future[Ended | None]]] = {}
@@ -66,19 +70,28 @@ class Arrivals:
             raise _too_many(waiting, "records")
 
     @contextmanager
-    def room_for_outcome(self) -> Iterator[None]:
-        """Keep room for one who waits for outcomes (`outcome`).
+    def room_for_outcome(self, application: str) -> Iterator[None]:
+        """Keep room for one who waits for outcomes of an application (`outcome`).
 
         Raises:
             OverloadedError: too many wait already.
         """
-        if self._waiting >= self._callers_max:
-            raise _too_many(self._waiting, "outcomes")
-        self._waiting += 1
+        waiting, own = self._waiting.total(), self._waiting[application]
+        if waiting >= self._callers_max:
+            raise _too_many(waiting, "outcomes")
+        if own >= max(1, int(self._share_max * (self._callers_max - (waiting - own)))):
+            raise OverloadedError(
+                f"{own:,} callers wait for outcomes of app {application} on this node, which is "
+                "all that one application may have (app_pending_share_max of calls_pending_max); "
+                "try again later."
+            )
+        self._waiting[application] += 1
         try:
             yield
         finally:
-            self._waiting -= 1
+            self._waiting[application] -= 1
+            if not self._waiting[application]:
+                del self._waiting[application]
 
     async def outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
         """Wait until the outcome of an open invocation is read, and return it; None: it may have

@@ -11,6 +11,7 @@ executors at once: it knows that they are dead.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeAlias
 
@@ -24,6 +25,7 @@ from compute.invocations.records import (
     Event,
     Failure,
     GivenUp,
+    application_of,
 )
 from compute.invocations.scheduling import Schedules
 from indilog.config import NodeConfig
@@ -93,7 +95,8 @@ class Executor:
 
     Args:
         name: `node#incarnation`, which no other executor ever has.
-        running_max: what it claims at most, together with what it runs.
+        config: the limits; of one application it claims `invocations_running_max` at most,
+            together with what it runs.
 
     Attributes:
         begun: ids of what it runs; whoever begins and abandons that keeps it so.
@@ -142,7 +145,8 @@ class Executor:
         if (own := self._heard.get(self.name)) is not None:
             looks.append(own.at + self._lease_s / _BEATS_PER_LEASE)
         rests = [look - now.steady for look in looks]
-        if self._room() and (next_ := self._fold.next_free(self.node, self._lease_s)) is not None:
+        next_ = self._fold.next_free(self.node, self._lease_s, self._full())
+        if self._running_max and next_ is not None:
             rests.append(next_ - now.log)
         if (
             self._running_max
@@ -190,19 +194,34 @@ class Executor:
             elif is_due:
                 yield Append(Alive(self.name), (EXECUTORS_TAG,))
 
-    def _room(self) -> int:
-        own = self._fold.executors.get(self.name)
-        return max(0, self._running_max - (len(own.ids) if own is not None else 0))
+    def _running(self) -> Counter[str]:
+        """Return how many of each application it runs."""
+        own, open_ = self._fold.executors.get(self.name), self._fold.open
+        ids = own.ids if own is not None else ()
+        return Counter(application_of(open_[id_].function) for id_ in ids)
+
+    def _full(self) -> set[str]:
+        """Return the applications of which it claims no more."""
+        return {app for app, count in self._running().items() if count >= self._running_max}
 
     def _claim(self, now: float) -> Iterable[Action]:
         ids: list[str] = []
         streams: set[str] = set()
-        for free in self._fold.free(now, self.node, self._lease_s)[: min(self._room(), CLAIMS_MAX)]:
+        running = self._running()
+        given_up = 0
+        for free in self._fold.free(now, self.node, self._lease_s):
+            application = application_of(free.function)
+            if len(ids) + given_up == CLAIMS_MAX:
+                break
+            if running[application] >= self._running_max:
+                continue
             if free.tries >= self._tries_max:
+                given_up += 1
                 yield Append(_gave_up(self.name, free), (free.stream,))
             elif len(streams | {free.stream}) <= _STREAMS_MAX:
                 ids.append(free.id)
                 streams.add(free.stream)
+                running[application] += 1
         if ids:
             yield Append(Claimed(self.name, tuple(ids)), tuple(sorted(streams)))
 

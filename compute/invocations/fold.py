@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, assert_never
 
@@ -325,16 +325,19 @@ class Fold:
         due = [self.open[id_] for _, _, id_ in self._free.irange(maximum=(now, self.end, ""))]
         return [free for free in due if free.node == node or free.due + later_s <= now]
 
-    def next_free(self, node: str, later_s: float) -> float | None:
+    def next_free(self, node: str, later_s: float, full: Collection[str] = ()) -> float | None:
         """Return a time of the log before which `node` has nothing to claim, but for what it may
-        claim now; None: nothing waits.
+        claim now; None: nothing waits. Those of the applications `full` do not count.
         """
-        first = self._free[0] if self._free else None
-        if first is None:
-            return None
-        earliest = first[0] + later_s
-        for due, _, id_ in self._free.irange(maximum=(earliest, self.end, "")):
-            if self.open[id_].node == node:
+        earliest: float | None = None
+        for due, _, id_ in self._free:
+            if earliest is not None and due > earliest:
+                break
+            free = self.open[id_]
+            if application_of(free.function) in full:
+                continue
+            earliest = due + later_s if earliest is None else earliest
+            if free.node == node:
                 return min(earliest, due)
         return earliest
 

@@ -96,7 +96,7 @@ class InvocationService:
         self._schedules = Schedules(rank, config)
         self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
-        self._arrivals = Arrivals(config.calls_pending_max)
+        self._arrivals = Arrivals(config.calls_pending_max, share_max=config.app_pending_share_max)
         self._checkpoints = Checkpoints(
             self._log,
             self._arrivals,
@@ -284,7 +284,8 @@ class InvocationService:
                 raise DataLossError(f"Invocation {id} is not known. {self._losses.sentence}")
             return None
         if found.ended is None and wait_s > 0:
-            with suppress(TimeoutError, OverloadedError), self._arrivals.room_for_outcome():
+            room = self._arrivals.room_for_outcome(application_of(found.function))
+            with suppress(TimeoutError, OverloadedError), room:
                 async with asyncio.timeout(wait_s):
                     await self._arrivals.outcome(id)
             found = self._fold.get(id) or found
@@ -313,13 +314,13 @@ class InvocationService:
                 raise forgotten(id)
             return told.outcome
 
-    def room_for_outcome(self) -> AbstractContextManager[None]:
-        """Keep room for one who is going to wait for an outcome.
+    def room_for_outcome(self, function: str) -> AbstractContextManager[None]:
+        """Keep room for one who is going to wait for an outcome of `function`.
 
         Raises:
             OverloadedError: too many wait already.
         """
-        return self._arrivals.room_for_outcome()
+        return self._arrivals.room_for_outcome(application_of(function))
 
     async def _read_up_to_now(self) -> None:
         """Wait until what anybody was told is recorded has been read here."""

@@ -122,6 +122,11 @@ class Applications:
 
     # --- questions
 
+    @property
+    def count(self) -> int:
+        """How many are deployed."""
+        return len(self._apps)
+
     def all(self) -> list[Deployed]:
         """Return what is deployed, by name."""
         return [self._apps[name] for name in sorted(self._apps)]

@@ -106,6 +106,16 @@ class Call:
         self.timer: asyncio.TimerHandle | None = None
 
     @property
+    def application(self) -> str:
+        """The name of its application, whatever version it runs on."""
+        return self.deployed.record.name
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a running call made it."""
+        return self.depth > 0
+
+    @property
     def name(self) -> str:
         """`app.function`."""
         return f"{self.deployed.record.name}.{self.function.name}"

@@ -87,7 +87,11 @@ class FunctionHost:
             workers=lambda: self._pool.workers,
             on_change=self._schedule,
         )
-        self._router = CallRouter(node, on_idle=self._applications.unload)
+        self._router = CallRouter(
+            node,
+            on_idle=self._applications.unload,
+            is_shared=lambda: self._applications.count > 1,
+        )
         self._pool = WorkerPool(
             node,
             directory=directory,
@@ -248,19 +252,19 @@ class FunctionHost:
                 with the same key.
             CallOutcomeUnknownError: it may run or not.
         """
-        with self.room_for_outcome():
+        with self.room_for_outcome(name):
             invocation = await self.accept_once(
                 name, arguments, key=key, position=position, depth=depth
             )
             return invocation, await self.outcome(invocation)
 
-    def room_for_outcome(self) -> AbstractContextManager[None]:
-        """Keep room for one who is going to start an invocation and wait for its outcome.
+    def room_for_outcome(self, name: str) -> AbstractContextManager[None]:
+        """Keep room for one who is going to start `app.function` and wait for its outcome.
 
         Raises:
             OverloadedError: too many wait already.
         """
-        return self._invocations.room_for_outcome()
+        return self._invocations.room_for_outcome(name)
 
     async def accept_once(
         self,

@@ -21,7 +21,7 @@ import structlog
 
 from compute.workers.call import Call, Deployed
 from compute.workers.claims import NO_SLOT, SETTLE_S
-from compute.workers.dispatch import Dispatcher
+from compute.workers.dispatch import Dispatcher, Shares
 from compute.workers.process import WorkerProcess
 from compute.workers.pulse import Pulse
 from indilog.calls import Answer, Failed, LinkLostError, Returned, RevokedError, error_from, failed
@@ -58,15 +58,25 @@ class CallRouter:
     Args:
         node: the limits.
         on_idle: called when the last call of a retired deployment is over.
+        is_shared: tells whether several applications are deployed.
 
     Attributes:
         calls: outcomes so far, by kind.
         moved: calls that were given to another worker than the first one.
     """
 
-    def __init__(self, node: NodeConfig, *, on_idle: Callable[[Deployed], None]) -> None:
+    def __init__(
+        self,
+        node: NodeConfig,
+        *,
+        on_idle: Callable[[Deployed], None],
+        is_shared: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._dispatcher: Dispatcher[WorkerProcess, Call] = Dispatcher(
-            worker_calls_max=node.worker_calls_max, calls_max=node.calls_pending_max
+            worker_calls_max=node.worker_calls_max,
+            calls_max=node.calls_pending_max,
+            shares=Shares(slots=node.app_slots_share_max, pending=node.app_pending_share_max),
+            is_shared=is_shared,
         )
         self._node = node
         self._on_idle = on_idle
@@ -168,7 +178,7 @@ class CallRouter:
             on_heard=self._heard,
         )
         self._workers[worker] = _Worker(pulse)
-        self._run_all(self._dispatcher.add(worker), worker)
+        self._run_all(self._dispatcher.add(worker))
         self._change()
 
     def remove(self, worker: WorkerProcess) -> None:
@@ -197,10 +207,10 @@ class CallRouter:
         """
         if self._stopping:
             raise _stopped(call)
-        worker = self._dispatcher.admit(call, nested=call.depth > 0)
+        worker = self._dispatcher.admit(call)
         call.deployed.running += 1
         if worker is not None:
-            self._run(call, worker)
+            self._run_all([(call, worker)])
         else:
             self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
 
@@ -210,15 +220,11 @@ class CallRouter:
 
     # --- inside: a call's way to a worker
 
-    def _run_all(self, calls: list[Call], worker: WorkerProcess) -> None:
-        for call in calls:
-            self._run(call, worker)
-
-    def _run(self, call: Call, worker: WorkerProcess) -> None:
-        """Start `call` on `worker`; if that fails, the next one that waits for the slot."""
-        current: Call | None = call
-        while current is not None and not self._started(current, worker):
-            current = self._dispatcher.finished(worker)
+    def _run_all(self, placed: list[tuple[Call, WorkerProcess]]) -> None:
+        """Start calls on their workers; for each that cannot be, what takes its slot."""
+        for call, worker in placed:
+            if not self._started(call, worker):
+                placed += self._dispatcher.finished(worker, call)
 
     def _started(self, call: Call, worker: WorkerProcess) -> bool:
         self._take_newest(call)
@@ -277,12 +283,12 @@ class CallRouter:
             return
         self.moved += 1
         try:
-            worker = self._dispatcher.again(call, nested=call.depth > 0)
+            worker = self._dispatcher.again(call)
         except NotReadyError as error:
             self._over(call, failed(error))
             return
         if worker is not None:
-            self._run(call, worker)
+            self._run_all([(call, worker)])
         else:
             self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
 
@@ -302,26 +308,25 @@ class CallRouter:
         if call.worker is not worker or call.slot != slot:
             return  # it was moved, and this worker says now that it has not run it
         if lost and not worker.claims.is_begun(slot):
-            self._left(call)
+            self._leave(call)
             asyncio.get_running_loop().call_later(SETTLE_S, self._lost, call, worker, slot)
             return
-        waiting = self._left(call)
+        following = self._leave(call)
         if isinstance(answer, Failed) and answer.kind == RevokedError.__name__:
             self._again(call)
         else:
             self._over(call, self._outcome(call, answer))
-        if waiting is not None:
-            self._run(waiting, worker)
+        self._run_all(following)
 
-    def _left(self, call: Call) -> Call | None:
-        """The call's worker has it no more; return the one that takes its place there."""
+    def _leave(self, call: Call) -> list[tuple[Call, WorkerProcess]]:
+        """The call's worker has it no more; return the calls that start now, with their workers."""
         worker, call.worker, call.slot = call.worker, None, NO_SLOT
         assert worker is not None, "it was sent to one"
         if (kept := self._workers.get(worker)) is not None:
             kept.calls.discard(call)
             if not kept.calls:
                 _resolve(kept.idle, None)
-        return self._dispatcher.finished(worker)
+        return self._dispatcher.finished(worker, call)
 
     def _lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
         """The call's worker is gone, and had not begun it, unless in the last moment."""
@@ -434,15 +439,14 @@ class CallRouter:
     def _move(self, worker: WorkerProcess, revoked: list[tuple[Call, int]]) -> None:
         for call, slot in revoked:
             if call.worker is worker and call.slot == slot and not worker.claims.is_begun(slot):
-                waiting = self._left(call)
+                following = self._leave(call)
                 self._again(call)
-                if waiting is not None:  # the worker answers again since a moment ago
-                    self._run(waiting, worker)
+                self._run_all(following)
 
     def _heard(self, worker: WorkerProcess) -> None:
         kept = self._workers.get(worker)
         if kept is not None and kept.idle is None:
-            self._run_all(self._dispatcher.resume(worker), worker)
+            self._run_all(self._dispatcher.resume(worker))
             self._change()
 
 

@@ -190,7 +190,7 @@ class LinkServer:
         """
         keyed = self._keyed[number]
         try:
-            with self._host.room_for_outcome():
+            with self._host.room_for_outcome(message.function):
                 invocation = await self._host.accept_once(
                     message.function,
                     message.arguments,

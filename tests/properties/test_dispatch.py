@@ -2,71 +2,137 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from compute.workers.dispatch import Dispatcher
+from compute.workers.dispatch import Dispatcher, Shares
 from indilog.errors import NotReadyError, OverloadedError
 
-SLOTS, CALLS = 2, 5
+SLOTS, CALLS = 2, 6
+SHARES = Shares(slots=0.7, pending=0.5)
+APPLICATIONS = st.sampled_from("abc")
+
+
+class Call(NamedTuple):
+    """A call, as the dispatcher sees it."""
+
+    number: int
+    application: str
+    is_nested: bool
 
 
 class DispatchMachine(RuleBasedStateMachine):
-    """Any order of calls, ends, deaths and starts."""
+    """Any order of calls, ends, deaths and starts, of three applications."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.real: Dispatcher[int, int] = Dispatcher(worker_calls_max=SLOTS, calls_max=CALLS)
-        self.runs: dict[int, list[int]] = {}
-        self.waits: list[int] = []
+        self.is_shared = True
+        self.real: Dispatcher[int, Call] = Dispatcher(
+            worker_calls_max=SLOTS,
+            calls_max=CALLS,
+            shares=SHARES,
+            is_shared=lambda: self.is_shared,
+        )
+        self.runs: dict[int, list[Call]] = {}
+        self.waits: list[Call] = []
+        """Each application's in their order; those of several in any."""
         self.suspended: set[int] = set()
         self.next_call = 0
         self.next_worker = 0
 
-    @rule(nested=st.booleans())
-    def call(self, nested: bool) -> None:
-        call, self.next_call = self.next_call, self.next_call + 1
-        total = sum(len(calls) for calls in self.runs.values()) + len(self.waits)
+    # --- the model
+
+    def running(self, *, nested: bool) -> list[Call]:
+        return [c for calls in self.runs.values() for c in calls if c.is_nested == nested]
+
+    def slots_of(self, worker: int) -> int:
+        return sum(not c.is_nested for c in self.runs[worker])
+
+    def free_workers(self) -> list[int]:
+        return [w for w in self.runs if w not in self.suspended and self.slots_of(w) < SLOTS]
+
+    def limit(self, share: float, in_all: int, others: int) -> int:
+        return max(1, int(share * (in_all - others))) if self.is_shared else in_all - others
+
+    def may_start(self, application: str) -> bool:
+        running = self.running(nested=False)
+        own = sum(c.application == application for c in running)
+        in_all = SLOTS * len(self.runs)
+        return own < self.limit(SHARES.slots, in_all, len(running) - own)
+
+    def may_be_kept(self, call: Call) -> bool:
+        pending = self.running(nested=call.is_nested) + ([] if call.is_nested else self.waits)
+        own = sum(c.application == call.application for c in pending)
+        return len(pending) < CALLS and own < self.limit(SHARES.pending, CALLS, len(pending) - own)
+
+    def first_waiting(self) -> dict[str, Call]:
+        first: dict[str, Call] = {}
+        for call in self.waits:
+            first.setdefault(call.application, call)
+        return first
+
+    def check_started(self, started: list[tuple[Call, int]]) -> None:
+        """Check calls that waited and start now, one after the other."""
+        for call, worker in started:
+            first = self.first_waiting()
+            assert first[call.application] == call, "in the order in which they came"
+            assert self.may_start(call.application)
+            least = min(len(self.runs[w]) for w in self.free_workers())
+            assert worker in self.free_workers()
+            assert len(self.runs[worker]) == least
+            self.waits.remove(call)
+            self.runs[worker].append(call)
+        startable = [app for app in self.first_waiting() if self.may_start(app)]
+        assert not (startable and self.free_workers()), "no call waits that could run"
+
+    def check_placed(self, call: Call, worker: int | None, *, is_first: bool) -> None:
+        """Check where a call went that was admitted."""
+        if worker is None:
+            assert not call.is_nested
+            waits = any(c.application == call.application for c in self.waits)
+            could = self.free_workers() and self.may_start(call.application)
+            assert not could or (waits and not is_first)
+            self.waits.insert(0 if is_first else len(self.waits), call)
+            return
+        if call.is_nested:
+            candidates = [w for w in self.runs if w not in self.suspended] or list(self.runs)
+        else:
+            candidates = self.free_workers()
+            assert self.may_start(call.application)
+        assert worker in candidates
+        assert len(self.runs[worker]) == min(len(self.runs[w]) for w in candidates)
+        self.runs[worker].append(call)
+
+    # --- what happens
+
+    @rule(application=APPLICATIONS, nested=st.booleans())
+    def call(self, application: str, nested: bool) -> None:
+        call, self.next_call = Call(self.next_call, application, nested), self.next_call + 1
         try:
-            worker = self.real.admit(call, nested=nested)
+            worker = self.real.admit(call)
         except OverloadedError:
-            assert total >= (2 * CALLS if nested else CALLS)
+            assert not self.may_be_kept(call)
             return
         except NotReadyError:
             assert nested
             assert not self.runs
             return
-        assert total < (2 * CALLS if nested else CALLS)
-        if self.placed(call, worker, nested=nested):
-            self.waits.append(call)
-
-    def placed(self, call: int, worker: int | None, *, nested: bool) -> bool:
-        """Check where a call went; True: it waits."""
-        free = {w: len(calls) for w, calls in self.runs.items() if w not in self.suspended}
-        if worker is None:
-            assert not nested
-            assert all(count >= SLOTS for count in free.values())
-            return True
-        if worker in self.suspended:
-            assert nested
-            assert not free
-        else:
-            assert free[worker] == min(free.values())
-        self.runs[worker].append(call)
-        return False
+        assert self.may_be_kept(call)
+        self.check_placed(call, worker, is_first=False)
 
     @precondition(lambda self: any(self.runs.values()))
-    @rule(data=st.data(), nested=st.booleans())
-    def move(self, data: st.DataObject, nested: bool) -> None:
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
         """A call that a suspended worker has not begun goes elsewhere."""
         worker = data.draw(st.sampled_from([w for w, calls in self.runs.items() if calls]))
         self.real.suspend(worker)
         self.suspended.add(worker)
         call = self.runs[worker].pop()
-        assert self.real.finished(worker) is None
-        if self.placed(call, self.real.again(call, nested=nested), nested=nested):
-            self.waits.insert(0, call)
+        self.check_started(self.real.finished(worker, call))
+        self.check_placed(call, self.real.again(call), is_first=True)
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -80,39 +146,32 @@ class DispatchMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.suspended)))
         self.suspended.remove(worker)
-        room = max(0, SLOTS - len(self.runs[worker]))
-        started, self.waits = self.waits[:room], self.waits[room:]
-        assert self.real.resume(worker) == started
-        self.runs[worker] += started
+        self.check_started(self.real.resume(worker))
 
     @precondition(lambda self: any(self.runs.values()))
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from([w for w, calls in self.runs.items() if calls]))
-        self.runs[worker].pop()
-        started = self.real.finished(worker)
-        has_room = worker not in self.suspended and len(self.runs[worker]) < SLOTS
-        expected = self.waits[0] if self.waits and has_room else None
-        assert started == expected
-        if started is not None:
-            self.runs[worker].append(self.waits.pop(0))
+        call = data.draw(st.sampled_from(self.runs[worker]))
+        self.runs[worker].remove(call)
+        self.check_started(self.real.finished(worker, call))
 
     @precondition(lambda self: len(self.runs) < 3)
     @rule()
     def start_worker(self) -> None:
         worker, self.next_worker = self.next_worker, self.next_worker + 1
-        started, self.waits = self.waits[:SLOTS], self.waits[SLOTS:]
-        assert self.real.add(worker) == started
-        self.runs[worker] = started
+        self.runs[worker] = []
+        self.check_started(self.real.add(worker))
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
     def kill_worker(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.runs)))
-        del self.runs[worker]
+        lost = self.runs.pop(worker)
         self.suspended.discard(worker)
         self.real.remove(worker)
-        assert self.real.finished(worker) is None
+        for call in lost:
+            assert self.real.finished(worker, call) == []
 
     @precondition(lambda self: self.waits)
     @rule(data=st.data())
@@ -125,8 +184,17 @@ class DispatchMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         assert self.real.running == sum(len(calls) for calls in self.runs.values())
         assert self.real.waiting == len(self.waits)
-        self.real.check_invariants()
+
+
+class AloneMachine(DispatchMachine):
+    """The same where an application has no share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_shared = False
 
 
 TestDispatch = DispatchMachine.TestCase
 TestDispatch.settings = settings(max_examples=40, stateful_step_count=40)
+TestAlone = AloneMachine.TestCase
+TestAlone.settings = settings(max_examples=20, stateful_step_count=40)

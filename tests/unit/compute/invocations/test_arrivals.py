@@ -15,7 +15,7 @@ OVER = Ended("node#1", "i", 0, b"1")
 
 
 async def asked(arrivals: Arrivals, id_: str) -> Ended | None:
-    with arrivals.room_for_outcome():
+    with arrivals.room_for_outcome("app"):
         return await arrivals.outcome(id_)
 
 

@@ -58,9 +58,11 @@ class Nodes:
         for event in events:
             self.fold.apply(next(self._seqnums), now, event)
 
-    def accept(self, now: float, id_: str, due: float = 0.0, executor: str = A) -> None:
+    def accept(
+        self, now: float, id_: str, due: float = 0.0, executor: str = A, app: str = "app"
+    ) -> None:
         self.record(now, Accepted(
-            id=id_, executor=executor, function="app.f", arguments=b"{}", position=0,
+            id=id_, executor=executor, function=f"{app}.f", arguments=b"{}", position=0,
             stream=stream_of(due - now if due else 0.0), delay_s=due - now if due else 0.0,
         ))  # fmt: skip
 
@@ -228,6 +230,17 @@ def test_one_claim_is_bounded_and_so_is_what_runs() -> None:
         sizes += [len(claim.ids) for claim in claims]
     assert sizes == [CLAIMS_MAX, 50]
     assert deadline(nodes.a) == pytest.approx(2.0 + LEASE_S / 3), "it is full: no busy loop"
+
+
+def test_an_application_that_runs_what_it_may_does_not_stop_another() -> None:
+    nodes = Nodes(invocations_running_max=10)
+    for n in range(50):
+        nodes.accept(0.0, f"i{n:03}", due=1.0, app="greedy")
+    nodes.accept(0.0, "modest", due=2.0, app="modest")
+    nodes.turn(nodes.a, 1.5)
+    assert deadline(nodes.a) == pytest.approx(2.0), "it looks again when the other one is due"
+    claims = [e for e in events(nodes.turn(nodes.a, 2.0)) if isinstance(e, Claimed)]
+    assert [claim.ids for claim in claims] == [("modest",)]
 
 
 def test_a_node_without_workers_claims_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from compute.deployments import Deployment
 from compute.workers.call import Deployed
 from compute.workers.host import FunctionHost
+from indilog.calls import Returned
 from indilog.config import Config, NodeConfig
 from indilog.deployed import ScheduleSpec
-from indilog.errors import DeployError, UnknownFunctionError
+from indilog.errors import DeployError, OverloadedError, UnknownFunctionError
 from indilog.testing import MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -56,3 +58,57 @@ async def test_a_key_that_is_known_needs_no_worker_no_function_and_no_look_into_
                 await host.send("app.f", b"{}")
     finally:
         await invocations.stop()
+
+
+SLOW = """
+import asyncio
+import indilog
+app = indilog.App("greedy")
+@app.function
+async def slow(ctx) -> None:
+    await asyncio.sleep(3600)
+"""
+QUICK = """
+import indilog
+app = indilog.App("modest")
+@app.function
+async def quick(ctx) -> int:
+    return 7
+"""
+
+
+async def test_an_application_with_a_thousand_slow_calls_does_not_stop_another(
+    tmp_path: Path,
+) -> None:
+    """Neither its plain calls, nor recorded ones, nor those that wait for an outcome."""
+    node = NodeConfig(
+        workers=1,
+        worker_calls_max=20,
+        calls_pending_max=2_000,
+        invocations_running_max=10,
+        data_dir=tmp_path,
+    )
+    host = FunctionHost(Config(node=node), MemoryLogs())
+    await host.start()
+    try:
+        await host.deploy({"app.py": SLOW})
+        await host.deploy({"app.py": QUICK})
+        for _ in range(30):
+            await host.send("greedy.slow", b"{}")
+        while sum(host.status()[kind] for kind in ("calls_running", "calls_waiting")) < 30:  # noqa: ASYNC110 - not announced
+            await asyncio.sleep(0.01)
+        greedy = [host.call("greedy.slow", b"{}") for _ in range(970)]
+        with pytest.raises(OverloadedError, match="1,000 calls of app greedy"):
+            host.call("greedy.slow", b"{}")
+        async with asyncio.timeout(30):
+            answers = [host.call("modest.quick", b"{}") for _ in range(50)]
+            for answer in answers:
+                assert await answer.outcome == Returned(0, b"7")
+            accepted = await host.send("modest.quick", b"{}", delay_s=0.01)
+            told = await host.invocation(accepted, wait_s=30)
+        assert told is not None
+        assert told.outcome is not None
+        assert host.status()["calls_running"] == 18
+        assert not any(call.outcome.done() for call in greedy)
+    finally:
+        await host.stop()
