@@ -40,6 +40,7 @@ from compute.gateway.problems import (
 from compute.gateway.readiness import AppendProbe
 from compute.gateway.records import records_router
 from compute.gateway.requests import faults_in, sentence_of
+from compute.positions import Positions
 from compute.workers.host import FunctionHost
 from indilog.config import Config, NodeConfig
 from indilog.errors import (
@@ -174,7 +175,7 @@ def create_gateway(
 
     registry.register(GatewayCollector(edge.status))
     invoke = InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max)
-    app = Gateway(host, invoke, edge, Heads(logs))
+    app = Gateway(host, invoke, edge, Heads(Positions(logs)))
     app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
     # base64 makes a third more of a record
     limits = RecordLimits.of(config)

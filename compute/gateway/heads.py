@@ -4,37 +4,27 @@ position that the log has reached.
 
 from __future__ import annotations
 
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from starlette.types import Scope
 
+from compute.positions import Positions
 from indilog.errors import InvalidArgumentsError
-from indilog.log import LogSource, Session
 
 POSITION_HEADER: Final = b"indilog-position"
 POSITION_DIGITS_MAX: Final = 18
-
-
-@runtime_checkable
-class HasPosition(Protocol):
-    """Logs that know how far this node is."""
-
-    @property
-    def position(self) -> int:
-        """The metalog position that is applied here."""
 
 
 class Heads:
     """Checks the heads of requests.
 
     Args:
-        logs: tell which positions there are.
+        positions: tells which positions there are.
     """
 
-    def __init__(self, logs: LogSource) -> None:
-        self._logs = logs
-        self._reached = 0
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
 
     async def check(self, scope: Scope) -> None:
         """Check one head.
@@ -54,15 +44,10 @@ class Heads:
         if not value.isdigit() or len(value) > POSITION_DIGITS_MAX:
             raise _misfit(f"is a position that an answer gave, not {value.decode('latin-1')[:40]}")
         position = int(value)
-        if position <= self._reached:
-            return
-        if isinstance(self._logs, HasPosition) and position <= self._logs.position:
-            return
-        session = Session()
-        await self._logs.log("positions", session).tail()
-        self._reached = max(self._reached, session.position)
-        if position > self._reached:
-            raise _misfit(f"is {position}, but the log is at {self._reached}; is it another log's?")
+        if not self._positions.is_known(position) and (
+            fault := await self._positions.fault(position)
+        ):
+            raise _misfit(fault)
 
 
 def _check_text(scope: Scope) -> None:

@@ -19,6 +19,7 @@ from compute.invocations.keys import kept_with_key
 from compute.invocations.scheduling import Scheduled
 from compute.invocations.service import InvocationService
 from compute.invocations.told import Told
+from compute.positions import Positions
 from compute.workers.applications import Applications
 from compute.workers.call import Call
 from compute.workers.pool import WorkerPool
@@ -65,6 +66,7 @@ class FunctionHost:
 
     Attributes:
         limits: what the other end of a link must know.
+        positions: which session positions there are.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class FunctionHost:
         self.limits = limits_of(config)
         self._node = node
         self._logs = logs
+        self.positions = Positions(logs)
         self._checking = 0
         self._invocation_prefix = secrets.token_hex(6)
         self._invocation_numbers = itertools.count(1)

@@ -8,7 +8,7 @@ called) and what was deployed or undeployed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +36,11 @@ from indilog.calls import (
 from indilog.errors import (
     CallOutcomeUnknownError,
     IndilogError,
+    InvalidArgumentsError,
     NotReadyError,
     OverloadedError,
 )
+from indilog.ids import MetalogPosition
 from indilog.link import Link
 from indilog.log import LogSource
 from indilog.worker_messages import (
@@ -88,6 +90,8 @@ class LinkServer:
     ) -> None:
         self._host = host
         self._log_service = LogService(logs, questions_max=questions_max)
+        self._positions = host.positions
+        self._checks: dict[int, asyncio.Task[None]] = {}
         self._is_client = is_client
         self._calls: dict[int, Call] = {}
         self._keyed: dict[int, _Keyed] = {}
@@ -98,9 +102,47 @@ class LinkServer:
     def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
         """Answer one question on `link`, now or later.
 
+        A session position that is not known to be reached is checked first.
+
         Raises:
             IndilogError: it cannot be answered; for the link to pass on.
         """
+        position: MetalogPosition = getattr(message, "position", 0)
+        if self._positions.is_known(position):
+            self._answer(link, call, message)
+            return
+        self._check_room(self._checks)
+        checking = self._checked(link, call, message, position)
+        self._checks[call] = check = asyncio.get_running_loop().create_task(checking)
+        check.add_done_callback(lambda _: self._checks.pop(call, None))
+
+    def close(self) -> None:
+        """The link is gone."""
+        for check in list(self._checks.values()):
+            check.cancel()
+        self._log_service.close()
+        for call in list(self._calls.values()):
+            self._host.cancel(call)
+        for keyed in self._keyed.values():
+            keyed.leave()
+
+    # --- inside
+
+    async def _checked(
+        self, link: Link, call: int, message: Question | Greeting, position: MetalogPosition
+    ) -> None:
+        """Answer a question, unless its session position is from nowhere."""
+        try:
+            if fault := await self._positions.fault(position):
+                raise InvalidArgumentsError(
+                    f"Nothing was done: the session's position {fault}",
+                    [{"field": "position", "problem": fault}],
+                )
+            self._answer(link, call, message)
+        except IndilogError as error:
+            link.answer(call, failed(error))
+
+    def _answer(self, link: Link, call: int, message: Question | Greeting) -> None:
         match message:
             case CallFunction() if not message.key:
                 self._call(link, call, message)
@@ -132,15 +174,9 @@ class LinkServer:
             case _:
                 self._log_service.serve(link, call, message)
 
-    def close(self) -> None:
-        """The link is gone."""
-        self._log_service.close()
-        for call in list(self._calls.values()):
-            self._host.cancel(call)
-        for keyed in self._keyed.values():
-            keyed.leave()
-
-    # --- inside
+    def _check_room(self, begun: Collection[object]) -> None:
+        if len(begun) >= self._questions_max:
+            raise OverloadedError("Too many calls of this connection are being started.")
 
     def _call(self, link: Link, number: int, message: CallFunction) -> None:
         call = self._host.call(
@@ -157,7 +193,9 @@ class LinkServer:
         link.answer(number, outcome.result())
 
     def _cancel(self, number: int) -> None:
-        if (call := self._calls.get(number)) is not None:
+        if (check := self._checks.get(number)) is not None:
+            check.cancel()
+        elif (call := self._calls.get(number)) is not None:
             self._host.cancel(call)
         elif (keyed := self._keyed.get(number)) is not None:
             keyed.leave()
@@ -177,9 +215,11 @@ class LinkServer:
 
     def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
         """Answer with what `answering` gives; goes on when the link is gone."""
-        if len(self._tasks) >= self._questions_max:
+        try:
+            self._check_room(self._tasks)
+        except OverloadedError:
             answering.close()
-            raise OverloadedError("Too many calls of this connection are being started.")
+            raise
         task = asyncio.get_running_loop().create_task(_answered(link, number, answering))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from compute.positions import Positions
 from compute.workers.host import FunctionHost
 from compute.workers.serving import LinkServer
 from indilog.calls import (
@@ -15,11 +16,17 @@ from indilog.calls import (
     CallFunction,
     DeployApp,
     Failed,
+    LogAppend,
+    LogRead,
+    LogReadNext,
     Question,
+    RecordsFound,
     Returned,
+    SendFunction,
     UndeployApp,
 )
 from indilog.link import Link
+from indilog.log import LogSource
 from indilog.testing import MemoryLogs
 from tests.link_pair import link_pair
 
@@ -30,7 +37,8 @@ KEYED = CallFunction("app.f", b"{}", 0, 0, "k")
 class Host:
     """Records calls with a key when it is let; their outcomes come when the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: LogSource) -> None:
+        self.positions = Positions(logs)
         self.may_record = asyncio.Event()
         self.recorded: list[str] = []
         self.waiting = 0
@@ -56,9 +64,10 @@ class Caller:
     """A client of a `LinkServer`, or a worker."""
 
     def __init__(self, *, is_client: bool = True) -> None:
-        self.host = Host()
+        self.logs = MemoryLogs()
+        self.host = Host(self.logs)
         self.server = LinkServer(
-            cast("FunctionHost", self.host), MemoryLogs(), questions_max=10, is_client=is_client
+            cast("FunctionHost", self.host), self.logs, questions_max=10, is_client=is_client
         )
         self.link: Link
         self.link, _ = link_pair(self.server.serve)
@@ -129,3 +138,59 @@ async def test_a_function_neither_deploys_nor_undeploys(question: Question, what
         "NotReadyError",
         f"A function cannot {what}; use a client.",
     )
+
+
+NOWHERE = 10**15
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+@pytest.mark.parametrize(
+    "question",
+    [
+        LogReadNext("orders", NOWHERE, None, 0, 60.0),
+        LogRead("orders", NOWHERE, 0),
+        LogAppend("orders", NOWHERE, b"x", ()),
+        CallFunction("app.f", b"{}", NOWHERE, 0),
+        SendFunction("app.f", b"{}", NOWHERE, 0.0),
+    ],
+)
+async def test_a_position_from_nowhere_is_refused_at_once(
+    question: Question, *, is_client: bool
+) -> None:
+    """Nothing parks, and nothing is done."""
+    caller = Caller(is_client=is_client)
+    await caller.logs.log("orders").append(b"x")
+    async with asyncio.timeout(5):
+        answer = await caller.link.ask(question)
+    assert isinstance(answer, Failed)
+    assert answer.kind == "InvalidArgumentsError"
+    assert answer.message == (
+        "Nothing was done: the session's position is 1000000000000000, but the log is at 1; is it "
+        "another log's?"
+    )
+    assert caller.logs.position == 1
+    assert caller.server._checks == {}
+
+
+async def test_a_question_whose_position_is_checked_can_be_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(_position: int) -> str | None:
+        return await asyncio.get_running_loop().create_future()
+
+    caller = Caller()
+    monkeypatch.setattr(caller.host.positions, "fault", never)
+    number = caller.link.post(LogAppend("orders", NOWHERE, b"x", ()), lambda _: None)
+    await turns()
+    assert len(caller.server._checks) == 1
+    caller.link.cancel(number)
+    await turns()
+    assert caller.server._checks == {}
+
+
+async def test_a_position_that_another_node_has_reached_is_taken() -> None:
+    caller = Caller()
+    for _ in range(3):
+        await caller.logs.log("orders").append(b"x")
+    answer = await caller.link.ask(LogRead("orders", caller.logs.position, 0))
+    assert isinstance(answer, RecordsFound)
