@@ -167,7 +167,7 @@ async def _done(  # noqa: PLR0911 - one answer per question
             seqnum = await log.append(question.data, tags=question.tags)
             return lambda at: Appended(at, (seqnum,))
         case LogAppendBatch():
-            entries = [Entry(data, tags) for data, tags in question.entries]
+            entries = [Entry(data, tags) for data, tags in question.entries()]
             seqnums = tuple(await log.append_batch(entries))
             return lambda at: Appended(at, seqnums)
         case LogRead() | LogReadNext() | LogReadPrev() | LogReadRange():

@@ -13,7 +13,8 @@ the gateway and the worker that runs the function.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -21,6 +22,12 @@ from indilog import errors
 from indilog.deployed import AppInfo
 from indilog.errors import IndilogError, NotReadyError
 from indilog.ids import MetalogPosition, SeqNum, UserTag
+from indilog.link_message import (
+    BATCH_RECORDS_LIMIT,
+    BATCH_TAGS_LIMIT,
+    RECORD_TAGS_LIMIT,
+    SOURCES_LIMIT,
+)
 from indilog.link_message import LinkStruct as _Message
 from indilog.retention_messages import LogRetention, LogSetRetention, RetentionFound
 from indilog.worker_messages import (
@@ -88,19 +95,50 @@ class LogAppend(_Message, frozen=True):
     log: str
     position: MetalogPosition
     data: bytes
-    tags: tuple[UserTag, ...]
+    tags: Annotated[tuple[UserTag, ...], msgspec.Meta(max_length=RECORD_TAGS_LIMIT)]
 
 
 class LogAppendBatch(_Message, frozen=True):
     """worker, client → compute node: append records, all or none; answered by `Appended`.
 
+    `tags` are those of all records, one after the other, `tag_counts` says how many each has: so
+    the lengths in the message's own head bound what decoding it costs.
     Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
     Repeated: never.
     """
 
     log: str
     position: MetalogPosition
-    entries: tuple[tuple[bytes, tuple[UserTag, ...]], ...]
+    data: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=BATCH_RECORDS_LIMIT)]
+    tags: Annotated[tuple[UserTag, ...], msgspec.Meta(max_length=BATCH_TAGS_LIMIT)]
+    tag_counts: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=BATCH_RECORDS_LIMIT)
+    ]
+
+    @classmethod
+    def of(
+        cls,
+        log: str,
+        position: MetalogPosition,
+        entries: Iterable[tuple[bytes, tuple[UserTag, ...]]],
+    ) -> LogAppendBatch:
+        """Return the message for records, each with its tags."""
+        data, of_each = zip(*entries, strict=True)
+        tags = tuple(tag for tags in of_each for tag in tags)
+        return cls(log, position, data, tags, tuple(map(len, of_each)))
+
+    def entries(self) -> Iterator[tuple[bytes, tuple[UserTag, ...]]]:
+        """Yield the records, each with its tags.
+
+        Raises:
+            ValueError: the counts are not those of the records and tags.
+        """
+        if len(self.tag_counts) != len(self.data) or sum(self.tag_counts) != len(self.tags):
+            raise ValueError("The tags of a batch are not as many as it says.")
+        start = 0
+        for data, count in zip(self.data, self.tag_counts, strict=True):
+            yield data, self.tags[start : start + count]
+            start += count
 
 
 class LogRead(_Message, frozen=True):
@@ -270,7 +308,7 @@ class DeployApp(_Message, frozen=True):
 
     name: str | None
     owner: str
-    sources: dict[str, str]
+    sources: Annotated[dict[str, str], msgspec.Meta(max_length=SOURCES_LIMIT)]
 
 
 class UndeployApp(_Message, frozen=True):
@@ -415,6 +453,12 @@ Question: TypeAlias = (
     LogQuestion | CallFunction | SendFunction | DeployApp | UndeployApp | Invoke | Load | Unload
     | RunServices | CheckArguments | Ping | Cancel
 )  # fmt: skip
+ClientQuestion: TypeAlias = (
+    LogQuestion | CallFunction | SendFunction | DeployApp | UndeployApp | Cancel
+)
+"""All that a client may send. Each list in it has a limit, and the decoder looks at a list's length
+before it decodes what is in it: so no message costs more time than its limits allow.
+"""
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesTold
 Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | TimeIs | RetentionFound | Done | Returned | Accepted

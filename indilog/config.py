@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from indilog.errors import ConfigError
+from indilog.link_message import BATCH_RECORDS_LIMIT, RECORD_TAGS_LIMIT
 from indilog.loopback import is_loopback
 from indilog.records import tags_bytes_max
 
@@ -72,8 +73,9 @@ class ClusterConfig:
                 f"aggregation is {self.aggregation!r} but aggregators is 0; give at least one, or "
                 'set aggregation to "master-slave".'
             )
-        if self.record_tags_max > 254:
-            raise ConfigError(f"record_tags_max is at most 254, not {self.record_tags_max}.")
+        for name, limit in _LINK_LIMITS:
+            if (value := getattr(self, name)) > limit:
+                raise ConfigError(f"{name} is at most {limit:,}, not {value:,}.")
         if self.batch_bytes_max < self.record_bytes_max + 64 * KIB:
             raise ConfigError(
                 f"batch_bytes_max ({self.batch_bytes_max:,}) must leave 64 KiB beside "
@@ -438,6 +440,11 @@ _ORDERED: Final = (
     ("restart_s_min", "restart_s_max"),
 )
 """Settings of a node of which the first must not exceed the second, unless that is 0: none."""
+
+_LINK_LIMITS: Final = (
+    ("record_tags_max", RECORD_TAGS_LIMIT),
+    ("batch_records_max", BATCH_RECORDS_LIMIT),
+)
 
 _SHARES: Final = (
     "hedged_reads_share_max",

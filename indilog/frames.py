@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from indilog.calls import LinkMessage
+from indilog.calls import ClientQuestion, LinkMessage
 from indilog.errors import MalformedFrameError
 
 
@@ -21,9 +21,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     message: LinkMessage
 
 
+class ClientFrame(Frame, frozen=True, array_like=True):
+    """One message of a client."""
+
+    message: ClientQuestion
+
+
 LENGTH_BYTES: Final = 4
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(Frame)
+_decoders: Final = {kind: msgspec.msgpack.Decoder(kind) for kind in (Frame, ClientFrame)}
 
 
 def frame_written(buffer: bytearray, call: int, message: LinkMessage) -> int:
@@ -40,13 +46,14 @@ class FrameReader:
     """Cuts a stream of bytes, however it arrives in pieces, into frames.
 
     Holds at most one incomplete frame, so memory is bounded by `message_bytes_max`, which may be
-    set anew between two calls.
+    set anew between two calls. `kind` says which messages there may be.
     """
 
-    __slots__ = ("_rest", "message_bytes_max")
+    __slots__ = ("_decoder", "_rest", "message_bytes_max")
 
-    def __init__(self, message_bytes_max: int) -> None:
+    def __init__(self, message_bytes_max: int, kind: type[Frame] = Frame) -> None:
         self.message_bytes_max = message_bytes_max
+        self._decoder = _decoders[kind]
         self._rest = bytearray()
 
     @property
@@ -71,7 +78,7 @@ class FrameReader:
             stop = start + self._size(view[offset:start])
             if stop > end:
                 break
-            found.append(_decoded(view[start:stop]))
+            found.append(self._decoded(view[start:stop]))
             offset = stop
         if data:
             self._rest = bytearray(view[offset:])
@@ -91,9 +98,8 @@ class FrameReader:
             )
         return size
 
-
-def _decoded(frame: memoryview) -> Frame:
-    try:
-        return _decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrameError(f"not a message of a link: {error}") from error
+    def _decoded(self, frame: memoryview) -> Frame:
+        try:
+            return self._decoder.decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedFrameError(f"not a message of a link: {error}") from error

@@ -37,7 +37,7 @@ from indilog.errors import (
     OverloadedError,
     TooLargeError,
 )
-from indilog.frames import Frame, FrameReader, frame_written
+from indilog.frames import ClientFrame, Frame, FrameReader, frame_written
 
 QUEUE_BYTES_MAX: Final = 64 * MIB
 """Bytes that wait for a peer that does not read; beyond it questions and large answers are
@@ -56,6 +56,12 @@ _LOST: Final = failed(LinkLostError("The connection was lost before the answer c
 
 class Link:
     """One end of a link.
+
+    Args:
+        serve: answers the questions of the other end.
+        message_bytes_max: of one message.
+        on_lost: called when the link is gone.
+        is_of_client: the other end is a client: it sends `ClientQuestion`s only.
 
     Attributes:
         frames_received: how many messages came in.
@@ -82,11 +88,12 @@ class Link:
         *,
         message_bytes_max: int,
         on_lost: Callable[[Link], None] | None = None,
+        is_of_client: bool = False,
     ) -> None:
         self._serve = serve
         self._on_lost = on_lost
         self._message_bytes_max = message_bytes_max
-        self._reader = FrameReader(message_bytes_max)
+        self._reader = FrameReader(message_bytes_max, ClientFrame if is_of_client else Frame)
         self._open: dict[int, OnAnswer] = {}
         self._next_call = 1
         self._out = bytearray()

@@ -38,11 +38,13 @@ from indilog.calls import (
 )
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError, TooLargeError
 from indilog.ids import MAX_SEQNUM, SeqNum, UserTag, log_tag, tag_columns
+from indilog.link_message import BATCH_RECORDS_LIMIT, BATCH_TAGS_LIMIT
 from indilog.log import (
     Entry,
     Log,
     Record,
     Session,
+    check_batch,
     check_bound,
     check_limit,
     check_record,
@@ -108,12 +110,15 @@ class RemoteLog(Log):
         """Append several records, all or none, at consecutive seqnums (`Log.append_batch`)."""
         if not entries:
             return []
+        check_batch(entries, records_max=BATCH_RECORDS_LIMIT)
         checked = tuple((e.data, self._checked(e.data, e.tags)) for e in entries)
+        if (tags := sum(len(tags) for _, tags in checked)) > BATCH_TAGS_LIMIT:
+            raise TooLargeError("The batch's number of tags", size=tags, limit=BATCH_TAGS_LIMIT)
         size = sum(len(data) for data, _ in checked)
         limit = self._asker.limits.message_bytes_max - _BATCH_OVERHEAD_BYTES
         if size > limit:
             raise TooLargeError("The batch's size in bytes", size=size, limit=limit)
-        question = LogAppendBatch(self.name, self._session.position, checked)
+        question = LogAppendBatch.of(self.name, self._session.position, checked)
         return list((await self._append(question)).seqnums)
 
     async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:

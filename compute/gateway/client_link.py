@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
@@ -29,6 +30,8 @@ from indilog.calls import (
 )
 from indilog.errors import OverloadedError
 from indilog.link import Link, Serve, socket_messages, unless_large
+
+_PART_BYTES: Final = 16 * 1024
 
 
 class ClientLink(Link):
@@ -57,7 +60,9 @@ class ClientLink(Link):
                 self._sizes[call] = size
             serve(link, call, message)
 
-        super().__init__(counted, message_bytes_max=message_bytes_max, on_lost=on_lost)
+        super().__init__(
+            counted, message_bytes_max=message_bytes_max, on_lost=on_lost, is_of_client=True
+        )
         self._budget = budget
         self._partial = budget.share()
         self._questions = budget.share()
@@ -94,7 +99,7 @@ def payload_bytes(message: Question | Greeting) -> int:
         case LogAppend():
             return len(message.data)
         case LogAppendBatch():
-            return sum(len(data) for data, _ in message.entries)
+            return sum(map(len, message.data))
         case CallFunction() | SendFunction():
             return len(message.arguments)
         case LogSetAux():
@@ -159,6 +164,16 @@ class WebSocketWriter:
         await self._socket.close()
 
 
+async def _take_in(link: Link, data: bytes) -> None:
+    """Hand over what came, in parts: other links have their turns between many small messages."""
+    link.received(data[:_PART_BYTES])
+    for start in range(_PART_BYTES, len(data), _PART_BYTES):
+        await asyncio.sleep(0)
+        if link.is_lost:
+            return
+        link.received(data[start : start + _PART_BYTES])
+
+
 def client_router(host: FunctionHost, edge: Edge) -> APIRouter:
     """Return the route `/client`."""
     router = APIRouter()
@@ -181,7 +196,7 @@ def client_router(host: FunctionHost, edge: Edge) -> APIRouter:
         sending = asyncio.ensure_future(writer.run())
         try:
             while not link.is_lost:
-                link.received(await socket.receive_bytes())
+                await _take_in(link, await socket.receive_bytes())
         except WebSocketDisconnect:
             pass
         finally:

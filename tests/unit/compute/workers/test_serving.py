@@ -175,8 +175,8 @@ async def test_a_position_from_nowhere_is_refused_at_once(
 async def test_a_question_whose_position_is_checked_can_be_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def never(_position: int) -> str | None:
-        return await asyncio.get_running_loop().create_future()
+    async def never(_position: int) -> None:
+        await asyncio.get_running_loop().create_future()
 
     caller = Caller()
     monkeypatch.setattr(caller.host.positions, "fault", never)
