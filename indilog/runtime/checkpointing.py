@@ -53,13 +53,13 @@ class Checkpointing:
         self,
         journal: Journal,
         roles: Mapping[int, Role],
-        call_later: Callable[[float], object],
+        wake_after: Callable[[float], object],
         *,
         frames: int,
     ) -> None:
         self._journal = journal
         self._roles = {s: role for s, role in roles.items() if isinstance(role, Checkpoints)}
-        self._call_later = call_later
+        self._wake_after = wake_after
         self._frames_max = frames
         self._frames_at = 0
         self._bytes_at = 0
@@ -90,7 +90,7 @@ class Checkpointing:
         if self._taken is not None:
             self._go_on(self._taken)
         elif quiet and self._due() and self._take():
-            self._call_later(_POLL_S)
+            self._wake_after(_POLL_S)
 
     def _due(self) -> bool:
         journal = self._journal
@@ -124,12 +124,12 @@ class Checkpointing:
         if self._writing is None:
             if self._journal.reached(taken.mark):
                 self._writing = self._journal.spare.pool.submit(self._write, taken)
-            self._call_later(_POLL_S)
+            self._wake_after(_POLL_S)
         elif self._writing.done():
             writing, self._writing, self._taken = self._writing, None, None
             self._concluded(taken, writing)
         else:
-            self._call_later(_POLL_S)
+            self._wake_after(_POLL_S)
 
     def _write(self, taken: _Taken) -> int:
         roles = {stream: encode() for stream, encode in taken.encoders.items()}

@@ -48,14 +48,14 @@ class DiskSpace:
         self,
         journal: Journal,
         config: NodeConfig,
-        call_later: Callable[[float], object],
+        wake_after: Callable[[float], object],
         *,
         sharers: int,
     ) -> None:
         self._journal = journal
         self._reserve_bytes = min(config.disk_reserve_bytes, config.segment_bytes // _SEGMENT_SHARE)
         self._retry_s = config.disk_retry_s
-        self._call_later = call_later
+        self._wake_after = wake_after
         self._sharers = max(1, sharers)
         self._waiting: deque[_Waiting] = deque()
         self._retry_at: Instant | None = None
@@ -102,7 +102,8 @@ class DiskSpace:
             return None
         if self._retry_at is None and (self._journal.starved or self._waiting):
             self._retry_at = Instant(now + self._retry_s)
-            self._call_later(self._retry_s)
+        if self._retry_at is not None:
+            self._wake_after(max(0.0, self._retry_at - now))
         room = self._journal.room
         full = bool(self._waiting) or (self._journal.starved and room < self._reserve_bytes)
         if full == self.full:

@@ -142,7 +142,7 @@ class NodeShell:
         self._held: list[Appended | Answer] = []
         self._deadlines: dict[NodeId, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = Instant(0.0)
+        self._timer_due = 0.0
         self._scheduled = False
         self._written_bytes = 0
         self._written_at = 0.0
@@ -295,12 +295,15 @@ class NodeShell:
         except Exception as error:  # noqa: BLE001 the outermost loop: our bug, or the disk
             self._fail(error)
             return
-        if self._inbox or self._later:
+        if self._inbox or (self._later and not self._held):
             # Behind the callers that were answered: what they do next comes into the same turn, and
             # answers that they send on are written before.
             self._scheduled = True
             self._loop.call_soon(self._loop.call_soon, self._turn)
-        self._set_timer()
+        elif self._later_since is not None:
+            self._wake_after(self._later_since + _LATER_S - self.clock.now())
+        if self._deadlines:
+            self._wake_after(max(0.001, min(self._deadlines.values()) - self.clock.now()))
 
     @property
     def _quiet(self) -> bool:
@@ -487,20 +490,19 @@ class NodeShell:
 
     # --- time and failure
 
-    def _set_timer(self) -> None:
-        if not self._deadlines:
-            return
-        due = min(self._deadlines.values())
+    def _wake_after(self, seconds: float) -> None:
+        """Take the next turn within so many seconds.
+
+        There is one timer, and the earliest of these calls sets it: each turn calls again for
+        everything that is still to come.
+        """
+        due = self._loop.time() + seconds
         if self._timer is not None:
             if self._timer_due <= due:
                 return
             self._timer.cancel()
         self._timer_due = due
-        delay = max(0.001, due - self.clock.now())
-        self._timer = self._loop.call_later(delay, self._on_timer)
-
-    def _wake_after(self, seconds: float) -> None:
-        self._loop.call_later(seconds, self._schedule)
+        self._timer = self._loop.call_later(seconds, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -34,8 +34,6 @@ _REST: Final = 4
 """So many times what a step costs the loop is free of it."""
 _POLL_S: Final = 0.005
 """How often it is asked whether a thread or a sync is done."""
-_EARLY_S: Final = 0.001
-"""A timer may fire so much before its time."""
 _LOOK_S: Final = 0.1
 """How often it is looked for what to rewrite, at most."""
 _RETRY_S: Final = 5.0
@@ -52,14 +50,12 @@ class Rewriting:
         journal: Journal,
         roles: Mapping[NodeId, Role],
         config: NodeConfig,
-        call_later: Callable[[float], object],
+        wake_after: Callable[[float], object],
         metrics: Metrics,
     ) -> None:
         self._metrics = metrics
         self._journal = journal
-        self._call_later = call_later
-        self._called_at: Instant | None = None
-        """When the call that was asked for last comes."""
+        self._wake_after = wake_after
         self._shrinking = {
             stream_of(node): role for node, role in roles.items() if isinstance(role, Shrinks)
         }
@@ -92,10 +88,8 @@ class Rewriting:
         Raises:
             OSError: the journal has failed.
         """
-        again_s = self._turn(now)
-        if again_s is not None and (self._called_at is None or self._called_at <= now + _EARLY_S):
-            self._called_at = Instant(now + again_s)
-            self._call_later(again_s)
+        if (again_s := self._turn(now)) is not None:
+            self._wake_after(again_s)
 
     def _turn(self, now: Instant) -> float | None:
         """Return after how many seconds to come back; None: when there is news."""

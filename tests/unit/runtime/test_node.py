@@ -207,17 +207,72 @@ async def test_a_role_that_breaks_an_invariant_ends_the_shell() -> None:
 async def test_a_role_is_called_at_its_deadline_without_events() -> None:
     role = Scripted()
     house = House({A: role})
-    role.due = Instant(house.shell.clock.now() + 0.01)
     called = asyncio.Event()
-    original = role.handle
 
     def handle(events: Sequence[Event], now: Instant) -> list[Effect]:
-        if not events:
+        if events:
+            role.due = Instant(now + 0.01)
+        else:
+            role.due = None
             called.set()
-        return original(events, now)
+        return []
 
     role.handle = handle  # type: ignore[method-assign]
     await asyncio.wait_for(called.wait(), 5)
+    await house.shell.close()
+
+
+async def test_parts_that_ask_at_each_turn_for_a_further_one_share_a_timer() -> None:
+    """Else each turn that comes meanwhile adds a timer, and each timer a turn, for good."""
+    house = House({A: Scripted()})
+    loop, shell = asyncio.get_running_loop(), house.shell
+    shell._checkpointing.turn = lambda *, quiet: shell._wake_after(0.001)  # type: ignore[method-assign]
+    for _ in range(20):
+        house.nudge()
+        await turns()
+    timers = [one for one in loop._scheduled if not one.cancelled()]  # type: ignore[attr-defined]
+    assert [one._callback for one in timers].count(shell._on_timer) == 1
+    await house.shell.close()
+
+
+async def test_the_earliest_wish_for_a_turn_counts() -> None:
+    house = House({A: Scripted()})
+    await turns()
+    turned = asyncio.Event()
+    house.shell._wake_after(3600.0)
+    house.shell._wake_after(0.001)
+    house.shell._wake_after(3600.0)
+    house.shell._checkpointing.turn = lambda *, quiet: turned.set()  # type: ignore[method-assign]
+    await asyncio.wait_for(turned.wait(), 5)
+    await house.shell.close()
+
+
+async def test_what_is_not_urgent_waits_for_a_sync_without_keeping_the_loop_busy() -> None:
+    message = MetalogWanted(3)
+    script: Script = {
+        Started: lambda _: [PERSIST],
+        Received: lambda _: [Answer(told, None), Send(B, message, urgent=False)],
+    }
+    receiver = Scripted()
+    house = House({A: Scripted(script), B: receiver}, sync_inline_s_max=0.0)
+    told = house.waiter("caller")
+    house.shell.sync_average_s = 1.0
+    house.journal.gate.clear()
+    taken: list[None] = []
+    turn = house.shell._turn
+    house.shell._turn = lambda: (taken.append(None), turn())[1]  # type: ignore[method-assign]
+    await turns()
+    house.nudge()
+    await turns(2)
+    assert house.shell._held
+    assert house.shell._later
+    before = len(taken)
+    await turns(300)
+    assert len(taken) - before < 30
+    house.journal.gate.set()
+    await asyncio.wait_for(told, 5)
+    await turns()
+    assert [e.message for e in receiver.heard if isinstance(e, Received)] == [message]
     await house.shell.close()
 
 
