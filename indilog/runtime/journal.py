@@ -252,9 +252,10 @@ class Journal:
         """
         assert not self._number, "a journal recovers once"
         remove_leftovers(self.directory)
-        files = {file.first: file for file in segment_files(self.directory)}
         noted = newest_noted(self.directory) or NewestSegment(0, 0)
         newest = max(newest_used(self.directory), noted.number, self._start.segment)
+        # What lies beyond is the segment that was made in advance: it counts when it is used.
+        files = {f.first: f for f in segment_files(self.directory) if f.first <= newest}
         ends = {file.first: rewritten_end(file) for file in files.values()}
         for known in files.values():
             self._register(known, ends[known.first])

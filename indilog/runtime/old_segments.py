@@ -67,6 +67,7 @@ class OldSegments:
         self, file: SegmentFile, size_bytes: int, dead_bytes: int = 0, other_bytes: int = 0
     ) -> None:
         """Add a file behind the others."""
+        assert not self._files or self._files[-1].file.last < file.first, "each segment counts once"
         self._firsts.append(file.first)
         self._files.append(OldSegment(file, size_bytes, dead_bytes, other_bytes))
         self.changed = True

@@ -422,6 +422,20 @@ def test_batches_keep_their_names_over_restarts_and_further_rewrites(rewriter: R
     last.close()
 
 
+def test_a_segment_that_was_made_in_advance_before_a_restart_counts_once(tmp_path: Path) -> None:
+    """Else its other count is rewritten again and again: it never shrinks."""
+    first = Rewriter(tmp_path)
+    first.written(1)
+    first.journal.spare.prepare(2)
+    rewriter = first.again()
+    assert segment_path(tmp_path, 2).exists(), "made before the restart"
+    places = filled(rewriter, segments=2)
+    assert [old.file.first for old in rewriter.journal.old] == [1, 2, 3]
+    rewriter.discard(*(place for place in places if place.segment < 3))
+    assert 0 < rewriter.rest() <= 3
+    rewriter.close()
+
+
 def test_below_the_older_of_two_checkpoints_only_batches_stay(tmp_path: Path) -> None:
     """What else a segment says is in the checkpoints; nobody replays it."""
     life = Life(tmp_path)
