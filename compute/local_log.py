@@ -70,6 +70,8 @@ class LocalLogs:
         """Makes a waiter for the engine."""
         self.wake: Callable[[], None] = functools.partial(shell.wake, node)
         """Lets the engine's turn come; raises `NotReadyError` if the platform has stopped."""
+        self.hasten: Callable[[], None] = functools.partial(shell.hasten, node)
+        """As `wake`, for callers that may wait for more than an append is answered by."""
         self._reads = 0
         self.retention: RetentionService | None = None
         """What enforces policies here; at one compute node of a platform only."""
@@ -227,7 +229,7 @@ class LocalLog(Log):
             self._engine.read_page(
                 tag_wanted, bound, position, limit, waiter, log=self._tag, fresh=fresh
             )
-            self._logs.wake()
+            self._logs.hasten()
             page = self._seen(await waiter)
             assert isinstance(page, list)
             fresh = False
@@ -247,7 +249,7 @@ class LocalLog(Log):
     async def _told_tail(self) -> Tail:
         waiter = self._logs.future()
         self._engine.read_tail(waiter)
-        self._logs.wake()
+        self._logs.hasten()
         tail = self._seen(await waiter)
         assert isinstance(tail, Tail)
         return tail
@@ -258,7 +260,7 @@ class LocalLog(Log):
         # What this node knows to be ordered must not lie at or above the answer for a later time.
         position = max(self._session.position, self._engine.position)
         self._engine.times.start(check_time(time), position, waiter)
-        self._logs.wake()
+        self._logs.hasten()
         seqnum = self._seen(await waiter)
         assert isinstance(seqnum, int)
         return seqnum
@@ -268,7 +270,7 @@ class LocalLog(Log):
         floor = Floor(self._hash(tag), check_bound(until), of_log=tag is None)
         waiter = self._logs.future()
         self._engine.trims.start(floor, waiter)
-        self._logs.wake()
+        self._logs.hasten()
         self._seen(await waiter)
 
     async def set_retention(
@@ -293,7 +295,7 @@ class LocalLog(Log):
             )
         if await self.read(seqnum) is not None:
             self._engine.set_aux(seqnum, aux)
-            self._logs.wake()
+            self._logs.hasten()
 
     # --- inside
 
@@ -328,7 +330,7 @@ class LocalLog(Log):
             await self._logs.paced(session, engine.position)
             raise
         if answer is PENDING:
-            self._logs.wake()
+            self._logs.hasten()
             value = self._seen(await waiter)
             assert value is None or isinstance(value, Record)
             return value
@@ -378,7 +380,7 @@ class LocalLog(Log):
                 if end < math.inf:
                     timer = loop.call_at(end, _resolve_none(watch))
                 if self._engine.deadline() is None:
-                    self._logs.wake()  # lest an idle engine never looks whether an entry was lost
+                    self._logs.hasten()  # lest an idle engine never looks whether an entry was lost
                 await watch
             finally:
                 self._engine.watches.remove(hashed, watch)

@@ -138,6 +138,11 @@ class _Generation:
         if self.added is not None:
             self.added.add(part)
 
+    def settle(self) -> None:
+        """Leave nothing that waits to be sorted in: a thread may read the index from now on."""
+        if isinstance(self.index, TagIndex):
+            self.index.settle()
+
     def trim(self, floor: Floor) -> None:
         """Forget records below a floor; `sweep` forgets the other tags of a log's."""
         self.index.trim(floor)
@@ -399,6 +404,7 @@ class IndexStore:
         assert not self._writing, "one snapshot at a time"
         if not self._failed:
             closed = self._newest
+            closed.settle()
             closed.position, closed.end = position, self.end
             self._closed.append(closed)
             self._closed_bytes += closed.memory_bytes

@@ -5,6 +5,9 @@ consecutive seqnums, in *spans*, and found from a seqnum by bisection: the spans
 as the index of the empty tag, and so a tag costs 8 bytes a record and one array, not 10 and two.
 
 All seqnums come in ascending order, so every array is sorted by itself.
+
+Parts that were added are *waiting* until somebody asks, or they are many: then they are sorted by
+tag together, so that a tag costs one step for all of its records among them.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from indilog.ids import EMPTY_TAG, SeqNum, ShardId, TagHash
 from indilog.index_snapshot import Rows
 from indilog.messages import ShardTags
 from indilog.metalog import Floor
+from indilog.tags_sorted import WAITING_MAX, rows_by_tag
 
 Matches: TypeAlias = tuple[tuple[SeqNum, ...], tuple[ShardId, ...]]
 """Seqnums, best first, and the shard of each."""
@@ -41,10 +45,16 @@ class TagIndex:
         entries: pairs of record and tag that are in it.
     """
 
-    __slots__ = ("_columns", "_dead", "_ends", "_firsts", "_shards", "_sweep", "end", "entries")
+    __slots__ = (
+        "_columns", "_dead", "_ends", "_firsts", "_shards", "_sweep", "_waiting",
+        "_waiting_entries", "end", "entries",
+    )  # fmt: skip
 
     def __init__(self, end: SeqNum = 0) -> None:
         self._columns: dict[TagHash, array[int]] = {}
+        self._waiting: list[ShardTags] = []
+        """Parts that are in `_ends` and `entries`, and not in `_columns` yet."""
+        self._waiting_entries = 0
         self._firsts = array("Q")
         self._ends = array("Q")
         self._shards = array("H")
@@ -57,6 +67,7 @@ class TagIndex:
     @property
     def tags(self) -> int:
         """How many different tags there are."""
+        self.settle()
         return len(self._columns)
 
     @property
@@ -66,9 +77,9 @@ class TagIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory it takes."""
-        entries = _ENTRY_BYTES * self.entries
-        return entries + _TAG_BYTES * len(self._columns) + _SPAN_BYTES * len(self._firsts)
+        """About how much memory it takes; what waits counts as if all its tags were new."""
+        tags = len(self._columns) + self._waiting_entries
+        return _ENTRY_BYTES * self.entries + _TAG_BYTES * tags + _SPAN_BYTES * len(self._firsts)
 
     def add(self, part: ShardTags) -> None:
         """Add records that follow all added before; the part's columns must fit each other."""
@@ -76,33 +87,36 @@ class TagIndex:
         assert first >= self.end, "parts are added in the order of their seqnums"
         end = self.end = first + part.count
         self._add_span(first, end, part.shard)
-        tags = array("Q", part.tags)
-        self.entries += len(tags)
-        width = part.tag_counts[0]
-        if part.tag_counts.count(width) < part.count:
-            self._add_rows(
-                tags, chain.from_iterable(map(repeat, range(first, end), part.tag_counts))
-            )
+        entries = len(part.tags) // _ENTRY_BYTES
+        self.entries += entries
+        self._waiting.append(part)
+        self._waiting_entries += entries
+        if self._waiting_entries >= WAITING_MAX:
+            self.settle()
+
+    def settle(self) -> None:
+        """Sort in what waits. Whatever reads does so first; in another thread nothing may wait."""
+        if not self._waiting:
             return
-        if not width:
+        parts, self._waiting, self._waiting_entries = self._waiting, [], 0
+        rows = rows_by_tag(parts)
+        if rows is None:
+            for part in parts:
+                self._add_tags(part)
             return
-        leading = tags[::width]
-        if leading.count(leading[0]) == part.count:
-            # The first tag of a record is that of its log, so it is mostly one for the whole part.
-            self._add_run(leading[0], range(first, end))
-            if width == 1:
-                return
-            del tags[::width]
-            width -= 1
-        rows = range(first, end)
-        self._add_rows(
-            tags, rows if width == 1 else chain.from_iterable(map(repeat, rows, repeat(width)))
-        )
+        columns = self._columns
+        seqnums = memoryview(rows.seqnums)
+        for tag, start, end in rows.groups:
+            column = columns.get(tag)
+            if column is None:
+                column = columns[tag] = array("Q")
+            column.frombytes(seqnums[_ENTRY_BYTES * start : _ENTRY_BYTES * end])
 
     def next(self, tag: TagHash, bound: SeqNum, limit: SeqNum, count: int) -> Matches:
         """Return the `count` smallest seqnums of `tag` in [bound, limit), ascending."""
         if tag == EMPTY_TAG:
             return self._next_any(bound, limit, count)
+        self.settle()
         column = self._columns.get(tag)
         if column is None:
             return (), ()
@@ -116,6 +130,7 @@ class TagIndex:
         above = min(bound + 1, limit)
         if tag == EMPTY_TAG:
             return self._prev_any(above, count)
+        self.settle()
         column = self._columns.get(tag)
         if column is None:
             return (), ()
@@ -126,8 +141,9 @@ class TagIndex:
     def rows(self) -> Rows:
         """Return everything as rows of a snapshot, those of the empty tag first.
 
-        May be called in another thread, if nothing is added meanwhile.
+        May be called in another thread, if nothing waits and nothing is added meanwhile.
         """
+        self.settle()
         firsts = np.frombuffer(self._firsts, np.uint64)
         counts = (np.frombuffer(self._ends, np.uint64) - firsts).astype(np.int64)
         span_shards = np.frombuffer(self._shards, np.uint16)
@@ -158,6 +174,7 @@ class TagIndex:
 
     def trim(self, floor: Floor) -> None:
         """Forget the records of a tag below a floor; `sweep` forgets the other tags of a log's."""
+        self.settle()
         column = self._columns.get(floor.tag)
         if column is None:
             return
@@ -204,6 +221,31 @@ class TagIndex:
         self._firsts.append(first)
         self._ends.append(end)
         self._shards.append(shard)
+
+    def _add_tags(self, part: ShardTags) -> None:
+        """Add the tags of one part."""
+        first, end = part.first_seqnum, part.first_seqnum + part.count
+        tags = array("Q", part.tags)
+        width = part.tag_counts[0]
+        if part.tag_counts.count(width) < part.count:
+            self._add_rows(
+                tags, chain.from_iterable(map(repeat, range(first, end), part.tag_counts))
+            )
+            return
+        if not width:
+            return
+        leading = tags[::width]
+        if leading.count(leading[0]) == part.count:
+            # The first tag of a record is that of its log, so it is mostly one for the whole part.
+            self._add_run(leading[0], range(first, end))
+            if width == 1:
+                return
+            del tags[::width]
+            width -= 1
+        rows = range(first, end)
+        self._add_rows(
+            tags, rows if width == 1 else chain.from_iterable(map(repeat, rows, repeat(width)))
+        )
 
     def _add_run(self, tag: TagHash, seqnums: Iterable[SeqNum]) -> None:
         column = self._columns.get(tag)

@@ -5,11 +5,15 @@ Cache; every other tag in the Tag Cache (algorithm 6), then in the Answer Cache.
 the metalog itself (type-O), the Tag Cache the index data (type-S), which comes later: so the two
 have positions of their own, and a caller that must not read the past compares its session with them
 first.
+
+Only what reads needs the Tag Cache. So index data waits until somebody asks, or it is much, and
+then is sorted by tag together (`indilog.tags_sorted`): a tag costs one step for all of its records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from compute.local_index.answer_cache import AnswerCache
 from compute.local_index.answers import MISS, Answer, Found, Matches, RangeAnswer
@@ -23,6 +27,9 @@ from indilog.ids import EMPTY_TAG, MetalogPosition, SeqNum, ShardId, TagHash
 from indilog.lost_ranges import LostRanges
 from indilog.messages import Direction, ShardTags
 from indilog.metalog import Span
+from indilog.tags_sorted import WAITING_MAX, rows_by_tag
+
+_TAG_BYTES: Final = 8
 
 
 class LocalIndex:
@@ -40,8 +47,8 @@ class LocalIndex:
     """
 
     __slots__ = (
-        "_answers", "_bytes_max", "_lost", "_parts", "_popularity", "_suffix", "_tag_tail", "_tags",
-        "tag_position", "trims",
+        "_answers", "_bytes_max", "_lost", "_popularity", "_suffix", "_tag_cache", "_tag_tail",
+        "_waiting", "_waiting_tags", "tag_position", "trims",
     )  # fmt: skip
 
     def __init__(self, config: NodeConfig, position: MetalogPosition = 0, tail: SeqNum = 0) -> None:
@@ -52,7 +59,7 @@ class LocalIndex:
         self._popularity = PopularityCache(
             config.popularity_entries_max * scale, bytes_max=config.popularity_bytes_max
         )
-        self._tags = TagCache(
+        self._tag_cache = TagCache(
             config.tag_cache_seqnums_max * scale,
             config.tag_cache_seqnums_per_tag_max,
             position,
@@ -61,12 +68,9 @@ class LocalIndex:
         self._answers = AnswerCache(
             config.answer_cache_entries_max * scale, bytes_max=config.answer_cache_bytes_max
         )
-        self._parts: dict[str, Suffix | PopularityCache | TagCache | AnswerCache] = {
-            "suffix": self._suffix,
-            "popularity_cache": self._popularity,
-            "tag_cache": self._tags,
-            "answer_cache": self._answers,
-        }
+        self._waiting: list[tuple[MetalogPosition, Sequence[ShardTags]]] = []
+        """Index data below `tag_position` that the Tag Cache has not got yet."""
+        self._waiting_tags = 0
         self._bytes_max = {
             "suffix": config.suffix_bytes_max,
             "popularity_cache": config.popularity_bytes_max,
@@ -95,14 +99,42 @@ class LocalIndex:
         assert position == self.tag_position, "index data is applied in order, without gaps"
         if (reason := malformed(parts, self._tag_tail)) is not None:
             return reason
-        self._tags.apply(parts, position)
+        self._waiting.append((position, parts))
         for part in parts:
+            self._waiting_tags += len(part.tags) // _TAG_BYTES
             for lost in part.lost:
                 self._lost.add(lost)
+        if self._waiting_tags >= WAITING_MAX or len(self._waiting) >= WAITING_MAX:
+            self._settle()
         if parts:
             self._tag_tail = parts[-1].first_seqnum + parts[-1].count
         self.tag_position += 1
         return None
+
+    @property
+    def _tags(self) -> TagCache:
+        """The Tag Cache, with all index data that was applied."""
+        if self._waiting:
+            self._settle()
+        return self._tag_cache
+
+    def _settle(self) -> None:
+        waiting, self._waiting, self._waiting_tags = self._waiting, [], 0
+        rows = rows_by_tag([part for _, parts in waiting for part in parts])
+        if rows is not None:
+            self._tag_cache.apply_sorted(rows, waiting[-1][0])
+            return
+        for position, parts in waiting:
+            self._tag_cache.apply(parts, position)
+
+    @property
+    def _parts(self) -> dict[str, Suffix | PopularityCache | TagCache | AnswerCache]:
+        return {
+            "suffix": self._suffix,
+            "popularity_cache": self._popularity,
+            "tag_cache": self._tags,
+            "answer_cache": self._answers,
+        }
 
     def find_next(self, tag: TagHash, bound: SeqNum) -> Answer:
         """Look up the first record with `tag` and seqnum >= `bound`."""

@@ -50,6 +50,7 @@ from compute.local_index.tag_rows import (
 )
 from indilog.ids import MetalogPosition, SeqNum, ShardId, TagHash
 from indilog.messages import ShardTags
+from indilog.tags_sorted import RowsByTag
 
 SEQNUM_BYTES: Final = 12
 TAG_BYTES: Final = 164
@@ -148,6 +149,46 @@ class TagCache:
                 self._apply_part(part)
                 self._make_room()
         self._position += 1
+
+    def apply_sorted(self, rows: RowsByTag, position: MetalogPosition) -> None:
+        """Add the index data of several positions at once, the last of which is `position`: all are
+        events of that one.
+        """
+        self._position = position
+        if self._seqnums_max:
+            self._add_sorted(rows)
+            self._make_room()
+        self._position += 1
+
+    def _add_sorted(self, rows: RowsByTag) -> None:
+        """Add the records of one tag after the other."""
+        partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
+        position, told = self._position, self._expectations.told
+        seqnums, shards = memoryview(rows.seqnums), memoryview(rows.shards)
+        seqnum_at, shard_at = seqnums.cast("Q"), shards.cast("H")
+        for tag, start, end in rows.groups:
+            partition = partitions[tag & mask]
+            held = partition.get(tag)
+            added = end - start
+            if held is None:
+                shard = ShardId(shard_at[start])
+                partition[tag] = single_of(seqnum_at[start], shard, position)
+                self._tags += 1
+                if told and tag in told:
+                    self._begin(partition, tag)
+                if added == 1:
+                    self.held += 1
+                    continue
+            row = self._with_arrays(partition, tag)
+            rest = start if held is not None else start + 1
+            row.seqnums.frombytes(seqnums[8 * rest : 8 * end])
+            row.shards.frombytes(shards[2 * rest : 2 * end])
+            self.held += added
+            if row.accessed != position:
+                row.accessed = position
+                _move_to_end(partition, tag, row)
+            if len(row.seqnums) > cut_above:
+                self._cut(tag, row)
 
     def _apply_part(self, part: ShardTags) -> None:
         columns = columns_of(part)

@@ -75,6 +75,11 @@ class Checkpointing:
         """Whether a checkpoint was taken that is not written yet."""
         return self._taken is not None
 
+    @property
+    def due(self) -> bool:
+        """Whether `turn` has something to do."""
+        return self._taken is not None or self._due()
+
     def start(self) -> None:
         """Recovery is over; frames that were replayed count as written since the last one."""
         self._segment_at = self._journal.files.active
@@ -103,7 +108,10 @@ class Checkpointing:
         return appended * _SHARE >= self._size_bytes and not journal.starved
 
     def _unsaved(self) -> int:
-        return sum(role.unsaved for role in self._roles.values())
+        unsaved = 0
+        for role in self._roles.values():
+            unsaved += role.unsaved
+        return unsaved
 
     def _take(self) -> bool:
         """Copy the state of all roles; False: there is no room for the frame that says where."""

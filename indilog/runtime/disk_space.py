@@ -66,6 +66,11 @@ class DiskSpace:
         """Whether frames wait for room."""
         return bool(self._waiting)
 
+    @property
+    def short(self) -> bool:
+        """Whether the disk is full, or was when it was looked at last: else there is no news."""
+        return self.full or bool(self._waiting) or self._journal.starved
+
     def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
         """Write a frame; None: it waits for room, and `retried` gives it back.
 
@@ -98,7 +103,7 @@ class DiskSpace:
 
     def news(self, now: Instant) -> SpaceChanged | None:
         """Return what the roles are to be told; called at the end of each turn."""
-        if not self._journal.starved and not self.full and not self._waiting:
+        if not self.short:
             return None
         if self._retry_at is None and (self._journal.starved or self._waiting):
             self._retry_at = Instant(now + self._retry_s)

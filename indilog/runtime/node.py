@@ -9,6 +9,11 @@ the sync, or beside one that runs. A sync or role that fails ends the shell, nev
 
 Syncs run on the loop while they are fast (moving average below `sync_inline_s_max`), else in a
 thread: then the loop goes on, and what it produces meanwhile leaves after the sync that covers it.
+A single slow sync says little of the next one, so none counts for more than twice that limit.
+
+What no caller waits for (`Send.urgent`) is left until callers are answered, for `_LATER_S` at most,
+so that of many appends the indexes hear at once. A caller that waits for it, a read, ends that
+(`hasten`).
 
 Messages between roles of one process go by reference, others as one `Envelope` a turn and pair.
 """
@@ -19,6 +24,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -72,7 +78,7 @@ from indilog.view import View, Views
 _ROUNDS_MAX: Final = 10_000
 """Calls of roles in one turn before the loop gets its turn again."""
 _AVERAGE_WEIGHT: Final = 0.05
-_LATER_S: Final = 0.001
+_LATER_S: Final = 0.003
 """How long what is not urgent may wait for more of its kind while callers are served."""
 
 log = structlog.get_logger(__name__)
@@ -91,7 +97,7 @@ class Clock:
     def __init__(
         self,
         wall: Callable[[], float] = time.time,
-        passed: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        passed: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),  # noqa: B008
     ) -> None:
         self._passed = passed
         self._offset = wall() - passed()
@@ -138,6 +144,9 @@ class NodeShell:
         self._later: dict[NodeId, list[Event]] = {}
         """What is not urgent, until nothing else is to be done or `_LATER_S` have passed."""
         self._later_since: Instant | None = None
+        self._hastened = False
+        """Whether what is not urgent waits no longer: it is begun with, or a caller waits for it.
+        """
         self._outbox = Outbox(transport, views, epoch, config, self.metrics)
         self._held: list[Appended | Answer] = []
         self._deadlines: dict[NodeId, Instant] = {}
@@ -148,7 +157,7 @@ class NodeShell:
         self._written_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         """When it is looked whether anything was written lately."""
-        self._sync: asyncio.Future[None] | None = None
+        self._sync: asyncio.Future[float] | None = None
         """The sync that runs in the thread."""
         sharers = sum(isinstance(role, Shrinks) for role in self.roles.values())
         self._disk_space = DiskSpace(journal, config.node, self._wake_after, sharers=sharers)
@@ -222,6 +231,16 @@ class NodeShell:
         if not self._scheduled:
             self._schedule()
 
+    def hasten(self, node: NodeId) -> None:
+        """Give a role a turn soon, in which nothing waits any longer that is not urgent: a caller
+        wants more than to append.
+
+        Raises:
+            NotReadyError: as `wake`.
+        """
+        self._hastened = True
+        self.wake(node)
+
     @property
     def view(self) -> View:
         """The newest view."""
@@ -288,10 +307,12 @@ class NodeShell:
             return
         try:
             self._drain()
-            self._checkpointing.turn(quiet=self._quiet)
+            if self._checkpointing.due:
+                self._checkpointing.turn(quiet=self._quiet)
             self._finish()
             self._watch_idle()
-            self._tell_of_space()
+            if self._disk_space.short:
+                self._tell_of_space()
         except Exception as error:  # noqa: BLE001 the outermost loop: our bug, or the disk
             self._fail(error)
             return
@@ -323,14 +344,17 @@ class NodeShell:
             if overdue <= now:
                 inbox.setdefault(node, [])
         touched: dict[NodeId, None] = {}  # ordered, so that a run can be repeated exactly
+        held = self._held
         for _ in range(_ROUNDS_MAX):
             if not inbox and not self._take_later(now):
                 break
             node = next(iter(inbox))
             touched[node] = None
             for effect in roles[node].handle(inbox.pop(node), now):
-                # The commonest effect, here and not in `_perform`: a call saved for each message.
-                if type(effect) is Send and (to := effect.to) in roles:
+                # The commonest effects, here and not in `_perform`: a call saved for each.
+                if type(effect) is Appended:
+                    held.append(effect)
+                elif type(effect) is Send and (to := effect.to) in roles:
                     box = inbox if effect.urgent else self._later
                     if to in box:
                         box[to].append(Received(node, effect.message, epoch))
@@ -350,14 +374,17 @@ class NodeShell:
     def _take_later(self, now: Instant) -> bool:
         """Begin with what is not urgent; False: there is nothing, or callers wait for a sync first.
 
-        So a lone append is answered before indexes hear of it, and of many they hear at once.
+        So a lone append is answered before indexes hear of it, and of many they hear at once. What
+        follows from it is done in the same turn.
         """
         if not self._later:
+            self._hastened = False
             return False
         self._later_since = self._later_since or now
-        if self._held and now < self._later_since + _LATER_S:
+        waits = self._held and not self._hastened
+        if waits and now < self._later_since + _LATER_S:
             return False
-        self._later_since = None
+        self._later_since, self._hastened = None, True
         for node, events in self._later.items():
             self._inbox.setdefault(node, []).extend(events)
         self._later.clear()
@@ -409,9 +436,8 @@ class NodeShell:
         if not self._journal.dirty:
             self._release()
         elif self.sync_average_s <= self._config.node.sync_inline_s_max:
-            started = time.perf_counter()
-            self._journal.sync()
-            self._synced_in(time.perf_counter() - started)
+            self._journal.flush()
+            self._synced_in(_seconds_of(self._journal.sync_flushed))
             self._release()
         else:
             self._sync_in_thread(self._journal.sync_flushed)
@@ -421,9 +447,8 @@ class NodeShell:
         held, self._held = self._held, []
         outgoing = self._outbox.take()
         covered, self._settled = self._settled, []
-        started = time.perf_counter()
 
-        def done(future: asyncio.Future[None]) -> None:
+        def done(future: asyncio.Future[float]) -> None:
             self._sync = None
             if (error := future.exception()) is not None:
                 self._held = held + self._held
@@ -431,14 +456,15 @@ class NodeShell:
                 self._fail(error)
                 return
             if sync == self._journal.sync_flushed:
-                self._synced_in(time.perf_counter() - started)
+                self._synced_in(future.result())
             self._release_answers(held)
             self._outbox.send(outgoing)
             resolve_all(covered)
             if self._held or self._outbox or self._journal.dirty or self._settled:
                 self._schedule()
 
-        self._sync = self._loop.run_in_executor(self._thread, sync)
+        # Timed there: how long loop and thread wait for each other says nothing of the disk.
+        self._sync = self._loop.run_in_executor(self._thread, _seconds_of, sync)
         self._sync.add_done_callback(done)
 
     def _watch_idle(self) -> None:
@@ -464,7 +490,8 @@ class NodeShell:
 
     def _synced_in(self, seconds: float) -> None:
         self.metrics.syncs.observe(seconds)
-        self.sync_average_s += (seconds - self.sync_average_s) * _AVERAGE_WEIGHT
+        counted = min(seconds, 2 * self._config.node.sync_inline_s_max)
+        self.sync_average_s += (counted - self.sync_average_s) * _AVERAGE_WEIGHT
 
     def _release(self) -> None:
         self._journal.flush_promised()
@@ -552,3 +579,10 @@ class NodeShell:
                 for effect in role.abandon():
                     assert isinstance(effect, Answer), "a role that ends only answers"
                     resolve(effect.waiter, effect.outcome)
+
+
+def _seconds_of(call: Callable[[], None]) -> float:
+    """Call; return how long it took."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started

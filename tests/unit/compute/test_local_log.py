@@ -28,7 +28,7 @@ async def test_a_session_takes_the_position_of_its_append_and_not_the_engines() 
         append=lambda *given: waiters.append(given[-1]),
         append_batch=lambda *given: waiters.append(given[-1]),
     )
-    shell = SimpleNamespace(wake=lambda _: None)
+    shell = SimpleNamespace(wake=lambda _: None, hasten=lambda _: None)
     logs = LocalLogs(
         cast("NodeShell", shell), NodeId("engine-0"), cast("Engine", engine), ClusterConfig()
     )
@@ -54,7 +54,7 @@ async def test_a_read_that_waits_makes_an_idle_engine_look_for_what_was_lost() -
     driver.turn()
     assert driver.engine.deadline() is None
     woken: list[NodeId] = []
-    shell = SimpleNamespace(wake=woken.append, holding=False, ended=False)
+    shell = SimpleNamespace(wake=woken.append, hasten=woken.append, holding=False, ended=False)
     logs = LocalLogs(cast("NodeShell", shell), ENGINE, driver.engine, ClusterConfig())
     waiting = asyncio.create_task(logs.log("orders").read_next(bound=1, wait=60))
     await asyncio.sleep(0)

@@ -75,7 +75,7 @@ async def test_what_is_not_urgent_is_handled_while_callers_keep_coming() -> None
     now = [1000.0]
 
     def later() -> Instant:
-        now[0] += 0.0004
+        now[0] += 0.001
         return Instant(now[0])
 
     house.shell.clock.now = later  # type: ignore[method-assign]
