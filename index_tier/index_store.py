@@ -268,7 +268,9 @@ class IndexStore:
         for lost in part.lost:
             self.lost.add(lost)
         self._newest.add(part)
-        self.full = self.resident_bytes >= self._full_bytes
+        if self.resident_bytes >= self._full_bytes:
+            self._newest.settle()  # what waits is estimated from above
+            self.full = self.resident_bytes >= self._full_bytes
 
     # --- trimming
 
