@@ -378,6 +378,10 @@ class NodeConfig:
     """`/readyz` says not ready when an append is not acknowledged within this time."""
     hang_s: float = 5.0
     """A process whose event loop sends no heartbeat for so long is killed and started again."""
+    start_timeout_s: float = 600.0
+    """A process that is not ready for so long after its start is killed and started again. Reading
+    a large journal without a usable checkpoint takes minutes.
+    """
     stop_timeout_s: float = 10.0
     """After this a process that was told to stop is killed."""
 

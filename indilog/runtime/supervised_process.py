@@ -3,8 +3,9 @@
 
 Supervisor and process are connected by a socket, over which the process speaks in lines
 (`supervisor_link`). A process that was ready and sends no heartbeat for `hang_s` hangs: it is
-killed and started again. A process that outlived its supervisor is adopted by the next one, and
-held by a descriptor (pidfd), so that a process id that was reused is never signalled.
+killed and started again; so is one that is not ready within `start_timeout_s`. A process that
+outlived its supervisor is adopted by the next one, and held by a descriptor (pidfd), so that a
+process id that was reused is never signalled.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class SupervisedProcess:
 
     A process of an earlier supervisor that listens at `control` is adopted first. One that dies is
     started again after `restart_s_min`, doubled each time up to `restart_s_max`; once one lived for
-    longer than that, the pause is short again. One that hangs for `hang_s` is killed.
+    longer than that, the pause is short again. One that hangs for `hang_s`, or is not ready within
+    `start_timeout_s`, is killed.
 
     Args:
         name: for the log.
@@ -142,8 +144,10 @@ class SupervisedProcess:
         self._config = config
         self._control = control
         self._inherited = tuple(inherited)
-        self._heard_at: float | None = None
-        """When the process was heard last, on the loop's clock; None: it is not watched yet."""
+        self._heard_at = 0.0
+        """When the process was started or heard last, on the loop's clock."""
+        self._silent_s_max = 0.0
+        """How long it may be silent after that."""
         self._failures_max = failures_max
         self._stopping = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -225,12 +229,13 @@ class SupervisedProcess:
         """Adopt or start the process, and return its exit status when it is gone."""
         found = _connected(self._control) if self._control is not None else None
         self.adopted = found is not None
-        self._heard_at = None
+        self._heard_at = asyncio.get_running_loop().time()
+        self._silent_s_max = self._config.start_timeout_s
         process: _Process
         if found is not None:
             ours, process = found
             # It was ready once. A stopped one accepts the connection and stays silent.
-            self._heard_at = asyncio.get_running_loop().time()
+            self._silent_s_max = self._config.hang_s
             _log.info("process adopted", name=self.name, pid=process.pid)
         else:
             ours, theirs = socket.socketpair()
@@ -280,6 +285,7 @@ class SupervisedProcess:
                 word, _, text = line.decode(errors="replace").strip().partition(" ")
                 if word in {"ready", "heartbeat"}:
                     self._heard_at = asyncio.get_running_loop().time()
+                    self._silent_s_max = self._config.hang_s
                 if word == "ready":
                     self.detail, self._was_ready = text, True
                     await self._tell(ready=True)
@@ -288,20 +294,22 @@ class SupervisedProcess:
                     _log.error("process cannot start", name=self.name, reason=text)
 
     async def _kill_when_hung(self, process: _Process) -> None:
-        """Kill the process when it was ready and has sent no heartbeat for `hang_s`."""
-        loop, hang_s = asyncio.get_running_loop(), self._config.hang_s
-        pause_s = hang_s / HEARTBEATS_PER_HANG
+        """Kill the process when it was ready and has sent no heartbeat for `hang_s`, or is not
+        ready within `start_timeout_s`.
+        """
+        loop = asyncio.get_running_loop()
+        pause_s = self._config.hang_s / HEARTBEATS_PER_HANG
         looked_at = loop.time()
         while True:
             await asyncio.sleep(pause_s)
             before, looked_at = looked_at, loop.time()
-            if self._heard_at is None:
-                continue
             if looked_at - before > 2 * pause_s:
                 # This process stood still itself: heartbeats may have come that it has not read.
                 self._heard_at = looked_at
-            elif looked_at - self._heard_at > hang_s:
-                _log.warning("process hangs and is killed", name=self.name, silent_s=hang_s)
+            elif looked_at - self._heard_at > (silent_s := self._silent_s_max):
+                if not self._was_ready:
+                    self._sentence = f"it was not ready within {silent_s:g} s (start_timeout_s)."
+                _log.warning("process hangs and is killed", name=self.name, silent_s=silent_s)
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 return

@@ -218,6 +218,39 @@ while True:
         pass
 """
 )
+STARTS = NodeConfig(
+    restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=0.5, start_timeout_s=2.0
+)
+
+
+def test_one_that_hangs_before_it_is_ready_is_killed_and_started_again(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    code = (
+        f"runs = open({str(runs)!r}, 'ab'); runs.write(b'x'); runs.flush()\n"
+        + CHILD
+        + "if runs.tell() < 2: line.recv(1)\n"
+        + LIVES.removeprefix(CHILD).replace("line.recv(1)", "")
+        + "import time\n"
+        + "while True: line.send(b'heartbeat\\n'); time.sleep(0.05)\n"
+    )
+
+    async def story() -> None:
+        async with kept(process(code, config=STARTS)) as child:
+            await child.ready()
+            assert child.restarts == 1
+
+    uvloop.run(story())
+
+
+def test_one_that_always_hangs_before_it_is_ready_is_given_up() -> None:
+    async def story() -> None:
+        async with kept(process(CHILD + "line.recv(1)\n", config=STARTS, failures_max=1)) as child:
+            with pytest.raises(NotReadyError, match=r"not ready within 2 s \(start_timeout_s\)"):
+                await child.ready()
+
+    uvloop.run(story())
+
+
 HANGS = NodeConfig(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=0.5)
 
 
