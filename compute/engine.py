@@ -389,7 +389,9 @@ class Engine:
         if self._local is not None:
             return []
         self._join.progressed()
-        self._replay = MetalogReplay(message.position, message.tail, message.cut, message.trims)
+        self._replay = MetalogReplay(
+            message.position, message.tail, message.cut, message.trims, message.last
+        )
         self._catch_up.reader.join(message.position, message.last)
         self._floors.joined(message.tail, message.trims)
         self._local = LocalIndex(self._config.node, position=message.position, tail=message.tail)
@@ -477,16 +479,26 @@ class Engine:
         if local is None:
             return []
         before = self.tag_position
-        self._feed.put(message.blocks)
+        self._feed.put(message.blocks, message.copy_of)
         effects = self._apply_index_data(local, now)
         if event.sender in self._views[-1].storage_nodes:
             effects += self._catch_up.on_index_data(before, self.tag_position)
         return effects
 
     def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
-        """Apply index data in order, never ahead of the metalog: lookups rest on both."""
+        """Apply index data in order, never ahead of the metalog: lookups rest on both.
+
+        That of another entry than the one that is applied here was replaced, or the one here was.
+        """
         effects: list[Effect] = []
+        reader = self._catch_up.reader
         for block in self._feed.take(self._replay.position):
+            if block.epoch != reader.lineage.before(block.position + 1):
+                if block.epoch > reader.lineage.last:
+                    reader.doubt()
+                self._feed.reject(block)
+                effects.append(Ignore(block.position, "index data of another metalog entry"))
+                break
             if (reason := local.apply_block(block.position, block.parts)) is not None:
                 effects.append(Ignore(block.position, reason))
                 self._feed = self._feed_from(local.tag_position)

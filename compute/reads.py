@@ -295,7 +295,7 @@ class Reads:
         turn = self._next_request + 1 + operation.attempt
         if (lost := self._storage.choose(operation, missing, turn)) is not None:
             return [self._fail(operation, lost)]
-        return self._storage.ask(operation, self._request(operation), self._replay.trims, self._now)
+        return self._storage.ask(operation, self._request(operation), self._replay, self._now)
 
     def _ask_for_tail(self, now: Instant) -> list[Effect]:
         if not self._tails.is_due(now):
@@ -507,7 +507,7 @@ class Reads:
         expired = self._parked.expired(now)
         expired += self._tails.expired(now, self._config.read_timeout_s)
         effects += [self._fail(operation, self._unavailable()) for operation in expired]
-        effects += self._storage.hedge(self._requests, self._replay.trims, now)
+        effects += self._storage.hedge(self._requests, self._replay, now)
         return effects + self._ask_for_tail(now)
 
     def _unavailable(self) -> QuorumUnavailableError:

@@ -13,6 +13,7 @@ from indilog.config import NodeConfig
 from indilog.errors import DataLossError
 from indilog.ids import Instant, NodeId, SeqNum, ShardId, UserTag, log_tag, names_decoded
 from indilog.messages import ReadRecords, RecordsRead
+from indilog.metalog import MetalogReplay
 from indilog.roles import Effect, Send
 from indilog.view import Views, placement_of
 
@@ -48,17 +49,26 @@ class StorageQuestions:
         operation.asked = asked
         return None
 
-    def ask(self, operation: Operation, request: int, trims: int, now: Instant) -> list[Effect]:
+    def ask(
+        self, operation: Operation, request: int, replay: MetalogReplay, now: Instant
+    ) -> list[Effect]:
         """Ask those that were chosen."""
         operation.asked_at = now
         if any(len(self._left(operation, shard)) > 1 for shard in operation.asked):
             self.hedges.sent(request, now)
         return [
-            Send(replicas[0], ReadRecords(request, self._node, shard, seqnums, trims))
+            Send(replicas[0], self._wanted(request, shard, seqnums, replay))
             for shard, (replicas, seqnums) in operation.asked.items()
         ]
 
-    def hedge(self, requests: Mapping[int, Operation], trims: int, now: Instant) -> list[Effect]:
+    def _wanted(
+        self, request: int, shard: ShardId, seqnums: tuple[SeqNum, ...], replay: MetalogReplay
+    ) -> ReadRecords:
+        return ReadRecords(request, self._node, shard, seqnums, replay.trims, replay.last)
+
+    def hedge(
+        self, requests: Mapping[int, Operation], replay: MetalogReplay, now: Instant
+    ) -> list[Effect]:
         """Ask further replicas for what takes longer than usual; the first answer wins."""
         effects: list[Effect] = []
         for request in self.hedges.due(now, requests):
@@ -68,8 +78,7 @@ class StorageQuestions:
                 if left:
                     further = left[request % len(left)]
                     operation.asked[shard] = Asked((*replicas, further), seqnums)
-                    read = ReadRecords(request, self._node, shard, seqnums, trims)
-                    effects.append(Send(further, read))
+                    effects.append(Send(further, self._wanted(request, shard, seqnums, replay)))
         return effects
 
     def refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:

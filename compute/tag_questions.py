@@ -144,8 +144,9 @@ class TagQuestions:
             self._news[request] = _Question(tags, local.tag_tail, route, now)
             column = array("Q", tags).tobytes()
             wanted = TagFirstsWanted(
-                request, column, local.tag_tail, local.tag_position, self._replay.trims
-            )
+                request, column, local.tag_tail, local.tag_position,
+                self._replay.trims, self._replay.last,
+            )  # fmt: skip
             effects += [Send(node, wanted) for node in route.replicas]
             self._news_tags += len(tags)
             self._figures["new_tags_asked"] += len(tags)
@@ -226,6 +227,7 @@ class TagQuestions:
             count=count,
             aggregator=route.aggregator,
             trims=self._replay.trims,
+            epoch=self._replay.last,
         )
         return [Send(node, lookup) for node in route.replicas]
 

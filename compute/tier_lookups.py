@@ -87,6 +87,7 @@ class TierLookups:
             names_first=self._names_first(operation),
             log=operation.log,
             trims=replay.trims,
+            epoch=replay.last,
         )
         return [Send(node, lookup) for node in route.replicas]
 

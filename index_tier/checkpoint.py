@@ -15,8 +15,9 @@ from index_tier.trim_feed import TrimFeed
 from indilog.columns import packed, unpacked
 from indilog.errors import MalformedFrameError
 from indilog.floors import Floors
-from indilog.ids import MetalogPosition
+from indilog.ids import Epoch, MetalogPosition
 from indilog.index_snapshot import Rows, SnapshotInfo
+from indilog.lineage import is_prefix
 
 
 class _Floors(msgspec.Struct, frozen=True, array_like=True):
@@ -33,6 +34,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
         info: what the rows and the snapshot together cover.
         base: the position of the snapshot; None: there is none.
         trims, trims_at: how many trims are known, and at which position of the metalog.
+        trims_epoch: the incarnation of the primary that proposed the last of them.
         tags, seqnums, shards: rows that are not in the snapshot, packed.
     """
 
@@ -40,6 +42,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     base: MetalogPosition | None
     trims: int
     trims_at: MetalogPosition
+    trims_epoch: Epoch
     log_floors: _Floors
     tag_floors: _Floors
     tags: bytes
@@ -58,20 +61,23 @@ class Kept(NamedTuple):
     base: MetalogPosition | None
     rows: Rows
 
-    def follows(self, position: MetalogPosition | None) -> bool:
-        """Whether it goes on where a snapshot of `position` ends (None: there is none), or within
-        what it covers.
+    def follows(self, snapshot: SnapshotInfo | None) -> bool:
+        """Whether it goes on where a snapshot ends (None: there is none), or within what it covers,
+        and both are of one metalog.
         """
-        if position is None:
+        if snapshot is None:
             return self.base is None
-        return (self.base or 0) <= position < self.info.position
+        position = snapshot.position
+        return (self.base or 0) <= position < self.info.position and is_prefix(
+            snapshot.lineage, self.info.lineage
+        )
 
 
 def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Callable[[], bytes]:
     """Copy what the node knows; return what encodes the copy, which may run in a thread."""
     rows_of = store.unwritten_rows()
     base = store.base.info.position if store.base is not None else None
-    trims, trims_at = floors.trims, floors.position
+    trims, trims_at, trims_epoch = floors.trims, floors.position, floors.epoch
     logs, tags = floors.trimmed.logs.columns(), floors.trimmed.tags.columns()
 
     def encoded() -> bytes:
@@ -82,6 +88,7 @@ def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Ca
                 base,
                 trims,
                 trims_at,
+                trims_epoch,
                 _Floors(*(column.tobytes() for column in logs)),
                 _Floors(*(column.tobytes() for column in tags)),
                 packed(rows.tags),
@@ -106,7 +113,8 @@ def restored(payload: bytes, floors: TrimFeed) -> Kept:
     trimmed = floors.trimmed
     _restore(trimmed.logs, said.log_floors)
     _restore(trimmed.tags, said.tag_floors)
-    trimmed.trims, floors.position = said.trims, said.trims_at
+    floors.restore(said.trims, said.trims_epoch)
+    floors.position = said.trims_at
     shards = unpacked(said.shards).astype(np.uint16)
     return Kept(said.info, said.base, Rows(unpacked(said.tags), unpacked(said.seqnums), shards))
 

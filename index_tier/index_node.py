@@ -10,6 +10,11 @@ shards, like an aggregator.
 
 It knows all trims that the lookup knows of, too, whichever position they have (`TrimFeed`).
 
+A published metalog entry may be replaced by another one (`indilog.lineage`, decision 0031). So the
+node knows which incarnation of the primary proposed the entry at each of its positions, and answers
+a lookup when it has heard from storage that all of it is in the metalog of the incarnation that the
+lookup names, or of a later one. If it is not, the node begins again below what was replaced.
+
 What it writes to its disk are snapshots, and in checkpoints what the newest snapshot has not. After
 a restart it begins with both and fetches what it misses from storage, everything if there are none.
 Memory is bounded: what is asked for seldom is in the snapshot only, and a lookup of it waits until
@@ -33,17 +38,19 @@ from index_tier.tag_index import Matches
 from index_tier.trim_feed import TrimFeed, without_trimmed
 from index_tier.waiting import WaitingLookups
 from indilog.config import Config
-from indilog.ids import MAX_SEQNUM, Instant, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.ids import MAX_SEQNUM, Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.index_feed import IndexFeed, ReadyBlock
-from indilog.index_schedule import NO_POSITION, IndexPositions
+from indilog.index_schedule import NO_POSITION, IndexPositions, last_below
 from indilog.index_snapshot import (
     ReadRows,
     RowsRead,
     Snapshot,
     SnapshotAnswer,
+    SnapshotInfo,
     SnapshotOpened,
     SnapshotWritten,
 )
+from indilog.lineage import Lineage
 from indilog.log import READ_RANGE_LIMIT_MAX
 from indilog.lost_ranges import within
 from indilog.messages import (
@@ -51,6 +58,7 @@ from indilog.messages import (
     IndexAnswer,
     IndexBlock,
     IndexData,
+    IndexDataWanted,
     IndexLookup,
     ReadRecords,
 )
@@ -72,6 +80,8 @@ from indilog.roles import (
 from indilog.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted, TagFloors
 from indilog.view import Views, placement_of
 
+_DAMAGED: Final = "a damaged snapshot; the index is rebuilt"
+_REPLACED: Final = "index data of metalog entries that were replaced; the index is rebuilt"
 _SWEEP_PAUSE_S: Final = 0.005
 """Between two turns of a sweep, for others."""
 
@@ -108,6 +118,13 @@ class IndexNode:
             lookups_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
         )
         self._floors = TrimFeed(view.storage_nodes, config.node.resend_s)
+        self._lineage = Lineage()
+        """The incarnations that proposed the entries at the positions that are applied."""
+        self._copy_of = Epoch(0)
+        """The newest incarnation of which it is known that its metalog has those entries."""
+        self._not_of = Epoch(0)
+        """Copies of the metalogs of earlier incarnations than this have replaced entries."""
+        self._begun_again = 0
         self._swept_at = Instant(0.0)
         self._merging = Merging(views, config.node)
         """The lookups whose master this node is."""
@@ -144,6 +161,7 @@ class IndexNode:
             "sweeping": int(self._store.sweeping),
             "waiting": len(self._waiting),
             "merging": len(self._merging),
+            "begun_again": self._begun_again,
         }
 
     @property
@@ -162,7 +180,7 @@ class IndexNode:
         if self._snapshots.opening:
             kept = self._kept_payload
             return lambda: kept
-        info = self._snapshots.info(self._store, self.position)
+        info = self._snapshots.info(self._store, self.position, self._lineage)
         return checkpoint_of(self._store, self._floors, info)
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
@@ -187,15 +205,20 @@ class IndexNode:
         for event in events:
             effects += self._on_event(event, now)
         advanced = self._feed.position > position
-        for origin, lookup, _ in self._waiting.take_ready(self._feed.position, self._floors.trims):
+        for origin, lookup, _ in self._waiting.take_ready(
+            self._feed.position, self._rests_on_known
+        ):
             effects += self._answer_any(origin, lookup, now)
         if advanced:
             if self._fetch is not None:
                 effects += self._fetch.go_on(self._feed.position)
             self._store.shrink()
         if advanced or self._store.full or self._snapshots.deadline() is not None:
-            effects += self._snapshots.write(self._store, self._floors.trimmed, self.position, now)
-        effects += self._floors.on_time(now)
+            effects += self._snapshots.write(
+                self._store, self._floors.trimmed, self.position, self._lineage, now
+            )
+        waited_for = self._waiting.for_more_than_positions
+        effects += self._floors.on_time(now, waited_for=waited_for)
         if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
             self._swept_at = now
             self._store.sweep(self._config.sweep_tags_per_turn)
@@ -221,6 +244,8 @@ class IndexNode:
         first = self._waiting.first_position
         assert first is None or first > self._feed.position, "what can be answered is answered"
         assert (self._stalled_at is None) == (not self._missing)
+        assert self._lineage.last <= self._copy_of
+        assert self._lineage.position <= self._feed.position
         self._merging.check_invariants()
         self._store.check_invariants()
 
@@ -247,8 +272,8 @@ class IndexNode:
                 return self._on_firsts_wanted(event, wanted, now)
             case IndexAnswer() as answer:
                 return self._merging.add(event.sender, answer, now)
-            case IndexData(blocks=blocks):
-                return self._on_index_data(event, blocks)
+            case IndexData() as data:
+                return self._on_index_data(event, data, now)
             case TagFloors() as floors:
                 return self._on_floors(event, floors, now)
             case message:
@@ -258,29 +283,60 @@ class IndexNode:
 
     # --- index data
 
-    def _on_index_data(self, event: Received, blocks: Sequence[IndexBlock]) -> list[Effect]:
+    def _on_index_data(self, event: Received, data: IndexData, now: Instant) -> list[Effect]:
+        blocks = data.blocks
         if event.sender not in self._storage_nodes:
             return [Ignore(event, "index data from a node that is no storage node")]
-        if not all(map(self._plausible, blocks)):
+        if not all(self._plausible(block, data.copy_of) for block in blocks):
             return [Ignore(event, "index data that contradicts itself")]
         if self._snapshots.opening:
             return []  # it is fetched when the snapshot says from where on
+        if data.copy_of < self._not_of:
+            return [Ignore(event, "index data of entries that may have been replaced")]
+        if (replaced := self._replaced_by(data)) is not None:
+            return self._begin_again_below(replaced, data.copy_of, now)
         position, horizon = self._feed.position, self._feed.horizon
-        self._feed.put(blocks)
-        effects = self._apply(event)
+        self._feed.put(blocks, data.copy_of)
+        effects = self._apply(event, now)
         if self._fetch is not None and self._fetch.is_answer(event.sender, blocks):
             effects += self._fetch.on_answer(event.sender, blocks, position, horizon)
             self._stalled_at = None
         return effects
 
-    def _apply(self, event: Event) -> list[Effect]:
+    def _replaced_by(self, data: IndexData) -> MetalogPosition | None:
+        """Compare what is applied with a newer copy of the metalog; return where it was replaced.
+
+        What an older copy has is not looked at: it may be the one with replaced entries.
+        """
+        applied = self._lineage.position
+        for block in data.blocks:
+            if block.position < applied and data.copy_of > self._copy_of:
+                if block.epoch != self._lineage.before(block.position + 1):
+                    return block.position
+                if block.position == self._last_applied:
+                    self._copy_of = data.copy_of
+        return None
+
+    @property
+    def _last_applied(self) -> MetalogPosition:
+        """The last position of this index shard that is applied; -1: there is none."""
+        return last_below(self._view.eras, self.index_shard, self._lineage.position)
+
+    def _apply(self, event: Event, now: Instant) -> list[Effect]:
         """Index what is complete, as long as there is memory for it."""
         ready = self._feed.take()
         while not self._store.full and (block := next(ready, None)) is not None:
+            if block.previous != self._lineage.last:
+                self._feed.reject(block)
+                if block.copy_of > self._copy_of:
+                    return self._begin_again_below(self._last_applied, block.copy_of, now)
+                return [Ignore(event, "index data that follows on entries that were replaced")]
             self._unsaved += 1
             if not self._consistent(block):
                 self._feed.reject(block)
                 return [Ignore(event, "index data that contradicts the log before it")]
+            self._lineage.append(block.epoch, block.position)
+            self._copy_of = max(self._copy_of, block.copy_of)
             for part in block.parts:
                 left = without_trimmed(part, self._floors.trimmed)
                 if part.tags and not left.tags and not part.lost:
@@ -298,9 +354,11 @@ class IndexNode:
             self._store.trim(floor)
         return list(effects)
 
-    def _plausible(self, block: IndexBlock) -> bool:
+    def _plausible(self, block: IndexBlock, copy_of: Epoch) -> bool:
         """Tell whether a block is this index shard's and its columns fit each other."""
         if block.position not in self._positions or block.tail > MAX_SEQNUM:
+            return False
+        if not block.previous <= block.epoch <= copy_of:
             return False
         return all(
             part.shard in block.productive
@@ -349,16 +407,23 @@ class IndexNode:
         self, event: Received, lookup: IndexLookup | TagFirstsWanted, now: Instant
     ) -> list[Effect]:
         """Answer what is asked about positions and trims that are applied; let the rest wait."""
-        self._floors.want(lookup.trims)
-        if lookup.position <= self._feed.position and lookup.trims <= self._floors.trims:
+        if lookup.position <= self._feed.position and self._rests_on_known(lookup):
             return self._answer_any(event.sender, lookup, now)
         if not self._waiting.put(event.sender, lookup, now):
             return [Ignore(event, "too many lookups wait for index data")]
         return []
 
+    def _rests_on_known(self, lookup: IndexLookup | TagFirstsWanted) -> bool:
+        """Whether what is applied, and the trims known here, are those that the lookup rests on."""
+        of_its_copy = lookup.epoch <= self._copy_of or not self._lineage.position
+        return of_its_copy and self._floors.knows(lookup.trims, lookup.epoch)
+
     def _answer_any(
         self, origin: NodeId, lookup: IndexLookup | TagFirstsWanted, now: Instant
     ) -> list[Effect]:
+        below = min(lookup.position, self._lineage.position)
+        if (self._lineage.before(below) or 0) > lookup.epoch:
+            return [Ignore(lookup, "a lookup that rests on entries that were replaced")]
         if isinstance(lookup, IndexLookup):
             return self._answer(origin, lookup, now)
         seqnums, shards = array("Q"), array("H")
@@ -410,7 +475,8 @@ class IndexNode:
         answer = IndexAnswer(
             lookup.request, origin, lookup.direction, self.index_shard,
             lookup.count, exact, seqnums, shards, lookup.names_first,
-            lookup.bound, floor, log_floor, lookup.trims, self._floors.position, lost,
+            lookup.bound, floor, log_floor, lookup.trims, self._floors.position,
+            lookup.epoch, lost,
         )  # fmt: skip
         if lookup.aggregator == self._node:
             effects = self._merging.add(self._node, answer, now)
@@ -420,7 +486,9 @@ class IndexNode:
             placement = placement_of(self._views, shards[0])
             assert placement is not None, "only records of known shards are indexed"
             replica = placement.replicas[lookup.request % len(placement.replicas)]
-            read = ReadRecords(lookup.request, origin, shards[0], seqnums, lookup.trims)
+            read = ReadRecords(
+                lookup.request, origin, shards[0], seqnums, lookup.trims, lookup.epoch
+            )
             effects.insert(0, Send(replica, read))
         return effects
 
@@ -459,14 +527,14 @@ class IndexNode:
         if snapshot is not None and not self._snapshots.is_ours(snapshot):
             return [self._snapshots.open(below=snapshot.info.position)]
         self._snapshots.opening = False
-        position = snapshot.info.position if snapshot is not None else None
         if snapshot is not None:
             self._store.restore(snapshot)
-            self._feed = self._feed_from(snapshot.info.position)
+            self._go_on_from(snapshot.info)
         kept, self._kept, self._kept_payload = self._kept, None, b""
-        if kept is not None and kept.follows(position) and self._snapshots.covers_ours(kept.info):
+        info = snapshot.info if snapshot is not None else None
+        if kept is not None and kept.follows(info) and self._snapshots.covers_ours(kept.info):
             self._store.go_on_with(kept.rows, kept.info)
-            self._feed = self._feed_from(kept.info.position)
+            self._go_on_from(kept.info)
         return self._begin_fetch(NO_POSITION)
 
     def _on_written(self, answer: SnapshotWritten, now: Instant) -> list[Effect]:
@@ -474,9 +542,9 @@ class IndexNode:
         if not self._snapshots.on_written(answer.position, stored=stored, now=now):
             return []
         if answer.base_lost and base is not None:
-            return self._begin_again(below=base.info.position)
+            return self._begin_again(base.info.position, _DAMAGED, now)
         self._store.written(answer.snapshot)
-        return self._apply(SnapshotsAnswered(answer))
+        return self._apply(SnapshotsAnswered(answer), now)
 
     def _on_rows(self, answer: RowsRead, now: Instant) -> list[Effect]:
         """Go on with the lookups that waited; without the rows, begin again without the file."""
@@ -485,24 +553,44 @@ class IndexNode:
         base = self._store.base
         if base is not None and base.info.position == position:
             if rows is None:
-                effects = self._begin_again(below=position)
+                effects = self._begin_again(position, _DAMAGED, now)
             else:
                 self._store.keep(group, rows)
         for waiting in self._spilled.take(ReadRows(position, group)):
-            if waiting.lookup.position <= self._feed.position:
-                effects += self._go_on(waiting, now)
-            elif not self._waiting.put(waiting.origin, waiting.lookup, now):
-                effects.append(Ignore(waiting.lookup, "too many lookups wait for index data"))
+            effects += self._go_on(waiting, now)
         return effects
 
-    def _begin_again(self, below: MetalogPosition) -> list[Effect]:
-        """Rebuild the index: what a damaged snapshot had is in an older one, or in storage."""
+    def _go_on_from(self, info: SnapshotInfo) -> None:
+        """Take what a snapshot or a checkpoint covers for applied, and as proposed as it says."""
+        self._feed = self._feed_from(info.position)
+        self._lineage = Lineage.restored(info.lineage)
+        self._copy_of = self._lineage.last
+
+    def _begin_again_below(
+        self, replaced: MetalogPosition, copy_of: Epoch, now: Instant
+    ) -> list[Effect]:
+        """Rebuild the index without the position `replaced` and those after it: in the metalog of
+        incarnation `copy_of` there is another entry.
+        """
+        self._not_of = max(self._not_of, copy_of)
+        return self._begin_again(replaced + 1, _REPLACED, now)
+
+    def _begin_again(self, below: MetalogPosition, reason: str, now: Instant) -> list[Effect]:
+        """Rebuild the index from an older snapshot, of a position below `below`, and storage.
+
+        Lookups under way wait for it, and are searched for from their beginnings.
+        """
         self._store = self._empty_store()
         self._feed = self._feed_from(0)
+        self._lineage, self._copy_of = Lineage(), Epoch(0)
         self._fetch = None
-        return [
-            Ignore(below, "a damaged snapshot; the index is rebuilt"),
-            self._snapshots.open(below),
+        self._begun_again += 1
+        effects: list[Effect] = [Ignore(below, reason), self._snapshots.open(below)]
+        self._waiting.begin_again()
+        return effects + [
+            Ignore(waiting.lookup, "too many lookups wait for index data")
+            for waiting in self._spilled.clear()
+            if not self._waiting.put(waiting.origin, waiting.lookup, now)
         ]
 
     # --- what is missed
@@ -530,12 +618,11 @@ class IndexNode:
         return effects
 
     def _begin_fetch(self, end: MetalogPosition) -> list[Effect]:
-        """Ask other storage nodes than the last time, from the first position missed."""
-        self._fetch = Fetch(
-            sources_of(self._view, self._attempts),
-            start=self._feed.position,
-            end=end,
-            positions=self._positions,
-        )
+        """Ask other storage nodes than the last time, from the first position missed; one of them
+        also about the last position that is here: so it shows if that was replaced.
+        """
+        sources, last = sources_of(self._view, self._attempts), self._last_applied
+        self._fetch = Fetch(sources, start=self._feed.position, end=end, positions=self._positions)
         self._attempts += 1
-        return list(self._fetch.first_pages())
+        confirm = [Send(sources[0], IndexDataWanted(last, last + 1, 1))] if last >= 0 else []
+        return [*confirm, *self._fetch.first_pages()]

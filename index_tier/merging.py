@@ -156,7 +156,9 @@ class Merging:
         if placement is None:
             return [Ignore(answer, "a match in a shard that no view knows")]
         replica = placement.replicas[answer.request % len(placement.replicas)]
-        read = ReadRecords(answer.request, answer.origin, shards[0], seqnums, lookup.trims)
+        read = ReadRecords(
+            answer.request, answer.origin, shards[0], seqnums, lookup.trims, answer.epoch
+        )
         return [Send(replica, read)]
 
     def _make_room(self) -> list[Effect]:

@@ -16,6 +16,7 @@ from indilog.index_snapshot import (
     SnapshotInfo,
     WriteSnapshot,
 )
+from indilog.lineage import Lineage
 from indilog.roles import AskSnapshots
 from indilog.view import View
 
@@ -62,7 +63,12 @@ class Snapshots:
         )
 
     def write(
-        self, store: IndexStore, trimmed: Trimmed, position: MetalogPosition, now: Instant
+        self,
+        store: IndexStore,
+        trimmed: Trimmed,
+        position: MetalogPosition,
+        lineage: Lineage,
+        now: Instant,
     ) -> list[AskSnapshots]:
         """Have a snapshot of everything below `position` written, if one is due.
 
@@ -82,6 +88,7 @@ class Snapshots:
             tail=unwritten.tail,
             eras=eras_below(self._view.eras, unwritten.position),
             lost=tuple(lost for lost in store.lost if lost.start < unwritten.tail),
+            lineage=lineage.copied(unwritten.position),
         )
         self._trimmed_until = trimmed.logs.highest
         floors = SnapshotFloors(*trimmed.logs.columns(), *trimmed.tags.columns())
@@ -94,7 +101,7 @@ class Snapshots:
             return False
         return min(trimmed.logs.highest, base.info.tail) - since > (base.info.tail - since) // 2
 
-    def info(self, store: IndexStore, position: MetalogPosition) -> SnapshotInfo:
+    def info(self, store: IndexStore, position: MetalogPosition, lineage: Lineage) -> SnapshotInfo:
         """Return what `store` covers, in which everything below `position` is."""
         return SnapshotInfo(
             logspace=self._view.logspace,
@@ -103,6 +110,7 @@ class Snapshots:
             tail=store.end,
             eras=eras_below(self._view.eras, position),
             lost=tuple(store.lost),
+            lineage=lineage.copied(),
         )
 
     def on_written(self, position: MetalogPosition, *, stored: bool, now: Instant) -> bool:

@@ -50,6 +50,13 @@ class SpilledLookups:
         others.append(waiting)
         return False
 
+    def clear(self) -> list[SpilledLookup]:
+        """Remove and return all lookups."""
+        lookups = [waiting for of_group in self._waiting.values() for waiting in of_group]
+        self._waiting.clear()
+        self._count = 0
+        return lookups
+
     def take(self, read: ReadRows) -> list[SpilledLookup]:
         """Remove and return the lookups that waited for a row group."""
         waiting = self._waiting.pop(read, [])

@@ -7,6 +7,7 @@ Here the queue is ordered by position, bounded, and every lookup leaves it after
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sortedcontainers import SortedList
@@ -29,7 +30,7 @@ class WaitingLookup(NamedTuple):
 class WaitingLookups:
     """At most `lookups_max` lookups, each for at most `timeout_s`."""
 
-    __slots__ = ("_by_position", "_for_trims", "_lookups", "_lookups_max", "_timeout_s")
+    __slots__ = ("_applied", "_by_position", "_lookups", "_lookups_max", "_timeout_s")
 
     def __init__(self, *, lookups_max: int, timeout_s: float) -> None:
         self._lookups_max = lookups_max
@@ -37,8 +38,10 @@ class WaitingLookups:
         self._lookups: OrderedDict[tuple[NodeId, int], WaitingLookup] = OrderedDict()
         """By origin and request, in the order of arrival, which is that of expiry."""
         self._by_position: SortedList[tuple[MetalogPosition, NodeId, int]] = SortedList()
-        self._for_trims: dict[tuple[NodeId, int], int] = {}
-        """Those whose positions are applied: how many trims they wait for."""
+        self._applied: dict[tuple[NodeId, int], None] = {}
+        """Those whose positions are applied; they wait for trims, or until it is known whether what
+        is applied was replaced.
+        """
 
     def __len__(self) -> int:
         return len(self._lookups)
@@ -54,27 +57,42 @@ class WaitingLookups:
         self._by_position.add((lookup.position, *key))
         return True
 
-    def take_ready(self, position: MetalogPosition, trims: int) -> list[WaitingLookup]:
-        """Remove and return the lookups that ask about nothing from `position` on, and know of no
-        more than `trims` trims.
+    def take_ready(
+        self, position: MetalogPosition, known: Callable[[IndexLookup | TagFirstsWanted], bool]
+    ) -> list[WaitingLookup]:
+        """Remove and return the lookups that ask about nothing from `position` on, and of which
+        `known` says that what they rest on is known.
         """
         while self._by_position and self._by_position[0][0] <= position:
             _, origin, request = self._by_position.pop(0)
-            key = origin, request
-            self._for_trims[key] = self._lookups[key].lookup.trims
-        if not self._for_trims:
+            self._applied[origin, request] = None
+        if not self._applied:
             return []
-        ready = [key for key, wanted in self._for_trims.items() if wanted <= trims]
+        ready = [key for key in self._applied if known(self._lookups[key].lookup)]
         for key in ready:
-            del self._for_trims[key]
+            del self._applied[key]
         return [self._lookups.pop(key) for key in ready]
+
+    @property
+    def for_more_than_positions(self) -> bool:
+        """Whether some wait although their positions are applied."""
+        return bool(self._applied)
+
+    def begin_again(self) -> None:
+        """Let all lookups wait for their positions: none is applied any more."""
+        self._by_position.update(
+            (self._lookups[key].lookup.position, *key) for key in self._applied
+        )
+        self._applied.clear()
 
     def take_expired(self, now: Instant) -> list[WaitingLookup]:
         """Remove and return the lookups that have waited too long."""
         expired = []
         while (first := self.deadline) is not None and first <= now:
             key, waiting = self._lookups.popitem(last=False)
-            if self._for_trims.pop(key, None) is None:
+            if key in self._applied:
+                del self._applied[key]
+            else:
                 self._by_position.remove((waiting.lookup.position, *key))
             expired.append(waiting)
         return expired

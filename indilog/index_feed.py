@@ -12,32 +12,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from indilog.ids import MetalogPosition, SeqNum, ShardId
+from indilog.ids import Epoch, MetalogPosition, SeqNum, ShardId
 from indilog.index_schedule import EVERY_POSITION, IndexPositions
 from indilog.messages import IndexBlock, ShardTags
+from indilog.sequencer_messages import NOBODY
 
 _OVERHEAD_BYTES: Final = 512
 """What a position and its parts cost beside their columns, about."""
 
 
 class ReadyBlock:
-    """All index data of one position; `parts` ascend by shard and so by seqnum."""
+    """All index data of one position; `parts` ascend by shard and so by seqnum.
 
-    __slots__ = ("parts", "position", "tail")
+    Attributes:
+        epoch, previous: as in `IndexBlock`.
+        copy_of: the newest incarnation in whose metalog the position is, as a sender said.
+    """
 
-    def __init__(self, position: MetalogPosition, tail: SeqNum, parts: list[ShardTags]) -> None:
+    __slots__ = ("copy_of", "epoch", "parts", "position", "previous", "tail")
+
+    def __init__(
+        self,
+        position: MetalogPosition,
+        tail: SeqNum,
+        parts: list[ShardTags],
+        epochs: tuple[Epoch, Epoch] = (NOBODY, NOBODY),
+        copy_of: Epoch = NOBODY,
+    ) -> None:
         self.position = position
         self.tail = tail
         self.parts = parts
+        self.previous, self.epoch = epochs
+        self.copy_of = copy_of
 
 
 class _Gathering:
     """A position of which something is here, but not everything, or not in turn."""
 
-    __slots__ = ("missing", "parts", "size_bytes", "tail")
+    __slots__ = ("copy_of", "epoch", "missing", "parts", "previous", "size_bytes", "tail")
 
     def __init__(self, block: IndexBlock) -> None:
         self.tail = block.tail
+        self.epoch, self.previous = block.epoch, block.previous
+        self.copy_of = NOBODY
         self.size_bytes = _OVERHEAD_BYTES
         self.missing = set(block.productive)
         self.parts: dict[ShardId, ShardTags] = {}
@@ -50,7 +67,8 @@ class _Gathering:
                 self.size_bytes += len(part.tag_counts) + len(part.tags)
 
     def ready(self, position: MetalogPosition) -> ReadyBlock:
-        return ReadyBlock(position, self.tail, [self.parts[s] for s in sorted(self.parts)])
+        parts = [self.parts[s] for s in sorted(self.parts)]
+        return ReadyBlock(position, self.tail, parts, (self.previous, self.epoch), self.copy_of)
 
 
 class IndexFeed:
@@ -90,8 +108,12 @@ class IndexFeed:
         """The first position that is too far to be held now."""
         return self._positions.after(self.position, self._positions_max)
 
-    def put(self, blocks: Iterable[IndexBlock]) -> None:
-        """Take in what arrived; what is known already, or not of this feed, is skipped."""
+    def put(self, blocks: Iterable[IndexBlock], copy_of: Epoch = NOBODY) -> None:
+        """Take in what arrived; what is known already, or not of this feed, is skipped.
+
+        Of two entries at one position, that of the newer incarnation replaced the other one.
+        `copy_of` is as in `IndexData`.
+        """
         horizon = self.horizon
         for block in blocks:
             position = block.position
@@ -100,10 +122,16 @@ class IndexFeed:
             if position not in self._positions:
                 continue
             gathering = self._gathering.get(position)
+            if gathering is not None and gathering.epoch < block.epoch:
+                self._held_bytes -= gathering.size_bytes
+                gathering = None
             if gathering is None:
                 gathering = self._gathering[position] = _Gathering(block)
                 self._held_bytes += _OVERHEAD_BYTES
+            if block.epoch < gathering.epoch:
+                continue
             before = gathering.size_bytes
+            gathering.copy_of = max(gathering.copy_of, copy_of)
             gathering.add(block.parts)
             self._held_bytes += gathering.size_bytes - before
         if self._held_bytes > self._bytes_max:

@@ -36,6 +36,24 @@ def index_shard_at(eras: Eras, position: MetalogPosition) -> int:
     return era.shards[position % len(era.shards)]
 
 
+def previous_of(eras: Eras, position: MetalogPosition) -> MetalogPosition:
+    """Return the position before `position` that the same index shard has; -1: there is none."""
+    return last_below(eras, index_shard_at(eras, position), position)
+
+
+def last_below(eras: Eras, index_shard: int, end: MetalogPosition) -> MetalogPosition:
+    """Return the last position of an index shard below `end`; -1: there is none."""
+    for era in reversed(eras):
+        if era.start < end:
+            if index_shard in era.shards:
+                step = len(era.shards)
+                last = end - 1 - (end - 1 - era.shards.index(index_shard)) % step
+                if last >= era.start:
+                    return last
+            end = era.start
+    return -1
+
+
 def eras_below(eras: Eras, position: MetalogPosition) -> tuple[IndexEra, ...]:
     """Return the eras that say something about positions below `position`."""
     return tuple(era for era in eras if era.start < position)

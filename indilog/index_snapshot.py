@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from indilog.errors import MalformedFrameError
 from indilog.ids import MetalogPosition, SeqNum
 from indilog.index_schedule import IndexEra
+from indilog.lineage import NO_ENTRIES, LineageColumns
 from indilog.lost_ranges import LostRange
 from indilog.tag_filter import TagFilter, TagFilterBuilder
 
@@ -51,7 +52,8 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot covers: the index data of `index_shard` at all its positions below
     `position`, according to the schedule `eras`; all its seqnums are below `tail`.
 
-    `lost`: seqnums whose tags are lost: it has rows of them for the empty tag only.
+    `lost`: seqnums whose tags are lost: it has rows of them for the empty tag only. `lineage`: the
+    incarnations of the primary that proposed the entries at those positions.
     """
 
     logspace: int = 0
@@ -60,6 +62,7 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
     tail: SeqNum
     eras: tuple[IndexEra, ...]
     lost: tuple[LostRange, ...] = ()
+    lineage: LineageColumns = NO_ENTRIES
 
 
 class Rows(NamedTuple):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import enum
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -56,6 +56,10 @@ class LineageColumns(msgspec.Struct, frozen=True, array_like=True):
     position: MetalogPosition
     starts: tuple[MetalogPosition, ...]
     epochs: tuple[Epoch, ...]
+
+
+NO_ENTRIES: Final = LineageColumns(0, 0, (0,), (Epoch(0),))
+"""The lineage of nothing."""
 
 
 class Lineage:
@@ -106,10 +110,12 @@ class Lineage:
             self._epochs.pop()
         self.position = end
 
-    def copied(self) -> LineageColumns:
-        """Return a copy, for a checkpoint."""
-        epochs = tuple(Epoch(epoch) for epoch in self._epochs)
-        return LineageColumns(self.base, self.position, tuple(self._starts), epochs)
+    def copied(self, end: MetalogPosition | None = None) -> LineageColumns:
+        """Return a copy, for a checkpoint; `end`: of the entries below it, if there are more."""
+        position = self.position if end is None else min(end, self.position)
+        runs = bisect_left(self._starts, position, lo=1)
+        epochs = tuple(Epoch(epoch) for epoch in self._epochs[:runs])
+        return LineageColumns(self.base, position, tuple(self._starts[:runs]), epochs)
 
     @classmethod
     def restored(cls, columns: LineageColumns) -> Lineage:
@@ -141,3 +147,8 @@ class Lineage:
             if entries[position - start].epoch != self.before(position + 1):
                 return Comparison(Fit.DIFFERS, position)
         return Comparison(Fit.WITHIN if end < self.position else Fit.FOLLOWS, end)
+
+
+def is_prefix(columns: LineageColumns, of: LineageColumns) -> bool:
+    """Whether the entries of one copy, from the first position on, are the first of another's."""
+    return columns == Lineage.restored(of).copied(columns.position)

@@ -255,26 +255,33 @@ class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
     """Index data of one metalog position: all productive shards, and the tags of some of them.
 
     `tail` is the log's tail after this position. An entry that ordered nothing has no productive
-    shard.
+    shard. `epoch` is the incarnation of the primary that proposed the entry, `previous` the one
+    that proposed the entry before it among the positions of the same index shard (0: there is
+    none).
     """
 
     position: MetalogPosition
     tail: SeqNum
     productive: tuple[ShardId, ...]
     parts: tuple[ShardTags, ...]
+    epoch: Epoch = NOBODY
+    previous: Epoch = NOBODY
 
 
 class IndexData(WireMessage, frozen=True):
     """storage → index, engine: index data of some metalog positions, the type-S data.
 
     The first replica of a shard sends it unasked: each position to one index shard, and to every
-    engine. Of positions without records two storage nodes tell.
+    engine. Of positions without records two storage nodes tell, and of the last position of each
+    index shard when they hear the first entry of a new incarnation. `copy_of` is the incarnation
+    that proposed the sender's last entry: what the sender says is true of that one's metalog.
     Lost: an index node that is asked about a later position, and an engine that sees a gap, say
     `IndexDataWanted`.
     Repeated: positions and parts already applied are skipped.
     """
 
     blocks: tuple[IndexBlock, ...]
+    copy_of: Epoch = NOBODY
 
 
 class IndexDataWanted(WireMessage, frozen=True):
@@ -323,6 +330,10 @@ class IndexLookup(WireMessage, frozen=True):
     """How many trims are among the entries below `position`: the node knows them all when it
     answers.
     """
+    epoch: Epoch = NOBODY
+    """The incarnation that proposed the entry before `position`: the node answers when what it has
+    is of that one's metalog, or of a later one's.
+    """
 
 
 class IndexAnswer(WireMessage, frozen=True):
@@ -352,6 +363,8 @@ class IndexAnswer(WireMessage, frozen=True):
     """As in the lookup."""
     position: MetalogPosition = 0
     """The metalog position after the last trim that the node knows."""
+    epoch: Epoch = NOBODY
+    """As in the lookup."""
     lost: tuple[LostRange, ...] = ()
     """Lost records between the bound and the last match, or the end of what was looked through:
     the nearest first, at most 64 ranges. Each of them may have been a match.
@@ -387,7 +400,8 @@ class ReadRecords(WireMessage, frozen=True):
     """engine, index, aggregator → storage: give the records at these seqnums of a shard to
     `origin`.
 
-    Storage waits until it has applied the metalog up to them, and so many trims.
+    Storage waits until it has applied the metalog up to them, so many trims, and an entry of
+    incarnation `epoch` of the primary, or of a later one.
     Lost: the engine asks another replica when its deadline passes.
     Repeated: answered again.
     """
@@ -397,6 +411,7 @@ class ReadRecords(WireMessage, frozen=True):
     shard: ShardId
     seqnums: tuple[SeqNum, ...]
     trims: int = 0
+    epoch: Epoch = NOBODY
 
 
 class StoredRecord(msgspec.Struct, frozen=True, array_like=True):

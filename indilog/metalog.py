@@ -183,7 +183,7 @@ class MetalogReplay:
     also start in the middle, from somebody's `(position, tail, cut, trims)`.
     """
 
-    __slots__ = ("cut", "position", "tail", "trims")
+    __slots__ = ("cut", "last", "position", "tail", "trims")
 
     def __init__(
         self,
@@ -191,9 +191,12 @@ class MetalogReplay:
         tail: SeqNum = 0,
         cut: Mapping[ShardId, LocalId] | None = None,
         trims: int = 0,
+        last: Epoch = UNSAID,
     ) -> None:
         self.trims = trims
         """How many of the entries are `Trim`s."""
+        self.last = last
+        """The incarnation that proposed the last entry; 0: there is none, or it is not said."""
         self.position = position
         self.tail = tail
         self.cut: dict[ShardId, LocalId] = dict(cut or {})
@@ -211,6 +214,7 @@ class MetalogReplay:
             tail += count
         self.tail = tail
         self.position += 1
+        self.last = entry.epoch
         if isinstance(entry, Trim):
             self.trims += 1
         return spans

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from indilog.ids import MetalogPosition, SeqNum, TagHash
-from indilog.metalog import Floor
+from indilog.ids import Epoch, MetalogPosition, SeqNum, TagHash
+from indilog.metalog import UNSAID, Floor
 from indilog.wire_message import WireMessage
 
 
@@ -43,7 +43,10 @@ class TagFloors(WireMessage, frozen=True):
     Sent unasked for every trim by two storage nodes, and as pages of all floors when asked for
     (`start` None): a page names the tags above `after`, in order, and whether it is the last one; a
     floor in it may be newer than `trims` says. Who has applied `position` metalog entries has
-    applied all trims that it tells of.
+    applied all trims that it tells of. `epoch` is the incarnation of the primary that proposed the
+    last of the trims, `previous` the one that proposed the last of the first `start`, `copy_of` is
+    as in `IndexData`. Without floors and with `start` equal to `trims` it says which trims there
+    are.
     Lost: a lookup names more trims than are applied, or the next one does not follow on; the index
     node says `TagFloorsWanted`.
     Repeated: floors only grow.
@@ -55,16 +58,22 @@ class TagFloors(WireMessage, frozen=True):
     after: TagHash = 0
     last: bool = True
     position: MetalogPosition = 0
+    epoch: Epoch = UNSAID
+    previous: Epoch = UNSAID
+    copy_of: Epoch = UNSAID
 
 
 class TagFloorsWanted(WireMessage, frozen=True):
-    """index → storage: send me all floors of tags above `after`.
+    """index → storage: send me all floors of tags above `after`; none, if I have them all.
 
+    I have those of `trims` trims, of which incarnation `epoch` of the primary proposed the last.
     Lost: asked again after a while.
     Repeated: answered again.
     """
 
     after: TagHash
+    trims: int = 0
+    epoch: Epoch = UNSAID
 
 
 NO_RECORD: Final = 2**64 - 1
@@ -88,6 +97,8 @@ class TagFirstsWanted(WireMessage, frozen=True):
     position: MetalogPosition
     trims: int = 0
     """As in a lookup. Of a tag that has a floor it is not told which record was the first."""
+    epoch: Epoch = UNSAID
+    """As in a lookup."""
 
 
 class TagFirsts(WireMessage, frozen=True):

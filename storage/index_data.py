@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from indilog.ids import LocalId, MetalogPosition, NodeId, SeqNum, ShardId
+import msgspec
+
+from indilog.ids import Epoch, LocalId, MetalogPosition, NodeId, ShardId
+from indilog.index_schedule import last_below, previous_of
 from indilog.lost_ranges import LostRange
 from indilog.messages import IndexBlock, IndexData, ShardTags
 from indilog.metalog import Span
@@ -77,49 +80,66 @@ def _sliced(columns: Columns, first: LocalId, end: LocalId) -> Columns:
 
 
 def index_block(
+    view: View,
     position: MetalogPosition,
-    tail: SeqNum,
+    ordering: Ordering,
     spans: Sequence[Span],
     parts: Sequence[ShardTags | None],
 ) -> IndexBlock:
-    """Return the block of one position; parts that are not here are left out."""
+    """Return the block of one position, which is applied; parts that are not here are left out."""
     return IndexBlock(
         position,
-        tail,
+        ordering.tail_at(position),
         tuple(span.shard for span in spans),
         tuple(part for part in parts if part is not None),
+        ordering.epoch_at(position),
+        ordering.epoch_at(previous_of(view.eras, position)),
     )
 
 
-def unasked(view: View, blocks: Sequence[IndexBlock]) -> list[Effect]:
-    """Send blocks where they go unasked: each to one index shard, all to every engine."""
+def told_of_incarnation(view: View, ordering: Ordering) -> list[Effect]:
+    """Tell each index shard of its last position, without tags: an entry of a new incarnation of
+    the primary is applied, and what is there of earlier ones is right, or was replaced.
+    """
+    effects: list[Effect] = []
+    for index_shard, replicas in enumerate(view.index_shards):
+        position = last_below(view.eras, index_shard, ordering.position)
+        if position >= 0:
+            block = index_block(view, position, ordering, ordering.spans_at(position), ())
+            data = IndexData((block,), ordering.last)
+            effects += [Send(replica, data, urgent=False) for replica in replicas]
+    return effects
+
+
+def unasked(view: View, blocks: Sequence[IndexBlock], last: Epoch) -> list[Effect]:
+    """Send blocks where they go unasked: each to one index shard, all to every engine.
+
+    `last` is the incarnation of the last entry that is applied.
+    """
     effects: list[Effect] = []
     own: dict[int, list[IndexBlock]] = {}
     for block in blocks:
         own.setdefault(view.index_shard_at(block.position), []).append(block)
     for index_shard, of_shard in own.items():
-        messages = _messages(of_shard)
+        messages = _messages(of_shard, last)
         replicas = view.index_shards[index_shard]
         effects += [Send(replica, data, urgent=False) for data in messages for replica in replicas]
-    messages = _messages(blocks)
+    messages = _messages(blocks, last)
     effects += [Send(engine, data, urgent=False) for data in messages for engine in view.engines]
     return effects
 
 
-def _messages(blocks: Sequence[IndexBlock]) -> list[IndexData]:
+def _messages(blocks: Sequence[IndexBlock], last: Epoch) -> list[IndexData]:
     """Put blocks into messages of bounded size; receivers put the parts of a position together."""
     if sum(_columns_bytes(block.parts) for block in blocks) <= _COLUMNS_BYTES_MAX:
-        return [IndexData(tuple(blocks))] if blocks else []
+        return [IndexData(tuple(blocks), last)] if blocks else []
     messages: list[IndexData] = []
     for block in blocks:
         if _columns_bytes(block.parts) <= _COLUMNS_BYTES_MAX:
-            messages.append(IndexData((block,)))
+            messages.append(IndexData((block,), last))
         else:
-            apart = (
-                IndexBlock(block.position, block.tail, block.productive, (part,))
-                for part in block.parts
-            )
-            messages += [IndexData((one,)) for one in apart]
+            apart = (msgspec.structs.replace(block, parts=(part,)) for part in block.parts)
+            messages += [IndexData((one,), last) for one in apart]
     return messages
 
 
@@ -130,6 +150,8 @@ def _columns_bytes(parts: Sequence[ShardTags]) -> int:
 class IndexPage(BatchTask):
     """Collects the answer to one `IndexDataWanted`: positions that are applied, in order.
 
+    Dropped if entries turn out to be replaced, so what it knows of the order stays true.
+
     Ends early when it has enough; the parts of shards that are not kept here are left out.
     """
 
@@ -137,10 +159,13 @@ class IndexPage(BatchTask):
         self,
         to: NodeId,
         positions: range,
+        view: View,
         ordering: Ordering,
         shards: Mapping[ShardId, Shard],
     ) -> None:
-        self._positions: list[tuple[MetalogPosition, SeqNum, list[Span]]] = []
+        self._view = view
+        self._ordering = ordering
+        self._positions: list[tuple[MetalogPosition, list[Span]]] = []
         self._places: dict[tuple[MetalogPosition, ShardId], list[Location]] = {}
         self._nowhere: dict[tuple[MetalogPosition, ShardId], list[Columns]] = {}
         """What is in no batch any more: trimmed, or lost."""
@@ -150,7 +175,7 @@ class IndexPage(BatchTask):
         self._needed_first = 0
         for position in positions[:_BLOCKS_MAX]:
             spans = ordering.spans_at(position)
-            self._positions.append((position, ordering.tail_at(position), spans))
+            self._positions.append((position, spans))
             for span in spans:
                 if (shard := shards.get(span.shard)) is not None:
                     end = span.first_localid + span.length
@@ -185,7 +210,7 @@ class IndexPage(BatchTask):
         """Return the blocks that fit, up to the first one for which a batch was not asked for."""
         blocks: list[IndexBlock] = []
         size = 0
-        for position, tail, spans in self._positions:
+        for position, spans in self._positions:
             places = [self._places.get((position, span.shard), []) for span in spans]
             if any(place not in self._taken for of_span in places for place in of_span):
                 break
@@ -193,11 +218,11 @@ class IndexPage(BatchTask):
                 self._part(position, span, of_span)
                 for span, of_span in zip(spans, places, strict=True)
             ]
-            blocks.append(index_block(position, tail, spans, parts))
+            blocks.append(index_block(self._view, position, self._ordering, spans, parts))
             size += sum(len(part.tags) for part in parts if part is not None)
             if size >= _COLUMNS_BYTES_MAX:
                 break
-        return IndexData(tuple(blocks))
+        return IndexData(tuple(blocks), self._ordering.last)
 
     def _part(
         self, position: MetalogPosition, span: Span, places: Sequence[Location]

@@ -59,14 +59,21 @@ from storage.batch_reads import BatchReads, BatchTask
 from storage.catch_up import CatchUp
 from storage.checkpoint import checkpoint_of, restore
 from storage.disk_care import DiskCare
-from storage.index_data import IndexPage, columns_of, index_block, part_of, unasked
+from storage.index_data import (
+    IndexPage,
+    columns_of,
+    index_block,
+    part_of,
+    told_of_incarnation,
+    unasked,
+)
 from storage.ordering import Ordering
 from storage.record_reads import RecordPage, WaitingReads
 from storage.recovery import BATCHES, Recovery
 from storage.repair import BatchPage
 from storage.rewritten import needed
 from storage.shard import Shard
-from storage.trims import floors_page, speaks_for_empty, told_of
+from storage.trims import floors_page, speaks_for_empty, told_of, told_of_trims
 
 _NEVER: Final = Instant(math.inf)
 _ORDERING_TOKEN: Final = 0
@@ -203,7 +210,7 @@ class StorageNode:
         effects += self._appends.conclude(self._views[-1].primary, now)
         if self._blocks:
             blocks, self._blocks = self._blocks, []
-            effects += unasked(self._views[-1], blocks)
+            effects += unasked(self._views[-1], blocks, self._ordering.last)
         if self._stirred or now >= self._upkeep_at:
             effects += self._upkeep(now)
         elif events:
@@ -277,9 +284,9 @@ class StorageNode:
             case Batches() as message:
                 return self._after_entries(self._care.repair.on_batches(event, message, now))
             case TagFloorsWanted() as message:
-                known = self._ordering
-                known.reader.doubt()  # the asker may know of a trim that was not heard here
-                return [floors_page(known.floors, known.trimmed_at, message, event.sender)]
+                # The asker may know of a trim that was not heard here.
+                self._ordering.reader.doubt()
+                return [floors_page(self._ordering, message, event.sender)]
             case _:
                 return [Ignore(event, "not a message for a storage node")]
 
@@ -330,7 +337,7 @@ class StorageNode:
         if event.sender != self._views[-1].primary:
             return [Ignore(event, "metalog entries of somebody who is not the primary")]
         reader = self._ordering.reader
-        was_behind = reader.behind
+        was_behind, last = reader.behind, reader.lineage.last
         taken = reader.take(event, message)
         if taken.refused is not None:
             return [Ignore(event, taken.refused)]
@@ -341,24 +348,31 @@ class StorageNode:
         if taken.wrong_from is not None:
             effects += self._cut_off(taken.wrong_from)
         for entry in taken.entries:
-            spans = self._ordering.apply(entry)
-            self._unjournaled.append(entry)
-            self._order(entry.position, spans)
-            if isinstance(entry, Trim):
-                self._stirred = True
-                self._care.reclaim.risen()
-                effects += told_of(entry, self._views[-1]) if self._speaks_for_empty else []
+            effects += self._apply(entry)
+        if last and self._ordering.last != last and self._speaks_for_empty:
+            effects += told_of_incarnation(self._views[-1], self._ordering)
+            effects += told_of_trims(self._views[-1], self._ordering)
         if len(self._unjournaled) >= self._config.ordering_frame_entries:
             effects.append(self._journaled())
-        for read in self._waiting.ready(self._ordering.tail, self._ordering.floors.trims):
+        for read in self._waiting.ready(self._ordering):
             effects += self._start(event, self._page(read))
         return effects
+
+    def _apply(self, entry: Entry) -> list[Effect]:
+        spans = self._ordering.apply(entry)
+        self._unjournaled.append(entry)
+        self._order(entry.position, spans)
+        if not isinstance(entry, Trim):
+            return []
+        self._stirred = True
+        self._care.reclaim.risen()
+        return told_of(entry, self._views[-1], self._ordering) if self._speaks_for_empty else []
 
     def _cut_off(self, position: MetalogPosition) -> list[Effect]:
         """Forget entries that the primary has replaced, and what was derived from them.
 
-        Index nodes see by the epochs of the new index data that theirs is wrong. On the disk the
-        next entries replace those at their positions.
+        Index nodes see by the epochs of the new index data that theirs is wrong (decision 0031). On
+        the disk the next entries replace those at their positions.
         """
         replaced = self.position - position
         self.replaced += replaced
@@ -402,7 +416,7 @@ class StorageNode:
                 parts.append(part_of(span, map(columns_of, batches)))
         if speaks:
             self._blocks.append(
-                index_block(position, self._ordering.tail_at(position), spans, parts)
+                index_block(self._views[-1], position, self._ordering, spans, parts)
             )
 
     # --- reads
@@ -413,7 +427,7 @@ class StorageNode:
         if not message.seqnums or min(message.seqnums) < 0:
             return [Ignore(event, "a read of nothing, or of negative seqnums")]
         ordered = max(message.seqnums) < self._ordering.tail
-        if ordered and message.trims <= self._ordering.floors.trims:
+        if ordered and self._ordering.knows(message.trims, message.epoch):
             return self._start(event, self._page(message))
         if not self._waiting.add(message, now):
             return [Ignore(event, "too many reads wait for their metalog position")]
@@ -432,7 +446,7 @@ class StorageNode:
         if end < message.end:
             self._ordering.reader.doubt()  # the asker may know of entries not heard here
         positions = range(message.start, end, message.step)
-        page = IndexPage(event.sender, positions, self._ordering, self._shards)
+        page = IndexPage(event.sender, positions, self._views[-1], self._ordering, self._shards)
         return self._start(event, page)
 
     def _on_batches_wanted(self, event: Received, message: BatchesWanted) -> list[Effect]:

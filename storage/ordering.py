@@ -85,16 +85,31 @@ class Ordering:
         """The first seqnum that no applied entry has ordered."""
         return self._replay.tail
 
+    @property
+    def last(self) -> Epoch:
+        """Which incarnation of the primary proposed the last applied entry; 0: there is none."""
+        return self.reader.lineage.last
+
+    def knows(self, trims: int, epoch: Epoch) -> bool:
+        """Whether so many trims are applied, and an entry of an incarnation or of a later one."""
+        return trims <= self.floors.trims and epoch <= self.last
+
     def recover(self, entry: Entry) -> list[Span]:
         """Apply the next entry from the ordering journal."""
         self.reader.lineage.append(entry.epoch)
         return self.apply(entry)
 
     def epoch_at(self, position: MetalogPosition) -> Epoch:
-        """Return which incarnation proposed the entry at `position`, which is applied."""
+        """Return which incarnation proposed the entry at `position`, which is applied; 0 for -1."""
         epoch = self.reader.lineage.before(position + 1)
         assert epoch is not None, "it is applied"
         return epoch
+
+    def trim_epoch(self, trims: int) -> Epoch:
+        """Return which incarnation proposed the last of the first `trims` trims, which are applied;
+        0: there is none.
+        """
+        return self.epoch_at(self._trim_positions[trims - 1] if trims else -1)
 
     def apply(self, entry: Entry) -> list[Span]:
         """Apply the next entry, which the reader has taken; return what it ordered."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from sortedcontainers import SortedList
 
 from indilog.floors import Mask, Trimmed
-from indilog.ids import Instant, LocalId, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.ids import Epoch, Instant, LocalId, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.messages import (
     STORED_RECORD_OVERHEAD_BYTES,
     ReadRecords,
@@ -41,8 +41,8 @@ class WaitingReads:
         self._reads_max = reads_max
         self._timeout_s = timeout_s
         self._by_age: dict[_Key, _Waiting] = {}
-        self._for_trims: dict[_Key, int] = {}
-        """Of those whose seqnums are ordered: how many trims they wait for."""
+        self._ordered: dict[_Key, None] = {}
+        """Those whose seqnums are ordered; they wait for a trim, or an incarnation."""
         self._by_seqnum: SortedList[tuple[SeqNum, _Key]] = SortedList()
 
     def __len__(self) -> int:
@@ -60,16 +60,17 @@ class WaitingReads:
         self._by_seqnum.add((waiting.last, key))
         return True
 
-    def ready(self, tail: SeqNum, trims: int) -> list[ReadRecords]:
-        """Take out the reads of seqnums below `tail` that know of no more than `trims` trims."""
-        while self._by_seqnum and self._by_seqnum[0][0] < tail:
+    def ready(self, applied: AppliedEntries) -> list[ReadRecords]:
+        """Take out the reads of seqnums that are ordered, if all that they know of is applied."""
+        while self._by_seqnum and self._by_seqnum[0][0] < applied.tail:
             _, key = self._by_seqnum.pop(0)
-            self._for_trims[key] = self._by_age[key].message.trims
-        if not self._for_trims:
+            self._ordered[key] = None
+        if not self._ordered:
             return []
-        ready = [key for key, wanted in self._for_trims.items() if wanted <= trims]
+        waiting = ((key, self._by_age[key].message) for key in self._ordered)
+        ready = [key for key, read in waiting if applied.knows(read.trims, read.epoch)]
         for key in ready:
-            del self._for_trims[key]
+            del self._ordered[key]
         return [self._by_age.pop(key).message for key in ready]
 
     def expired(self, now: Instant) -> list[ReadRecords]:
@@ -80,7 +81,9 @@ class WaitingReads:
             if now < waiting.expires:
                 break
             del self._by_age[key]
-            if self._for_trims.pop(key, None) is None:
+            if key in self._ordered:
+                del self._ordered[key]
+            else:
                 self._by_seqnum.remove((waiting.last, key))
             found.append(waiting.message)
         return found
@@ -92,6 +95,13 @@ class WaitingReads:
 
 class AppliedEntries(Protocol):
     """What a storage node knows of the metalog entries that it has applied."""
+
+    @property
+    def tail(self) -> SeqNum:
+        """The first seqnum that is not ordered."""
+
+    def knows(self, trims: int, epoch: Epoch) -> bool:
+        """Whether so many trims are applied, and an entry of an incarnation or of a later one."""
 
     @property
     def floors(self) -> Trimmed:

@@ -130,11 +130,23 @@ class SnapshotFolder:
         temporary.rename(file)
         synced_directory(directory)
         self._open[position], snapshot = opened_snapshot(file)
-        for old, path in snapshot_files(directory)[_KEPT:]:
-            self._open.pop(old, None)
-            path.unlink()
+        self._remove_others(file, position)
         log.info("index snapshot written", file=str(file), rows=snapshot.rows)
         return snapshot
+
+    def _remove_others(self, newest: Path, position: MetalogPosition) -> None:
+        """Remove all snapshots but the newest and those before it that are kept.
+
+        One of its position or a later one is damaged, or of metalog entries that were replaced.
+        """
+        kept = 1
+        for at, path in snapshot_files(self._directory):
+            if at < position and kept < _KEPT:
+                kept += 1
+            elif path != newest:
+                if at != position:
+                    self._open.pop(at, None)
+                path.unlink()
 
     def _base_of(self, request: WriteSnapshot) -> tuple[ParquetFile, Snapshot] | None:
         """Return the snapshot before, as a file of its own; None: there is none before."""

@@ -106,8 +106,7 @@ class Story:
         self.store = self.fresh()
         if base is not None:
             self.store.restore(base)
-        position = base.info.position if base is not None else None
-        if kept is not None and kept.follows(position):
+        if kept is not None and kept.follows(base.info if base is not None else None):
             self.store.go_on_with(kept.rows, kept.info)
         for record in self.records:
             if record.seqnum >= self.store.end:

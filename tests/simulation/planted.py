@@ -177,8 +177,8 @@ BUGS: Final = (
     Bug(
         "an index node answers whatever it has applied",
         "index_tier/index_node.py",
-        "if lookup.position <= self._feed.position and lookup.trims",
-        "if lookup.position >= 0 and lookup.trims",
+        "if lookup.position <= self._feed.position and self._rests",
+        "if lookup.position >= 0 and self._rests",
     ),
     Bug(
         "the first answer of an index shard is taken for all",
@@ -209,6 +209,12 @@ BUGS: Final = (
         "index_tier/index_node.py",
         "            effects = self._begin_fetch(end)",
         "            effects = []",
+    ),
+    Bug(
+        "an index node keeps what it has of entries that were replaced",
+        "index_tier/index_node.py",
+        "        if (replaced := self._replaced_by(data)) is not None:\n",
+        "        if (replaced := self._replaced_by(data)) is not None and replaced < 0:\n",
     ),
     Bug(
         "lost records are said to have no tags",
@@ -501,8 +507,9 @@ BUGS: Final = (
     Bug(
         "an index node believes to have more than its checkpoint gave back",
         "index_tier/index_node.py",
-        "self._feed = self._feed_from(kept.info.position)",
-        "self._feed = self._feed_from(kept.info.position + 1)",
+        "            self._go_on_from(kept.info)\n",
+        "            self._go_on_from(kept.info)\n"
+        "            self._feed = self._feed_from(kept.info.position + 1)\n",
     ),
 )
 

@@ -2,18 +2,24 @@
 entries that it had published, and proposes others in their places.
 
 Records may lose their order by that, which nobody can undo. But no seqnum may have two records: all
-replicas correct their copies of the metalog and show what the primary has.
+replicas correct their copies of the metalog and show what the primary has. And no index node has
+index data of the entries that are gone.
 """
 
 from __future__ import annotations
 
 import shutil
+from bisect import bisect_right
 from pathlib import Path
 from typing import Final
 
+from index_tier.index_node import IndexNode
+from index_tier.index_store import Search
 from indilog.client import Client
 from indilog.errors import IndilogError
-from indilog.ids import NodeId, ShardId
+from indilog.ids import NodeId, SeqNum, ShardId, TagHash, tag_hash
+from indilog.index_schedule import index_shard_at
+from indilog.messages import Direction
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 from ordering.sequencer import Sequencer
 from storage import StorageNode
@@ -33,6 +39,8 @@ class ReplacedEntries:
         self._cluster = cluster
         self._violations = violations
         self._chance = cluster.world.chance("replaced entries")
+        self._tags: dict[TagHash, SeqNum | None] = {}
+        """All tags of records that were appended here, and where the last acknowledged ones are."""
 
     def happen(self, injected: dict[str, int]) -> None:
         """Let it happen, if the arrangement allows it and chance will have it."""
@@ -54,6 +62,7 @@ class ReplacedEntries:
         process.disk.replace(older)
         process.start()
         cluster.world.run_until(cluster.ready, _READY_WITHIN_S)
+        self._tags = dict.fromkeys(self._tags)
         self._append(self._chance.randint(1, 8))
         self._check()
 
@@ -68,10 +77,15 @@ class ReplacedEntries:
         for number in range(count):
             engine = self._chance.randrange(len(self._cluster.view.engines))
             data = b"replaced %d" % number
+            name = f"tag {len(self._tags)}"
+            tag = tag_hash(_LOG, name)
+            self._tags[tag] = None
 
-            async def append(client: Client, data: bytes = data) -> None:
+            async def append(
+                client: Client, data: bytes = data, name: str = name, tag: TagHash = tag
+            ) -> None:
                 try:
-                    await client.log(_LOG).append(data)
+                    self._tags[tag] = await client.log(_LOG).append(data, tags=[name])
                 except IndilogError:
                     return  # its outcome may be unknown now
 
@@ -86,14 +100,20 @@ class ReplacedEntries:
         assert isinstance(primary, Sequencer)
         cluster.world.run_for(_AGREE_WITHIN_S)
         entries = primary._metalog.page(0, primary.committed)
+        cut, tails, tail = dict[ShardId, int](), list[int](), 0
+        for entry in entries:
+            for shard, count in entry.counts.items():
+                cut[shard] = cut.get(shard, 0) + count
+                tail += count
+            tails.append(tail)
         for node in cluster.view.storage_nodes:
-            cut, tails, tail = dict[ShardId, int](), list[int](), 0
-            for entry in entries:
-                for shard, count in entry.counts.items():
-                    cut[shard] = cut.get(shard, 0) + count
-                    tail += count
-                tails.append(tail)
             self._compare(node, tails, cut)
+        shards = [
+            shard for entry in entries for shard in sorted(entry.counts)
+            for _ in range(entry.counts[shard])
+        ]  # fmt: skip
+        for node in cluster.view.index_nodes:
+            self._look_into(node, shards, tails)
 
     def _compare(self, node: NodeId, tails: list[int], cut: dict[ShardId, int]) -> None:
         shell = self._cluster.process_of(node).shell
@@ -108,3 +128,24 @@ class ReplacedEntries:
                 f"{node} has {len(ours)} entries up to {ordered}, the primary {len(tails)}: {cut}"
             )
             self._violations.append(Violation("replaced", what))
+
+    def _look_into(self, node: NodeId, shards: list[ShardId], tails: list[SeqNum]) -> None:
+        """An index node finds a record with each tag where it is now, and no other one.
+
+        `shards` has the shard of each seqnum, `tails` the tail after each position. What is only on
+        the node's disk is not looked at.
+        """
+        shell = self._cluster.process_of(node).shell
+        assert shell is not None, "healed"
+        role = shell.roles[node]
+        assert isinstance(role, IndexNode)
+        for tag, acknowledged in self._tags.items():
+            search = Search(Direction.NEXT, tag, 0, len(shards), 2)
+            if role._store.search(search) is not None or acknowledged is None:
+                continue
+            position = bisect_right(tails, acknowledged)
+            mine = role.index_shard == index_shard_at(self._cluster.view.eras, position)
+            found = list(zip(search.seqnums, search.shards, strict=True))
+            if found != ([(acknowledged, shards[acknowledged])] if mine else []):
+                what = f"{node} has {found} for a tag of the record at {acknowledged}"
+                self._violations.append(Violation("replaced", what))

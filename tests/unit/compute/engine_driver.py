@@ -71,14 +71,17 @@ class Driver:
         entry = NewRecords(position, ViewNumber(1), Epoch(1), {SHARD: count})
         effects = self.hear(PRIMARY, entries_message((entry,)))
         if index_data:
-            effects += self.hear(A, IndexData((self.block(position, first, count),)))
+            block = self.block(position, first, count)
+            effects += self.hear(A, IndexData((block,), copy_of=block.epoch))
         return effects
 
     @staticmethod
     def block(position: int, first: int, count: int) -> IndexBlock:
         tags = array("Q", [LOG, TAG] * count).tobytes()
         part = ShardTags(SHARD, first, count, b"\x02" * count, tags)
-        return IndexBlock(position, first + count, (SHARD,), (part,))
+        return IndexBlock(
+            position, first + count, (SHARD,), (part,), Epoch(1), Epoch(min(position, 1))
+        )
 
     def read(self, bound: int, *, position: int = 0, tag: int = TAG) -> object:
         return self.engine.read(Direction.NEXT, tag, bound, position, "reader")

@@ -11,7 +11,7 @@ import pytest
 from compute.engine import Engine
 from compute.local_log import LocalLogs
 from indilog.config import ClusterConfig
-from indilog.ids import NodeId, log_tag
+from indilog.ids import Epoch, NodeId, log_tag
 from indilog.log import Entry, Session
 from indilog.messages import IndexBlock, IndexData, ShardTags
 from indilog.runtime.node import NodeShell
@@ -49,7 +49,7 @@ async def test_a_read_that_waits_makes_an_idle_engine_look_for_what_was_lost() -
     driver = joined()
     driver.order(1, index_data=False)
     tags = ShardTags(SHARD, 0, 1, b"\x01", log_tag("orders").to_bytes(8, "little"))
-    driver.hear(A, IndexData((IndexBlock(0, 1, (SHARD,), (tags,)),)))
+    driver.hear(A, IndexData((IndexBlock(0, 1, (SHARD,), (tags,), Epoch(1)),)))
     driver.now += 1
     driver.turn()
     assert driver.engine.deadline() is None

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.ids import Epoch, ViewNumber
-from indilog.messages import AppendBatch, MetalogEntries, MetalogWanted, TailIs, TailWanted
+from indilog.messages import (
+    AppendBatch,
+    IndexData,
+    IndexLookup,
+    MetalogEntries,
+    MetalogWanted,
+    ReadRecords,
+    TailIs,
+    TailWanted,
+)
 from indilog.metalog import NewRecords
-from indilog.roles import Appended, Effect, Received
+from indilog.roles import Appended, Effect, Ignore, Received, Send
 from tests.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
     JOIN,
@@ -14,6 +25,7 @@ from tests.unit.compute.engine_driver import (
     PRIMARY,
     SHARD,
     TAG,
+    A,
     Driver,
     answered,
     answers,
@@ -121,3 +133,26 @@ def test_batches_are_sent_as_before_after_joining_again() -> None:
     assert sends(driver.turn(), AppendBatch) == []
     told = from_primary(driver, TailIs(question.request, 2, 6, {SHARD: 0}, Epoch(2)), 2)
     assert len(sends(told, AppendBatch)) == 2
+
+
+def test_index_data_of_another_entry_is_not_applied() -> None:
+    driver = joined()
+    driver.order(1, index_data=False)
+    other = msgspec.structs.replace(driver.block(0, 0, 1), epoch=Epoch(2))
+    asked = driver.hear(A, IndexData((other,), copy_of=Epoch(2)))
+    assert driver.engine.tag_position == 0
+    assert [e.reason for e in asked if isinstance(e, Ignore)] == [
+        "index data of another metalog entry"
+    ]
+    driver.hear(A, IndexData((driver.block(0, 0, 1),), copy_of=Epoch(1)))
+    assert driver.engine.tag_position == 1
+
+
+def test_lookups_and_reads_name_the_incarnation_that_they_rest_on() -> None:
+    driver = joined(record_cache_bytes_max=0)
+    driver.order(1)
+    from_primary(driver, entries_message([of(2, 1, 1)], previous=1), 2)
+    driver.read(0, position=0)
+    sent = [e.message for e in driver.turn() if isinstance(e, Send)]
+    (read,) = [m for m in sent if isinstance(m, ReadRecords | IndexLookup)][:1]
+    assert read.epoch == 2

@@ -128,7 +128,7 @@ def test_a_floor_from_beyond_what_is_applied_here_is_waited_for(direction: Direc
     early = lookup_in(driver.turn())
     assert answers(driver.hear(AGGREGATOR, result(early, floor=20, position=5))) == []
     trim(driver, 20, tag=99)
-    again = lookup_in(driver.hear(A, IndexData((IndexBlock(4, 40, (), ()),))))
+    again = lookup_in(driver.hear(A, IndexData((IndexBlock(4, 40, (), (), Epoch(1)),))))
     assert again.position == 5
     (answer,) = answers(driver.hear(AGGREGATOR, result(again, floor=20, position=5)))
     assert isinstance(answer, Answered)
@@ -142,7 +142,7 @@ def test_trims_of_other_tags_do_not_keep_a_read_waiting_for_ever() -> None:
     early = lookup_in(driver.turn())
     assert answers(driver.hear(AGGREGATOR, result(early, floor=20, position=5))) == []
     trim(driver, 20, tag=99)
-    again = lookup_in(driver.hear(A, IndexData((IndexBlock(4, 40, (), ()),))))
+    again = lookup_in(driver.hear(A, IndexData((IndexBlock(4, 40, (), (), Epoch(1)),))))
     (answer,) = answers(driver.hear(AGGREGATOR, result(again, floor=20, position=9)))
     assert isinstance(answer, Answered)
     assert isinstance(answer.value, TrimmedError)

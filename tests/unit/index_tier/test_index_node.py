@@ -164,7 +164,7 @@ def test_positions_that_are_too_far_ahead_are_dropped_and_asked_for_later() -> N
     node.handle([data(one(1, 4))], T0)
     assert node.position == 5
     assert node.handle([lookup(0, position=7)], T0) == []
-    assert asked(node.handle([], Instant(T0 + 1.0))) == [(B, 5, 7), (A, 5, 7)]
+    assert asked(node.handle([], Instant(T0 + 1.0))) == [(B, 3, 4), (B, 5, 7), (A, 5, 7)]
 
 
 # --- answering

@@ -38,7 +38,7 @@ def lookup_after(known: int, bound: int) -> Received:
     asked = lookup(bound, position=3)
     message = asked.message.__class__  # an IndexLookup that knows of trims
     fields = [getattr(asked.message, name) for name in message.__struct_fields__]
-    fields[-2:] = [LOG, known]
+    fields[-3:] = [LOG, known, Epoch(0)]
     return Received(asked.sender, message(*fields), Epoch(1))
 
 
@@ -101,7 +101,7 @@ def test_a_page_of_a_node_that_knows_fewer_trims_than_the_first_promises_no_more
 
 def test_floors_are_asked_for_elsewhere_when_a_node_stays_silent() -> None:
     node = index_node()
-    node.handle([lookup_after(1, 4)], T0)
+    node.handle([data(one(1, 4)), lookup_after(1, 4)], T0)
     sources = []
     now = T0
     for _ in range(2):

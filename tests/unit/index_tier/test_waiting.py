@@ -5,6 +5,7 @@ from __future__ import annotations
 from index_tier.waiting import WaitingLookup, WaitingLookups
 from indilog.ids import Instant, NodeId
 from indilog.messages import Direction, IndexLookup
+from indilog.tag_messages import TagFirstsWanted
 
 ENGINE, OTHER = NodeId("engine-0"), NodeId("engine-1")
 AGGREGATOR = NodeId("aggregator-0")
@@ -22,14 +23,18 @@ def requests(taken: list[WaitingLookup]) -> list[int]:
     return [lookup.request for _, lookup, _ in taken]
 
 
+def known(_: IndexLookup | TagFirstsWanted) -> bool:
+    return True
+
+
 def test_lookups_leave_in_the_order_of_their_positions_when_these_are_reached() -> None:
     queue = waiting()
     for request, position in ((1, 9), (2, 4), (3, 6)):
         assert queue.put(ENGINE, lookup(request, position), Instant(0.0))
     assert (queue.first_position, queue.end, len(queue)) == (4, 9, 3)
-    assert requests(list(queue.take_ready(3, 0))) == []
-    assert requests(list(queue.take_ready(6, 0))) == [2, 3]
-    assert requests(list(queue.take_ready(100, 0))) == [1]
+    assert requests(list(queue.take_ready(3, known))) == []
+    assert requests(list(queue.take_ready(6, known))) == [2, 3]
+    assert requests(list(queue.take_ready(100, known))) == [1]
     assert (queue.first_position, queue.end, len(queue)) == (None, 0, 0)
 
 
@@ -60,4 +65,16 @@ def test_a_repeated_lookup_waits_once_and_those_of_two_engines_are_different() -
     assert queue.put(OTHER, lookup(1, 9), Instant(2.0))
     assert queue.put(OTHER, lookup(1, 9), Instant(3.0))
     assert len(queue) == 2
-    assert [w.origin for w in queue.take_ready(9, 0)] == [ENGINE, OTHER]
+    assert [w.origin for w in queue.take_ready(9, known)] == [ENGINE, OTHER]
+
+
+def test_a_lookup_whose_position_is_reached_waits_for_what_else_it_rests_on() -> None:
+    queue = waiting()
+    queue.put(ENGINE, lookup(1, 9), Instant(0.0))
+    queue.put(OTHER, lookup(2, 9), Instant(0.0))
+    assert requests(queue.take_ready(9, lambda asked: asked.request == 2)) == [2]
+    assert queue.for_more_than_positions
+    assert queue.end == 0, "no further position is missed"
+    queue.begin_again()
+    assert (requests(queue.take_ready(8, known)), queue.end) == ([], 9)
+    assert requests(queue.take_ready(9, known)) == [1]

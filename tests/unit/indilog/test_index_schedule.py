@@ -14,6 +14,8 @@ from indilog.index_schedule import (
     IndexEra,
     IndexPositions,
     index_shard_at,
+    last_below,
+    previous_of,
 )
 from indilog.view import view_of, with_index_tier_of
 
@@ -104,3 +106,12 @@ def test_a_change_at_a_position_replaces_one_that_nothing_came_after() -> None:
 def test_a_schedule_that_contradicts_itself_is_refused(eras: tuple[IndexEra, ...]) -> None:
     with pytest.raises(ConfigError, match="index schedule"):
         msgspec.structs.replace(view_of(index_shards=2), index_eras=eras).check()
+
+
+def test_the_position_before_is_the_last_one_of_the_same_index_shard() -> None:
+    eras = (IndexEra(0, (0, 1)), IndexEra(5, (2, 0, 1)), IndexEra(9, (2,)))
+    for position in range(15):
+        shard = index_shard_at(eras, position)
+        earlier = [p for p in range(position) if index_shard_at(eras, p) == shard]
+        assert previous_of(eras, position) == max(earlier, default=-1)
+    assert [last_below(eras, shard, 15) for shard in range(4)] == [7, 8, 14, -1]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.ids import Epoch, ViewNumber
-from indilog.lineage import Fit, Lineage
+from indilog.lineage import Fit, Lineage, is_prefix
 from indilog.metalog import NewRecords
 
 
@@ -73,3 +73,18 @@ def test_what_was_cut_off_is_as_if_it_had_never_been_there(seed: int) -> None:
     expected = lineage_of([*ours[:end], *following], base)
     assert lineage.last == expected.last
     assert [lineage.before(p) for p in range(25)] == [expected.before(p) for p in range(25)]
+
+
+def test_a_copy_of_the_first_entries_is_a_prefix_and_no_other_one_is() -> None:
+    lineage = Lineage()
+    for epoch in (1, 1, 2, 4):
+        lineage.append(Epoch(epoch))
+    for end in range(5):
+        assert is_prefix(lineage.copied(end), lineage.copied())
+        assert Lineage.restored(lineage.copied(end)).before(end) == lineage.before(end)
+    other = Lineage()
+    for epoch in (1, 1, 3):
+        other.append(Epoch(epoch))
+    assert not is_prefix(other.copied(), lineage.copied())
+    assert is_prefix(other.copied(2), lineage.copied())
+    assert not is_prefix(lineage.copied(), lineage.copied(3))

@@ -179,3 +179,14 @@ def test_a_shell_without_a_folder_for_them_keeps_no_snapshots() -> None:
     files.ask(NODE, WriteSnapshot(info(5), None, lambda: rows(0, 5)))
     files.ask(NODE, OpenSnapshot(EVERYTHING))
     assert answers == [SnapshotWritten(5, None), SnapshotOpened(None)]
+
+
+def test_a_snapshot_beyond_the_newest_goes_however_new_it_looks(tmp_path: Path) -> None:
+    """It has metalog entries that were replaced, so the index was built again below it."""
+    folder = SnapshotFolder(tmp_path)
+    for position in (10, 30, 40):
+        written(folder, position)
+    written(folder, 20)
+    assert [position for position, _ in snapshot_files(tmp_path)] == [20]
+    written(folder, 25, base=20)
+    assert [position for position, _ in snapshot_files(tmp_path)] == [25, 20]

@@ -419,7 +419,7 @@ def test_the_first_replica_of_a_shard_speaks_for_it() -> None:
 def test_an_entry_that_ordered_nothing_is_told_by_two_nodes() -> None:
     view = view_of(storage_nodes=3, replicas=3)
     told = [blocks_to(machine_of(view, node), INDEX, entries({})) for node in view.storage_nodes]
-    block = IndexBlock(0, 0, (), ())
+    block = IndexBlock(0, 0, (), (), Epoch(1))
     assert told == [[block], [block], []]
 
 
@@ -450,7 +450,7 @@ def test_index_data_is_told_in_steps_and_empty_beyond_what_is_applied() -> None:
     assert isinstance(answer, IndexData)
     assert [block.position for block in answer.blocks] == [1, 4, 7]
     beyond = machine.tell(IndexDataWanted(10, 2**62, 3), sender=INDEX)
-    assert messages(beyond, INDEX) == [IndexData(())]
+    assert messages(beyond, INDEX) == [IndexData((), Epoch(1))]
 
 
 @pytest.mark.parametrize("page_bytes_max", [1, 1 << 22])

@@ -9,12 +9,20 @@ from __future__ import annotations
 import pytest
 
 from indilog.ids import Epoch, ShardId, ViewNumber
-from indilog.messages import MetalogEntries, MetalogWanted, ShardProgress
+from indilog.messages import (
+    IndexData,
+    MetalogEntries,
+    MetalogWanted,
+    ReadRecords,
+    ShardProgress,
+)
 from indilog.metalog import Floor, NewRecords, Trim
 from indilog.roles import FrameKind
+from indilog.tag_messages import TagFloors
 from indilog.view import view_of
 from tests.metalog_messages import entries_message
 from tests.unit.storage.machine import (
+    ENGINE,
     PRIMARY,
     Machine,
     append,
@@ -192,3 +200,32 @@ def test_entries_that_no_primary_sends_are_ignored(message: MetalogEntries) -> N
     machine = with_two_shards()
     machine.tell(message, sender=PRIMARY, life=2)
     assert machine.node.position == 2
+
+
+def test_index_nodes_are_told_of_their_last_positions_when_a_new_incarnation_is_heard() -> None:
+    """So they see at once whether what they have was replaced, and else go on answering."""
+    machine = with_two_shards()
+    hello = MetalogEntries(1, Epoch(1), (), committed=1)
+    machine.tell(hello, sender=PRIMARY, life=2)
+    assert machine.asked is not None
+    replacing = of(2, 1, {1: 2})
+    answer = entries_message([replacing], previous=1, request=machine.asked.request)
+    sent = messages(machine.tell(answer, sender=PRIMARY, life=2))
+    data = [message for message in sent if isinstance(message, IndexData)]
+    assert {message.copy_of for message in data} == {2}
+    assert [(b.position, b.epoch, b.previous) for d in data for b in d.blocks if not b.parts] == [
+        (0, 1, 0),
+        (1, 2, 0),
+    ]
+    trims = next(message for message in sent if isinstance(message, TagFloors))
+    assert (trims.start, trims.trims, trims.epoch, trims.copy_of) == (0, 0, 0, 2)
+
+
+def test_a_read_that_rests_on_a_new_incarnation_waits_for_its_first_entry() -> None:
+    """Until then the replica may show what was replaced."""
+    machine = with_two_shards()
+    wanted = ReadRecords(7, ENGINE, ShardId(0), (0,), epoch=Epoch(2))
+    assert messages(machine.tell(wanted)) == []
+    replace(machine)
+    assert truth_holds(machine)
+    machine.tell(ReadRecords(8, ENGINE, ShardId(0), (0,), epoch=Epoch(2)))

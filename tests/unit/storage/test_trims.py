@@ -107,8 +107,8 @@ def test_two_storage_nodes_speak_for_what_is_of_no_shard() -> None:
         sent = messages(machine.tell(trim(0, 0, LOG, 0, of_log=True), sender=PRIMARY))
         if sent:
             spoken.append(node)
-            assert IndexData((IndexBlock(0, 0, (), ()),)) in sent
-            assert TagFloors(0, 1, (floor,), position=1) in sent
+            assert IndexData((IndexBlock(0, 0, (), (), Epoch(1)),), Epoch(1)) in sent
+            assert TagFloors(0, 1, (floor,), position=1, epoch=Epoch(1), copy_of=Epoch(1)) in sent
     assert spoken == list(view.storage_nodes[:2])
 
 
@@ -117,10 +117,16 @@ def test_a_trim_is_told_to_every_index_node_and_again_on_demand() -> None:
     sent = machine.tell(trim(1, 0, LOG, 3, of_log=True), sender=PRIMARY)
     floor = Floor(LOG, 3, of_log=True)
     for node in machine.view.index_nodes:
-        assert TagFloors(0, 1, (floor,), position=2) in messages(sent, node)
+        told = TagFloors(0, 1, (floor,), position=2, epoch=Epoch(1), copy_of=Epoch(1))
+        assert told in messages(sent, node)
     machine.tell(trim(2, 1, TAG, 2, of_log=False), sender=PRIMARY)
     (page,) = messages(machine.tell(TagFloorsWanted(0), sender=INDEX), NodeId(INDEX))
-    assert page == TagFloors(None, 2, (floor, Floor(TAG, 2, of_log=False)), position=3)
+    both = floor, Floor(TAG, 2, of_log=False)
+    assert page == TagFloors(None, 2, both, position=3, epoch=Epoch(1), copy_of=Epoch(1))
+    (known,) = messages(machine.tell(TagFloorsWanted(0, 2, Epoch(1)), sender=INDEX), NodeId(INDEX))
+    assert known == TagFloors(
+        2, 2, (), position=3, epoch=Epoch(1), previous=Epoch(1), copy_of=Epoch(1)
+    )
 
 
 def test_who_asks_beyond_what_is_known_makes_the_node_ask_the_primary() -> None:
