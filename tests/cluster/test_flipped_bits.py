@@ -159,7 +159,7 @@ def test_d11_with_processes_no_acknowledged_seqnum_is_given_again(
         asyncio.run(appended(running.url, data, acknowledged))
         running.interrupted()
     copied(data, stopped)
-    for number in range(min(seeds_wanted or 4, 40)):
+    for number in range(min(seeds_wanted or 2, 40)):
         source, wanted = ((killed, known), (stopped, acknowledged))[number % 2]
         directory = tmp_path / "flipped"
         copied(source, directory)
