@@ -6,11 +6,11 @@ its `Context`. Everything else is internal; `indilog.testing` has what tests nee
 
 from indilog.app import App, Context
 from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
-from indilog.connect import connect
 from indilog.errors import (
     AppendOutcomeUnknownError,
     AppNameTakenError,
     CallOutcomeUnknownError,
+    ClientClosedError,
     ConfigError,
     ConflictError,
     DataDirectoryError,
@@ -35,6 +35,7 @@ from indilog.errors import (
 )
 from indilog.ids import MAX_SEQNUM
 from indilog.log import Entry, Log, Record
+from indilog.remote_client import connect
 
 __all__ = [
     "MAX_SEQNUM",
@@ -43,6 +44,7 @@ __all__ = [
     "AppendOutcomeUnknownError",
     "CallOutcomeUnknownError",
     "Client",
+    "ClientClosedError",
     "ConfigError",
     "ConflictError",
     "Context",

@@ -27,6 +27,10 @@ class NotReadyError(IndilogError):
     retryable: ClassVar[bool] = True
 
 
+class ClientClosedError(IndilogError):
+    """The client was closed by its program; nothing was done. Connect again."""
+
+
 class DiskFullError(NotReadyError):
     """There is no disk space left; nothing was appended. Reads go on, and appends as soon as there
     is room.

@@ -46,6 +46,7 @@ TagHash: TypeAlias = int
 UserTag: TypeAlias = str | int
 
 MAX_SEQNUM: Final = 2**63 - 1
+"""The greatest seqnum; as a bound it means the end of the log."""
 EMPTY_TAG: Final[TagHash] = 0
 TAG_BYTES_MAX: Final = 256
 LOG_NAME_BYTES_MAX: Final = 128

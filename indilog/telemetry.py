@@ -108,8 +108,8 @@ def configure_logging(
 def quiet_unless_configured() -> None:
     """Let a program that configured no logs hear warnings and errors only, on standard error.
 
-    For the embedded platform, which lives in somebody else's program: without this, structlog
-    would write to its standard output.
+    For the embedded platform and for clients, which live in somebody else's program: without
+    this, structlog would write to its standard output.
     """
     if not structlog.is_configured():
         structlog.configure(

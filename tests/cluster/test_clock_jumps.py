@@ -19,7 +19,7 @@ from bokiflow.errors import LockTimeoutError
 from bokiqueue import Queue
 from bokiqueue.queue import Delivery
 from indilog.access import reach
-from indilog.connect import RemoteClient
+from indilog.remote_client import RemoteClient
 from tests.cluster.platform_process import PlatformProcess, platform
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]

@@ -8,8 +8,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import structlog
 
-from indilog.connect import connect
+import indilog
+from indilog.remote_client import connect
 from tests.cluster.platform_process import ROOT, platform
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
@@ -56,3 +58,19 @@ async def test_a_subscription_and_the_command_go_on_after_kill_9_and_a_restart(
             following.kill()
             _, said = await following.communicate()
             assert said.count(b"went away") == 1
+
+
+async def test_a_client_that_leaves_its_subscription_logs_nothing(tmp_path: Path) -> None:
+    with platform(tmp_path) as running:
+        async with connect(running.url) as client:
+            with structlog.testing.capture_logs() as said:
+                log = client.log("orders")
+                await log.append(b"1")
+                async for record in log.subscribe():
+                    assert record.data == b"1"
+                    break
+                await client.close()
+                with pytest.raises(indilog.ClientClosedError):
+                    await log.append(b"2")
+                await asyncio.sleep(0)
+        assert said == []

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import indilog
-from indilog.connect import RemoteClient
+from indilog.remote_client import RemoteClient
 from tests.clients import token_headers
 from tests.cluster.platform_process import PlatformProcess, platform
 
@@ -19,7 +19,7 @@ KILLS_PER_SEED = 5
 CALLERS = 8
 APP = '''
 import indilog
-from indilog.connect import RemoteClient
+from indilog.remote_client import RemoteClient
 
 app = indilog.App("kept")
 

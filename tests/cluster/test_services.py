@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 import indilog
-from indilog.connect import RemoteClient
+from indilog.remote_client import RemoteClient
 from tests.cluster.function_platform import Platform, running, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]

@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
-from indilog.connect import connect
 from indilog.log import Log, LogSource, Session
 from indilog.remote import RemoteLogs
+from indilog.remote_client import connect
 from indilog.runtime.assembly import embedded
 from indilog.testing import MemoryLogs
 from tests.cluster.platform_process import PlatformProcess, platform

@@ -45,6 +45,7 @@ from indilog.config import ClusterConfig
 from indilog.deployed import AppInfo
 from indilog.errors import (
     CallOutcomeUnknownError,
+    ClientClosedError,
     IndilogError,
     NotReadyError,
     UnauthorizedError,
@@ -53,6 +54,7 @@ from indilog.link import Link, socket_messages
 from indilog.log import Log, Session, check_log_name
 from indilog.remote import RemoteLogs
 from indilog.sources import sources_of
+from indilog.telemetry import quiet_unless_configured
 
 _CONNECT_S: Final = 10.0
 _MESSAGE_BYTES_MAX: Final = ClusterConfig().message_bytes_max
@@ -79,6 +81,7 @@ async def connect(
         ConfigError: the token would go to another machine over plain HTTP, or a file cannot be
             read.
     """
+    quiet_unless_configured()
     client = RemoteClient(url, token=token, ca=ca)
     await client.open()
     try:
@@ -166,10 +169,11 @@ class RemoteClient:
 
         Raises:
             NotReadyError: nobody answers, or another version of the platform does.
+            ClientClosedError: it was closed.
         """
         async with self._connecting:
             if self._closed:
-                raise NotReadyError("The client is closed; connect again.")
+                raise ClientClosedError("The client is closed; connect again.")
             if self._connection is not None and not self._connection.link.is_lost:
                 return
             if self._connection is not None:

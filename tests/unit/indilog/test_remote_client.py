@@ -7,8 +7,8 @@ import pytest
 import indilog
 from indilog.access import check_url
 from indilog.calls import Answer, LinkLostError, Question, failed
-from indilog.connect import RemoteClient
 from indilog.errors import CallOutcomeUnknownError
+from indilog.remote_client import RemoteClient
 
 
 @pytest.mark.asyncio
