@@ -13,8 +13,8 @@ journal, so a restart finds what was there; they are answered when they are dura
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from indilog.config import Config
 from indilog.errors import MalformedFrameError
@@ -29,7 +29,7 @@ from indilog.messages import (
     ShardStoredWanted,
 )
 from indilog.metalog import Span
-from indilog.records import RecordBatch
+from indilog.records import BatchHeader, RecordBatch
 from indilog.resend import Resend
 from indilog.roles import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from storage.shard import Shard, ShardState, state_encoded
@@ -47,6 +47,9 @@ class Stored:
     def __init__(self, batch: RecordBatch, location: Location) -> None:
         self.batch = batch
         self.location = location
+
+
+_Keeper: TypeAlias = Callable[[Shard, RecordBatch], list[Effect]]
 
 
 class Appends:
@@ -88,12 +91,20 @@ class Appends:
         shard = self._shards.get(header.shard)
         if shard is None or header.logspace != self._logspace or not header.records:
             return [Ignore(event, "a batch of a shard that is not kept here, or without records")]
-        if header.epoch == shard.opened == shard.claimed and header.first == shard.written:
-            return self._accept(shard, batch) if self._has_room(buffer) else [Ignore(event, _FULL)]
+        if (keep := self._keeper(shard, header)) is not None:
+            return keep(shard, batch) if self._has_room(buffer) else [Ignore(event, _FULL)]
         if shard.changing and header.epoch >= shard.claimed:
             return [Ignore(event, "a batch of a writer that is about to open the shard here")]
         self._refuse(event.sender, shard, header.epoch)
         return []
+
+    def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
+        """Return what persists a batch of the shard's writer, if it follows on or fills a hole."""
+        if not header.epoch == shard.opened == shard.claimed:
+            return None
+        if header.first == shard.written:
+            return self._accept
+        return self._refill if shard.misses(header.first, header.end) else None
 
     def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
         """Note that a writer is to be told how much is here, and of which writer.
@@ -128,6 +139,12 @@ class Appends:
         token = self._token()
         self._batches[token] = (shard, batch)
         return [Persist(FrameKind.RECORDS, batch.buffer, token)]
+
+    def _refill(self, shard: Shard, batch: RecordBatch) -> list[Effect]:
+        """Persist a batch that is damaged here and not ordered yet, as its writer sent it again."""
+        token = self._token()
+        self._batches[token] = (shard, batch)
+        return [Persist(FrameKind.REPAIRED, batch.buffer, token)]
 
     def on_persisted(self, token: int, location: Location) -> Stored | list[Effect]:
         """Count a batch as stored, or answer a writer whose state is durable now."""
@@ -219,8 +236,9 @@ class Appends:
         """Tell writers and the primary how far shards are stored."""
         effects: list[Effect] = []
         for (sender, shard_id), epoch in self._refused.items():
-            written = self._shards[shard_id].written
-            effects.append(Send(sender, ShardStored(shard_id, epoch, written)))
+            shard = self._shards[shard_id]
+            whole = shard.written if shard.sound == shard.stored else shard.sound
+            effects.append(Send(sender, ShardStored(shard_id, epoch, whole)))
         self._refused.clear()
         if self._report.is_due(now):
             self._report.due = None
@@ -234,7 +252,7 @@ class Appends:
     def _progress(self, primary: NodeId, now: Instant) -> list[Effect]:
         shards = [self._shards[shard] for shard in sorted(self._progressed)]
         self._progressed.clear()
-        stored = {shard.id: (shard.opened, shard.stored) for shard in shards if shard.open}
+        stored = {shard.id: (shard.opened, shard.sound) for shard in shards if shard.open}
         if not stored:
             return []
         if self._report.due is None:

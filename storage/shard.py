@@ -12,6 +12,9 @@ dropped some, may be among what was lost. Then the replica is not `authoritative
 writer that takes the shard over, until that writer tells where the shard continues. What the
 metalog has ordered is beyond doubt, so a replica that has less takes the rest for a hole.
 
+A hole in what is not ordered is no copy: it is not reported to the primary, and its writer sends
+the batches again. Of what earlier writers appended nobody would, so that counts as stored.
+
 Everything is in flat arrays: 28 bytes a batch or hole, and 16 bytes a span. Spans of the metalog
 that follow one another in seqnums as in localids are one.
 """
@@ -87,6 +90,7 @@ class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
     ordered: LocalId
     certain: bool
     doubted: LocalId | None
+    opened_at: LocalId
     firsts: bytes
     segments: bytes
     offsets: bytes
@@ -104,7 +108,7 @@ class Shard:
 
     Attributes:
         claimed: the newest writer; older ones are refused.
-        opened: the writer under which the shard was opened last.
+        opened: the writer under which the shard was opened last. opened_at: where it continued.
         leading: whether this replica is the first one, which sends index data unasked.
         changing: how many states are on their way to the disk.
         written, stored, ordered: prefix lengths, see the module.
@@ -118,14 +122,16 @@ class Shard:
 
     __slots__ = (
         "_alone", "_certain", "_doubted", "_firsts", "_lengths", "_offsets", "_segments",
-        "_span_localids", "_span_seqnums", "_unreadable", "bytes", "changing", "claimed", "damaged",
-        "given_up", "holes", "id", "leading", "opened", "ordered", "stored", "unordered", "written",
+        "_span_localids", "_span_seqnums", "_unreadable", "bytes", "changing", "claimed",
+        "damaged", "given_up", "holes", "id", "leading", "opened", "opened_at", "ordered",
+        "stored", "unordered", "written",
     )  # fmt: skip
 
     def __init__(self, shard: ShardId, *, leading: bool, alone: bool = False) -> None:
         self.id = shard
         self.leading = leading
         self.claimed = self.opened = NEVER
+        self.opened_at: LocalId = 0
         self.changing = 0
         self.written: LocalId = 0
         self.stored: LocalId = 0
@@ -191,7 +197,7 @@ class Shard:
             self.claimed = state.epoch
             return
         self.claimed = max(self.claimed, state.epoch)
-        self.opened = state.epoch
+        self.opened, self.opened_at = state.epoch, state.start
         self._certain = True
         if self._doubted is not None:
             self._truncate(min(self._doubted, state.start))
@@ -351,6 +357,22 @@ class Shard:
         return self._firsts[index + 1] if index + 1 < len(self._firsts) else self.stored
 
     @property
+    def sound(self) -> LocalId:
+        """How much is stored without a hole in what the writer can still send again.
+
+        What is ordered is fetched from other replicas.
+        """
+        start = max(self.ordered, self.opened_at)
+        index = self.holes.bisect_right(start)
+        if index and self.holes.peekitem(index - 1)[1] > start:
+            return start
+        return self.holes.peekitem(index)[0] if index < len(self.holes) else self.stored
+
+    def misses(self, first: LocalId, end: LocalId) -> bool:
+        """Whether [first, end) lies in a hole that the writer is to fill."""
+        return first >= max(self.ordered, self.opened_at) and self.lacks(first, end)
+
+    @property
     def missing(self) -> int:
         """How many localids are in holes."""
         return sum(end - first for first, end in self.holes.items())
@@ -486,7 +508,8 @@ class Shard:
     def copied(self) -> Callable[[], ShardColumns]:
         """Copy everything; return what packs the copy, which may run in a thread."""
         state = (
-            self.claimed, self.opened, self.stored, self.ordered, self._certain, self._doubted
+            self.claimed, self.opened, self.stored, self.ordered, self._certain, self._doubted,
+            self.opened_at,
         )  # fmt: skip
         self._join_gone()
         columns = [copied(getattr(self, f"_{name}")) for name in (*_ROWS, *_SPANS)]
@@ -513,6 +536,7 @@ class Shard:
         self.stored = self.written = columns.stored
         self.ordered = columns.ordered
         self._certain, self._doubted = columns.certain, columns.doubted
+        self.opened_at = columns.opened_at
         for name in (*_ROWS, *_SPANS):
             typecode = getattr(self, f"_{name}").typecode
             setattr(self, f"_{name}", restored(typecode, unpacked(getattr(columns, name))))

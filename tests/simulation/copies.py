@@ -8,7 +8,7 @@ has stored it in this incarnation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from indilog.ids import Epoch, LocalId, NodeId, ShardId
 from indilog.testing.simulation import SimulatedCluster
@@ -16,6 +16,8 @@ from ordering.primary import Primary
 from ordering.sequencer import Sequencer
 from storage import StorageNode
 from tests.simulation.history import Violation
+
+_Range: TypeAlias = tuple[LocalId, LocalId]
 
 
 class _Seen(NamedTuple):
@@ -33,11 +35,16 @@ class CopiesNotes:
     def __init__(self, violations: list[Violation]) -> None:
         self._violations = violations
         self._seen: _Seen | None = None
+        self._lost: dict[tuple[NodeId, Epoch], dict[ShardId, list[_Range]]] = {}
+        """What each incarnation of a storage node found to be lost, of the writer's, when it was
+        first seen, and has not got back since.
+        """
 
     def note(self, cluster: SimulatedCluster) -> None:
         """Look at what was proposed since the last time."""
         before, now = self._seen, self._now(cluster)
         self._seen = now
+        self._note_losses(cluster)
         if before is None or now is None or before.primary is not now.primary:
             return
         for shard, placement in cluster.view.shards.items():
@@ -51,6 +58,28 @@ class CopiesNotes:
                 if stored < proposed:
                     what = f"{node} has {stored} records of shard {shard}, {proposed} were ordered"
                     self._violations.append(Violation("copies", what))
+                first = before.proposed.get(shard, 0)
+                lost = self._lost.get((node, life), {}).get(shard, [])
+                if any(start < proposed and end > first for start, end in lost):
+                    what = f"{node} lost {lost} of shard {shard}, {first} to {proposed} are ordered"
+                    self._violations.append(Violation("copies", what))
+
+    def _note_losses(self, cluster: SimulatedCluster) -> None:
+        """Note the holes that a start finds in what is not ordered and of the present writer."""
+        for node in cluster.view.storage_nodes:
+            if (shell := cluster.process_of(node).shell) is None:
+                continue
+            storage = _storage(cluster, node)
+            holes = {
+                shard.id: [
+                    (start, end) for start, end in shard.holes.items()
+                    if start >= max(shard.ordered, shard.opened_at)
+                ]
+                for shard in storage._shards.values()
+            }  # fmt: skip
+            known = self._lost.setdefault((node, shell._epoch), holes)
+            for shard, ranges in known.items():
+                known[shard] = [one for one in ranges if one in holes[shard]]
 
     def _now(self, cluster: SimulatedCluster) -> _Seen | None:
         view = cluster.view

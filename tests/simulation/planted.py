@@ -144,6 +144,12 @@ BUGS: Final = (
         " and header.first >= shard.written:",
     ),
     Bug(
+        "what a disk has lost before it was ordered is reported as stored",
+        "storage/appends.py",
+        "(shard.opened, shard.sound)",
+        "(shard.opened, shard.stored)",
+    ),
+    Bug(
         "stored prefixes are never reported again",
         "storage/appends.py",
         "if self._report.is_due(now):",

@@ -12,6 +12,8 @@ from indilog.messages import (
     ShardClaimed,
     ShardOpen,
     ShardOpened,
+    ShardProgress,
+    ShardStored,
 )
 from indilog.metalog import NewRecords, Span
 from indilog.roles import FrameKind, Location, Lost, Started
@@ -305,3 +307,56 @@ def test_a_replica_that_takes_a_lost_batch_for_a_hole_opens_where_the_others_end
     claimed = messages(pair.tell(A, ShardClaim(SHARD, E2)))
     assert claimed == [ShardClaimed(SHARD, E2, 6, authoritative=True)]
     assert ShardOpened(SHARD, E2, 3) in messages(pair.tell(A, ShardOpen(SHARD, E2, 3)))
+
+
+def with_a_hole_in_what_is_not_ordered(*, writer_lives: bool = True) -> Machine:
+    """Batches of two records up to 8, of which 2 are ordered; the one at 4 is damaged."""
+    machine = Machine(VIEW, config_of(), A)
+    machine.tell(ShardClaim(SHARD, E1), ShardOpen(SHARD, E1, 0))
+    machine.tell(ShardOpen(SHARD, E1, 0))
+    for first in range(0, 8, 2):
+        machine.tell(AppendBatch(batch(first, [b"%d" % first, b"%d" % (first + 1)])))
+    machine.tell(entries({SHARD: 2}), sender=PRIMARY)
+    if not writer_lives:
+        machine.tell(ShardClaim(SHARD, E2))
+        machine.tell(ShardOpen(SHARD, E2, 8))
+    batches = [i for i, frame in enumerate(machine.frames) if frame[0] is FrameKind.RECORDS]
+    return restarted_without(machine, batches[2], kind=True, payload=True)
+
+
+def said(machine: Machine) -> list[ShardProgress | ShardStored]:
+    sent = messages(machine.turn(Started(Epoch(2))))
+    return [message for message in sent if isinstance(message, ShardProgress | ShardStored)]
+
+
+def test_what_a_disk_lost_before_it_was_ordered_is_not_reported_and_sent_again() -> None:
+    """Else the record is acknowledged with a copy less than the ack quorum."""
+    machine = with_a_hole_in_what_is_not_ordered()
+    assert sorted(said(machine), key=str) == [
+        ShardProgress({SHARD: (E1, 4)}), ShardStored(SHARD, E1, 4),
+    ]  # fmt: skip
+    machine.tell(AppendBatch(batch(2)), AppendBatch(batch(4, [b"4"])))
+    assert machine.node._shards[SHARD].sound == 5, "part of it"
+    sent = machine.tell(AppendBatch(batch(5, [b"5"])))
+    assert ShardProgress({SHARD: (E1, 8)}) in messages(sent)
+    machine.tell(entries({SHARD: 6}, start=1), sender=PRIMARY)
+    assert all_of(machine, 8) == expected(8)
+    again = machine.restarted()
+    assert all_of(again, 8) == expected(8), "what filled the hole was written as such"
+
+
+def test_what_an_earlier_writer_appended_counts_as_stored_although_it_is_damaged() -> None:
+    """Nobody would send it again, and its callers were told that its outcome is unknown."""
+    machine = with_a_hole_in_what_is_not_ordered(writer_lives=False)
+    assert ShardProgress({SHARD: (E2, 8)}) in said(machine)
+
+
+def test_a_hole_at_the_end_of_what_is_ordered_is_not_reported_beyond() -> None:
+    shard = shard_of((0, 4), (4, 6), (6, 8))
+    assert shard.lose(DamagedBatch(Location(1, 32, 10), readable=True))
+    assert shard.sound == 0
+    shard.order(Span(shard.id, 0, 0, 2))
+    assert shard.sound == 2
+    shard.order(Span(shard.id, 2, 2, 2))
+    assert shard.sound == 8, "the rest is fetched from other replicas"
+    assert not shard.misses(0, 4)
