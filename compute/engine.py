@@ -28,6 +28,7 @@ from compute.shard_writer import ShardWriter, Takeover, acknowledgements
 from compute.time_lookups import TimeLookups
 from compute.trims import Trims
 from compute.watches import ReadyWaiters, Watches
+from indilog.base_messages import MetalogBase
 from indilog.config import Config
 from indilog.errors import NotReadyError
 from indilog.ids import (
@@ -326,10 +327,12 @@ class Engine:
     def _on_message(self, event: Received, now: Instant) -> list[Effect]:  # noqa: PLR0911
         message = event.message
         match message:
-            case MetalogEntries() | TailIs() | TrimIs() if event.sender != self._views[-1].primary:
+            case MetalogEntries() | MetalogBase() | TailIs() | TrimIs() if (
+                event.sender != self._views[-1].primary
+            ):
                 return [Ignore(event, "the word of a primary from somebody else")]
-            case MetalogEntries():
-                return self._on_metalog_entries(event, message, now)
+            case MetalogEntries() | MetalogBase():
+                return self._on_metalog(event, message, now)
             case IndexData():
                 return self._on_index_data(event, message, now)
             case RecordsRead() | LookupResult() | TagFirsts():
@@ -402,16 +405,15 @@ class Engine:
             effects += writer.joined(self._replay.cut.get(writer.shard, 0), now)
         return effects
 
-    def _join_again(self, now: Instant) -> list[Effect]:
-        """Begin anew, because the primary has replaced entries that were applied here.
+    def _join_again(self, now: Instant, reason: str) -> list[Effect]:
+        """Begin anew: entries that were applied here were replaced, or the next ones are gone.
 
         Index and caches rest on them. Reads under way fail as retryable; the writer keeps its
         shard, and learns at the join how far that is ordered.
         """
-        error = NotReadyError("The order of the newest records was corrected; ask again.")
-        replaced = self.position
+        error = NotReadyError("This node has to begin anew at the end of the log; ask again.")
         effects: list[Effect] = [
-            Ignore(replaced, "metalog entries were replaced after they were read"),
+            Ignore(self.position, reason),
             *self._reads.abandon(error),
             *self.times.abandon(error),
             *self.trims.abandon(error),
@@ -424,6 +426,19 @@ class Engine:
 
     # --- type-O and type-S data
 
+    def _on_metalog(
+        self, event: Received, message: MetalogEntries | MetalogBase, now: Instant
+    ) -> list[Effect]:
+        if isinstance(message, MetalogEntries):
+            return self._on_metalog_entries(event, message, now)
+        reader = self._catch_up.reader
+        reader.heard(event.incarnation)
+        if (reason := reader.refused_base(event, message)) is not None:
+            return [Ignore(event, reason)]
+        if self._local is None:
+            return []
+        return self._join_again(now, "the metalog entries that follow here are kept no more")
+
     def _on_metalog_entries(
         self, event: Received, message: MetalogEntries, now: Instant
     ) -> list[Effect]:
@@ -433,7 +448,7 @@ class Engine:
         if taken.refused is not None:
             return [Ignore(event, taken.refused)]
         if taken.wrong_from is not None:
-            return self._join_again(now)
+            return self._join_again(now, "metalog entries were replaced after they were read")
         effects: list[Effect] = []
         for entry in taken.entries:
             effects += self._apply_entry(entry, self._local)

@@ -146,6 +146,10 @@ class NodeConfig:
     its last frames is told from a torn tail. Costs two syncs each time.
     """
 
+    metalog_entries_kept: int = 16_384
+    """Newest metalog entries that a sequencer keeps one by one, at least; older ones go when every
+    storage node has them in two checkpoints. Who is farther behind begins anew from a summary.
+    """
     ordering_frame_entries: int = 64
     """Metalog entries that a storage node journals together; a restart fetches what is missing."""
     frame_records_max: int = 256

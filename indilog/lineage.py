@@ -49,6 +49,17 @@ class Comparison(NamedTuple):
     equal: MetalogPosition
 
 
+class Extent(NamedTuple):
+    """How far a copy goes: which incarnation proposed its last entry, and how many it has.
+
+    A copy is a prefix of what that incarnation had. So of two extents the
+    greater one is that of the newer copy, and equal ones are those of equal copies.
+    """
+
+    last: Epoch
+    length: MetalogPosition
+
+
 class LineageColumns(msgspec.Struct, frozen=True, array_like=True):
     """A lineage as checkpoints hold it: where each run begins, and its epoch."""
 

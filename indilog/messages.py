@@ -1,6 +1,7 @@
 """Every message between nodes, in one place: what it says, who says it to whom, what if it is lost
 or repeated; those among sequencers are in `indilog.sequencer_messages`, about tags in
-`indilog.tag_messages`, about times in `indilog.time_messages`.
+`indilog.tag_messages`, about times in `indilog.time_messages`, about old metalog entries in
+`indilog.base_messages`.
 
 The first line of each docstring reads `sender → receiver: meaning.`, the line `Lost:` what happens
 then, the line `Repeated:` why that is harmless; `docs/PROTOCOL.md` is this table, and a test keeps
@@ -19,6 +20,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from indilog.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
 from indilog.ids import (
     Epoch,
     LocalId,
@@ -520,6 +522,10 @@ Message: TypeAlias = (
     | MetalogCopy
     | MetalogEntries
     | MetalogWanted
+    | MetalogBase
+    | MetalogCovered
+    | HistoryWanted
+    | History
     | TailWanted
     | TailIs
     | TrimWanted

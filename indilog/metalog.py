@@ -10,7 +10,7 @@ forgotten (ARCHITECTURE 13). Trims are counted as well, so that who needs only t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -109,6 +109,50 @@ def is_possible(entry: Entry) -> bool:
             0 <= floor.tag < 2**64 and 0 <= floor.until <= MAX_SEQNUM for floor in entry.floors
         )
     return all(0 <= shard < _SHARDS_MAX and count > 0 for shard, count in entry.counts.items())
+
+
+class Base(msgspec.Struct, frozen=True, array_like=True):
+    """What the entries below `position` add up to; it stands for them (decision 0030).
+
+    Attributes:
+        position: how many entries it stands for.
+        last: the incarnation that proposed the last of them; 0: there is none.
+        tail: how many records they order.
+        cut: how many of each shard.
+        trims: how many of them are trims. Their floors are kept by storage nodes.
+        time_us: the stamp of the last that has one.
+        writers: the newest writer of each shard.
+    """
+
+    position: MetalogPosition = 0
+    last: Epoch = Epoch(0)
+    tail: SeqNum = 0
+    cut: dict[ShardId, LocalId] = {}
+    trims: int = 0
+    time_us: int = 0
+    writers: dict[ShardId, Epoch] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether entries can add up to this."""
+        counts = (self.position, self.trims, self.time_us, *self.cut.values())
+        return (
+            all(0 <= count <= MAX_SEQNUM for count in counts)
+            and self.tail == sum(self.cut.values())
+            and self.trims <= self.position
+            and (self.last > 0) == (self.position > 0)
+            and all(0 <= shard < _SHARDS_MAX for shard in (*self.cut, *self.writers))
+        )
+
+    def with_entries(self, entries: Iterable[Entry]) -> Base:
+        """Return what the entries from `position` on add to it."""
+        replay = MetalogReplay(self.position, self.tail, self.cut, self.trims)
+        last, time_us, writers = self.last, self.time_us, dict(self.writers)
+        for entry in entries:
+            replay.apply(entry)
+            last, time_us = entry.epoch, max(time_us, entry.time_us)
+            writers.update(entry.writers)
+        return Base(replay.position, last, replay.tail, replay.cut, replay.trims, time_us, writers)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from indilog.base_messages import MetalogBase
 from indilog.ids import Epoch, MetalogPosition
 from indilog.lineage import Fit, Lineage
 from indilog.messages import MetalogEntries, MetalogWanted
@@ -118,6 +119,21 @@ class MetalogReader:
         self.known_end = 0
         self.doubt()
         return True
+
+    def refused_base(self, event: Received, message: MetalogBase) -> str | None:
+        """Take in that the entries that were wanted are gone; return why it was ignored, or None.
+
+        What is missing is asked for again after a pause: who gets it elsewhere needs what follows.
+        """
+        if event.incarnation < self._incarnation:
+            return "a base of an earlier incarnation of the primary"
+        if self.asked_from is None or message.request != self._request:
+            return "a base that nobody asked for, or no longer"
+        if not message.base.is_possible:
+            return "a base that no entries add up to"
+        self.doubted, self.asked_from = True, None
+        self.known_end = max(self.known_end, message.base.position)
+        return None
 
     def take(self, event: Received, message: MetalogEntries) -> Taken:
         """Take in a message of the primary; the caller applies the entries that are returned.

@@ -317,6 +317,16 @@ class Checkpoints(Protocol):
 
 
 @runtime_checkable
+class HearsOfCheckpoints(Protocol):
+    """A role that tells others what its checkpoints cover."""
+
+    def checkpointed(self) -> None:
+        """Take note that what `checkpoint` copied last is durable, and so are two checkpoints with
+        the one before it, if there was one.
+        """
+
+
+@runtime_checkable
 class TakesCopies(Protocol):
     """A role that can replace what it lost from `ORDERING` frames of the same journal."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from indilog.ids import Epoch, MetalogPosition
-from indilog.metalog import Entry
+from indilog.metalog import Base, Entry
 from indilog.wire_message import WireMessage
 
 NOBODY: Final = Epoch(0)
@@ -23,6 +23,9 @@ class MetalogAppend(WireMessage, frozen=True):
     none). `committed` may be ahead of the primary's disk as well; nothing is decided by it.
     `completes`: with these entries the backup whose incarnation that is has all that the primary
     had when it heard that this backup may lack some; 0: not said.
+    `folded`: the primary keeps no entries below it, so the backup need not either. `base`, whose
+    position is `start`, replaces all that the backup has, if that lacks an entry before; one that
+    ends below the backup's own base does so if the backup is of incarnation `anew`.
     Lost: the backup's `MetalogStored` stays behind, and the primary sends again from there.
     Repeated: entries that the backup has are skipped; what an older incarnation said is ignored.
     """
@@ -35,6 +38,9 @@ class MetalogAppend(WireMessage, frozen=True):
     entries: tuple[Entry, ...]
     committed: MetalogPosition
     completes: Epoch = NOBODY
+    folded: MetalogPosition = 0
+    base: Base | None = None
+    anew: Epoch = NOBODY
 
 
 class MetalogStored(WireMessage, frozen=True):
@@ -42,7 +48,8 @@ class MetalogStored(WireMessage, frozen=True):
     primary proposed the last of them.
 
     From `epoch` (0: there is none) the primary knows how many of them are its own. `incomplete` is
-    the incarnation of the backup if it may lack entries that it had once, else 0.
+    the incarnation of the backup if it may lack entries that it had once, else 0. The entries below
+    `base` are not here one by one.
     Lost: the primary sends again after a while, and the backup repeats it.
     Repeated: absolute.
     """
@@ -50,6 +57,7 @@ class MetalogStored(WireMessage, frozen=True):
     epoch: Epoch
     length: MetalogPosition
     incomplete: Epoch = NOBODY
+    base: MetalogPosition = 0
 
 
 class MetalogCopyWanted(WireMessage, frozen=True):
@@ -73,8 +81,9 @@ class MetalogCopy(WireMessage, frozen=True):
 
     `whole`: none is missing that this backup ever answered for. `previous` is the incarnation that
     proposed the entry before `start`, `anchor_epoch` the one that proposed that at `anchor` (0:
-    there is none). Two copies that have entries of one incarnation at one position are equal up to
-    it.
+    there is none). Where the wanted start lies below the backup's base, that is sent along and
+    `start` is its position. Two copies that have entries of one incarnation at one position are
+    equal up to it.
     Lost: asked again.
     Repeated: what is no longer wanted is passed over.
     """
@@ -88,3 +97,4 @@ class MetalogCopy(WireMessage, frozen=True):
     anchor: MetalogPosition | None
     anchor_epoch: Epoch
     entries: tuple[Entry, ...]
+    base: Base | None = None

@@ -38,7 +38,7 @@ class TrimIs(WireMessage, frozen=True):
 
 
 class TagFloors(WireMessage, frozen=True):
-    """storage → index: floors that lead from the first `start` trims to the first `trims`.
+    """storage → index, storage: floors that lead from the first `start` trims to the first `trims`.
 
     Sent unasked for every trim by two storage nodes, and as pages of all floors when asked for
     (`start` None): a page names the tags above `after`, in order, and whether it is the last one; a
@@ -64,7 +64,7 @@ class TagFloors(WireMessage, frozen=True):
 
 
 class TagFloorsWanted(WireMessage, frozen=True):
-    """index → storage: send me all floors of tags above `after`; none, if I have them all.
+    """index, storage → storage: send me all floors of tags above `after`; none, if I have them all.
 
     I have those of `trims` trims, of which incarnation `epoch` of the primary proposed the last.
     Lost: asked again after a while.

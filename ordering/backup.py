@@ -31,6 +31,9 @@ one, that of l was lost. What was published was on the primary's disk before.
 and so is counted for nothing until the primary has sent it again. Until it has *all* that the
 primary had when it heard of that (`MetalogAppend.completes`), it says that it is not whole.
 
+*The base* stands for entries that the primary keeps no more (decision 0030). A copy that ends below
+the primary's base, or whose own base has entries that the primary lost, is replaced by that base.
+
 *A primary that lost entries* asks for what is here (`ordering.rebuild`, decision 0020). Before it
 is answered it is promised, durably, that no older incarnation is followed any more: so nothing is
 published with the help of this copy that the answer does not show.
@@ -43,6 +46,7 @@ from __future__ import annotations
 
 from indilog.config import Config
 from indilog.ids import Epoch, MetalogPosition, NodeId
+from indilog.metalog import Base
 from indilog.roles import Effect, Ignore, Received, Send
 from indilog.sequencer_messages import (
     NOBODY,
@@ -83,6 +87,8 @@ class Backup:
         self._copy_wanted: MetalogCopyWanted | None = None
         """What is to be answered when the promise is durable."""
         self._committed: MetalogPosition = 0
+        self._folded: MetalogPosition = 0
+        """Below this the primary keeps no entries, and this copy equals it."""
 
     @property
     def committed(self) -> MetalogPosition:
@@ -108,8 +114,12 @@ class Backup:
     def advance(self) -> list[Effect]:
         """Answer once for all that came, with what is durable."""
         metalog, effects = self._metalog, list[Effect]()
+        if metalog.installing:
+            return []
+        metalog.fold(self._folded)
         last, length = metalog.stored_extent
-        answer = MetalogStored(last, length, self._life if metalog.incomplete else NOBODY)
+        incomplete = self._life if metalog.incomplete else NOBODY
+        answer = MetalogStored(last, length, incomplete, metalog.base.position)
         if answer != self._answered:
             self._answered = answer
             effects.append(Send(self._primary, answer))
@@ -127,9 +137,15 @@ class Backup:
 
     def _on_metalog_append(self, event: Received, message: MetalogAppend) -> list[Effect]:
         metalog, start = self._metalog, message.start
-        if start > len(metalog) or metalog.epoch_before(start) != message.previous:
+        effects: list[Effect] = []
+        if message.base is not None and not self._has(message.base):
+            if (reason := self._base_contradiction(message.base)) is not None:
+                return [Ignore(event, reason)]
+            effects += self._install(message.base, message.anew)
+        reached = metalog.base.position <= start <= len(metalog)
+        if not reached or metalog.epoch_before(start) != message.previous:
             self._answered = None
-            return []
+            return effects
         known, overlap = 0, metalog.page(start, start + len(message.entries))
         for ours, theirs in zip(overlap, message.entries, strict=False):
             if ours != theirs:
@@ -139,14 +155,45 @@ class Backup:
                 break
             known += 1
         fresh = message.entries[known:]
-        effects: list[Effect] = [metalog.append(entry) for entry in fresh]
+        effects += [metalog.append(entry) for entry in fresh]
         agreed = start + len(message.entries)
         self._committed = max(self._committed, min(message.committed, agreed))
+        self._folded = max(self._folded, min(message.folded, message.committed, agreed))
         if message.completes == self._life and metalog.incomplete:
             effects += self._complete()
         elif not fresh:
             self._answered = None
         return effects
+
+    def _has(self, base: Base) -> bool:
+        """Whether the entries that `base` stands for are here, one by one or not."""
+        metalog, end = self._metalog, base.position
+        within = metalog.base.position <= end <= len(metalog)
+        return within and metalog.epoch_before(end) == base.last
+
+    def _base_contradiction(self, base: Base) -> str | None:
+        """Return why a base cannot replace what is here, or None; see `_contradiction`."""
+        metalog = self._metalog
+        if base.position < metalog.base.position:
+            return None
+        ours = metalog.epoch_before(min(base.position, len(metalog)))
+        return "the base contradicts the entries stored here" if base.last < ours else None
+
+    def _install(self, base: Base, anew: Epoch) -> list[Effect]:
+        """Put a base in the place of all that is here.
+
+        The primary sends one when it has nothing in common with this copy beyond the base. One that
+        ends below the base here gives up what was answered for, as damage does: the primary has
+        lost that. Only the primary's answer to this incarnation may do so.
+        """
+        metalog = self._metalog
+        if base.position < metalog.base.position:
+            if anew != self._life:
+                return []
+            metalog.give_up()
+            self._completing = False
+        self._committed = self._folded = base.position
+        return [metalog.install(base)]
 
     def _complete(self) -> list[Effect]:
         """Hold on to it that nothing is missing any more; it is answered when it is durable."""
@@ -167,9 +214,11 @@ class Backup:
         metalog, start, anchor = self._metalog, wanted.start, wanted.anchor
         last, length = metalog.stored_extent
         end, anchor_epoch = start, NOBODY
-        if anchor is not None and anchor < length:
+        base = metalog.base if start < metalog.base.position <= length else None
+        start = base.position if base is not None else start
+        if anchor is not None and metalog.base.position <= anchor + 1 <= length:
             end = min(start + self._page_entries, anchor + 1)
-            anchor_epoch = metalog[anchor].epoch
+            anchor_epoch = metalog.epoch_before(anchor + 1)
         return MetalogCopy(
             wanted.epoch,
             not metalog.incomplete,
@@ -180,6 +229,7 @@ class Backup:
             anchor,
             anchor_epoch,
             metalog.page(start, end, self._page_bytes) if start < end else (),
+            base,
         )
 
     def _contradiction(self, ours: Epoch, theirs: Epoch) -> str | None:
@@ -196,6 +246,7 @@ class Backup:
     def _cut_off(self, end: MetalogPosition) -> None:
         self._metalog.cut_off(end)
         self._committed = min(self._committed, end)
+        self._folded = min(self._folded, end)
 
 
 def _misfit(message: MetalogAppend | MetalogCopyWanted) -> str | None:
@@ -205,6 +256,10 @@ def _misfit(message: MetalogAppend | MetalogCopyWanted) -> str | None:
     if isinstance(message, MetalogCopyWanted):
         negative = message.anchor is not None and message.anchor < 0
         return "a position is never negative" if negative else None
+    if (base := message.base) is not None:
+        fits = (base.position, base.last) == (message.start, message.previous)
+        if not (base.is_possible and fits and base.last <= message.epoch):
+            return "a base that no entries add up to"
     epoch = message.previous
     for position, entry in enumerate(message.entries, message.start):
         if entry.position != position:

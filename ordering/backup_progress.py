@@ -21,39 +21,66 @@ class BackupProgress:
         sent: how many have been sent; `stored <= sent`.
         probed: it has not said yet what it has.
         incomplete: its incarnation, if it said that it may lack entries it had once; else 0.
+        base: the entries below it are not there one by one.
+        life: its incarnation.
+        base_sent: whether the base of the primary is on its way to it.
         resend: when to say again what it has not answered.
     """
 
-    __slots__ = ("_went_back", "incomplete", "probed", "resend", "sent", "stored")
+    __slots__ = (
+        "_went_back", "base", "base_sent", "incomplete", "life", "probed", "resend", "sent",
+        "stored",
+    )  # fmt: skip
 
     def __init__(self, resend: Resend) -> None:
         self.stored: MetalogPosition = 0
         self.sent: MetalogPosition = 0
         self.probed = True
         self.incomplete = NOBODY
+        self.base: MetalogPosition = 0
+        self.life = NOBODY
+        self.base_sent = False
         self.resend = resend
         self._went_back = False
 
-    def on_stored(self, length: MetalogPosition, incomplete: Epoch = NOBODY) -> None:
+    def needs_base(self, base: MetalogPosition) -> bool:
+        """Whether it must begin anew with the primary's base, which ends at `base`.
+
+        It lacks entries that the primary has no more, or has others than the primary in its own
+        base: the primary lost some (decision 0030).
+        """
+        return not self.probed and self.stored < max(base, self.base)
+
+    def on_stored(
+        self,
+        length: MetalogPosition,
+        incomplete: Epoch = NOBODY,
+        base: MetalogPosition = 0,
+        life: Epoch = NOBODY,
+    ) -> None:
         """Note how much the backup has; it is believed even if it is less than before."""
-        self.incomplete = incomplete
+        self.incomplete, self.base, self.life = incomplete, base, life
         advanced = length > self.stored
         self.resend.due = None
         if advanced or self.probed:
             self.resend.progressed()
         if self.probed:
             self.probed = False
-            self.sent = length
+            self._back_to(length)
         elif advanced:
             self._went_back = False
         elif not self._went_back:
             self._went_back = True
-            self.sent = length
+            self._back_to(length)
         self.stored = length
         self.sent = max(self.sent, length)
 
     def go_back(self) -> None:
         """Send again from what the backup has: it did not answer in time."""
-        self.sent = self.stored
+        self._back_to(self.stored)
         self._went_back = True
         self.resend.due = None
+
+    def _back_to(self, length: MetalogPosition) -> None:
+        self.sent = length
+        self.base_sent = False

@@ -1,7 +1,8 @@
 """Metalog entries in memory: the newest as they are, all before packed.
 
-A metalog only grows, and an entry as an object takes some 600 bytes. Packed by pages it takes six
-to twelve, and still is there for who is far behind; a page is unpacked when it is asked for.
+An entry as an object takes some 600 bytes. Packed by pages it takes six to twelve, and still is
+there for who is behind; a page is unpacked when it is asked for. Whole pages at the beginning are
+dropped when a base stands for them (`indilog.metalog.Base`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ _FAST: Final = 1
 
 
 class PackedEntries(msgspec.Struct, frozen=True, array_like=True):
-    """All entries, as checkpoints hold them: packs of `page` entries each, then the newest."""
+    """All entries, as checkpoints hold them: packs of `page` entries each from position `start` on,
+    then the newest.
+    """
 
+    start: MetalogPosition
     page: int
     packed: tuple[bytes, ...]
     last_epochs: bytes
@@ -37,16 +41,22 @@ class PackedEntries(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entries:
-    """Entries at dense positions from 0, of ascending epochs; as a list, but smaller.
+    """Entries at dense positions, of ascending epochs; as a list, but smaller.
+
+    Attributes:
+        start: the position of the first one.
 
     Args:
         page: entries in a pack.
         unpacked_min: newest entries that are not packed.
     """
 
-    __slots__ = ("_cached", "_last_epochs", "_newest", "_packed", "_page", "_unpacked_min")
+    __slots__ = (
+        "_cached", "_last_epochs", "_newest", "_packed", "_page", "_unpacked_min", "start",
+    )  # fmt: skip
 
     def __init__(self, *, page: int = PAGE, unpacked_min: int = UNPACKED_MIN) -> None:
+        self.start: MetalogPosition = 0
         self._page = page
         self._unpacked_min = unpacked_min
         self._packed: list[bytes] = []
@@ -55,13 +65,22 @@ class Entries:
         self._newest: list[Entry] = []
         self._cached: LRUCache[int, tuple[Entry, ...]] = LRUCache(_PAGES_CACHED)
 
-    def __len__(self) -> int:
-        return len(self._packed) * self._page + len(self._newest)
+    @property
+    def end(self) -> MetalogPosition:
+        """The position behind the last one."""
+        return self.start + len(self._packed) * self._page + len(self._newest)
 
     def __getitem__(self, position: MetalogPosition) -> Entry:
-        assert 0 <= position < len(self), "there is an entry"
-        number = min(position // self._page, len(self._packed))
-        return self._at(number)[position - number * self._page]
+        assert self.start <= position < self.end, "there is an entry"
+        number = self._number(position)
+        return self._at(number)[position - self._first(number)]
+
+    def _number(self, position: MetalogPosition) -> int:
+        """Return which pack has a position; how many there are: it is among the newest."""
+        return min((position - self.start) // self._page, len(self._packed))
+
+    def _first(self, number: int) -> MetalogPosition:
+        return self.start + number * self._page
 
     def between(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
         """Return the entries from `start` on, below `end`, that there are."""
@@ -69,7 +88,8 @@ class Entries:
 
     def iterate(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Entry]:
         """Yield the same, with one pack at a time in memory; nothing is changed meanwhile."""
-        return chain.from_iterable(self._slices(start, min(end, len(self))))
+        assert start >= self.start, "what a base stands for is not here one by one"
+        return chain.from_iterable(self._slices(start, min(end, self.end)))
 
     def append(self, entry: Entry) -> None:
         """Add the next entry."""
@@ -81,25 +101,42 @@ class Entries:
 
     def cut_off(self, end: MetalogPosition) -> None:
         """Forget the entries from `end` on."""
-        number = min(end // self._page, len(self._packed))
-        self._newest = list(self._at(number)[: end - number * self._page])
+        number = self._number(end)
+        self._newest = list(self._at(number)[: end - self._first(number)])
         del self._packed[number:], self._last_epochs[number:]
         self._cached.clear()
 
-    def count_older(self, epoch: Epoch) -> MetalogPosition:
-        """Return how many entries are of an epoch before this one."""
-        number = bisect_left(self._last_epochs, epoch)
-        return number * self._page + bisect_left(self._at(number), epoch, key=_epoch_of)
+    def restart(self, start: MetalogPosition) -> None:
+        """Forget all entries; the next one is at `start`."""
+        self._packed, self._last_epochs, self._newest = [], array("Q"), []
+        self._cached.clear()
+        self.start = start
 
-    def count_not_newer(self, epoch: Epoch) -> MetalogPosition:
-        """Return how many entries are of this epoch or one before it."""
+    def first_pack(self) -> Sequence[Entry]:
+        """Return the entries that `drop_pack` would drop; none: all are unpacked."""
+        return self._at(0) if self._packed else ()
+
+    def drop_pack(self) -> None:
+        """Forget the oldest entries, those of one pack."""
+        del self._packed[0], self._last_epochs[0]
+        self.start += self._page
+        self._cached.clear()
+
+    def end_older(self, epoch: Epoch) -> MetalogPosition:
+        """Return the position behind the last entry of an epoch before this one, or `start`."""
+        number = bisect_left(self._last_epochs, epoch)
+        return self._first(number) + bisect_left(self._at(number), epoch, key=_epoch_of)
+
+    def end_not_newer(self, epoch: Epoch) -> MetalogPosition:
+        """Return the position behind the last entry that is not of a later epoch, or `start`."""
         number = bisect_right(self._last_epochs, epoch)
-        return number * self._page + bisect_right(self._at(number), epoch, key=_epoch_of)
+        return self._first(number) + bisect_right(self._at(number), epoch, key=_epoch_of)
 
     def copied(self) -> Callable[[], PackedEntries]:
         """Copy everything; return what packs the copy, which may run in a thread."""
         packed, epochs, newest = tuple(self._packed), self._last_epochs.tobytes(), [*self._newest]
-        return lambda: PackedEntries(self._page, packed, epochs, entries_encoded(newest))
+        start, page = self.start, self._page
+        return lambda: PackedEntries(start, page, packed, epochs, entries_encoded(newest))
 
     def restore(self, entries: PackedEntries) -> None:
         """Begin with what was copied once.
@@ -107,7 +144,7 @@ class Entries:
         Raises:
             MalformedFrameError: it holds entries that this version does not know.
         """
-        assert entries.page == self._page, "the size of a pack is part of the format"
+        self.start, self._page = entries.start, entries.page
         self._packed = list(entries.packed)
         self._last_epochs = array("Q", entries.last_epochs)
         self._newest = list(entries_decoded(entries.newest))
@@ -116,8 +153,8 @@ class Entries:
     def _slices(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Sequence[Entry]]:
         """Yield the entries of [start, end), those of each pack together."""
         while start < end:
-            number = min(start // self._page, len(self._packed))
-            first = number * self._page
+            number = self._number(start)
+            first = self._first(number)
             entries = self._at(number)[start - first : end - first]
             yield entries
             start += len(entries)

@@ -4,23 +4,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from indilog.errors import MalformedFrameError
-from indilog.ids import Epoch, MetalogPosition
-
-
-class Extent(NamedTuple):
-    """How far a copy goes: which incarnation proposed its last entry, and how many it has.
-
-    A copy is a prefix of what that incarnation had (`ordering.backup`). So of two extents the
-    greater one is that of the newer copy, and equal ones are those of equal copies.
-    """
-
-    last: Epoch
-    length: MetalogPosition
+from indilog.ids import Epoch
+from indilog.lineage import Extent
+from indilog.metalog import Base
 
 
 class MetalogState(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -30,11 +19,13 @@ class MetalogState(msgspec.Struct, frozen=True, array_like=True, tag=1):
         promised: no incarnation of the primary older than this is followed.
         extent: how far the copy goes at this place in the order of frames; None: not said.
         whole: whether nothing is missing in it that was here once; not said without `extent`.
+        base: what takes the place of the whole copy here; None: nothing does.
     """
 
     promised: Epoch
     extent: Extent | None
     whole: bool
+    base: Base | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,6 +12,9 @@ it asks the backups what they have, counts what of it equals its own (`StoredMet
 brings them up to date from there, and so commits what it recovered. Its new entries replace those
 that it lost (`ordering.backup`).
 
+Entries that every storage node has in both of its checkpoints (`MetalogCovered`) are folded into
+the base, here and at the backups. Who still asks for one of them is sent the base (decision 0030).
+
 A primary whose disk lost entries has got them back before it comes here (`ordering.rebuild`). It
 tells a backup that had lost some when that one has all again (`MetalogAppend.completes`).
 """
@@ -21,10 +24,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from indilog.base_messages import MetalogBase, MetalogCovered
 from indilog.config import Config
 from indilog.errors import DataDirectoryError
 from indilog.full_notice import FullNotice
 from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId, majority
+from indilog.lineage import Extent
 from indilog.messages import (
     MetalogEntries,
     MetalogWanted,
@@ -88,6 +93,9 @@ class Primary:
         self._trims = proposed.trims
         """How many of all entries are trims."""
         self._trim_requests = TrimRequests(requests_max=config.node.trims_pending_max)
+        self._covered = dict.fromkeys(view.storage_nodes, Extent(NOBODY, 0))
+        """What both checkpoints of each storage node cover."""
+        self._covered_by_all: MetalogPosition = 0
 
     @property
     def committed(self) -> MetalogPosition:
@@ -116,8 +124,8 @@ class Primary:
     def on_received(self, event: Received) -> list[Effect]:
         """Take in one message; what follows from all of them is done in `advance`."""
         message = event.message
-        if isinstance(message, ShardProgress):
-            return self._on_shard_progress(event, message)
+        if isinstance(message, ShardProgress | MetalogCovered):
+            return self._on_report(event, message)
         if isinstance(message, MetalogStored):
             return self._on_metalog_stored(event, message)
         if isinstance(message, MetalogWanted):
@@ -131,6 +139,8 @@ class Primary:
     def forget(self, node: NodeId) -> None:
         """Forget what a node said before it restarted: it may have lost its disk."""
         self._reports.forget(node)
+        if node in self._covered:
+            self._cover(node, Extent(NOBODY, 0))
         if node in self._backups:
             self._backups[node] = BackupProgress(Resend(*self._resend_s))
 
@@ -138,6 +148,7 @@ class Primary:
         """Commit and publish, propose at most one entry, send backups what they miss."""
         effects = self._commit() + self._propose() + self._propose_trim()
         effects += self._full_notice.conclude(now)
+        self._metalog.fold(min(self._covered_by_all, self.committed))
         for node, backup in self._backups.items():
             effects += self._replicate(node, backup, now)
         return effects
@@ -163,7 +174,9 @@ class Primary:
 
     # --- messages
 
-    def _on_shard_progress(self, event: Received, message: ShardProgress) -> list[Effect]:
+    def _on_report(self, event: Received, message: ShardProgress | MetalogCovered) -> list[Effect]:
+        if isinstance(message, MetalogCovered):
+            return self._on_metalog_covered(event, message)
         note, sender = self._reports.note, event.sender
         refused = (
             note(sender, shard, epoch, stored) for shard, (epoch, stored) in message.stored.items()
@@ -175,12 +188,26 @@ class Primary:
         if backup is None:
             return [Ignore(event, "metalog stored by a node that is no backup")]
         epoch, length = message.epoch, message.length
-        if length < 0 or (epoch == self._epoch and length > len(self._metalog)):
+        misfits = length < 0 or not 0 <= message.base <= length
+        if misfits or (epoch == self._epoch and length > len(self._metalog)):
             return [Ignore(event, "the backup has entries that were never sent to it")]
         if epoch > self._epoch:
             return [Ignore(event, "the backup has entries of an incarnation still to come")]
-        backup.on_stored(self._metalog.agreement(epoch, length), message.incomplete)
+        equal = self._metalog.agreement(epoch, length)
+        backup.on_stored(equal, message.incomplete, message.base, event.incarnation)
         return []
+
+    def _on_metalog_covered(self, event: Received, message: MetalogCovered) -> list[Effect]:
+        if event.sender not in self._covered or message.position < 0:
+            return [Ignore(event, "covered by a node that keeps no records, or below 0")]
+        self._cover(event.sender, Extent(message.epoch, message.position))
+        return []
+
+    def _cover(self, node: NodeId, covered: Extent) -> None:
+        """Note what a storage node covers: only what equals the metalog here counts."""
+        self._covered[node] = covered
+        agreement = self._metalog.agreement
+        self._covered_by_all = min(agreement(*extent) for extent in self._covered.values())
 
     def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
         if event.sender not in self._reader_set:
@@ -192,6 +219,8 @@ class Primary:
             return [Ignore(event, _TAIL_UNKNOWN)]
         committed = self.committed
         start = min(self._metalog.agreement(message.last, message.start), committed)
+        if start < self._metalog.base.position:
+            return [Send(event.sender, MetalogBase(self._metalog.base, message.request))]
         end = min(start + self._page_entries, committed)
         page = self._metalog.page(start, end, self._page_bytes) if start < end else ()
         previous = self._metalog.epoch_before(start)
@@ -248,7 +277,7 @@ class Primary:
         if self.tail_unknown or published == self.committed:
             return []
         end = self._published = self.committed
-        first = max(published or 0, end - self._page_entries)
+        first = max(published or 0, end - self._page_entries, self._metalog.base.position)
         entries = self._metalog.newest(first, end, self._page_bytes) if first < end else ()
         first = end - len(entries)
         previous = self._metalog.epoch_before(first)
@@ -274,20 +303,34 @@ class Primary:
             backup.go_back()
         metalog, length = self._metalog, len(self._metalog)
         start = end = length
-        if not backup.probed:
+        needs_base = backup.needs_base(metalog.base.position)
+        base = metalog.base if needs_base and not backup.base_sent else None
+        if base is not None:
+            start, end = base.position, min(length, base.position + self._page_entries)
+        elif not (backup.probed or needs_base):
             start, end = backup.sent, min(length, backup.stored + self._page_entries)
         entries = metalog.page(start, end, self._page_bytes) if start < end else ()
         end = min(end, start + len(entries))
         completes = backup.incomplete if end == length else NOBODY
         says = backup.probed or (completes and backup.stored == length)
-        if start < end or (says and backup.resend.due is None):
-            previous = metalog.epoch_before(start)
+        if start < end or base is not None or (says and backup.resend.due is None):
             yield Send(
                 node,
-                MetalogAppend(self._epoch, start, previous, entries, self.committed, completes),
+                MetalogAppend(
+                    self._epoch,
+                    start,
+                    metalog.epoch_before(start),
+                    entries,
+                    self.committed,
+                    completes,
+                    metalog.base.position,
+                    base,
+                    backup.life if base is not None else NOBODY,
+                ),
             )
-            backup.sent = end
-        awaited = backup.probed or backup.stored < length or backup.incomplete
+            backup.sent = max(backup.stored, end)
+            backup.base_sent = base is not None
+        awaited = backup.probed or needs_base or backup.stored < length or backup.incomplete
         if backup.resend.due is None and awaited:
             backup.resend.sent(now)
 

@@ -35,19 +35,28 @@ from __future__ import annotations
 
 import msgspec
 
+from indilog.base_messages import MetalogCovered
 from indilog.config import Config
 from indilog.errors import DataLossError
 from indilog.ids import Epoch, Instant, NodeId
+from indilog.lineage import Extent
 from indilog.messages import MetalogWanted, ShardProgress, TailWanted
+from indilog.metalog import Base
 from indilog.resend import Resend
 from indilog.roles import Effect, Ignore, Received, Send
 from indilog.sequencer_messages import MetalogCopy, MetalogCopyWanted, MetalogStored
 from indilog.tag_messages import TrimWanted
 from indilog.view import View
-from ordering.metalog_state import Extent
 from ordering.stored_metalog import Anchor, StoredMetalog
 
-_LATER: tuple[type, ...] = (ShardProgress, MetalogStored, MetalogWanted, TailWanted, TrimWanted)
+_LATER: tuple[type, ...] = (
+    ShardProgress,
+    MetalogCovered,
+    MetalogStored,
+    MetalogWanted,
+    TailWanted,
+    TrimWanted,
+)
 """What is meant for a primary that runs, and is said again until it does."""
 
 
@@ -208,6 +217,11 @@ class Rebuild:
             return "an answer to another incarnation of the primary"
         if message.last >= self._epoch or message.length < 0 or message.start < 0:
             return "a copy of the metalog that cannot be"
+        base = message.base
+        if base is not None and not (
+            base.is_possible and (base.position, base.last) == (message.start, message.previous)
+        ):
+            return "a base that no entries add up to"
         epoch = message.previous
         for position, entry in enumerate(message.entries, message.start):
             if entry.position != position or entry.epoch < epoch:
@@ -220,6 +234,9 @@ class Rebuild:
         metalog, anchor = self._metalog, self._anchor()
         if self._recorded or anchor is None or not _has(message, anchor):
             return []
+        base = message.base
+        if base is not None and base.position > len(metalog):
+            return self._begin_anew(base)
         if message.start != len(metalog):
             return []  # of an older question
         if message.start > anchor.position + 1 or message.previous != metalog.extent.last:
@@ -229,6 +246,16 @@ class Rebuild:
             return []
         end = anchor.position if metalog.hole is not None else anchor.position + 1
         return [metalog.append(e) for e in message.entries if e.position < end]
+
+    def _begin_anew(self, base: Base) -> list[Effect]:
+        """Take a base of the wanted copy in the place of what is here; its entries come next.
+
+        With entries behind a hole, first all backups are asked who has most.
+        """
+        if self._metalog.hole is not None:
+            self._metalog.forget_behind_hole()
+            return []
+        return [self._metalog.install(base)]
 
 
 def _has(answer: MetalogCopy, anchor: Anchor) -> bool:

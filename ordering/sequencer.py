@@ -49,7 +49,9 @@ class Sequencer:
         assert node in self._view.sequencers, f"{node} is a sequencer of the newest view"
         self._node = node
         self._config = config
-        self._metalog = StoredMetalog(grows=node == self._view.primary)
+        self._metalog = StoredMetalog(
+            grows=node == self._view.primary, kept=config.node.metalog_entries_kept
+        )
         self._incarnations = Incarnations(self._view.nodes)
         self._epoch = Epoch(0)
         self._part: Primary | Rebuild | Backup | None = None
@@ -88,6 +90,7 @@ class Sequencer:
     def status(self) -> dict[str, int]:
         """Return figures for people; the tail is known to the primary only."""
         figures = {"length": self.length, "committed": self.committed, "whole": int(self.whole)}
+        figures["base"] = self._metalog.base.position
         if isinstance(self._part, Primary):
             figures |= {"tail": self._part.tail, "time_behind_s": self._part.time_behind_s}
         return figures

@@ -1,4 +1,10 @@
-"""The metalog as one sequencer holds it: all entries, and how many of them are durable here.
+"""The metalog as one sequencer holds it: a base, the entries after it, and how many are durable.
+
+The base stands for the oldest entries (decision 0030): those that every storage node has in both of
+its checkpoints, so nobody needs them one by one. It moves in memory, a pack of entries at a time
+(`fold`), and reaches the disk with the next checkpoint: what is replayed on an older one is the
+same. A copy that lacks entries below the base of the one that it is filled from is replaced by that
+base (`install`), which is a `METALOG_STATE` frame.
 
 Damage may have taken frames, or a disk all of them. What is left then is judged so (decision 0020):
 
@@ -33,8 +39,10 @@ from typing import NamedTuple
 import msgspec
 
 from indilog.errors import MalformedFrameError
-from indilog.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId
+from indilog.ids import Epoch, MetalogPosition
+from indilog.lineage import Extent
 from indilog.metalog import (
+    Base,
     Entry,
     MetalogReplay,
     entries_decoded,
@@ -44,8 +52,8 @@ from indilog.metalog import (
     size_bound,
 )
 from indilog.roles import FrameKind, Persist
-from ordering.entries import Entries, PackedEntries
-from ordering.metalog_state import Extent, MetalogState, state_decoded, state_encoded
+from ordering.entries import PAGE, UNPACKED_MIN, Entries, PackedEntries
+from ordering.metalog_state import MetalogState, state_decoded, state_encoded
 
 
 class Anchor(NamedTuple):
@@ -57,27 +65,19 @@ class Anchor(NamedTuple):
     epoch: Epoch
 
 
-class Base(NamedTuple):
-    """What the entries below `position` add up to; those that order nothing have no time."""
-
-    position: MetalogPosition
-    tail: SeqNum
-    cut: dict[ShardId, LocalId]
-    trims: int
-    time_us: int
-
-
 class StoredColumns(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """What a sequencer writes of its metalog in a checkpoint; the tag is the version.
 
     Attributes:
-        base: what the entries add up to that are committed.
+        base: what stands for the entries before `entries`.
+        committed: what the entries add up to that are committed.
         stored, incomplete, fetches, promised, epoch_seen: as in `StoredMetalog`.
         later: entries behind a hole, encoded.
         entries: all others.
     """
 
     base: Base
+    committed: Base
     stored: MetalogPosition
     incomplete: bool
     fetches: bool
@@ -92,19 +92,23 @@ _decoder = msgspec.msgpack.Decoder(StoredColumns)
 
 
 class StoredMetalog:
-    """Entries at dense positions from 0; `stored` of them are on this node's disk.
+    """A base and entries at dense positions from there on; `stored` of all are on this disk.
 
     Entries are persisted in order, so what is stored is always a prefix.
+
+    Args:
+        grows: no entry is ever replaced while none is missing: this is the primary's.
+        kept: committed entries that stay beside the base, about.
     """
 
     __slots__ = (
-        "_doubtful", "_entries", "_fetches", "_frames", "_grows", "_later", "_unstored",
-        "committed", "epoch_seen", "incomplete", "promised", "stored", "time_us",
+        "_doubtful", "_entries", "_fetches", "_frames", "_grows", "_kept", "_later", "_unstored",
+        "base", "committed", "epoch_seen", "incomplete", "promised", "stored", "time_us",
     )  # fmt: skip
 
-    def __init__(self, *, grows: bool = False) -> None:
+    def __init__(self, *, grows: bool = False, kept: int = UNPACKED_MIN) -> None:
         self._grows = grows
-        """Whether no entry is ever replaced while none is missing: this is the primary's."""
+        self._kept = kept
         self._doubtful = False
         """Whether a frame was lost after the last one that was recovered."""
         self._later: dict[MetalogPosition, Entry] = {}
@@ -120,7 +124,11 @@ class StoredMetalog:
         """The oldest incarnation of the primary that may be followed, durably."""
         self.epoch_seen = Epoch(0)
         """The newest incarnation that is known from the disk, or from what is written to it."""
-        self._entries = Entries()
+        self._entries = Entries(
+            page=max(1, min(PAGE, kept // 4)), unpacked_min=min(UNPACKED_MIN, kept)
+        )
+        self.base = Base()
+        """What stands for the entries that are not here one by one."""
         self._frames = 0
         """Frames recovered and written; the next one's token."""
         self._unstored: deque[MetalogPosition | MetalogState | None] = deque()
@@ -136,7 +144,7 @@ class StoredMetalog:
         """The time of the last of these."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._entries.end
 
     def __getitem__(self, position: MetalogPosition) -> Entry:
         return self._entries[position]
@@ -163,12 +171,14 @@ class StoredMetalog:
 
     def epoch_before(self, end: MetalogPosition) -> Epoch:
         """Return which incarnation of the primary proposed the last entry below `end`; 0: none."""
+        if end == self.base.position:
+            return self.base.last
         return self._entries[end - 1].epoch if end else Epoch(0)
 
     @property
     def extent(self) -> Extent:
         """How far the entries go, stored or not."""
-        return Extent(self.epoch_before(len(self._entries)), len(self._entries))
+        return Extent(self.epoch_before(len(self)), len(self))
 
     @property
     def stored_extent(self) -> Extent:
@@ -179,11 +189,13 @@ class StoredMetalog:
         """Return how far a copy of `length` entries, the last by incarnation `epoch`, equals this.
 
         The copy is a prefix of what `epoch` had (see `ordering.backup`). What survived of that are
-        the entries here up to the last one that is not newer.
+        the entries here up to the last one that is not newer. Below the base nobody knows: 0.
         """
-        if epoch < self.epoch_before(len(self._entries)):
-            return min(length, self._entries.count_not_newer(epoch))
-        return min(length, len(self._entries))
+        if epoch < self.base.last:
+            return 0
+        if epoch < self.epoch_before(len(self)):
+            return min(length, self._entries.end_not_newer(epoch))
+        return min(length, len(self))
 
     # --- recovery
 
@@ -202,7 +214,7 @@ class StoredMetalog:
         if kind is FrameKind.METALOG_FETCHED:
             self._later.clear()
             self.incomplete = True
-        length = len(self._entries)
+        length = len(self)
         in_place = self._grows and not self.incomplete and entry.position >= length
         if in_place and (self._doubtful or self._later):
             self._later[entry.position] = entry
@@ -211,21 +223,26 @@ class StoredMetalog:
             return
         follows = entry.position == length
         same = not length or entry.epoch == self.epoch_before(length)
-        if self._doubtful and not (follows and same):
+        if (self._doubtful and not (follows and same)) or entry.position < self.base.position:
             self.give_up()
             follows = entry.position == 0
         self._doubtful = False
-        if self.incomplete and entry.position > len(self._entries):
+        if self.incomplete and entry.position > len(self):
             return
         assert follows or entry.position <= length, "entries are persisted without gaps"
         if entry.position < length:
             self._entries.cut_off(entry.position)
         self._entries.append(entry)
-        self.stored = len(self._entries)
+        self.stored = len(self)
 
     def _recover_state(self, state: MetalogState) -> None:
         self.promised = max(self.promised, state.promised)
         self.epoch_seen = max(self.epoch_seen, state.promised)
+        if (base := state.base) is not None:
+            self._put_base(base)
+            self.stored = base.position
+            self.incomplete = self._doubtful = False
+            self._later.clear()
         if state.extent is not None:
             same = state.extent == self.extent
             self.incomplete = not (same and state.whole)
@@ -241,14 +258,14 @@ class StoredMetalog:
     def copied(self, entries: Sequence[Entry]) -> None:
         """Take what is missing from entries that somebody has applied: those were published."""
         for entry in entries:
-            if self._later and entry.position == len(self._entries):
+            if self._later and entry.position == len(self):
                 self._later[entry.position] = entry
                 self._close_gaps()
 
     def _close_gaps(self) -> None:
-        while (entry := self._later.pop(len(self._entries), None)) is not None:
+        while (entry := self._later.pop(len(self), None)) is not None:
             self._entries.append(entry)
-        self.stored = len(self._entries)
+        self.stored = len(self)
 
     def doubt(self, kind: FrameKind | None = None) -> None:
         """Take note that a frame was lost, which may have held an entry; None: of whatever kind."""
@@ -275,12 +292,21 @@ class StoredMetalog:
         """
         assert not self._unstored, "a checkpoint is taken between two turns"
         entries, later = self._entries.copied(), entries_encoded([*self._later.values()])
-        committed = self.committed
-        base = Base(
-            committed.position, committed.tail, dict(committed.cut), committed.trims, self.time_us
-        )
+        committed = self._committed_base()
         states = self.stored, self.incomplete, self._fetches, self.promised, self.epoch_seen
-        return lambda: _encoder.encode(StoredColumns(base, *states, later, entries()))
+        columns = self.base, committed, *states, later
+        return lambda: _encoder.encode(StoredColumns(*columns, entries()))
+
+    def _committed_base(self) -> Base:
+        committed = self.committed
+        return Base(
+            committed.position,
+            self.epoch_before(committed.position),
+            committed.tail,
+            dict(committed.cut),
+            committed.trims,
+            self.time_us,
+        )
 
     def restore(self, payload: bytes) -> None:
         """Begin with what was copied once.
@@ -292,9 +318,8 @@ class StoredMetalog:
             columns = _decoder.decode(payload)
         except msgspec.DecodeError as error:
             raise MalformedFrameError(f"not the checkpoint of a sequencer: {error}") from error
-        base = columns.base
-        self.committed = MetalogReplay(base.position, base.tail, base.cut, base.trims)
-        self.time_us = base.time_us
+        self.base = columns.base
+        self._commit_base(columns.committed)
         self.stored, self.incomplete = columns.stored, columns.incomplete
         self._fetches = columns.fetches
         self.promised, self.epoch_seen = columns.promised, columns.epoch_seen
@@ -316,9 +341,8 @@ class StoredMetalog:
 
     def give_up(self) -> None:
         """Forget all entries: some may be missing, or be such as were replaced."""
-        self._entries.cut_off(0)
+        self._put_base(Base())
         self.stored = 0
-        self._forget_committed()
         self.incomplete = True
 
     def forget_behind_hole(self) -> None:
@@ -328,8 +352,11 @@ class StoredMetalog:
 
     def cut_off_last_epoch(self) -> None:
         """Forget the entries of the incarnation that proposed the last one."""
-        last = self.epoch_before(len(self._entries))
-        self.cut_off(self._entries.count_older(last))
+        last = self.epoch_before(len(self))
+        if last == self.base.last:
+            self.give_up()
+        else:
+            self.cut_off(self._entries.end_older(last))
 
     def promise(self, epoch: Epoch) -> Persist:
         """Return what makes it durable that no older incarnation is followed; see `promised`."""
@@ -353,7 +380,7 @@ class StoredMetalog:
 
     def append(self, entry: Entry) -> Persist:
         """Add the next entry; return what makes it durable."""
-        assert entry.position == len(self._entries), "entries are appended in order, without gaps"
+        assert entry.position == len(self), "entries are appended in order, without gaps"
         self._entries.append(entry)
         self.epoch_seen = max(self.epoch_seen, entry.epoch)
         kind = FrameKind.METALOG_FILLED if self._later else FrameKind.METALOG
@@ -373,7 +400,7 @@ class StoredMetalog:
 
         After a restart they are here again, unless another entry has been stored in their place.
         """
-        assert 0 <= end <= len(self._entries), "only what is here can be cut off"
+        assert self.base.position <= end <= len(self), "only what is here can be cut off"
         self._entries.cut_off(end)
         self.stored = min(self.stored, end)
         self._forget_committed()
@@ -384,8 +411,51 @@ class StoredMetalog:
 
     def _forget_committed(self) -> None:
         """Begin to add up anew where entries are missing that had been added."""
-        if self.committed.position > len(self._entries):
-            self.committed, self.time_us = MetalogReplay(), 0
+        if self.committed.position > len(self):
+            self._commit_base(self.base)
+
+    def _commit_base(self, base: Base) -> None:
+        """Take what a base stands for, and nothing else, for committed."""
+        self.committed = MetalogReplay(base.position, base.tail, base.cut, base.trims)
+        self.time_us = base.time_us
+
+    # --- the base
+
+    def fold(self, end: MetalogPosition) -> bool:
+        """Let the base stand for one more pack of entries, if they are all below `end` and there
+        are enough behind them; tell whether it does now.
+        """
+        pack = self._entries.first_pack()
+        end = min(end, self.stored)
+        if not pack or pack[-1].position >= end or pack[-1].position + self._kept >= len(self):
+            return False
+        self.base = self.base.with_entries(pack)
+        self._entries.drop_pack()
+        if self.committed.position < self.base.position:
+            self._commit_base(self.base)
+        return True
+
+    def install(self, base: Base) -> Persist:
+        """Replace the whole copy by a base; return what makes that durable."""
+        self._put_base(base)
+        self.stored = 0
+        self.epoch_seen = max(self.epoch_seen, base.last)
+        self._unstored = deque(
+            None if isinstance(content, int) else content for content in self._unstored
+        )
+        extent = Extent(base.last, base.position) if self.incomplete else None
+        self._fetches = self.incomplete
+        return self._record(MetalogState(self.promised, extent, whole=False, base=base))
+
+    def _put_base(self, base: Base) -> None:
+        self.base = base
+        self._entries.restart(base.position)
+        self._commit_base(base)
+
+    @property
+    def installing(self) -> bool:
+        """Whether a base is not durable yet: then nothing is."""
+        return self.stored < self.base.position
 
     def commit(self, end: MetalogPosition) -> None:
         """Take the entries below `end` for committed."""
@@ -403,10 +473,12 @@ class StoredMetalog:
             self.promised = max(self.promised, content.promised)
             self.epoch_seen = max(self.epoch_seen, content.promised)
             self.incomplete = self.incomplete and not content.whole
+            if content.base is not None and content.base == self.base:
+                self.stored = max(self.stored, self.base.position)
         elif content is not None:
             assert content == self.stored, "what is stored is a prefix"
             self.stored = content + 1
-            if self._later and self.stored == len(self._entries):
+            if self._later and self.stored == len(self):
                 self._close_gaps()
 
 

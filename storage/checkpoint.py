@@ -8,13 +8,15 @@ and which seqnums its records have. Long parts are packed columns (`indilog.colu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from indilog.errors import MalformedFrameError
 from indilog.floors import Column, Floors
-from indilog.ids import MetalogPosition, ShardId
+from indilog.ids import Epoch, MetalogPosition, ShardId
+from indilog.lineage import Extent
 from indilog.metalog import Entry, entries_decoded, entries_encoded
 from storage.ordering import Ordering, OrderingColumns
 from storage.shard import Shard, ShardColumns
@@ -34,6 +36,36 @@ class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
     columns: ShardColumns
 
 
+class Covered:
+    """What the two newest checkpoints of a node cover, so that it can be got back from either.
+
+    A life that begins with the older one replays what came after it, but damage or a loss of power
+    may have taken that. So only what the older one covers is never asked for again.
+
+    Attributes:
+        older: how far the metalog was applied at the older one; of no entries: there is none.
+        is_news: whether nobody was told.
+    """
+
+    def __init__(self) -> None:
+        self.older = self.newest = self._taken = NOTHING
+        self.is_news = False
+
+    def take(self, applied: Extent) -> Extent:
+        """Note a checkpoint that is being written; return what the newest durable one covers."""
+        self._taken = applied
+        return self.newest
+
+    def written(self) -> None:
+        """Note that the last one that was taken is durable."""
+        self.older, self.newest = self.newest, self._taken
+        self.is_news = True
+
+    def restore(self, newest: Extent, older: Extent) -> None:
+        """Begin with a checkpoint, and what the one before it covers."""
+        self.older, self.newest = older, newest
+
+
 class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The tag is the version of the format."""
 
@@ -45,14 +77,20 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     shards: tuple[_ShardPart, ...]
     unjournaled: bytes
     """Applied entries that no frame before the checkpoint holds."""
+    before: Extent
+    """What the checkpoint before this one covers."""
 
 
+NOTHING: Final = Extent(Epoch(0), 0)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Checkpoint)
 
 
 def checkpoint_of(
-    ordering: Ordering, shards: Mapping[ShardId, Shard], unjournaled: Sequence[Entry]
+    ordering: Ordering,
+    shards: Mapping[ShardId, Shard],
+    unjournaled: Sequence[Entry],
+    before: Extent,
 ) -> Callable[[], bytes]:
     """Copy what the node knows; return what encodes the copy, which may run in a thread."""
     entries = tuple(unjournaled)
@@ -71,6 +109,7 @@ def checkpoint_of(
                 trimmed_at,
                 tuple(_ShardPart(shard, copy()) for shard, copy in copies),
                 entries_encoded(entries),
+                before,
             )
         )
 
@@ -82,6 +121,7 @@ def restore(
     gone: Collection[int],
     ordering: Ordering,
     shards: Mapping[ShardId, Shard],
+    covered: Covered,
 ) -> list[Entry]:
     """Put a node that knows nothing where `payload` says; batches in `gone` segments become holes.
 
@@ -99,6 +139,7 @@ def restore(
     _restore_floors(trimmed.tags, checkpoint.tags)
     trimmed.trims, ordering.trimmed_at = checkpoint.trims, checkpoint.trimmed_at
     ordering.restore(checkpoint.ordering)
+    covered.restore(ordering.extent, checkpoint.before)
     for part in checkpoint.shards:
         if (shard := shards.get(part.shard)) is not None:
             shard.restore(part.columns)

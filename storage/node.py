@@ -17,6 +17,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
+from indilog.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
 from indilog.config import Config
 from indilog.full_notice import FullNotice
 from indilog.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
@@ -51,14 +52,15 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
-from indilog.tag_messages import TagFloorsWanted
+from indilog.tag_messages import TagFloors, TagFloorsWanted
 from indilog.time_messages import TimeFound, TimeLookup
 from indilog.view import Views, placement_of
 from storage.appends import Appends, Stored
 from storage.batch_reads import BatchReads, BatchTask
 from storage.catch_up import CatchUp
-from storage.checkpoint import checkpoint_of, restore
+from storage.checkpoint import Covered, checkpoint_of, restore
 from storage.disk_care import DiskCare
+from storage.history import HistoryFetch, history_for
 from storage.index_data import (
     IndexPage,
     columns_of,
@@ -97,6 +99,11 @@ class StorageNode:
         self._catch_up = CatchUp(
             self._ordering.reader, Resend(config.node.resend_s, config.node.resend_s_max)
         )
+        others = [other for other in views[-1].storage_nodes if other != node]
+        self._history = HistoryFetch(node, others, self._ordering, config.node)
+        self._unsaved = 0
+        """Entries from other storage nodes that no checkpoint has yet."""
+        self._covered = Covered()
         self._waiting = WaitingReads(
             reads_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
         )
@@ -178,12 +185,19 @@ class StorageNode:
 
     @property
     def unsaved(self) -> int:
-        """Nothing is done again but replaying frames."""
-        return 0
+        """What other storage nodes gave is not journaled."""
+        return self._unsaved
 
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy what all frames add up to; what is returned encodes it, in any thread."""
-        return checkpoint_of(self._ordering, self._shards, self._unjournaled)
+        self._unsaved = 0
+        before = self._covered.take(self._ordering.extent)
+        return checkpoint_of(self._ordering, self._shards, self._unjournaled, before)
+
+    def checkpointed(self) -> None:
+        """Let the primary know what the checkpoints cover."""
+        self._covered.written()
+        self._stirred = True
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
         """Begin with a checkpoint; batches in segments that are `gone` are missing.
@@ -194,7 +208,7 @@ class StorageNode:
         Raises:
             MalformedFrameError: it is of a version that this release does not know.
         """
-        self._unjournaled = restore(payload, gone, self._ordering, self._shards)
+        self._unjournaled = restore(payload, gone, self._ordering, self._shards, self._covered)
         self._restored = True
 
     def recovered(self) -> None:
@@ -237,6 +251,7 @@ class StorageNode:
                 self._appends.start(self._writers)
                 self._care.start(now, unread=self._restored)
                 self._ordering.reader.start(epoch)
+                self._history.start(epoch)
                 self._ordering.reader.doubt()
                 return []
             case SnapshotsAnswered():
@@ -248,6 +263,9 @@ class StorageNode:
                 return self._appends.on_batch(event, batch)
             case MetalogEntries() as message:
                 return self._on_metalog_entries(event, message)
+            case MetalogBase() | History() | HistoryWanted() | TagFloors() as message:
+                self._stirred = True
+                return self._on_history(event, message)
             case _:
                 self._stirred = True
                 return self._on_question(event, now)
@@ -321,8 +339,13 @@ class StorageNode:
         wanted = self._catch_up.ask(now, waiting=self._awaits_entries())
         if wanted is not None:
             effects.append(Send(self._views[-1].primary, wanted))
+        epoch, position = self._covered.older
+        if position and (wanted is not None or self._covered.is_news):
+            self._covered.is_news = False
+            effects.append(Send(self._views[-1].primary, MetalogCovered(position, epoch)))
+        effects += self._history.conclude(now)
         self._stirred = False
-        parts = (self._catch_up, self._waiting, self._full_notice, self._care)
+        parts = (self._catch_up, self._waiting, self._full_notice, self._care, self._history)
         times = (part.deadline() for part in parts)
         self._upkeep_at = min((time for time in times if time is not None), default=_NEVER)
         return effects
@@ -343,6 +366,8 @@ class StorageNode:
             return [Ignore(event, taken.refused)]
         self._stirred = self._stirred or was_behind or reader.behind
         effects: list[Effect] = []
+        if taken.entries:
+            self._history.end()
         if taken.restarted:
             self._appends.report()  # the primary has forgotten what was reported
         if taken.wrong_from is not None:
@@ -367,6 +392,61 @@ class StorageNode:
         self._stirred = True
         self._care.reclaim.risen()
         return told_of(entry, self._views[-1], self._ordering) if self._speaks_for_empty else []
+
+    def _on_history(
+        self, event: Received, message: MetalogBase | History | HistoryWanted | TagFloors
+    ) -> list[Effect]:
+        """Get from other storage nodes, or give them, what old entries ordered."""
+        match message:
+            case MetalogBase():
+                if event.sender != self._views[-1].primary:
+                    return [Ignore(event, "a base of somebody who is not the primary")]
+                return self._on_base(event, message)
+            case HistoryWanted():
+                lacking = self._history.base is not None
+                answer = history_for(message, self._ordering, lacking=lacking)
+                if answer is None:
+                    self._ordering.reader.doubt()
+                    return [Ignore(event, "what old entries ordered is not known here yet")]
+                return [Send(event.sender, answer)]
+            case TagFloors():
+                return self._history.on_floors(event, message)
+            case History():
+                return self._adopt(event, message)
+
+    def _on_base(self, event: Received, message: MetalogBase) -> list[Effect]:
+        reader = self._ordering.reader
+        restarted = reader.heard(event.incarnation)
+        if (reason := reader.refused_base(event, message)) is not None:
+            return [Ignore(event, reason)]
+        if restarted:
+            self._appends.report()
+        self._history.begin(message.base)
+        return []
+
+    def _adopt(self, event: Received, message: History) -> list[Effect]:
+        """Apply what another storage node knows; index nodes ask for what they lack of it."""
+        entries = self._history.on_history(event, message)
+        if not entries:
+            return []
+        effects: list[Effect] = []
+        if message.start < self.position:
+            self._ordering.reader.lineage.cut_off(message.start)
+            effects += self._cut_off(message.start)
+        for entry in entries:
+            for span in self._ordering.recover(entry):
+                if (shard := self._shards.get(span.shard)) is not None:
+                    self._appends.order(shard, span)
+        self._unsaved += len(entries)
+        base = self._history.base
+        if base is not None and self._ordering.has(base.position, base.last):
+            self._history.end()
+            self._ordering.reader.doubt()
+            self._care.reclaim.risen()
+            if self._unjournaled:
+                effects.append(self._journaled())
+            effects.append(self._journaled())  # of nothing: what comes next does not follow on
+        return effects
 
     def _cut_off(self, position: MetalogPosition) -> list[Effect]:
         """Forget entries that the primary has replaced, and what was derived from them.

@@ -18,9 +18,9 @@ import msgspec
 
 from indilog.columns import copied, packed, restored, unpacked
 from indilog.floors import Trimmed
-from indilog.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId
-from indilog.lineage import Lineage, LineageColumns
-from indilog.metalog import Entry, MetalogReplay, Span, Trim
+from indilog.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
+from indilog.lineage import Extent, Lineage, LineageColumns
+from indilog.metalog import Entry, MetalogReplay, NewRecords, Span, Trim
 from indilog.metalog_reader import MetalogReader
 
 
@@ -41,6 +41,8 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
     trim_positions: bytes
 
 
+_VIEW: Final = ViewNumber(1)
+"""The only one there is."""
 _COLUMNS: Final = (
     "tails", "times", "span_ends", "shards", "localids", "lengths", "trim_positions",
 )  # fmt: skip
@@ -93,6 +95,11 @@ class Ordering:
     def knows(self, trims: int, epoch: Epoch) -> bool:
         """Whether so many trims are applied, and an entry of an incarnation or of a later one."""
         return trims <= self.floors.trims and epoch <= self.last
+
+    @property
+    def extent(self) -> Extent:
+        """How far the entries go that are applied."""
+        return Extent(self.reader.lineage.last, self.position)
 
     def recover(self, entry: Entry) -> list[Span]:
         """Apply the next entry from the ordering journal."""
@@ -184,6 +191,26 @@ class Ordering:
     def tail_before(self, position: MetalogPosition) -> SeqNum:
         """Return the log's tail before the entry at `position`, which is applied."""
         return self._tails[position - 1] if position else 0
+
+    # --- for other storage nodes
+
+    def has(self, position: MetalogPosition, last: Epoch) -> bool:
+        """Whether the entries below `position` are applied, the last of them one of `last`."""
+        return self.reader.lineage.before(position) == last
+
+    def entries(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
+        """Return the applied entries of [start, end) as far as they are known: no writers, no
+        floors.
+        """
+        return tuple(self._entry(position) for position in range(start, end))
+
+    def _entry(self, position: MetalogPosition) -> Entry:
+        epoch = self.epoch_at(position)
+        number = bisect_left(self._trim_positions, position)
+        if number < len(self._trim_positions) and self._trim_positions[number] == position:
+            return Trim(position, _VIEW, epoch, number, ())
+        counts = {span.shard: span.length for span in self.spans_at(position)}
+        return NewRecords(position, _VIEW, epoch, counts, {}, self._times[position])
 
     # --- checkpoints
 

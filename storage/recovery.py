@@ -122,7 +122,9 @@ class Recovery:
             shard.apply(state)
 
     def _entries(self, payload: bytes, location: Location) -> None:
-        for entry in entries_decoded(payload):
+        entries = entries_decoded(payload)
+        self._gaps = self._gaps or not entries  # it stands for what another storage node gave
+        for entry in entries:
             self._entry(entry, location)
 
     def _entry(self, entry: Entry, location: Location) -> None:

@@ -23,6 +23,7 @@ MODULES = (
     "indilog.messages",
     "indilog.sequencer_messages",
     "indilog.tag_messages",
+    "indilog.base_messages",
     "indilog.time_messages",
     "indilog.calls",
     "indilog.retention_messages",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from indilog import messages, sequencer_messages, tag_messages, time_messages
+from indilog import base_messages, messages, sequencer_messages, tag_messages, time_messages
 from indilog.config import ClusterConfig, NodeConfig
 from tests import protocol_table, settings_table
 
@@ -253,7 +253,7 @@ def test_the_protocol_document_equals_the_code() -> None:
 def test_every_wire_message_is_in_the_protocol() -> None:
     described = [
         kind
-        for module in (messages, sequencer_messages, tag_messages, time_messages)
+        for module in (messages, sequencer_messages, tag_messages, time_messages, base_messages)
         for kind in protocol_table.messages_of(module)
         if protocol_table.row_of(kind)
     ]

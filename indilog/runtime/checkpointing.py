@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from indilog.roles import Checkpoints, Role
+from indilog.roles import Checkpoints, HearsOfCheckpoints, Role
 from indilog.runtime.checkpoint_files import Checkpoint, FileUse, Place, write_checkpoint
 from indilog.runtime.journal import Journal
 from indilog.runtime.segment import NO_ROOM
@@ -153,6 +153,9 @@ class Checkpointing:
             return
         self.written += 1
         self._journal.checkpointed(taken.place)
+        for role in self._roles.values():
+            if isinstance(role, HearsOfCheckpoints):
+                role.checkpointed()
 
     def stop(self, *, quiet: bool) -> None:
         """Write a last one, if anything was written since; blocks, and the journal is synced.

@@ -44,7 +44,7 @@ def test_they_are_what_a_list_is(
 
 
 def check_same(packed: Entries, model: list[Entry]) -> None:
-    assert len(packed) == len(model)
+    assert packed.end == len(model)
     assert [packed[position] for position in range(len(model))] == model
     for start in range(len(model) + 2):
         for end in (start - 1, start, start + 1, start + 4, len(model) + 1):
@@ -52,8 +52,8 @@ def check_same(packed: Entries, model: list[Entry]) -> None:
             assert list(packed.iterate(start, end)) == model[start : max(end, 0)]
     last = model[-1].epoch if model else 0
     for epoch in range(last + 2):
-        assert packed.count_older(Epoch(epoch)) == sum(e.epoch < epoch for e in model)
-        assert packed.count_not_newer(Epoch(epoch)) == sum(e.epoch <= epoch for e in model)
+        assert packed.end_older(Epoch(epoch)) == sum(e.epoch < epoch for e in model)
+        assert packed.end_not_newer(Epoch(epoch)) == sum(e.epoch <= epoch for e in model)
 
 
 def test_iterating_unpacks_each_pack_once_when_it_comes_to_it(

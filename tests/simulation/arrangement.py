@@ -43,9 +43,11 @@ _LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "append_pending_bytes_max": (4000, 256 * KIB * KIB),
     "index_snapshot_entries_min": (5, 40, 1_000_000),
     "index_memory_bytes_max": (20 * KIB, 512 * KIB * KIB),
-    "checkpoint_frames": (2, 10, 60, 32_768),
+    "checkpoint_frames": (2, 10, 32_768, 40),
+    "metalog_entries_kept": (1, 20, 16_384, 4),
 }
-"""Limits, ordinary and hostile; each is drawn on its own."""
+"""Limits, ordinary and hostile; each is drawn on its own. Of runs that are not hostile the last one
+holds: few frames a checkpoint there, too, so that bases move."""
 
 
 _SEGMENT_BYTES: Final = (1 * KIB, 4 * KIB, 4 * KIB, 12 * KIB, 68 * KIB)

@@ -4,12 +4,16 @@ agree.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
+from unittest.mock import patch
 
-from indilog.ids import ShardId
-from indilog.metalog import NewRecords, entry_encoded
+from indilog.ids import MetalogPosition, ShardId
+from indilog.metalog import Entry, NewRecords, entry_decoded, entry_encoded
 from indilog.testing.simulation import SimulatedCluster
 from ordering.sequencer import Sequencer
+from ordering.stored_metalog import StoredMetalog
 from tests.simulation.history import Violation
 
 _SYNCED_WITHIN_S: Final = 10.0
@@ -24,6 +28,22 @@ class MetalogNotes:
         self._tails = [0]
         self._time_us = 0
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at entries before the primary folds them: afterwards they are gone."""
+        fold = StoredMetalog.fold
+
+        def noted(metalog: StoredMetalog, end: MetalogPosition) -> bool:
+            pack = metalog._entries.first_pack()
+            if metalog._grows and pack and pack[-1].position < end:
+                for entry in pack:
+                    if entry.position == len(self._entries):
+                        self._append(entry)
+            return fold(metalog, end)
+
+        with patch.object(StoredMetalog, "fold", noted):
+            yield
+
     def note(self, cluster: SimulatedCluster) -> None:
         """Keep a copy of what the primary calls committed, and may have said: it must not change.
 
@@ -35,25 +55,51 @@ class MetalogNotes:
         primary = process.shell.roles[cluster.view.primary]
         assert isinstance(primary, Sequencer)
         self._compare(primary, "the primary")
+        if (base := primary._metalog.base.position) > len(self._entries):
+            what = f"the primary has a base at {base}, {len(self._entries)} entries were committed"
+            self._violations.append(Violation("metalog", what))
+            return
         for entry in primary._metalog.page(len(self._entries), primary.committed):
-            self._entries.append(entry_encoded(entry))
-            self._tails.append(self._tails[-1] + sum(entry.counts.values()))
-            if isinstance(entry, NewRecords):
-                if entry.time_us < self._time_us:
-                    what = f"the entry at {entry.position} is stamped before an earlier one"
-                    self._violations.append(Violation("time", what))
-                self._time_us = entry.time_us
+            self._append(entry)
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append(entry_encoded(entry))
+        self._tails.append(self._tails[-1] + sum(entry.counts.values()))
+        if isinstance(entry, NewRecords):
+            if entry.time_us < self._time_us:
+                what = f"the entry at {entry.position} is stamped before an earlier one"
+                self._violations.append(Violation("time", what))
+            self._time_us = entry.time_us
 
     def _compare(self, sequencer: Sequencer, who: str, start: int | None = None) -> None:
         """Compare a sequencer's last entries (or all) with what was committed."""
         known = len(self._entries)
         start = max(0, known - 64) if start is None else start
+        start = max(start, sequencer._metalog.base.position)
+        self._compare_base(sequencer, who)
         entries = sequencer._metalog.page(start, known)
         for position, entry in enumerate(entries, start):
             if entry_encoded(entry) != self._entries[position]:
                 what = f"{who} has another entry at {position} than was committed: {entry}"
                 self._violations.append(Violation("metalog", what))
                 return
+
+    def _compare_base(self, sequencer: Sequencer, who: str) -> None:
+        """What a base says is what the committed entries below it add up to."""
+        base = sequencer._metalog.base
+        if base.position > len(self._entries):
+            return  # of what was not noted yet
+        cut, trims = dict[ShardId, int](), 0
+        before = [entry_decoded(entry) for entry in self._entries[: base.position]]
+        for entry in before:
+            trims += not isinstance(entry, NewRecords)
+            for shard, count in entry.counts.items():
+                cut[shard] = cut.get(shard, 0) + count
+        last = before[-1].epoch if before else 0
+        found = base.last, base.tail, dict(base.cut), base.trims
+        if found != (last, self._tails[base.position], cut, trims):
+            what = f"{who} has a base at {base.position} of {found}, not of {last, cut, trims}"
+            self._violations.append(Violation("base", what))
 
     def finish(self, cluster: SimulatedCluster) -> list[int]:
         """Compare all sequencers' copies; return the tail after each position.
@@ -74,12 +120,9 @@ class MetalogNotes:
 
     def shard_of(self, cluster: SimulatedCluster) -> list[ShardId]:
         """Return the shard of each seqnum, from the committed entries."""
-        process = cluster.process_of(cluster.view.primary)
-        assert process.shell is not None, "healed"
-        primary = process.shell.roles[cluster.view.primary]
-        assert isinstance(primary, Sequencer)
+        self.note(cluster)
         shards: list[ShardId] = []
-        for entry in primary._metalog.page(0, primary.committed):
+        for entry in map(entry_decoded, self._entries):
             for shard in sorted(entry.counts):
                 shards += [shard] * entry.counts[shard]
         return shards

@@ -123,6 +123,24 @@ BUGS: Final = (
         "        self._reports.forget(node)\n",
         "",
     ),
+    Bug(
+        "a base says of its last entry who proposed its first one",
+        "indilog/metalog.py",
+        "last, time_us = entry.epoch, max",
+        "last, time_us = self.last or entry.epoch, max",
+    ),
+    Bug(
+        "a base goes beyond what the older checkpoint of a storage node covers",
+        "storage/checkpoint.py",
+        "self.older, self.newest = self.newest, self._taken",
+        "self.older = self.newest = self._taken",
+    ),
+    Bug(
+        "a storage node below the base takes the entries of others without their floors",
+        "storage/history.py",
+        "self._asked, self._has_floors, self._cursor, self._promised = False, False, 0, None",
+        "self._asked, self._has_floors, self._cursor, self._promised = False, True, 0, None",
+    ),
     # --- readers of the metalog
     Bug(
         "a reader takes entries for those that follow on, whoever proposed the ones before",

@@ -23,6 +23,7 @@ from indilog.messages import Direction
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 from ordering.sequencer import Sequencer
 from storage import StorageNode
+from storage.ordering import Ordering
 from tests.simulation.history import Violation
 
 _SHARE: Final = 0.5
@@ -99,15 +100,20 @@ class ReplacedEntries:
         primary = shell.roles[cluster.view.primary]
         assert isinstance(primary, Sequencer)
         cluster.world.run_for(_AGREE_WITHIN_S)
-        entries = primary._metalog.page(0, primary.committed)
-        cut, tails, tail = dict[ShardId, int](), list[int](), 0
+        base = primary._metalog.base
+        entries = primary._metalog.page(base.position, primary.committed)
+        cut, tails, tail = dict(base.cut), [base.tail], base.tail
         for entry in entries:
             for shard, count in entry.counts.items():
                 cut[shard] = cut.get(shard, 0) + count
                 tail += count
             tails.append(tail)
         for node in cluster.view.storage_nodes:
-            self._compare(node, tails, cut)
+            self._compare(node, base.position, tails, cut)
+        # What the base stands for is known from a storage node, which agrees with the base.
+        ordering = self._ordering_of(cluster.view.storage_nodes[0])
+        entries = (*ordering.entries(0, base.position), *entries)
+        tails = [*map(ordering.tail_at, range(base.position)), *tails[1:]]
         shards = [
             shard for entry in entries for shard in sorted(entry.counts)
             for _ in range(entry.counts[shard])
@@ -115,13 +121,16 @@ class ReplacedEntries:
         for node in cluster.view.index_nodes:
             self._look_into(node, shards, tails)
 
-    def _compare(self, node: NodeId, tails: list[int], cut: dict[ShardId, int]) -> None:
+    def _ordering_of(self, node: NodeId) -> Ordering:
         shell = self._cluster.process_of(node).shell
         assert shell is not None, "healed"
         role = shell.roles[node]
         assert isinstance(role, StorageNode)
-        ordering = role._ordering
-        ours = [ordering.tail_at(position) for position in range(ordering.position)]
+        return role._ordering
+
+    def _compare(self, node: NodeId, base: int, tails: list[int], cut: dict[ShardId, int]) -> None:
+        ordering = self._ordering_of(node)
+        ours = [ordering.tail_before(position) for position in range(base, ordering.position + 1)]
         ordered = {shard: ordering.cut_of(shard) for shard in cut}
         if ours != tails or ordered != cut:
             what = (

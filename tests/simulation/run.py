@@ -70,13 +70,16 @@ class Run:
         chance = World(report.seed).chance("arrangement")
         drawn = arrangement.drawn(chance)
         report.arrangement = drawn.told()
-        with SimulatedCluster(
-            report.seed,
-            drawn.config,
-            arrangement=drawn.processes,
-            lines=self._lines,
-            segment_bytes=drawn.segment_bytes,
-        ) as cluster:
+        with (
+            self._metalog.watching(),
+            SimulatedCluster(
+                report.seed,
+                drawn.config,
+                arrangement=drawn.processes,
+                lines=self._lines,
+                segment_bytes=drawn.segment_bytes,
+            ) as cluster,
+        ):
             workload = Workload(
                 cluster, chance, operations=OPERATIONS, sessions=chance.randint(1, 5)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from indilog.base_messages import MetalogBase
 from indilog.errors import AppendOutcomeUnknownError, NotReadyError
 from indilog.ids import Epoch, ViewNumber
 from indilog.messages import (
@@ -16,7 +17,7 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import NewRecords
+from indilog.metalog import Base, NewRecords
 from indilog.roles import Appended, Effect, Ignore, Received, Send
 from tests.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
@@ -38,7 +39,9 @@ def of(epoch: int, position: int, count: int) -> NewRecords:
     return NewRecords(position, ViewNumber(1), Epoch(epoch), {SHARD: count})
 
 
-def from_primary(driver: Driver, message: MetalogEntries | TailIs, life: int) -> list[Effect]:
+def from_primary(
+    driver: Driver, message: MetalogEntries | MetalogBase | TailIs, life: int
+) -> list[Effect]:
     return driver.turn(Received(PRIMARY, message, Epoch(life)))
 
 
@@ -156,3 +159,22 @@ def test_lookups_and_reads_name_the_incarnation_that_they_rest_on() -> None:
     sent = [e.message for e in driver.turn() if isinstance(e, Send)]
     (read,) = [m for m in sent if isinstance(m, ReadRecords | IndexLookup)][:1]
     assert read.epoch == 2
+
+
+def test_an_engine_whose_next_entries_are_kept_no_more_joins_again() -> None:
+    driver = joined()
+    driver.order(1)
+    driver.read(9, position=9)
+    base = Base().with_entries([of(1, position, 1) for position in range(5)])
+    assert sends(from_primary(driver, MetalogBase(base, 1), 1), TailWanted) == []
+    ((_, asked),) = sends(
+        from_primary(driver, MetalogEntries(9, Epoch(1), (), committed=9), 1), MetalogWanted
+    )
+    assert isinstance(asked, MetalogWanted)
+    effects = from_primary(driver, MetalogBase(base, asked.request), 1)
+    (told,) = answers(effects)
+    assert isinstance(told, NotReadyError)
+    ((_, question),) = sends(effects, TailWanted)
+    assert isinstance(question, TailWanted)
+    from_primary(driver, TailIs(question.request, 9, 9, {SHARD: 9}, Epoch(1)), 1)
+    assert (driver.engine.ready, driver.engine.position) == (True, 9)

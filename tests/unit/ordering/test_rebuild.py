@@ -9,6 +9,7 @@ import pytest
 from indilog.config import Config, NodeConfig
 from indilog.errors import DataLossError
 from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
+from indilog.lineage import Extent
 from indilog.messages import Message, MetalogEntries, ShardProgress, TailWanted
 from indilog.metalog import NewRecords, entry_encoded
 from indilog.roles import (
@@ -25,7 +26,7 @@ from indilog.roles import (
 )
 from indilog.sequencer_messages import MetalogAppend, MetalogCopy, MetalogCopyWanted
 from indilog.view import view_of
-from ordering.metalog_state import Extent, state_decoded
+from ordering.metalog_state import state_decoded
 from ordering.sequencer import Sequencer
 
 PRIMARY, FIRST, SECOND = (NodeId(f"sequencer-{i}") for i in range(3))
@@ -137,7 +138,7 @@ def test_a_wiped_primary_asks_all_backups_and_says_nothing_else() -> None:
     assert disk.told(NodeId("storage-0"), progress) == []
     assert disk.told(ENGINE, TailWanted(1)) == []
     assert not disk.node.ready
-    assert disk.node.status() == {"length": 0, "committed": 0, "whole": 0}
+    assert disk.node.status() == {"length": 0, "committed": 0, "whole": 0, "base": 0}
 
 
 def test_one_backup_is_not_enough_for_a_wiped_primary() -> None:

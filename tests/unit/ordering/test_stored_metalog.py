@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, ShardId, ViewNumber
+from indilog.lineage import Extent
 from indilog.metalog import NewRecords, entry_encoded
 from indilog.roles import FrameKind
-from ordering.metalog_state import Extent, MetalogState, state_decoded, state_encoded
+from ordering.metalog_state import MetalogState, state_decoded, state_encoded
 from ordering.stored_metalog import StoredMetalog
 
 
