@@ -453,22 +453,21 @@ class Engine:
         for entry in taken.entries:
             effects += self._apply_entry(entry, self._local)
         effects += self._catch_up.gap()
-        return effects + self._apply_index_data(self._local, now)
+        if self._feed.behind or self._reads.parked:
+            effects += self._apply_index_data(self._local, now)
+        return effects
 
     def _apply_entry(self, entry: Entry, local: LocalIndex) -> list[Effect]:
         spans = self._replay.apply(entry)
         local.apply_spans(spans)
         if isinstance(entry, Trim):
             self._floors.heard(entry)
-        writer = self._writer
-        if writer is None:
-            return []
-        return [
-            effect
-            for span in spans
-            if span.shard == writer.shard
-            for effect in self._acknowledge(writer, span, entry.time_us / 1e6)
-        ]
+        effects: list[Effect] = []
+        if (writer := self._writer) is not None:
+            for span in spans:
+                if span.shard == writer.shard:
+                    effects += self._acknowledge(writer, span, entry.time_us / 1e6)
+        return effects
 
     def _acknowledge(self, writer: ShardWriter, span: Span, ordered_at: float) -> list[Effect]:
         if writer.fenced_by(span):

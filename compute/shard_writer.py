@@ -217,19 +217,18 @@ class ShardWriter:
         if self.takeover is not Takeover.OPEN:
             return []
         effects: list[Effect] = []
-        while (
+        while (self._closed or self._open.waiters) and (
             len(self._in_flight) < self._frames_in_flight_max
             and self._in_flight_bytes < self._in_flight_bytes_max
         ):
             if not self._closed:
                 self._close()
-                if not self._closed:
-                    break
             batch = self._closed.popleft()
             self._seal(batch, now)
             self._in_flight.append(batch)
             self._in_flight_bytes += len(batch.encoded)
-            effects += self._to_all(AppendBatch(batch.encoded))
+            message = AppendBatch(batch.encoded)
+            effects += [Send(replica, message) for replica in self.replicas]
         return effects
 
     def _seal(self, batch: _Batch, now: Instant) -> None:
@@ -453,18 +452,24 @@ class ShardWriter:
 
     def deadline(self) -> Instant | None:
         """When something is to be said again, or given up."""
-        times = (self._full_disks.deadline(), self._asked_again_at(), self._expires_at())
-        return min((time for time in times if time is not None), default=None)
+        due = self._asked_again_at()
+        if (full := self._full_disks.deadline()) is not None:
+            due = full if due is None else min(due, full)
+        if self._in_flight and (expires := self._expires_at()) is not None:
+            due = expires if due is None else min(due, expires)
+        return due
 
     def _asked_again_at(self) -> Instant | None:
-        if self.takeover in (Takeover.CLAIMING, Takeover.OPENING) or not self._in_flight:
-            return self._resend.due if self.takeover is not Takeover.OPEN else None
+        if self.takeover in (Takeover.CLAIMING, Takeover.OPENING):
+            return self._resend.due
+        if not self._in_flight:
+            return None if self.takeover is Takeover.OPEN else self._resend.due
         return self._resend.due or Instant(self._in_flight[0].sent + self._resend_s[0])
 
     def _expires_at(self) -> Instant | None:
         """When the first batch that callers wait for takes too long."""
         for batch in self._in_flight:
-            if any(waiter is not None for waiter in batch.waiters):
+            if batch.waiters[0] is not None or any(w is not None for w in batch.waiters):
                 return Instant(batch.accepted + self._timeout_s)
         return None
 

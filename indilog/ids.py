@@ -137,17 +137,17 @@ class _ColumnsCache:
     has half of the bytes, the old one is forgotten whole.
     """
 
-    __slots__ = ("_bytes", "_bytes_max", "_old", "_young")
+    __slots__ = ("_bytes", "_bytes_max", "_old", "young")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._young: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
+        self.young: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
         self._old: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
 
     def get(self, log: str, tags: tuple[UserTag, ...]) -> TagColumns | None:
         key = log, tags
-        if (columns := self._young.get(key)) is not None:
+        if (columns := self.young.get(key)) is not None:
             return columns
         if (columns := self._old.get(key)) is not None:
             self.put(log, tags, columns)
@@ -159,13 +159,13 @@ class _ColumnsCache:
         size_bytes = _COLUMNS_OVERHEAD_BYTES + (1 + _CHAR_BYTES_MAX) * len(names)
         size_bytes += _HASH_BYTES * len(hashes)
         if 2 * (self._bytes + size_bytes) > self._bytes_max:
-            self._old, self._young = self._young, {}
+            self._old, self.young = self.young, {}
             self._bytes = 0
-        self._young[log, tags] = columns
+        self.young[log, tags] = columns
         self._bytes += size_bytes
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self.young) + len(self._old)
 
 
 _columns = _ColumnsCache(_COLUMNS_BYTES_MAX)
@@ -182,7 +182,8 @@ def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
         # Only of exact types equal means the same: True and 7.0 equal the integers 1 and 7.
         if type(tag) is not str and type(tag) is not int:
             return _columns_of(log, tags)
-    if (columns := _columns.get(log, tags)) is None:
+    columns = _columns.young.get((log, tags))  # the hit of every append, without a call
+    if columns is None and (columns := _columns.get(log, tags)) is None:
         columns = _columns_of(log, tags)
         _columns.put(log, tags, columns)
     return columns

@@ -108,7 +108,12 @@ def is_possible(entry: Entry) -> bool:
         return len(entry.floors) <= TRIM_FLOORS_MAX and all(
             0 <= floor.tag < 2**64 and 0 <= floor.until <= MAX_SEQNUM for floor in entry.floors
         )
-    return all(0 <= shard < _SHARDS_MAX and count > 0 for shard, count in entry.counts.items())
+    counts = entry.counts
+    return (
+        min(counts, default=0) >= 0
+        and max(counts, default=0) < _SHARDS_MAX
+        and (min(counts.values(), default=1) > 0)
+    )
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):

@@ -71,7 +71,10 @@ class Entries:
         return self.start + len(self._packed) * self._page + len(self._newest)
 
     def __getitem__(self, position: MetalogPosition) -> Entry:
-        assert self.start <= position < self.end, "there is an entry"
+        index = position - self.start - len(self._packed) * self._page
+        if index >= 0:
+            return self._newest[index]
+        assert self.start <= position, "there is an entry"
         number = self._number(position)
         return self._at(number)[position - self._first(number)]
 

@@ -146,7 +146,11 @@ class Primary:
 
     def advance(self, now: Instant) -> list[Effect]:
         """Commit and publish, propose at most one entry, send backups what they miss."""
-        effects = self._commit() + self._propose() + self._propose_trim()
+        effects = self._commit()
+        if self._reports.changed:
+            effects += self._propose()
+        if self._trim_requests.wanted:
+            effects += self._propose_trim()
         effects += self._full_notice.conclude(now)
         self._metalog.fold(min(self._covered_by_all, self.committed))
         for node, backup in self._backups.items():
@@ -155,8 +159,11 @@ class Primary:
 
     def deadline(self) -> Instant | None:
         """When a backup's silence calls for saying something again, or a full disk does."""
-        times = [b.resend.due for b in self._backups.values()] + [self._full_notice.deadline()]
-        return min((time for time in times if time is not None), default=None)
+        due = self._full_notice.deadline()
+        for backup in self._backups.values():
+            if (again := backup.resend.due) is not None and (due is None or again < due):
+                due = again
+        return due
 
     def on_space_changed(self, *, full: bool, now: Instant) -> None:
         """Tell engines whether there is room on this disk; entries go on, they need little."""
@@ -177,11 +184,11 @@ class Primary:
     def _on_report(self, event: Received, message: ShardProgress | MetalogCovered) -> list[Effect]:
         if isinstance(message, MetalogCovered):
             return self._on_metalog_covered(event, message)
-        note, sender = self._reports.note, event.sender
-        refused = (
-            note(sender, shard, epoch, stored) for shard, (epoch, stored) in message.stored.items()
-        )
-        return [Ignore(event, reason) for reason in refused if reason is not None]
+        effects: list[Effect] = []
+        for shard, (epoch, stored) in message.stored.items():
+            if (reason := self._reports.note(event.sender, shard, epoch, stored)) is not None:
+                effects.append(Ignore(event, reason))
+        return effects
 
     def _on_metalog_stored(self, event: Received, message: MetalogStored) -> list[Effect]:
         backup = self._backups.get(event.sender)
@@ -270,13 +277,14 @@ class Primary:
         Then the last page of them is, or an empty one: readers hear of the new incarnation and have
         their copies confirmed. A reader that is farther behind sees a gap and asks.
         """
-        start, end = self.committed, self._majority_length()
-        if end > start:
+        end, committed = self._majority_length(), self._metalog.committed
+        if end > committed.position:
             self._metalog.commit(end)
+            committed = self._metalog.committed
         published = self._published
-        if self.tail_unknown or published == self.committed:
+        if published == committed.position or self.tail_unknown:
             return []
-        end = self._published = self.committed
+        end = self._published = committed.position
         first = max(published or 0, end - self._page_entries, self._metalog.base.position)
         entries = self._metalog.newest(first, end, self._page_bytes) if first < end else ()
         first = end - len(entries)
@@ -286,7 +294,7 @@ class Primary:
         effects: list[Effect] = [
             Send(reader, message, reader in self._engines) for reader in self._readers
         ]
-        return effects + self._trim_requests.commit(end, self.tail)
+        return effects + self._trim_requests.commit(end, committed.tail)
 
     def _majority_length(self) -> MetalogPosition:
         """How many entries are on a majority of disks."""
@@ -336,8 +344,6 @@ class Primary:
 
     def _propose(self) -> list[Effect]:
         """Put all progress since the last time into one entry."""
-        if not self._reports.changed:
-            return []
         if len(self._metalog) - self.committed >= self._page_entries:
             return []
         counts: dict[ShardId, int] = {}
@@ -356,8 +362,6 @@ class Primary:
 
     def _propose_trim(self) -> list[Effect]:
         """Put all trims that are wanted into one entry."""
-        if not self._trim_requests.wanted:
-            return []
         if len(self._metalog) - self.committed >= self._page_entries:
             return []
         position = len(self._metalog)

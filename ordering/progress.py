@@ -91,7 +91,9 @@ class Reports:
         """Return the shards that were reported on since the last call, ascending, with their
         progress and their newest writer.
         """
-        shards = sorted(self._changed)
+        news: list[tuple[ShardId, LocalId, Epoch]] = []
+        for shard in sorted(self._changed):
+            reported = self._shards[shard]
+            news.append((shard, reported.progress, reported.epoch))
         self._changed.clear()
-        reports = [(shard, self._shards[shard]) for shard in shards]
-        return [(shard, reported.progress, reported.epoch) for shard, reported in reports]
+        return news

@@ -166,6 +166,8 @@ class StoredMetalog:
         self, start: MetalogPosition, end: MetalogPosition, bytes_max: int
     ) -> tuple[Entry, ...]:
         """Return as `page` does, but the last of them."""
+        if end - start == 1:
+            return (self._entries[start],)
         entries = self._entries.between(start, end)
         return entries[len(entries) - _fitting(reversed(entries), bytes_max) :]
 
@@ -459,7 +461,9 @@ class StoredMetalog:
 
     def commit(self, end: MetalogPosition) -> None:
         """Take the entries below `end` for committed."""
-        for entry in self.iterate(self.committed.position, end):
+        start = self.committed.position
+        alone = end == start + 1
+        for entry in (self._entries[start],) if alone else self.iterate(start, end):
             self.committed.apply(entry)
             self.time_us = max(self.time_us, entry.time_us)
 

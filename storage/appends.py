@@ -235,18 +235,23 @@ class Appends:
     def conclude(self, primary: NodeId, now: Instant) -> list[Effect]:
         """Tell writers and the primary how far shards are stored."""
         effects: list[Effect] = []
-        for (sender, shard_id), epoch in self._refused.items():
-            shard = self._shards[shard_id]
-            whole = shard.written if shard.sound == shard.stored else shard.sound
-            effects.append(Send(sender, ShardStored(shard_id, epoch, whole)))
-        self._refused.clear()
-        if self._report.is_due(now):
-            self._report.due = None
+        if self._refused:
+            for (sender, shard_id), epoch in self._refused.items():
+                shard = self._shards[shard_id]
+                whole = shard.written if shard.sound == shard.stored else shard.sound
+                effects.append(Send(sender, ShardStored(shard_id, epoch, whole)))
+            self._refused.clear()
+        report = self._report
+        if report.due is not None and now >= report.due:
+            report.due = None
             self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
         if self._progressed:
             effects += self._progress(primary, now)
-        if self._report.due is None and any(s.stored > s.ordered for s in self._shards.values()):
-            self._report.sent(now)  # what was ordered just now was not all that is stored
+        if report.due is None:
+            for shard in self._shards.values():
+                if shard.stored > shard.ordered:
+                    report.sent(now)  # what was ordered just now was not all that is stored
+                    break
         return effects
 
     def _progress(self, primary: NodeId, now: Instant) -> list[Effect]:

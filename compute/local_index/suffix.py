@@ -105,9 +105,10 @@ class Suffix:
 
     def _evict(self) -> None:
         excess = len(self) - self._cuts_max
-        if excess <= 0 and not self._too_large():
+        too_large = self._too_large()
+        if excess <= 0 and not too_large:
             return
-        if self._too_large():
+        if too_large:
             excess = max(excess, len(self) // 8 + 1)
         self._start += min(excess, len(self))
         self.head = self._keys[self._start - 1] + 1

@@ -77,9 +77,10 @@ class DiskSpace:
         Raises:
             OSError: the journal has failed.
         """
-        passes = not self._waiting or self._passes(stream, effect)
-        if passes and (location := self._written(stream, effect)) is not None:
-            return location
+        if not self._waiting or self._passes(stream, effect):
+            location = self._written(stream, effect)
+            if location is not None:
+                return location
         self._waiting.append(_Waiting(node, stream, effect))
         return None
 

@@ -337,12 +337,8 @@ class NodeShell:
     def _drain(self) -> None:
         """Call roles until nothing is left for them."""
         now = self.clock.now()
+        self._put_due(now)
         inbox, roles, epoch = self._inbox, self.roles, self._epoch
-        for node, persisted in self._disk_space.retried(now):
-            inbox.setdefault(node, []).append(persisted)
-        for node, overdue in self._deadlines.items():
-            if overdue <= now:
-                inbox.setdefault(node, [])
         touched: dict[NodeId, None] = {}  # ordered, so that a run can be repeated exactly
         held = self._held
         for _ in range(_ROUNDS_MAX):
@@ -360,9 +356,19 @@ class NodeShell:
                         box[to].append(Received(node, effect.message, epoch))
                     else:
                         box[to] = [Received(node, effect.message, epoch)]
+                elif type(effect) is Persist:
+                    self._persist(node, effect)
                 else:
                     self._perform(node, effect)
         self._note_deadlines(touched)
+
+    def _put_due(self, now: Instant) -> None:
+        """Let the roles have a turn for which it is time."""
+        for node, persisted in self._disk_space.retried(now):
+            self._inbox.setdefault(node, []).append(persisted)
+        for node, overdue in self._deadlines.items():
+            if overdue <= now:
+                self._inbox.setdefault(node, [])
 
     def _tell_of_space(self) -> None:
         """Tell the roles that persist when the disk is full, and when it no longer is."""
@@ -405,11 +411,7 @@ class NodeShell:
             case Appended() | Answer():
                 self._held.append(effect)
             case Persist():
-                location = self._disk_space.write(node, self._streams[node], effect)
-                self.metrics.repaired += effect.kind is FrameKind.REPAIRED
-                if location is not None:
-                    persisted = Persisted(effect.token, location)
-                    self._inbox.setdefault(node, []).append(persisted)
+                self._persist(node, effect)
             case ReadFrame(location, token):
                 payload_read = self._journal.read(location)
                 self._inbox.setdefault(node, []).append(FrameRead(token, payload_read))
@@ -423,6 +425,16 @@ class NodeShell:
                 count_effect(self.metrics, node, effect)
             case unreachable:
                 assert_never(unreachable)
+
+    def _persist(self, node: NodeId, effect: Persist) -> None:
+        location = self._disk_space.write(node, self._streams[node], effect)
+        if effect.kind is FrameKind.REPAIRED:
+            self.metrics.repaired += 1
+        if location is not None:
+            box = self._inbox.get(node)
+            if box is None:
+                box = self._inbox[node] = []
+            box.append(Persisted(effect.token, location))
 
     def _finish(self) -> None:
         """Let out what promises nothing, sync what the turn wrote, let out the rest."""

@@ -226,7 +226,7 @@ async def test_parts_that_ask_at_each_turn_for_a_further_one_share_a_timer() -> 
     """Else each turn that comes meanwhile adds a timer, and each timer a turn, for good."""
     house = House({A: Scripted()})
     loop, shell = asyncio.get_running_loop(), house.shell
-    shell._checkpointing.turn = lambda *, quiet: shell._wake_after(0.001)  # type: ignore[method-assign]
+    shell._watch_idle = lambda: shell._wake_after(0.001)  # type: ignore[method-assign]
     for _ in range(20):
         house.nudge()
         await turns()
@@ -242,7 +242,7 @@ async def test_the_earliest_wish_for_a_turn_counts() -> None:
     house.shell._wake_after(3600.0)
     house.shell._wake_after(0.001)
     house.shell._wake_after(3600.0)
-    house.shell._checkpointing.turn = lambda *, quiet: turned.set()  # type: ignore[method-assign]
+    house.shell._watch_idle = turned.set  # type: ignore[method-assign]
     await asyncio.wait_for(turned.wait(), 5)
     await house.shell.close()
 
@@ -260,7 +260,12 @@ async def test_what_is_not_urgent_waits_for_a_sync_without_keeping_the_loop_busy
     house.journal.gate.clear()
     taken: list[None] = []
     turn = house.shell._turn
-    house.shell._turn = lambda: (taken.append(None), turn())[1]  # type: ignore[method-assign]
+
+    def counted() -> None:
+        taken.append(None)
+        turn()
+
+    house.shell._turn = counted  # type: ignore[method-assign]
     await turns()
     house.nudge()
     await turns(2)
