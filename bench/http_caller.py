@@ -6,15 +6,21 @@ A full client library would cost more than what is measured.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 import httptools
+
+from indilog.access import reach
 
 
 class HttpCaller(asyncio.Protocol):
     """One connection; one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str, headers: Mapping[str, str] = {}) -> None:
+        lines = {"Host": host, **headers}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[bytes] | None = None
@@ -27,13 +33,13 @@ class HttpCaller(asyncio.Protocol):
             RuntimeError: the answer is no success, or the connection ended.
         """
         return await self._ask(
-            b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+            b"POST %b HTTP/1.1\r\n%bContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (path.encode(), self._head, len(body), body)
         )
 
     async def get(self, path: str) -> bytes:
         """Return the body of the answer; errors as `post`."""
-        return await self._ask(b"GET %b HTTP/1.1\r\nHost: bench\r\n\r\n" % path.encode())
+        return await self._ask(b"GET %b HTTP/1.1\r\n%b\r\n" % (path.encode(), self._head))
 
     async def _ask(self, request: bytes) -> bytes:
         assert self._transport is not None, "connect first"
@@ -83,6 +89,9 @@ class HttpCaller(asyncio.Protocol):
 
 
 async def connected(host: str, port: int, callers: int) -> list[HttpCaller]:
-    """Return that many callers, each with a connection of its own."""
+    """Return that many callers, each with a connection of its own, and with the token of the
+    platform of this machine that answers there, if one does.
+    """
     loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(HttpCaller, host, port))[1] for _ in range(callers)]
+    make = partial(HttpCaller, host, reach(f"http://{host}:{port}").headers)
+    return [(await loop.create_connection(make, host, port))[1] for _ in range(callers)]

@@ -474,9 +474,13 @@ class Engine:
             return writer.give_up()
         batches = writer.ordered(span)
         for batch in batches:
-            data, names = batch.columns
             self._cache.add_span(
-                batch.first_seqnum, data, names, batch.time, ordered_at, batch.size_bytes
+                batch.first_seqnum,
+                batch.data,
+                batch.names,
+                batch.time,
+                ordered_at,
+                batch.size_bytes,
             )
         return acknowledgements(batches, self._replay.position)
 

@@ -10,36 +10,40 @@ from indilog.ids import Instant, NodeId
 
 
 class FullDisks:
-    """Believes each node for a while; one that is still full says so again."""
+    """Believes each node for a while; one that is still full says so again.
 
-    __slots__ = ("_until",)
+    Attributes:
+        until: the full ones, and until when each is believed; each append looks whether there are.
+    """
+
+    __slots__ = ("until",)
 
     def __init__(self) -> None:
-        self._until: dict[NodeId, Instant] = {}
+        self.until: dict[NodeId, Instant] = {}
 
     def __bool__(self) -> bool:
         """Whether any disk is full."""
-        return bool(self._until)
+        return bool(self.until)
 
     def told(self, node: NodeId, *, full: bool, now: Instant) -> None:
         """Take note of what `node` says."""
         if full:
-            self._until[node] = Instant(now + BELIEVED_S)
+            self.until[node] = Instant(now + BELIEVED_S)
         else:
-            self._until.pop(node, None)
+            self.until.pop(node, None)
 
     def expire(self, now: Instant) -> None:
         """Forget what was not said again."""
-        if self._until and min(self._until.values()) <= now:
-            self._until = {node: until for node, until in self._until.items() if until > now}
+        if self.until and min(self.until.values()) <= now:
+            self.until = {node: until for node, until in self.until.items() if until > now}
 
     def error(self) -> DiskFullError:
         """Return what a caller is told whose append is refused."""
         return DiskFullError(
-            f"There is no disk space left on {', '.join(sorted(self._until))}; nothing was "
+            f"There is no disk space left on {', '.join(sorted(self.until))}; nothing was "
             "appended. Make room: the log takes appends again by itself."
         )
 
     def deadline(self) -> Instant | None:
         """When the next one is to be forgotten."""
-        return min(self._until.values()) if self._until else None
+        return min(self.until.values()) if self.until else None

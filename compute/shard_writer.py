@@ -44,7 +44,7 @@ from indilog.messages import (
     ShardStoredWanted,
 )
 from indilog.metalog import Span
-from indilog.records import BatchBuilder, record_bytes, tags_bytes_max
+from indilog.records import RECORD_OVERHEAD_BYTES, BatchBuilder, record_bytes, tags_bytes_max
 from indilog.resend import Resend
 from indilog.roles import Answer, Appended, Effect, Ignore, Send
 
@@ -77,11 +77,12 @@ class _Batch:
 class OrderedBatch:
     """A batch that has its place in the total order now."""
 
-    __slots__ = ("columns", "first_seqnum", "size_bytes", "time", "waiters")
+    __slots__ = ("data", "first_seqnum", "names", "size_bytes", "time", "waiters")
 
     def __init__(self, batch: _Batch, first_seqnum: int) -> None:
         self.first_seqnum = first_seqnum
-        self.columns = batch.builder.columns
+        self.data = batch.builder.data
+        self.names = batch.builder.names
         self.size_bytes = batch.builder.bytes
         self.time = int(batch.accepted * 1e6) / 1e6
         """As readers of the stored batch see it, which counts in microseconds."""
@@ -152,16 +153,22 @@ class ShardWriter:
         """
         if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
             raise self._overloaded()
-        if self.takeover is Takeover.LOST or self._full_disks:
+        if self._full_disks.until or self.takeover is Takeover.LOST:
             raise self._refusal()
+        size = len(data)
         self._pending += 1
-        self._pending_bytes += len(data)
+        self._pending_bytes += size
         batch = self._open
-        if batch.builder.bytes + len(data) > self._room:
+        if batch.builder.bytes + size > self._room:
             self._close()
             batch = self._open
         builder, waiters = batch.builder, batch.waiters
-        builder.add(data, tags, names)
+        # As `BatchBuilder.add`, without the call.
+        builder.data.append(data)
+        builder.names.append(names)
+        builder.tags.extend(tags)
+        builder.counts.append(len(tags))
+        builder.bytes += size + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
         waiters.append(waiter)
         if len(waiters) >= self._frame_records_max or builder.bytes >= self._frame_bytes:
             self._close()
@@ -259,7 +266,7 @@ class ShardWriter:
             self._in_flight_bytes -= len(batch.encoded)
             assert batch.first >= span.first_localid, "spans of a shard follow on"
             self._pending -= len(batch.waiters)
-            self._pending_bytes -= sum(map(len, batch.builder.columns[0]))
+            self._pending_bytes -= sum(map(len, batch.builder.data))
             offset = batch.first - span.first_localid
             done.append(OrderedBatch(batch, span.first_seqnum + offset))
         return done
@@ -321,7 +328,7 @@ class ShardWriter:
             batch = self._in_flight.popleft()
             self._in_flight_bytes -= len(batch.encoded)
             self._pending -= len(batch.waiters)
-            self._pending_bytes -= sum(map(len, batch.builder.columns[0]))
+            self._pending_bytes -= sum(map(len, batch.builder.data))
             effects += _answers(batch, unknown)
         return effects + self._open_shard(now)
 
@@ -411,7 +418,7 @@ class ShardWriter:
         self._close()
         effects = [e for batch in self._closed for e in _answers(batch, self._full_disks.error())]
         self._pending = sum(len(batch.waiters) for batch in self._in_flight)
-        self._pending_bytes -= sum(sum(map(len, b.builder.columns[0])) for b in self._closed)
+        self._pending_bytes -= sum(sum(map(len, b.builder.data)) for b in self._closed)
         self._closed.clear()
         return effects
 
@@ -506,7 +513,7 @@ class ShardWriter:
         while self._closed and now >= self._closed[0].accepted + self._timeout_s:
             batch = self._closed.popleft()
             self._pending -= len(batch.waiters)
-            self._pending_bytes -= sum(map(len, batch.builder.columns[0]))
+            self._pending_bytes -= sum(map(len, batch.builder.data))
             effects += _answers(
                 batch,
                 NotReadyError(

@@ -99,54 +99,55 @@ class BatchBuilder:
     """Collects records until they are packed; the open batch of a writer.
 
     The hot part of every append: kept to a few list operations.
+
+    Attributes:
+        data, names: of each record; kept by others when the batch is packed, so not to be changed.
+        tags: of all records.
+        counts: how many each record has.
+        bytes: what the batch will have.
     """
 
-    __slots__ = ("_counts", "_data", "_names", "_tags", "bytes")
+    __slots__ = ("bytes", "counts", "data", "names", "tags")
 
     def __init__(self) -> None:
-        self._data: list[bytes] = []
-        self._names: list[bytes] = []
-        self._tags: list[TagHash] = []
-        self._counts = bytearray()
+        self.data: list[bytes] = []
+        self.names: list[bytes] = []
+        self.tags: list[TagHash] = []
+        self.counts = bytearray()
         self.bytes = HEADER_BYTES
 
     def __len__(self) -> int:
-        return len(self._data)
-
-    @property
-    def columns(self) -> tuple[list[bytes], list[bytes]]:
-        """The data and the names of the records; not to be changed."""
-        return self._data, self._names
+        return len(self.data)
 
     def add(self, data: bytes, tags: Sequence[TagHash], names: bytes) -> None:
         """Add one record with at most 255 tags; limits are the caller's to check."""
-        self._data.append(data)
-        self._names.append(names)
-        self._tags.extend(tags)
-        self._counts.append(len(tags))
+        self.data.append(data)
+        self.names.append(names)
+        self.tags.extend(tags)
+        self.counts.append(len(tags))
         self.bytes += len(data) + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
 
     def build(
         self, *, shard: ShardId, epoch: Epoch, first: LocalId, time_us: int, logspace: int = 0
     ) -> bytes:
         """Pack the records, as localids `first` and up of `shard`."""
-        assert self._data, "an empty batch has no place in a shard"
-        data_ends = array("I", accumulate(map(len, self._data)))
-        names_ends = array("I", accumulate(map(len, self._names)))
+        assert self.data, "an empty batch has no place in a shard"
+        data_ends = array("I", accumulate(map(len, self.data)))
+        names_ends = array("I", accumulate(map(len, self.names)))
         columns = b"".join(
             (
-                array("Q", self._tags).tobytes(),
+                array("Q", self.tags).tobytes(),
                 data_ends.tobytes(),
                 names_ends.tobytes(),
-                array("I", map(crc32c, self._data)).tobytes(),
-                self._counts,
-                *self._names,
+                array("I", map(crc32c, self.data)).tobytes(),
+                self.counts,
+                *self.names,
             )
         )
-        data = self._data[0] if len(self._data) == 1 else b"".join(self._data)
+        data = self.data[0] if len(self.data) == 1 else b"".join(self.data)
         header = _HEADER.pack(
             MAGIC, VERSION, 0, logspace, shard, epoch, first, time_us, len(data_ends),
-            len(self._tags), names_ends[-1], data_ends[-1], crc32c(columns), crc32c(data),
+            len(self.tags), names_ends[-1], data_ends[-1], crc32c(columns), crc32c(data),
         )  # fmt: skip
         return b"".join((header, _CRC.pack(crc32c(header)), columns, data))
 

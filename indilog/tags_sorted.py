@@ -17,7 +17,9 @@ from indilog.messages import ShardTags
 WAITING_MAX: Final = 2048
 """Tags that an index lets wait, about: to take them in may last a millisecond or two."""
 _FEW: Final = 48
+_SAMPLE: Final = 256
 _TAG_SHARE: Final = 3
+"""Sorting is worth it if of the newest tags fewer than one in so many differ."""
 _TAG_BYTES: Final = 8
 
 
@@ -43,7 +45,10 @@ def rows_by_tag(parts: Sequence[ShardTags]) -> RowsByTag | None:
     """
     joined = b"".join([part.tags for part in parts])
     size = len(joined) // _TAG_BYTES
-    if size < _FEW or _TAG_SHARE * len(set(memoryview(joined).cast("Q"))) > size:
+    if size < _FEW:
+        return None
+    sample = set(memoryview(joined).cast("Q")[-_SAMPLE:])
+    if _TAG_SHARE * len(sample) > min(size, _SAMPLE):
         return None
     tags = np.frombuffer(joined, np.uint64)
     counts = np.frombuffer(b"".join([part.tag_counts for part in parts]), np.uint8)
