@@ -91,7 +91,7 @@ class Applications:
         )
         self._retrying: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
-        self._notices = Notices(_FOLLOW_AGAIN_S)
+        self._notices, self._uncollected = Notices(_FOLLOW_AGAIN_S), Notices(_FOLLOW_AGAIN_S)
 
     async def read(self) -> None:
         """Take what the log says is deployed, to be loaded into workers as they come up.
@@ -310,6 +310,7 @@ class Applications:
         loop = asyncio.get_running_loop()
         while True:
             try:
+                await self._collect()
                 await self._news()
                 self._behind.clear()
                 await self._log.catch_up()
@@ -322,6 +323,16 @@ class Applications:
                 await asyncio.sleep(_FOLLOW_AGAIN_S)
             else:
                 self._notices.over()
+
+    async def _collect(self) -> None:
+        """Trim what no start needs; if that fails, again with the next news."""
+        try:
+            await self._log.collect()
+        except IndilogError as error:
+            now = asyncio.get_running_loop().time()
+            self._uncollected.tell("deployments not trimmed", error, now)
+        else:
+            self._uncollected.over()
 
     async def _news(self) -> None:
         """Wait until the log has deployments that were not read, or not taken."""

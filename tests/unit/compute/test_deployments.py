@@ -7,11 +7,13 @@ import asyncio
 import msgspec
 import pytest
 
+from compute import deployments
 from compute.deployments import APPS_LOG, Deployment, DeploymentLog
 from compute.workers.refusals import unknown_app
 from indilog.config import ClusterConfig
 from indilog.deployed import FunctionSpec, ScheduleSpec
 from indilog.errors import DeployError
+from indilog.log import Record
 from indilog.testing import MemoryLogs
 from tests.damaged_log import DamagedLogs
 
@@ -29,7 +31,10 @@ async def newest(logs: MemoryLogs) -> dict[str, Deployment]:
     """What a compute node that starts now reads."""
     read = DeploymentLog(logs)
     await read.catch_up()
-    return {name: placed.deployment for name, placed in read.newest.items()}
+    return {
+        name: msgspec.structs.replace(placed.deployment, follows=None, since=())
+        for name, placed in read.newest.items()
+    }
 
 
 async def test_the_newest_deployment_of_each_name_comes_back_whole() -> None:
@@ -155,6 +160,117 @@ async def test_a_schedule_is_there_since_the_first_of_the_deployments_that_all_h
         {daily: 200.0},
         {hourly: 400.0, daily: 200.0},
     ]
+
+
+# --- what no start needs
+
+
+async def left(logs: MemoryLogs) -> list[Record]:
+    """Return the records that a start reads."""
+    return await logs.log(APPS_LOG).read_range(limit=10_000)
+
+
+async def test_a_thousand_deployments_leave_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what all of them said: the version, and since when each schedule is there."""
+    now = 0.0
+    logs = MemoryLogs(clock=lambda: now)
+    written = DeploymentLog(logs)
+    hourly, daily = ScheduleSpec("f", "0 * * * *"), ScheduleSpec("f", "0 0 * * *")
+    await written.append(deployment("other", 1))
+    for number in range(1_000):
+        now += 1.0
+        both = (hourly, daily) if number >= 500 else (hourly,)
+        one = msgspec.structs.replace(deployment("a", 1, "x" * 1_000), schedules=both)
+        await written.append(one)
+        await written.catch_up()
+        await written.collect()
+    records = await left(logs)
+    assert len(records) == 2
+    assert sum(len(record.data) for record in records) < 5_000
+    read = DeploymentLog(logs)
+    await read.catch_up()
+    assert sorted(read.newest) == ["a", "other"]
+    assert read.newest["a"].deployment.version == 1_000
+    assert read.newest["a"].since == {hourly: 1.0, daily: 501.0}
+    again = DeploymentLog(logs)
+    await again.catch_up()
+    trims: list[object] = []
+    monkeypatch.setattr(MemoryLogs, "trim", lambda *given: trims.append(given))
+    await again.collect()
+    assert trims == [], "there is nothing left to trim"
+
+
+async def test_what_is_undeployed_stays_so_when_its_deployments_are_trimmed() -> None:
+    logs = MemoryLogs()
+    written = DeploymentLog(logs)
+    for one in (deployment("a", 1), deployment("a", 2), deployment("a", 2).undeployed()):
+        await written.append(one)
+        await written.catch_up()
+    await written.collect()
+    assert len(await left(logs)) == 1
+    read = DeploymentLog(logs)
+    await read.catch_up()
+    assert read.newest["a"].deployment.is_undeployed
+    await read.append(deployment("a", 1, "new", owner="eve"))
+    assert await newest(logs) == {"a": deployment("a", 3, "new", owner="eve")}
+
+
+async def test_of_applications_that_are_undeployed_the_last_ones_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others are not there, as if they never had been."""
+    monkeypatch.setattr(deployments, "UNDEPLOYED_KEPT", 2)
+    logs = MemoryLogs()
+    written = DeploymentLog(logs)
+    await written.append(deployment("stays", 1))
+    for name in "abcde":
+        for one in (deployment(name, 1), deployment(name, 1).undeployed()):
+            await written.append(one)
+            await written.catch_up()
+    await written.collect()
+    assert sorted(written.newest) == ["d", "e", "stays"]
+    assert sorted(await newest(logs)) == ["d", "e", "stays"]
+    assert len(await left(logs)) == 3
+    await written.append(deployment("a", 1))
+    assert (await newest(logs))["a"] == deployment("a", 1)
+
+
+async def test_beside_a_deployment_that_was_made_at_the_same_time_nothing_is_trimmed() -> None:
+    """It does not carry what the other one said; the next one carries both."""
+    now = 0.0
+    logs = MemoryLogs(clock=lambda: now)
+    hourly = ScheduleSpec("f", "0 * * * *")
+    one, two = DeploymentLog(logs), DeploymentLog(logs)
+    for node in (one, two, two):
+        now += 100.0
+        await node.append(msgspec.structs.replace(deployment("a", 1), schedules=(hourly,)))
+    await one.catch_up()
+    await one.collect()
+    assert len(await left(logs)) == 3
+    await one.append(msgspec.structs.replace(deployment("a", 1), schedules=(hourly,)))
+    await one.catch_up()
+    await one.collect()
+    assert len(await left(logs)) == 1
+    read = DeploymentLog(logs)
+    await read.catch_up()
+    assert (read.newest["a"].deployment.version, read.newest["a"].since) == (4, {hourly: 100.0})
+
+
+async def test_a_node_that_follows_later_believes_what_a_deployment_carries() -> None:
+    """The one that it lacks, without the schedule, is trimmed."""
+    now = 0.0
+    logs = MemoryLogs(clock=lambda: now)
+    hourly = ScheduleSpec("f", "0 * * * *")
+    one, late = DeploymentLog(logs), DeploymentLog(logs)
+    for schedules in ((hourly,), (), (hourly,)):
+        now += 100.0
+        await one.append(msgspec.structs.replace(deployment("a", 1), schedules=schedules))
+        await one.catch_up()
+        if now == 100.0:
+            await late.catch_up()
+    await one.collect()
+    await late.catch_up()
+    assert (late.newest["a"].deployment.version, late.newest["a"].since) == (3, {hourly: 300.0})
 
 
 async def test_an_application_whose_newest_deployment_is_lost_is_reported_by_name() -> None:

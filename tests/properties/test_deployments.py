@@ -1,0 +1,141 @@
+"""Deployments that were trimmed say what all of them would say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compute.deployments import APPS_LOG, Deployment, DeploymentLog
+from indilog.deployed import ScheduleSpec
+from indilog.testing import MemoryLogs
+
+SPECS = (
+    ScheduleSpec("f", "0 * * * *"),
+    ScheduleSpec("f", "0 * * * *", catch_up="all"),
+    ScheduleSpec("f", "0 0 * * *"),
+)
+NODES = st.integers(0, 1)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("deploy"),
+            NODES,
+            st.sampled_from("ab"),
+            st.sampled_from(["me", "eve"]),
+            st.lists(st.sampled_from(SPECS), unique=True, max_size=3),
+        ),
+        st.tuples(st.just("undeploy"), NODES, st.sampled_from("ab")),
+        st.tuples(st.just("read"), NODES),
+        st.tuples(st.just("collect"), NODES, st.integers(0, 3)),
+        st.tuples(st.just("restart"), NODES),
+    ),
+    max_size=30,
+)
+
+
+class KilledError(Exception):
+    """The node is gone."""
+
+
+class Story:
+    """Two nodes on one log that is trimmed, and the same records in one that is not."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.logs = MemoryLogs(clock=lambda: self.now)
+        self.whole = MemoryLogs(clock=lambda: self.now)
+        self.nodes = [DeploymentLog(self.logs), DeploymentLog(self.logs)]
+
+    async def do(self, step: tuple[Any, ...]) -> None:
+        self.now += 10.0
+        kind, index, *arguments = step
+        node = self.nodes[index]
+        if kind == "deploy":
+            name, owner, schedules = arguments
+            await self.append(index, made(name, owner, self.now, tuple(schedules)))
+        elif kind == "undeploy":
+            if (placed := node.newest.get(arguments[0])) is not None:
+                await self.append(index, placed.deployment.undeployed())
+        elif kind == "read":
+            await node.catch_up()
+        elif kind == "collect":
+            await self.collect(index, *arguments)
+        else:
+            self.nodes[index] = DeploymentLog(self.logs)
+            await self.nodes[index].catch_up()
+
+    async def append(self, index: int, deployment: Deployment) -> None:
+        seqnum = await self.nodes[index].append(deployment)
+        record = await self.logs.log(APPS_LOG).read(seqnum)
+        assert record is not None
+        assert await self.whole.log(APPS_LOG).append(record.data, tags=[deployment.name]) == seqnum
+
+    async def collect(self, index: int, trims: int) -> None:
+        """Collect, up to a number of trims; then the node is killed and starts anew."""
+        node, left = self.nodes[index], [trims]
+        trim = node._log.trim
+
+        async def counted(until: int, *, tag: Any = None) -> None:  # noqa: ANN401 - as `Log.trim`
+            if left[0] == 0:
+                raise KilledError
+            left[0] -= 1
+            await trim(until, tag=tag)
+
+        node._log.trim = counted  # type: ignore[method-assign]
+        try:
+            await node.collect()
+        except KilledError:
+            self.nodes[index] = DeploymentLog(self.logs)
+            await self.nodes[index].catch_up()
+        else:
+            node._log.trim = trim  # type: ignore[method-assign]
+
+    async def check(self) -> None:
+        """Compare what each node knows, and what a start reads, with what all records say."""
+        expected = await told(DeploymentLog(self.whole))
+        for node in (*self.nodes, DeploymentLog(self.logs)):
+            assert await told(node) == expected
+
+
+def made(name: str, owner: str, now: float, schedules: tuple[ScheduleSpec, ...]) -> Deployment:
+    return Deployment(
+        name=name,
+        version=1,
+        owner=owner,
+        sources={"a.py": str(now)},
+        functions=(),
+        schedules=schedules,
+    )
+
+
+async def told(log: DeploymentLog) -> dict[str, object]:
+    """Return what a log of deployments says now."""
+    await log.catch_up()
+    return {
+        name: (
+            placed.seqnum,
+            placed.since,
+            msgspec.structs.replace(placed.deployment, follows=None, since=()),
+        )
+        for name, placed in log.newest.items()
+    }
+
+
+@given(STEPS)
+def test_who_reads_what_is_left_comes_to_the_same(steps: list[tuple[Any, ...]]) -> None:
+    """Whatever was deployed at once, and wherever a node was killed between two trims."""
+
+    async def story() -> None:
+        made = Story()
+        for step in steps:
+            await made.do(step)
+        await made.check()
+        for index in (0, 1):
+            await made.nodes[index].collect()
+        await made.check()
+
+    asyncio.run(story())
