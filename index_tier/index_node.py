@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, assert_never
 
 from index_tier.checkpoint import Kept, checkpoint_of, restored
+from index_tier.discards import Discards, Runs
 from index_tier.fetch import Fetch, sources_of
 from index_tier.index_store import IndexStore, Search
 from index_tier.lost_records import crossed
@@ -77,7 +78,14 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
-from indilog.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted, TagFloors
+from indilog.tag_messages import (
+    NO_RECORD,
+    NOT_TOLD,
+    Discarded,
+    TagFirsts,
+    TagFirstsWanted,
+    TagFloors,
+)
 from indilog.view import Views, placement_of
 
 _DAMAGED: Final = "a damaged snapshot; the index is rebuilt"
@@ -125,6 +133,7 @@ class IndexNode:
         self._not_of = Epoch(0)
         """Copies of the metalogs of earlier incarnations than this have replaced entries."""
         self._begun_again = 0
+        self._discards = Discards(views, self._floors, config.node)
         self._swept_at = Instant(0.0)
         self._merging = Merging(views, config.node)
         """The lookups whose master this node is."""
@@ -162,6 +171,7 @@ class IndexNode:
             "waiting": len(self._waiting),
             "merging": len(self._merging),
             "begun_again": self._begun_again,
+            "discarded": self._discards.records,
         }
 
     @property
@@ -222,6 +232,7 @@ class IndexNode:
         if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
             self._swept_at = now
             self._store.sweep(self._config.sweep_tags_per_turn)
+        effects += self._look_for_discarded(now)
         for waiting in self._waiting.take_expired(now):
             effects.append(Ignore(waiting, "a lookup waited too long for index data"))
         return effects + self._catch_up(now, advanced=advanced)
@@ -234,6 +245,7 @@ class IndexNode:
             self._merging.deadline(),
             self._snapshots.deadline(),
             self._floors.deadline(),
+            self._discards.deadline(),
             Instant(self._swept_at + _SWEEP_PAUSE_S) if self._store.sweeping else None,
         )
         return min((instant for instant in instants if instant is not None), default=None)
@@ -277,9 +289,13 @@ class IndexNode:
             case TagFloors() as floors:
                 return self._on_floors(event, floors, now)
             case message:
-                return [
-                    Ignore(event, f"an index node has no use for {type(message).__name__}"),
-                ]
+                return self._on_seldom(event, message, now)
+
+    def _on_seldom(self, event: Received, message: object, now: Instant) -> list[Effect]:
+        if isinstance(message, Discarded):
+            found, sent = self._discards.on_answer(event.sender, message, self._copy_of, now)
+            return self._forget(found, sent)
+        return [Ignore(event, f"an index node has no use for {type(message).__name__}")]
 
     # --- index data
 
@@ -353,6 +369,23 @@ class IndexNode:
         for floor in news:
             self._store.trim(floor)
         return list(effects)
+
+    def _look_for_discarded(self, now: Instant) -> list[Effect]:
+        """Ask storage what may be forgotten, when the index has grown and nothing else is swept."""
+        found, asked = self._discards.on_time(now)
+        effects = self._forget(found, asked)
+        if self._store.sweeping or self._snapshots.opening:
+            return effects
+        entries = self._store.entries
+        self._discards.swept(entries)
+        if self._discards.is_worth_it(entries):
+            effects += self._discards.begin(entries, self._store.runs(), now)
+        return effects
+
+    def _forget(self, found: Runs | None, sent: Sequence[Effect]) -> list[Effect]:
+        if found is not None:
+            self._store.forget(found)
+        return list(sent)
 
     def _plausible(self, block: IndexBlock, copy_of: Epoch) -> bool:
         """Tell whether a block is this index shard's and its columns fit each other."""
@@ -584,6 +617,7 @@ class IndexNode:
         self._feed = self._feed_from(0)
         self._lineage, self._copy_of = Lineage(), Epoch(0)
         self._fetch = None
+        self._discards.stop()
         self._begun_again += 1
         effects: list[Effect] = [Ignore(below, reason), self._snapshots.open(below)]
         self._waiting.begin_again()

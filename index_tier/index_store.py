@@ -19,7 +19,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from index_tier.discards import Runs, seqnums_in
 from index_tier.recent_rows import AddedParts, RecentIndex
 from index_tier.spilled import Found, GroupDirectory, RowCache, next_in, prev_in
 from index_tier.tag_index import Matches, TagIndex
@@ -172,11 +174,13 @@ class Unwritten(NamedTuple):
     """What a snapshot is to be written of: all below `position`, whose seqnums are below `tail`.
 
     `rows` gives the rows that the snapshot before has not; it may be called in a thread.
+    `discarded` are records of which the snapshot before has rows, and the next one is to have none.
     """
 
     position: MetalogPosition
     tail: SeqNum
     rows: Callable[[], Rows]
+    discarded: NDArray[np.uint64]
 
 
 class IndexStore:
@@ -209,6 +213,8 @@ class IndexStore:
         self._cache = RowCache(memory_bytes_max // _CACHE_SHARE - self.filter_bytes_max)
         self._writing: list[_Generation] = []
         self._late_floors: list[Floor] = []
+        self._unread = self._left_out = np.empty(0, np.uint64)
+        """Discarded records of which the snapshot has rows; those that the next one leaves out."""
         self.full = False
 
     # --- figures
@@ -222,6 +228,11 @@ class IndexStore:
     def base(self) -> Snapshot | None:
         """The newest snapshot."""
         return self._base
+
+    @property
+    def entries(self) -> int:
+        """How many pairs of record and tag are in memory."""
+        return sum(generation.index.entries for generation in (*self._closed, self._newest))
 
     @property
     def resident_bytes(self) -> int:
@@ -250,7 +261,7 @@ class IndexStore:
         rows = self._base.rows if self._base is not None else 0
         covered = sum(g.rows for g in self._closed if self._is_covered(g))
         return {
-            "entries": sum(index.entries for index in indexes),
+            "entries": self.entries,
             "tags": sum(index.tags for index in indexes),
             "spans": sum(index.spans for index in indexes),
             "generations": len(indexes),
@@ -292,6 +303,25 @@ class IndexStore:
             self._late_floors.append(floor)
         for generation in self._changeable:
             generation.trim(floor)
+        self._measure()
+
+    def runs(self) -> dict[ShardId, Runs]:
+        """Return the runs of consecutive seqnums in memory that may change now, by shard."""
+        parts = [generation.index.runs() for generation in self._changeable]
+        bounds = np.concatenate([bounds for bounds, _ in parts])
+        shards = np.concatenate([of_part for _, of_part in parts])
+        return {
+            ShardId(int(shard)): bounds[shards == shard] for shard in np.unique(shards).tolist()
+        }
+
+    def forget(self, discarded: Runs) -> None:
+        """Forget records of which no read may return any, in memory and in the next snapshot."""
+        for generation in self._changeable:
+            end = generation.end if generation is not self._newest else self.end
+            generation.index.forget(seqnums_in(discarded, generation.start, end))
+        if self._base is not None:
+            late = seqnums_in(discarded, 0, self._base.info.tail)
+            self._unread = np.union1d(self._unread, late)
         self._measure()
 
     def sweep(self, tags: int) -> None:
@@ -414,7 +444,8 @@ class IndexStore:
             self.full = self.resident_bytes >= self._full_bytes
         fresh = self._writing = [g for g in self._closed if not self._is_covered(g)]
         rows = partial(_rows_of, [generation.index for generation in fresh])
-        return Unwritten(fresh[-1].position, fresh[-1].end, rows)
+        self._left_out = self._unread
+        return Unwritten(fresh[-1].position, fresh[-1].end, rows, self._left_out)
 
     def written(self, snapshot: Snapshot | None) -> None:
         """Use the snapshot that was written; None: there is none."""
@@ -424,6 +455,7 @@ class IndexStore:
         self._writing, self._late_floors = [], []
         self._measure()
         if snapshot is not None:
+            self._unread = np.setdiff1d(self._unread, self._left_out)
             self._adopt(snapshot)
             self.shrink()
 

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index_tier.spilled import next_in, prev_in
 from index_tier.tag_index import Matches
@@ -53,8 +54,7 @@ class AddedParts:
         order = np.argsort(rows.seqnums[tagged], kind="stable")
         seqnums = rows.seqnums[tagged][order]
         counts = np.diff(np.searchsorted(seqnums, records), append=len(seqnums))
-        follows = (records[1:] == records[:-1] + np.uint64(1)) & (shards[1:] == shards[:-1])
-        starts = np.flatnonzero(np.concatenate([np.ones(min(1, len(records)), np.bool_), ~follows]))
+        starts = _run_starts(records, shards)
         parts = cls()
         parts._counts = bytearray(counts.astype(np.uint8).tobytes())
         parts._tags = array("Q", rows.tags[tagged][order].tobytes())
@@ -150,5 +150,25 @@ class RecentIndex:
     def trim(self, floor: Floor) -> None:
         """Do nothing: what lies below a floor is not shown."""
 
+    def runs(self) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
+        """Return all runs of consecutive seqnums (a row each: first, end), and their shards."""
+        own = self._rows.chosen(self._rows.tags == 0)
+        starts = _run_starts(own.seqnums, own.shards)
+        ends = np.append(starts[1:], len(own.seqnums))[: len(starts)] - 1
+        bounds = np.stack([own.seqnums[starts], own.seqnums[ends] + np.uint64(1)], axis=1)
+        return bounds, own.shards[starts]
+
+    def forget(self, dead: NDArray[np.uint64]) -> None:
+        """Forget records of which no read may return any."""
+        self._rows = self._rows.chosen(~np.isin(self._rows.seqnums, dead))
+        self.entries = int(np.count_nonzero(self._rows.tags))
+        self.tags = len(np.unique(self._rows.tags))
+
     def sweep(self, tags: int) -> None:
         """Do nothing: there is nothing to be taken out."""
+
+
+def _run_starts(records: NDArray[np.uint64], shards: NDArray[np.uint16]) -> NDArray[np.intp]:
+    """Return where runs of consecutive records of one shard begin."""
+    follows = (records[1:] == records[:-1] + np.uint64(1)) & (shards[1:] == shards[:-1])
+    return np.flatnonzero(np.concatenate([np.ones(min(1, len(records)), np.bool_), ~follows]))

@@ -91,7 +91,9 @@ class Snapshots:
             lineage=lineage.copied(unwritten.position),
         )
         self._trimmed_until = trimmed.logs.highest
-        floors = SnapshotFloors(*trimmed.logs.columns(), *trimmed.tags.columns())
+        floors = SnapshotFloors(
+            *trimmed.logs.columns(), *trimmed.tags.columns(), unwritten.discarded
+        )
         write = WriteSnapshot(self._writing, base, unwritten.rows, floors, store.filter_bytes_max)
         return [AskSnapshots(write)]
 

@@ -20,6 +20,7 @@ from itertools import chain, repeat
 from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index_tier.sweep import Sweep
 from indilog.ids import EMPTY_TAG, SeqNum, ShardId, TagHash
@@ -185,6 +186,17 @@ class TagIndex:
         self.entries -= end
         if not column:
             del self._columns[floor.tag]
+
+    def runs(self) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
+        """Return all runs of consecutive seqnums (a row each: first, end), and their shards."""
+        bounds = np.stack([np.array(self._firsts), np.array(self._ends)], axis=1)
+        return bounds.astype(np.uint64), np.array(self._shards, np.uint16)
+
+    def forget(self, dead: NDArray[np.uint64]) -> None:
+        """Forget records of which no read may return any; `sweep` takes them out."""
+        self.settle()
+        if len(dead):
+            self._dead.append(array("Q", dead.tobytes()))
 
     def sweep(self, tags: int) -> None:
         """Go on with taking trimmed records out of other tags: as many tags as said."""

@@ -190,6 +190,10 @@ class NodeConfig:
     """An index node writes a snapshot when this many entries are new, and half as many as the
     snapshot before has; earlier when memory is short.
     """
+    index_forget_entries_min: int = 1024
+    """An index node asks storage which records it may forget when this many entries are new, and an
+    eighth as many as it had; only if there were trims.
+    """
     index_snapshot_retry_s: float = 10.0
     """After this a snapshot that could not be written is tried again."""
 

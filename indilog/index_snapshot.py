@@ -81,13 +81,19 @@ class Rows(NamedTuple):
         return Rows(self.tags[mask], self.seqnums[mask], self.shards[mask])
 
 
+_NONE: Final[NDArray[np.uint64]] = np.empty(0, np.uint64)
+
+
 class SnapshotFloors(NamedTuple):
-    """What is trimmed: tags of logs, ascending, and their floors; the same of other tags."""
+    """What is trimmed: tags of logs, ascending, and their floors; the same of other tags; and
+    seqnums of records, ascending, that are trimmed whole or in all their tags.
+    """
 
     log_tags: NDArray[np.uint64]
     log_untils: NDArray[np.uint64]
     tags: NDArray[np.uint64]
     untils: NDArray[np.uint64]
+    discarded: NDArray[np.uint64] = _NONE
 
 
 class RowGroups(NamedTuple):
@@ -219,11 +225,12 @@ def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
 def dead_in(
     groups: RowGroups, floors: SnapshotFloors, read: Callable[[int], Rows]
 ) -> NDArray[np.uint64]:
-    """Return the seqnums, ascending, of the records whose logs are trimmed past them.
+    """Return the seqnums, ascending, of the records whose logs are trimmed past them, and of those
+    that were discarded.
 
     Reads the row groups of those logs' own tags.
     """
-    found = [np.empty(0, np.uint64)]
+    found = [floors.discarded]
     for tag, until in zip(floors.log_tags, floors.log_untils, strict=True):
         first = int(np.searchsorted(groups.last_tags, tag, side="left"))
         for group in range(first, int(np.searchsorted(groups.first_tags, tag, side="right"))):

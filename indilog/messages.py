@@ -40,6 +40,8 @@ from indilog.sequencer_messages import (
     MetalogStored,
 )
 from indilog.tag_messages import (
+    Discarded,
+    DiscardedWanted,
     TagFirsts,
     TagFirstsWanted,
     TagFloors,
@@ -532,6 +534,8 @@ Message: TypeAlias = (
     | TrimIs
     | TagFloors
     | TagFloorsWanted
+    | DiscardedWanted
+    | Discarded
     | ShardClaim
     | ShardClaimed
     | ShardOpen

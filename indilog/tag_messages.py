@@ -1,4 +1,5 @@
-"""The messages about tags: which are trimmed (ARCHITECTURE 13), and which are new (thesis 5.7).
+"""The messages about tags: which are trimmed (ARCHITECTURE 13), which records are discarded by
+that, and which tags are new (thesis 5.7).
 
 How to read them is said in `indilog.messages`.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from indilog.ids import Epoch, MetalogPosition, SeqNum, TagHash
+from indilog.ids import Epoch, MetalogPosition, SeqNum, ShardId, TagHash
 from indilog.metalog import UNSAID, Floor
 from indilog.wire_message import WireMessage
 
@@ -74,6 +75,41 @@ class TagFloorsWanted(WireMessage, frozen=True):
     after: TagHash
     trims: int = 0
     epoch: Epoch = UNSAID
+
+
+DISCARDED_RUNS_MAX: Final = 4096
+"""Runs of records in a question or an answer about discarded ones."""
+
+
+class DiscardedWanted(WireMessage, frozen=True):
+    """index → storage: which of these records of a shard have you discarded, because they are
+    trimmed whole or in all their tags?
+
+    `runs`: the first seqnum and the one after the last (u64 each) of each run, ascending; at most
+    4,096 runs.
+    Lost: asked of another replica, or not until the index has grown further.
+    Repeated: answered again; an answer that is not awaited is passed over.
+    """
+
+    shard: ShardId
+    runs: bytes
+
+
+class Discarded(WireMessage, frozen=True):
+    """storage → index: these records of the shard are discarded; all below seqnum `end` were looked
+    at.
+
+    No read may return them any more: the first `trims` trims say so. Records that were lost are not
+    among them. `runs` is as in the question, `copy_of` as in `IndexData`.
+    Lost: the question is asked again.
+    Repeated: passed over.
+    """
+
+    shard: ShardId
+    runs: bytes
+    end: SeqNum
+    trims: int
+    copy_of: Epoch
 
 
 NO_RECORD: Final = 2**64 - 1

@@ -52,13 +52,14 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
-from indilog.tag_messages import TagFloors, TagFloorsWanted
+from indilog.tag_messages import DiscardedWanted, TagFloors, TagFloorsWanted
 from indilog.time_messages import TimeFound, TimeLookup
 from indilog.view import Views, placement_of
 from storage.appends import Appends, Stored
 from storage.batch_reads import BatchReads, BatchTask
 from storage.catch_up import CatchUp
 from storage.checkpoint import Covered, checkpoint_of, restore
+from storage.discarded import discarded_of
 from storage.disk_care import DiskCare
 from storage.history import HistoryFetch, history_for
 from storage.index_data import (
@@ -301,6 +302,9 @@ class StorageNode:
                 return self._on_batches_wanted(event, message)
             case Batches() as message:
                 return self._after_entries(self._care.repair.on_batches(event, message, now))
+            case DiscardedWanted() as message:
+                shard = self._shards.get(message.shard)
+                return [discarded_of(event, message, shard, self._ordering)]
             case TagFloorsWanted() as message:
                 # The asker may know of a trim that was not heard here.
                 self._ordering.reader.doubt()

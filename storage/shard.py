@@ -29,6 +29,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from sortedcontainers import SortedDict
 
 from indilog.columns import copied, packed, restored, unpacked
@@ -568,6 +569,29 @@ class Shard:
             for index in range(start, stop)
             if self._segments[index] == _GONE
         ]
+
+    def gone_runs(
+        self, first: LocalId, end: LocalId, rows_max: int
+    ) -> tuple[NDArray[np.uint64], LocalId, int]:
+        """Return what was discarded of [first, end); at most `rows_max` batches are looked at.
+
+        Returns the runs of localids (a row each: first, end), up to where was looked, and at how
+        many batches.
+        """
+        end = min(end, self.stored)
+        if first >= end:
+            return np.empty((0, 2), np.uint64), first, 0
+        start = bisect_right(self._firsts, first) - 1
+        stop = min(bisect_left(self._firsts, end), start + rows_max)
+        end = min(end, self._end_of(stop - 1))
+        firsts = np.array(self._firsts[start:stop], np.uint64)
+        gone = np.zeros(stop - start + 2, np.bool_)
+        gone[1:-1] = np.array(self._segments[start:stop], np.uint32) == _GONE
+        bounds = np.append(firsts, np.uint64(end))
+        bounds[0] = first
+        # Where batches that are gone begin to follow one another, and where that ends.
+        changes = np.flatnonzero(gone[1:] != gone[:-1])
+        return bounds[changes].reshape(-1, 2), end, stop - start
 
     def seqnum_of(self, localid: LocalId) -> SeqNum:
         """Return the seqnum of a record that is ordered."""

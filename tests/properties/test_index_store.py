@@ -80,7 +80,7 @@ class Story:
         covered = self.store.base.info.tail if self.store.base is not None else 0
         new = self.store.end > covered and self.chance.random() < 0.3
         if self.writing is None and (self.store.due or new):
-            position, tail, rows = self.store.close_generation(self.position)
+            position, tail, rows, _ = self.store.close_generation(self.position)
             info = SnapshotInfo(index_shard=0, position=position, tail=tail, eras=ERAS)
             self.writing = info, rows
 

@@ -18,7 +18,7 @@ from indilog.view import view_of
 from tests.role_cluster import LOG, RoleCluster, Waiter
 
 TAGS = ("a", "b", "c")
-SIZES: dict[str, dict[str, int | str]] = {
+SIZES: dict[str, dict[str, float | str]] = {
     "default": {},
     "none": {
         "suffix_cuts_max": 0,
@@ -28,12 +28,16 @@ SIZES: dict[str, dict[str, int | str]] = {
         "record_cache_bytes_max": 0,
         "answer_cache_entries_max": 0,
     },
-    "small": {"suffix_cuts_max": 2, "tag_cache_seqnums_max": 8, "tag_cache_seqnums_per_tag_max": 3},
+    "small": {
+        "suffix_cuts_max": 2, "tag_cache_seqnums_max": 8, "tag_cache_seqnums_per_tag_max": 3,
+        "index_forget_entries_min": 1, "reclaim_rest_s_min": 0.01,
+    },
     "extended": {"local_index": "extended", "refill_after_misses": 1},
     "extended small": {
         "local_index": "extended", "refill_after_misses": 1, "refill_seqnums_max": 2,
         "suffix_cuts_max": 2, "tag_cache_seqnums_max": 8, "tag_cache_seqnums_per_tag_max": 3,
         "answer_cache_entries_max": 5, "record_cache_bytes_max": 1500,
+        "index_forget_entries_min": 1, "reclaim_rest_s_min": 0.01,
     },
 }  # fmt: skip
 

@@ -121,6 +121,7 @@ def _node(chance: random.Random) -> NodeConfig:
         reclaim_rest_s_min=chance.choice((0.01, 0.1, 1.0)),
         rewrite_dead_share_min=chance.choice((0.001, 0.1, 0.5)),
         rewrite_bytes_per_s=chance.choice((100 * KIB, 1024 * KIB * KIB)),
+        index_forget_entries_min=min(settings["index_snapshot_entries_min"] // 5, 1024),
         **settings,
     )
 

@@ -197,6 +197,12 @@ BUGS: Final = (
         "bisect_right(self._span_seqnums, seqnum) - 1",
         "bisect_right(self._span_seqnums, seqnum - 1) - 1",
     ),
+    Bug(
+        "index nodes are told that living records are discarded",
+        "storage/shard.py",
+        "np.array(self._segments[start:stop], np.uint32) == _GONE",
+        "np.array(self._segments[start:stop], np.uint32) != _HOLE",
+    ),
     # --- index tier and feeds
     Bug(
         "an index node answers whatever it has applied",

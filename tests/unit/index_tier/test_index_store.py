@@ -6,10 +6,12 @@ import sys
 import tracemalloc
 from array import array
 
+import numpy as np
+
 from index_tier.index_store import IndexStore, Search
 from indilog.ids import ShardId
 from indilog.index_schedule import IndexEra
-from indilog.index_snapshot import ReadRows, SnapshotInfo, WriteSnapshot
+from indilog.index_snapshot import ReadRows, SnapshotFloors, SnapshotInfo, WriteSnapshot
 from indilog.messages import Direction, ShardTags
 from indilog.metalog import Floor
 from tests.snapshot_disk import SnapshotDisk
@@ -28,9 +30,11 @@ def part(first: int, *tags: int) -> ShardTags:
 def stored(store: IndexStore, disk: SnapshotDisk, position: int) -> None:
     """Write a snapshot of everything that the store has."""
     base = store.base.info.position if store.base is not None else None
-    position, tail, rows = store.close_generation(position)
+    position, tail, rows, discarded = store.close_generation(position)
     info = SnapshotInfo(index_shard=0, position=position, tail=tail, eras=(IndexEra(0, (0,)),))
-    store.written(disk.write(WriteSnapshot(info, base, rows)))
+    none = np.empty(0, np.uint64)
+    floors = SnapshotFloors(none, none, none, none, discarded)
+    store.written(disk.write(WriteSnapshot(info, base, rows, floors)))
 
 
 def is_due(store: IndexStore) -> bool:
@@ -173,3 +177,22 @@ def test_the_bytes_that_are_counted_are_those_that_are_taken() -> None:
         taken = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
         assert 0.8 < store.memory_bytes / taken < 1.25, sys.version
+
+
+def test_what_storage_has_discarded_leaves_the_memory_and_the_next_snapshot() -> None:
+    disk = SnapshotDisk()
+    store = IndexStore(memory_bytes_max=1 << 20, entries_min=1)
+    store.add(part(0, 5, 6, 7, 8))
+    stored(store, disk, 1)
+    store.add(part(4, 9, 10))
+    bounds = store.runs()[ShardId(0)]
+    assert bounds.tolist() == [[0, 4], [4, 6]]
+    store.forget(np.array([[1, 3], [5, 6]], np.uint64))
+    while store.sweeping:
+        store.sweep(100)
+    assert store.entries == 3
+    for tag, seqnum in ((5, 0), (8, 3), (9, 4)):
+        assert finished(store, disk, Search(Direction.NEXT, tag, 0, 6, 2)) == [seqnum]
+    stored(store, disk, 2)
+    kept = [group.seqnums[group.tags != 0].tolist() for group in disk.groups(2)]
+    assert sorted(seqnum for group in kept for seqnum in group) == [0, 3, 4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from indilog.ids import Epoch, Instant, NodeId, ViewNumber
@@ -19,8 +20,9 @@ from indilog.messages import (
 from indilog.metalog import Floor, Trim
 from indilog.records import HEADER_BYTES
 from indilog.roles import FrameKind
-from indilog.tag_messages import TagFloors, TagFloorsWanted
+from indilog.tag_messages import Discarded, DiscardedWanted, TagFloors, TagFloorsWanted
 from indilog.view import view_of
+from storage.batch_reads import DamagedBatch
 from tests.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
@@ -244,3 +246,53 @@ def test_reading_many_small_batches_leaves_most_of_the_time_to_appends() -> None
     assert sum(in_turns) == count
     assert max(in_turns) < 50, "some milliseconds of work in a turn"
     assert len(in_turns) > 0.3 * count, "and more than three times as long between turns"
+
+
+def told_gone(machine: Machine, *runs: tuple[int, int]) -> tuple[list[list[int]], int]:
+    wanted = DiscardedWanted(SHARD, np.array(runs, np.uint64).tobytes())
+    (answer,) = messages(machine.tell(wanted, sender=INDEX), INDEX)
+    assert isinstance(answer, Discarded)
+    assert (answer.trims, answer.copy_of) == (machine.node.status()["trims"], 1)
+    return np.frombuffer(answer.runs, np.uint64).reshape(-1, 2).tolist(), answer.end
+
+
+def test_an_index_node_is_told_what_is_discarded_and_not_what_is_lost_or_only_trimmed() -> None:
+    machine = machine_of()
+    for first in range(0, 10, 2):
+        append(machine, b"a", b"b", first=first)
+    machine.tell(entries({0: 10}), sender=PRIMARY)
+    assert told_gone(machine, (0, 10)) == ([], 10)
+    machine.tell(trim(1, 0, LOG, 5, of_log=True), sender=PRIMARY)
+    for _ in range(5):
+        machine.wait(1.0)
+    shard = machine.node._shards[SHARD]
+    assert shard.gone_in(0, 10) == [(0, 2), (2, 4)]
+    assert told_gone(machine, (0, 10)) == ([[0, 4]], 10), (
+        "4 is trimmed, and lies beside one that is not"
+    )
+    assert told_gone(machine, (1, 3), (3, 4), (6, 8)) == ([[1, 3], [3, 4]], 8)
+    assert shard.lose(DamagedBatch(shard.locations(6, 8)[0], readable=True))
+    assert told_gone(machine, (0, 10)) == ([[0, 4]], 10)
+
+
+def test_an_answer_about_discarded_records_is_bounded_and_says_how_far_it_goes() -> None:
+    machine = machine_of()
+    for first in range(0, 10, 2):
+        append(machine, b"a", b"b", first=first)
+    machine.tell(entries({0: 10}), sender=PRIMARY)
+    shard = machine.node._shards[SHARD]
+    for first in (0, 4, 8):
+        assert shard.discard(first, shard.locations(first, first + 1)[0])
+    runs, end, rows = shard.gone_runs(1, 10, 3)
+    assert (runs.tolist(), end, rows) == ([[1, 2], [4, 6]], 6, 3)
+    runs, end, rows = shard.gone_runs(6, 9, 100)
+    assert (runs.tolist(), end, rows) == ([[8, 9]], 9, 2)
+    assert shard.gone_runs(10, 12, 3)[1:] == (10, 0)
+
+
+@pytest.mark.parametrize("runs", [b"", b"1234", bytes(16 * 4097)])
+def test_a_question_about_nothing_or_too_much_is_refused(runs: bytes) -> None:
+    machine = with_records()
+    assert machine.tell(DiscardedWanted(SHARD, runs), sender=INDEX) == []
+    beyond = np.array([0, 5], np.uint64).tobytes()
+    assert machine.tell(DiscardedWanted(SHARD, beyond), sender=INDEX) == []

@@ -1,0 +1,143 @@
+"""Claims about what an index node forgets because storage has discarded it (ARCHITECTURE 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from index_tier.index_node import IndexNode
+from indilog.ids import Epoch, Instant, ShardId
+from indilog.metalog import Floor
+from indilog.roles import Effect, Received, Send
+from indilog.tag_messages import Discarded, DiscardedWanted, TagFloors
+from tests.unit.index_tier.test_index_node import (
+    LOG,
+    T0,
+    A,
+    B,
+    answers,
+    block,
+    data,
+    index_node,
+    lookup,
+    reasons,
+    tags,
+)
+
+
+def questions(effects: Sequence[Effect]) -> list[tuple[str, DiscardedWanted]]:
+    return [
+        (e.to, e.message)
+        for e in effects
+        if isinstance(e, Send) and isinstance(e.message, DiscardedWanted)
+    ]
+
+
+def runs_of(message: DiscardedWanted) -> list[list[int]]:
+    return np.frombuffer(message.runs, np.uint64).reshape(-1, 2).tolist()
+
+
+def said(*runs: tuple[int, int], end: int, trims: int = 1, copy_of: int = 0) -> Discarded:
+    columns = np.array(runs, np.uint64).tobytes()
+    return Discarded(ShardId(0), columns, end, trims, Epoch(copy_of))
+
+
+def grown() -> tuple[IndexNode, list[Effect]]:
+    """Four records of shard 0 at 0 to 3 and two at 6 and 7; each has a tag of its own, one is
+    trimmed.
+    """
+    node = index_node(index_forget_entries_min=4)
+    first = block(1, 4, [0], tags(0, *((LOG, 10 + n) for n in range(4))))
+    second = block(3, 8, [0], tags(6, (LOG, 16), (LOG, 17)))
+    floor = TagFloors(0, 1, (Floor(11, 2, of_log=False), Floor(12, 3, of_log=False)))
+    effects = node.handle([data(first, second), Received(A, floor, Epoch(1))], T0)
+    return node, effects
+
+
+def swept(node: IndexNode, now: float = T0) -> None:
+    for _ in range(20):
+        now += 0.01
+        node.handle([], Instant(now))
+
+
+def find(node: IndexNode, tag: int) -> list[tuple[int, ...]]:
+    return answers(node.handle([lookup(0, position=5, tag=tag, count=9)], T0))
+
+
+def test_an_index_that_has_grown_asks_what_was_discarded_and_forgets_it() -> None:
+    node, effects = grown()
+    ((replica, question),) = questions(effects)
+    assert (replica, question.shard, runs_of(question)) == (A, 0, [[0, 4], [6, 8]])
+    entries = node.status()["entries"]
+    assert node.handle([Received(A, said((1, 3), end=8), Epoch(1))], T0) == []
+    swept(node)
+    assert find(node, LOG) == [(0, 3, 6, 7)]
+    assert node.status()["entries"] == entries - 2, "those of the trimmed tags were gone before"
+    assert node.status()["discarded"] == 2
+    assert questions(node.handle([], Instant(T0 + 1))) == [], "not before it has grown further"
+
+
+def test_runs_of_which_nothing_is_left_go() -> None:
+    node, _ = grown()
+    third = block(5, 9, [0], tags(8, (LOG, 18)))
+    node.handle([data(third), Received(A, said((0, 4), end=8), Epoch(1))], T0)
+    swept(node)
+    assert node.status()["spans"] == 1
+    assert answers(node.handle([lookup(0, position=7, tag=0, count=9)], T0)) == [(6, 7, 8)]
+
+
+def test_an_index_without_trims_asks_nothing() -> None:
+    node = index_node(index_forget_entries_min=4)
+    first = block(1, 9, [0], tags(0, *((LOG, 10 + n) for n in range(9))))
+    assert questions(node.handle([data(first)], T0)) == []
+
+
+def test_an_answer_that_ends_early_is_asked_on_from_there() -> None:
+    node, _ = grown()
+    ((_, further),) = questions(node.handle([Received(A, said((1, 2), end=2), Epoch(1))], T0))
+    assert runs_of(further) == [[2, 4], [6, 8]]
+    node.handle([Received(A, said((6, 7), end=8), Epoch(1))], T0)
+    swept(node)
+    assert find(node, LOG) == [(0, 2, 3, 7)]
+
+
+def test_nothing_is_forgotten_on_the_word_of_trims_that_are_not_known_here() -> None:
+    """A lookup that does not know of the trim would be told that there never was a record."""
+    node, _ = grown()
+    node.handle([Received(A, said((1, 3), end=8, trims=2), Epoch(1))], T0)
+    swept(node)
+    assert find(node, LOG) == [(0, 1, 2, 3, 6, 7)]
+
+
+def test_nothing_is_forgotten_on_the_word_of_another_copy_of_the_metalog() -> None:
+    """Its seqnums may be those of other records."""
+    node, _ = grown()
+    node.handle([Received(A, said((1, 3), end=8, copy_of=2), Epoch(1))], T0)
+    swept(node)
+    assert find(node, LOG) == [(0, 1, 2, 3, 6, 7)]
+
+
+def test_only_what_was_asked_about_is_forgotten() -> None:
+    node, _ = grown()
+    node.handle([Received(B, said((1, 3), end=8), Epoch(1))], T0)
+    swept(node)
+    assert find(node, LOG) == [(0, 1, 2, 3, 6, 7)], "of a node that was not asked"
+    node, _ = grown()
+    node.handle([Received(A, said((3, 7), end=8), Epoch(1))], T0)
+    swept(node)
+    assert find(node, LOG) == [(0, 1, 2, 3, 6, 7)], "across a gap"
+    node, _ = grown()
+    wrong = node.handle([Received(A, said((3, 1), end=8), Epoch(1))], T0)
+    assert reasons(wrong) == ["an answer about other records than were asked about"]
+
+
+def test_a_silent_storage_node_does_not_keep_the_index_from_asking_later() -> None:
+    node, _ = grown()
+    later = Instant(T0 + 1.0)
+    assert questions(node.handle([], later)) == [], "the shard has no other replica"
+    third = block(5, 20, [0], tags(8, *((LOG, 20 + n) for n in range(12))))
+    floor = TagFloors(1, 2, (Floor(20, 9, of_log=False),))
+    effects = node.handle([data(third), Received(A, floor, Epoch(1))], later)
+    ((_, question),) = questions(effects)
+    assert runs_of(question) == [[0, 4], [6, 20]]
