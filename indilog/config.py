@@ -382,6 +382,12 @@ class NodeConfig:
     """A process that died is started again after this, doubled each time it dies at once, ..."""
     restart_s_max: float = 5.0
     """... up to this."""
+    log_bytes_max: int = 16 * MIB
+    """`./start` begins a `platform.log` larger than this anew; it looks every 10 s. The log of
+    `indilog up` is its standard error, which its reader bounds.
+    """
+    log_files_kept: int = 4
+    """Older ones that are kept."""
     ready_append_s: float = 2.0
     """`/readyz` says not ready when an append is not acknowledged within this time."""
     hang_s: float = 5.0

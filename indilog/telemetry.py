@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time  # noqa: TID251 - of the process's log
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from indilog.errors import ConfigError
+from indilog.log_repeats import Repeats
 
 LogFormat: TypeAlias = Literal["json", "console"]
 SYNC_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1.0)
@@ -68,11 +70,14 @@ def configure_logging(
     stream: TextIO | None = None,
     *,
     processors: Sequence[structlog.typing.Processor] = (),
+    counts_repeats: bool = True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Send every log line of this process to `stream` (standard error), one line an event.
 
     Lines of the standard library's loggers (uvicorn's, say) come out in the same form. May be
-    called again; the last call wins. `processors` see each line first.
+    called again; the last call wins. `processors` see each line first. Lines that repeat are
+    counted (`indilog.log_repeats`), by `clock`, unless the reader does that (`counts_repeats`).
 
     Raises:
         ConfigError: an unknown level.
@@ -87,13 +92,16 @@ def configure_logging(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     rendering = _rendering(log_format, stream)
+    repeats = [Repeats(_tell, clock=clock)] if counts_repeats else []
     structlog.configure(
-        processors=[*shared, *rendering],
+        processors=[*shared, *repeats, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(stream)
+    for counting in repeats:
+        handler.addFilter(_RepeatsFilter(counting))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -103,6 +111,23 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+class _RepeatsFilter(logging.Filter):
+    """Counts lines of the standard library's loggers; a kind is a message without its arguments."""
+
+    def __init__(self, repeats: Repeats) -> None:
+        super().__init__()
+        self._repeats = repeats
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a line is written."""
+        level = record.levelname.lower()
+        return self._repeats.is_written(record.name, level, str(record.msg))
+
+
+def _tell(event: str, **fields: object) -> None:
+    structlog.get_logger().warning(event, **fields)
 
 
 def quiet_unless_configured() -> None:
@@ -116,6 +141,7 @@ def quiet_unless_configured() -> None:
             processors=[
                 structlog.stdlib.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
+                Repeats(_tell),
                 *_rendering("console", sys.stderr),
             ],
             wrapper_class=structlog.make_filtering_bound_logger("warning"),

@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--message-bytes-max", type=int, required=True)
     given = parser.parse_args()
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    configure_logging("json", processors=(attributed,))
+    configure_logging("json", processors=(attributed,), counts_repeats=False)
     outputs = FunctionOutput(sys.stdout), FunctionOutput(sys.stderr)
     sys.stdout, sys.stderr = outputs
     given.directory.mkdir(parents=True, mode=0o700)

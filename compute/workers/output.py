@@ -20,6 +20,8 @@ import msgspec
 import structlog
 from structlog.typing import EventDict
 
+from indilog.log_repeats import limited_elsewhere
+
 LINE_BYTES_MAX: Final = 64 * 1024
 """A longer line is logged in pieces."""
 _OUTPUT: Final = "worker output"
@@ -270,12 +272,14 @@ class OutputLines:
             event, level = str(fields.pop("event")), str(fields.pop("level", "info"))
             kept = {name: value for name, value in fields.items() if name not in _RESERVED}
             try:
-                self._logger.log(_LEVELS.get(level, logging.INFO), event, **kept)
+                with limited_elsewhere():
+                    self._logger.log(_LEVELS.get(level, logging.INFO), event, **kept)
             except (TypeError, ValueError, RecursionError):  # a form that cannot be logged again
                 pass
             else:
                 return
-        self._logger.info(_OUTPUT, line=line[:LINE_BYTES_MAX].decode(errors="backslashreplace"))
+        with limited_elsewhere():
+            self._logger.info(_OUTPUT, line=line[:LINE_BYTES_MAX].decode(errors="backslashreplace"))
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

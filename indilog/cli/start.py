@@ -30,16 +30,13 @@ from rich.console import Console
 
 from indilog.access import reach
 from indilog.cli.one_sentence import OneSentenceCommand
-from indilog.errors import IndilogError
+from indilog.config import NodeConfig, config_from
+from indilog.errors import ConfigError, IndilogError
 
 HOST = "127.0.0.1"
 READY_S_MAX = 60.0
 STOP_S_MAX = 20.0
 LOG_LINES_SHOWN = 12
-LOG_BYTES_MAX = 16 * 1024 * 1024
-"""A `platform.log` larger than this is begun anew; looked at every `_ROTATE_S`."""
-LOG_FILES_KEPT = 4
-"""Old ones that are kept."""
 _ROTATE_S = 10.0
 _POLL_S = 0.1
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,11 +89,17 @@ class StartError(Exception):
 class PlatformLog:
     """What one run of the platform writes; several runs write into one file, one after the other.
 
+    Args:
+        data: the directory that it is in.
+        node: how large it may become (`log_bytes_max`), and how many old ones are kept; None: as
+            by default.
+
     Raises:
         StartError: the directory cannot be used, or another `./start` uses it.
     """
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, node: NodeConfig | None = None) -> None:
+        self._node = node or NodeConfig()
         self.file = data / "platform.log"
         try:
             data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -122,15 +125,15 @@ class PlatformLog:
         self._begin = self.file.stat().st_size
 
     def rotate(self) -> None:
-        """Begin the file anew if it is larger than `LOG_BYTES_MAX`, and keep `LOG_FILES_KEPT` old
+        """Begin the file anew if it is larger than `log_bytes_max`, and keep `log_files_kept` old
         ones: `platform.log.1` is the newest.
 
         The platform goes on writing into the same file, so it is copied and emptied; what is
         written between these two steps is lost.
         """
-        if self.file.stat().st_size <= LOG_BYTES_MAX:
+        if self.file.stat().st_size <= self._node.log_bytes_max:
             return
-        for number in range(LOG_FILES_KEPT - 1, 0, -1):
+        for number in range(self._node.log_files_kept - 1, 0, -1):
             if (old := self._kept(number)).exists():
                 old.replace(self._kept(number + 1))
         shutil.copyfile(self.file, self._kept(1))
@@ -175,6 +178,18 @@ def platform(log: PlatformLog, data: Path, port: int) -> Iterator[subprocess.Pop
             yield process
         finally:
             stop(process)
+
+
+def configured() -> NodeConfig:
+    """Return the settings of the platform, which it takes from the environment.
+
+    Raises:
+        StartError: they contradict each other, or one is not known.
+    """
+    try:
+        return config_from(None, os.environ).node
+    except ConfigError as error:
+        raise StartError(str(error), 2) from None
 
 
 def check_port_free(port: int) -> None:
@@ -351,7 +366,7 @@ def start(
     try:
         check_port_free(port)
         inputs = {} if no_demo else inputs_of(graph, travel_data)
-        log = PlatformLog(data)
+        log = PlatformLog(data, configured())
         with platform(log, data, port) as process:
             wait_ready(process, url, log)
             if not no_demo:

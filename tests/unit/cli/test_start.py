@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from indilog.cli import start
 from indilog.cli.start import PlatformLog, StartError, stop, wait_ready, what_next, why_it_stops
+from indilog.config import NodeConfig
 
 NOBODY = "http://127.0.0.1:9"
 """Nothing listens on the discard port."""
@@ -69,7 +70,7 @@ def test_a_wrong_option_starts_nothing(arguments: list[str]) -> None:
 def log(tmp_path: Path) -> Iterator[PlatformLog]:
     """The log of a run of the platform, in a file where an earlier run has written."""
     (tmp_path / "platform.log").write_text("An earlier run did not find its port.\n")
-    made = PlatformLog(tmp_path)
+    made = PlatformLog(tmp_path, NodeConfig())
     yield made
     made.output.close()
 
@@ -106,22 +107,19 @@ def test_a_traceback_is_shown_whole(log: PlatformLog) -> None:
 
 def test_a_second_start_on_the_same_directory_is_one_sentence(log: PlatformLog) -> None:
     with pytest.raises(StartError, match="in use by another") as caught:
-        PlatformLog(log.file.parent)
+        PlatformLog(log.file.parent, NodeConfig())
     assert caught.value.status == 2
 
 
 def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StartError, match="file cannot be used: File exists; choose another"):
-        PlatformLog(tmp_path / "file")
+        PlatformLog(tmp_path / "file", NodeConfig())
 
 
-def test_a_log_that_has_grown_large_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start, "LOG_BYTES_MAX", 10)
+def test_a_log_that_has_grown_large_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "platform.log").write_text("x" * 11)
-    PlatformLog(tmp_path).output.close()
+    PlatformLog(tmp_path, NodeConfig(log_bytes_max=10)).output.close()
     assert (tmp_path / "platform.log").read_text() == ""
 
 
@@ -129,10 +127,8 @@ def test_a_log_that_grows_while_the_platform_runs_is_begun_anew_and_few_old_ones
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The platform writes into the same file all the time, at its end."""
-    monkeypatch.setattr(start, "LOG_BYTES_MAX", 100)
-    monkeypatch.setattr(start, "LOG_FILES_KEPT", 2)
     monkeypatch.setattr(start, "_ROTATE_S", 0.01)
-    log = PlatformLog(tmp_path)
+    log = PlatformLog(tmp_path, NodeConfig(log_bytes_max=100, log_files_kept=2))
     writes = (
         "import sys, pathlib\n"
         "for n in range(5):\n"

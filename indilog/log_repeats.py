@@ -1,0 +1,152 @@
+"""Log lines that repeat: the first ones of a kind are written, further ones are counted.
+
+A kind is an event of one logger at one level, whatever its fields say. So a client that causes a
+line with each request, or a fault that shows in each turn, fills no disk and hides no other line.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - part of the shell: a count is told when its time is over
+import time  # noqa: TID251 - of the process's log
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+import structlog
+
+LINES_MAX: Final = 100
+"""Lines of a kind that are written ..."""
+WINDOW_S: Final = 60.0
+"""... in this time, from the first of them."""
+KINDS_MAX: Final = 1_000
+"""Kinds that are remembered; beyond it the oldest is forgotten, and its next line is a first."""
+_TOLD: Final = "log lines left out"
+
+_is_limited_elsewhere: ContextVar[bool] = ContextVar("is_limited_elsewhere", default=False)
+
+
+@contextmanager
+def limited_elsewhere() -> Iterator[None]:
+    """Count no lines that are logged meanwhile: they have a limit of their own."""
+    token = _is_limited_elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _is_limited_elsewhere.reset(token)
+
+
+class _Kind(NamedTuple):
+    logger: str
+    level: str
+    event: str
+
+
+class _Window:
+    """The lines of a kind since `start`, seconds of the clock."""
+
+    __slots__ = ("left_out", "lines", "start")
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        self.lines = 0
+        self.left_out = 0
+
+
+class Repeats:
+    """Lets lines of a kind through, up to a limit; then one line says how many were left out.
+
+    The first line of a kind is never left out. The count is told when the window is over: by the
+    event loop, or with the next line where none runs.
+
+    Args:
+        tell: writes the line that tells a count.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[..., object],
+        *,
+        lines_max: int | None = None,
+        window_s: float = WINDOW_S,
+        kinds_max: int = KINDS_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tell = tell
+        self._lines_max = LINES_MAX if lines_max is None else lines_max
+        self._window_s = window_s
+        self._kinds_max = kinds_max
+        self._clock = clock
+        self._windows: dict[_Kind, _Window] = {}
+        """In the order in which they began."""
+        self._left_out_from: float | None = None
+        """When the oldest window began of those with lines that were left out."""
+
+    def __call__(
+        self, _logger: object, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        """Return the line of a structlog logger, as a processor does.
+
+        Raises:
+            structlog.DropEvent: it is left out.
+        """
+        text = str(event.get("event"))
+        if text != _TOLD and not self.is_written("", method, text):
+            raise structlog.DropEvent
+        return event
+
+    def is_written(self, logger: str, level: str, event: str) -> bool:
+        """Count a line, and tell whether it is written."""
+        if _is_limited_elsewhere.get():
+            return True
+        now = self._clock()
+        if self._left_out_from is not None and now >= self._left_out_from + self._window_s:
+            self.tell_over()
+        kind = _Kind(logger, level, event)
+        window = self._windows.get(kind)
+        if window is None or now >= window.start + self._window_s:
+            self._windows.pop(kind, None)
+            window = self._windows[kind] = _Window(now)
+            if len(self._windows) > self._kinds_max:
+                self._forget(next(iter(self._windows)))
+        window.lines += 1
+        if window.lines <= self._lines_max:
+            return True
+        if window.left_out == 0:
+            self._wait(window)
+        window.left_out += 1
+        return False
+
+    def tell_over(self) -> None:
+        """Tell the counts of all windows that are over."""
+        over_from = self._clock() - self._window_s
+        left = [(kind, w) for kind, w in list(self._windows.items()) if w.left_out]
+        for kind, window in left:
+            if window.start <= over_from:
+                self._forget(kind)
+        self._left_out_from = min((w.start for _, w in left if w.start > over_from), default=None)
+
+    # --- inside
+
+    def _wait(self, window: _Window) -> None:
+        """Tell the count of a window when it is over."""
+        if self._left_out_from is None or window.start < self._left_out_from:
+            self._left_out_from = window.start
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # the next line tells it
+        loop.call_later(window.start + self._window_s - self._clock(), self.tell_over)
+
+    def _forget(self, kind: _Kind) -> None:
+        window = self._windows.pop(kind, None)
+        if window is not None and window.left_out:
+            self._tell(
+                _TOLD,
+                count=window.left_out,
+                of=kind.event,
+                level=kind.level,
+                **({"logger": kind.logger} if kind.logger else {}),
+                within_s=self._window_s,
+            )
