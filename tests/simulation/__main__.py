@@ -2,8 +2,10 @@
 
 --seed N        replay one seed and tell what happened; `--trace FILE` writes every event
 --seeds N       run many, on all cores; `--start N` begins elsewhere
---planted       run the code with bugs planted in it: each must be caught; `--write` puts the table
-                into docs/TESTING.md
+--planted       run the code with bugs planted in it: each must be caught within `--seeds` (400).
+                The seed that docs/TESTING.md says of a bug is tried first. `--write` puts each bug
+                into that table as soon as it is caught; `--missing` tries those that the table
+                lacks, so a run that was broken off goes on
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.simulation.planted import BUGS, ROOT, Bug
+from tests.simulation.planted import BUGS, ROOT, SEEDS_MAX, Bug
 from tests.simulation.run import Report, Run, run_seed
 
 _console = Console(width=None if Console().is_terminal else 160)
@@ -39,19 +41,22 @@ _TABLE_BEGINS: Final = "| planted bug |"
 def main() -> int:
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser("tests.simulation", description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
+    parser.add_argument("--seeds", type=int, help="how many seeds to run (200; planted: 400)")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this seed alone")
     parser.add_argument("--trace", type=Path, help="with --seed: write every event to this file")
     parser.add_argument("--planted", action="store_true", help="try the planted bugs")
     parser.add_argument("--write", action="store_true", help="with --planted: into docs/TESTING.md")
+    parser.add_argument("--missing", action="store_true", help="with --planted: not in the table")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     given = parser.parse_args()
     if given.seed is not None:
         return _replay(given.seed, given.trace)
     if given.planted:
-        return _try_planted(given.jobs, write=given.write)
-    return _run_many(given.start, given.seeds, given.jobs)
+        return _try_planted(
+            given.jobs, given.seeds or SEEDS_MAX, write=given.write, missing=given.missing
+        )
+    return _run_many(given.start, given.seeds or 200, given.jobs)
 
 
 def _replay(seed: int, trace: Path | None) -> int:
@@ -100,37 +105,69 @@ def reports(seeds: range, jobs: int) -> Iterator[Report]:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
 
 
-def _try_planted(jobs: int, *, write: bool) -> int:
+class Caught(NamedTuple):
+    """A row of the table: a bug that was caught, by which checks, at which seed."""
+
+    name: str
+    file: str
+    checks: str
+    seed: int
+
+
+def _try_planted(jobs: int, seeds: int, *, write: bool, missing: bool) -> int:
     """Run the code with each bug planted in it; 1: one was not caught."""
-    missed = 0
-    rows: list[tuple[str, ...]] = []
+    began = time.monotonic()
+    rows = caught_before(_TESTING.read_text())
+    wanted = [bug for bug in BUGS if not missing or bug.name not in rows]
+    missed: list[str] = []
     with _progress() as progress, ThreadPoolExecutor(jobs) as pool:
-        task = progress.add_task("bugs", total=len(BUGS))
-        for bug, found in zip(BUGS, pool.map(_caught, BUGS), strict=True):
+        task = progress.add_task("bugs", total=len(wanted))
+        trials = {pool.submit(_caught, bug, seeds, rows.get(bug.name)): bug for bug in wanted}
+        for trial in as_completed(trials):
             progress.advance(task)
-            missed += found["seed"] is None or not _clean(found["seed"])
-            checks = ", ".join(found["checks"]) or "NOTHING"
-            rows.append((bug.name, bug.file, checks, str(found["seed"])))
+            bug, found = trials[trial], trial.result()
+            rows.pop(bug.name, None)
+            if found["seed"] is None or not _clean(found["seed"]):
+                missed.append(f"{bug.name} {' '.join(found['checks'])}")
+                continue
+            rows[bug.name] = Caught(bug.name, bug.file, ", ".join(found["checks"]), found["seed"])
+            if write:
+                _TESTING.write_text(with_table(_TESTING.read_text(), rows))
     table = Table(*_COLUMNS, title="planted bugs")
-    for row in rows:
-        table.add_row(*row)
+    for bug in wanted:
+        if (row := rows.get(bug.name)) is not None:
+            table.add_row(*map(str, row))
     _console.print(table)
-    if write and not missed:
-        _write_table(rows)
-    _console.print(f"{len(BUGS) - missed} of {len(BUGS)} planted bugs were caught.")
+    for name in missed:
+        _console.print(f"NOT CAUGHT: {name}", markup=False)
+    count, elapsed_s = len(wanted) - len(missed), time.monotonic() - began
+    _console.print(f"{count} of {len(wanted)} planted bugs were caught, in {elapsed_s:,.0f} s.")
     return 1 if missed else 0
 
 
 _COLUMNS: Final = ("planted bug", "in", "caught by", "at seed")
 
 
-def _write_table(rows: list[tuple[str, ...]]) -> None:
-    """Replace the table in docs/TESTING.md."""
+def caught_before(document: str) -> dict[str, Caught]:
+    """Return the rows of the table in a document, of bugs that there still are, by name."""
+    names = {bug.name for bug in BUGS}
+    _, _, rest = document.partition(_TABLE_BEGINS)
+    rows: dict[str, Caught] = {}
+    for line in rest.partition("\n\n")[0].splitlines()[2:]:
+        name, file, checks, seed = (cell.strip() for cell in line.strip("|").split("|"))
+        if name in names:
+            rows[name] = Caught(name, file.strip("`"), checks, int(seed))
+    return rows
+
+
+def with_table(document: str, rows: Mapping[str, Caught]) -> str:
+    """Return a document with other rows in its table, in the order of `BUGS`."""
+    kept = (rows[bug.name] for bug in BUGS if bug.name in rows)
     lines = [f"| {' | '.join(_COLUMNS)} |", "|---|---|---|---|"]
-    lines += [f"| {name} | `{file}` | {checks} | {seed} |" for name, file, checks, seed in rows]
-    before, _, rest = _TESTING.read_text().partition(_TABLE_BEGINS)
+    lines += [f"| {row.name} | `{row.file}` | {row.checks} | {row.seed} |" for row in kept]
+    before, _, rest = document.partition(_TABLE_BEGINS)
     _, _, after = rest.partition("\n\n")
-    _TESTING.write_text(before + "\n".join(lines) + "\n\n" + after)
+    return before + "\n".join(lines) + "\n\n" + after
 
 
 @cache
@@ -142,9 +179,11 @@ def _clean(seed: int) -> bool:
     return not violations
 
 
-def _caught(bug: Bug) -> dict[str, Any]:
-    """Run seeds with a bug in a process of its own."""
-    command = [sys.executable, "-m", "tests.simulation.planted", bug.name]
+def _caught(bug: Bug, seeds: int, before: Caught | None) -> dict[str, Any]:
+    """Run seeds with a bug in a process of its own, first the one that caught it before."""
+    command = [sys.executable, "-m", "tests.simulation.planted", bug.name, "--seeds", str(seeds)]
+    if before is not None:
+        command += ["--first", str(before.seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout:
         return {"seed": None, "checks": [done.stderr[-300:]]}

@@ -579,13 +579,15 @@ def main() -> int:
     parser = argparse.ArgumentParser("tests.simulation.planted", description=main.__doc__)
     parser.add_argument("name", choices=[bug.name for bug in BUGS], metavar="NAME")
     parser.add_argument("--seeds", type=int, default=SEEDS_MAX, help="how many seeds to try")
+    parser.add_argument("--first", type=int, help="a seed to try before the others")
     given = parser.parse_args()
     bug = next(bug for bug in BUGS if bug.name == given.name)
     assert bug.module not in sys.modules, "planted before it is imported"
     sys.meta_path.insert(0, Planting(bug))
     from tests.simulation.run import run_seed
 
-    for seed in range(given.seeds):
+    first = [] if given.first is None else [given.first]
+    for seed in (*first, *range(given.seeds)):
         if violations := run_seed(seed).violations:
             checks = sorted({violation.check for violation in violations})
             _say({"seed": seed, "checks": checks, "first": violations[0].what})

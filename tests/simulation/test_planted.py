@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.simulation.__main__ import Caught, caught_before, with_table
 from tests.simulation.planted import BUGS, Bug, Planting
 
 QUICK = (
@@ -38,3 +39,20 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 def test_only_the_module_of_the_bug_is_changed() -> None:
     finder = Planting(BUGS[0])
     assert finder.find_spec("ordering.primary", None) is None
+
+
+def test_the_table_of_caught_bugs_is_read_as_it_was_written() -> None:
+    """So that a run goes on where another one was broken off."""
+    document = (
+        "Before.\n\n| planted bug | in | caught by | at seed |\n|---|---|---|---|\n\nAfter.\n"
+    )
+    assert caught_before(document) == {}
+    rows = {
+        bug.name: Caught(bug.name, bug.file, "dense, unique", seed)
+        for seed, bug in enumerate(reversed(BUGS[:3]))
+    }
+    written = with_table(document, rows)
+    assert caught_before(written) == rows
+    assert written.startswith("Before.\n\n| planted bug |")
+    assert written.endswith(" 0 |\n\nAfter.\n"), "in the order of the bugs"
+    assert with_table(written, {}) == document
