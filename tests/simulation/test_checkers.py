@@ -104,6 +104,12 @@ def test_a_broken_promise_is_found(check: str, operation: Operation) -> None:
     assert check in found(operation)
 
 
+def test_too_large_an_append_whose_process_ended_is_no_fault_unless_it_is_there() -> None:
+    gone = {"outcome": "unknown", "too_large": True, "returned": None}
+    assert found(did(5, "append", None, entries=((b"x", ()),), **gone)) == []
+    assert "failed" in found(did(5, "append", None, entries=((b"3", ("a",)),), **gone))
+
+
 def test_times_of_ordering_that_go_back_or_lie_ahead_are_found() -> None:
     def checks(operation: Operation, **stamps: float) -> list[str]:
         return found(operation, stamps={int(name[1:]): stamp for name, stamp in stamps.items()})

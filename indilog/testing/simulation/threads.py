@@ -29,16 +29,15 @@ class SimulatedThread:
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
-        self._turn = threading.Semaphore(0)
-        self._rest = threading.Semaphore(0)
+        self._turn = _held_lock()
+        self._rest = _held_lock()
         self._killed = False
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
         self.naps = 0
         self.advance: Callable[[], None] = self.run
-        self._thread = threading.Thread(target=self._main, daemon=True)
-        self._thread.start()
+        (_idle.pop() if _idle else _Carrier()).carry(self)
 
     def run(self) -> None:
         """Let it go on until it sleeps or is done."""
@@ -59,7 +58,8 @@ class SimulatedThread:
         while not self.done:
             self.run()
 
-    def _main(self) -> None:
+    def main(self) -> None:
+        """Run to the end; called in the real thread that carries it."""
         _here.thread = self
         self._turn.acquire()
         try:
@@ -68,7 +68,46 @@ class SimulatedThread:
         except BaseException as error:  # noqa: BLE001 as an executor does
             self.error = error
         self.done = True
+
+    def leave(self) -> None:
+        """Let the world go on without the real thread, which may carry another one from now on."""
         self._rest.release()
+
+
+class _Carrier:
+    """A real thread, which carries one simulated thread after the other: to start one for each
+    would cost more than most of them do.
+    """
+
+    def __init__(self) -> None:
+        self._given = _held_lock()
+        self._thread: SimulatedThread | None = None
+        threading.Thread(target=self._main, daemon=True).start()
+
+    def carry(self, thread: SimulatedThread) -> None:
+        """Begin with a simulated thread, which waits for its first turn."""
+        self._thread = thread
+        self._given.release()
+
+    def _main(self) -> None:
+        while True:
+            self._given.acquire()
+            assert self._thread is not None
+            thread, self._thread = self._thread, None
+            thread.main()
+            _idle.append(self)
+            thread.leave()
+            del thread
+
+
+_idle: list[_Carrier] = []
+"""Those that carry nothing."""
+
+
+def _held_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 class _Here(threading.local):
