@@ -158,8 +158,8 @@ BUGS: Final = (
     Bug(
         "a batch that leaves a gap is stored",
         "storage/appends.py",
-        " and header.first == shard.written:",
-        " and header.first >= shard.written:",
+        "        if header.first == shard.written:",
+        "        if header.first >= shard.written:",
     ),
     Bug(
         "what a disk has lost before it was ordered is reported as stored",
@@ -170,8 +170,8 @@ BUGS: Final = (
     Bug(
         "stored prefixes are never reported again",
         "storage/appends.py",
-        "if self._report.is_due(now):",
-        "if self._report.due is None and now < 0:",
+        "if report.due is not None and now >= report.due:",
+        "if report.due is None and now < 0:",
     ),
     Bug(
         "the writer of a shard is forgotten by a restart",
@@ -417,8 +417,8 @@ BUGS: Final = (
     Bug(
         "the shell writes and does not sync",
         "indilog/runtime/node.py",
-        "            self._journal.sync()\n",
-        "            self._journal.flush()\n",
+        "            self._synced_in(_seconds_of(self._journal.sync_flushed))\n",
+        "            self._synced_in(0.0)\n",
     ),
     Bug(
         "every message leaves before the sync",
