@@ -298,6 +298,28 @@ class SendFunction(_Message, frozen=True):
     key: str = ""
 
 
+class AskInvocation(_Message, frozen=True):
+    """client → compute node: how far is this recorded invocation, waiting up to `wait_s` for its
+    outcome; answered by `InvocationTold`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    invocation: str
+    wait_s: float
+
+
+class CancelInvocation(_Message, frozen=True):
+    """client → compute node: cancel this recorded invocation; answered by `InvocationTold`.
+
+    Lost: the outcome is unknown to the asker; cancelling again is harmless.
+    Repeated: never.
+    """
+
+    invocation: str
+
+
 class DeployApp(_Message, frozen=True):
     """client → compute node: deploy these sources (path → text); answered by `Deployed`.
 
@@ -445,24 +467,39 @@ class Failed(_Message, frozen=True):
     position: MetalogPosition = 0
 
 
+class InvocationTold(_Message, frozen=True):
+    """compute node → client: how far a recorded invocation is; an empty `function`: none is known.
+
+    Lost: as with the question.
+    Repeated: never.
+    """
+
+    invocation: str
+    function: str = ""
+    state: str = ""
+    outcome: Returned | Failed | None = None
+
+
 LogQuestion: TypeAlias = (
     LogAppend | LogAppendBatch | LogRead | LogReadNext | LogReadPrev | LogReadRange | LogTail
     | LogNow | LogSetAux | LogFindTime | LogTrim | LogSetRetention | LogRetention
 )  # fmt: skip
 Question: TypeAlias = (
-    LogQuestion | CallFunction | SendFunction | DeployApp | UndeployApp | Invoke | Load | Unload
+    LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
+    | DeployApp | UndeployApp | Invoke | Load | Unload
     | RunServices | CheckArguments | Ping | Cancel
 )  # fmt: skip
 ClientQuestion: TypeAlias = (
-    LogQuestion | CallFunction | SendFunction | DeployApp | UndeployApp | Cancel
-)
+    LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
+    | DeployApp | UndeployApp | Cancel
+)  # fmt: skip
 """All that a client may send. Each list in it has a limit, and the decoder looks at a list's length
 before it decodes what is in it: so no message costs more time than its limits allow.
 """
 Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesTold
 Answer: TypeAlias = (
     Appended | RecordsFound | TailFound | TimeIs | RetentionFound | Done | Returned | Accepted
-    | Loaded | Deployed | Undeployed | Failed
+    | InvocationTold | Loaded | Deployed | Undeployed | Failed
 )  # fmt: skip
 LinkMessage: TypeAlias = Question | Greeting | Answer
 

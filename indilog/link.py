@@ -22,6 +22,7 @@ from indilog.calls import (
     Answer,
     Cancel,
     Greeting,
+    InvocationTold,
     LinkLostError,
     LinkMessage,
     Question,
@@ -277,7 +278,7 @@ class Link:
 
 def unless_large(answer: Answer) -> Answer:
     """Return what is as small as the failure in its place would be, or that."""
-    if isinstance(answer, RecordsFound):
+    if isinstance(answer, RecordsFound | InvocationTold):
         return failed(OverloadedError("You do not read the answers that you asked for."))
     if isinstance(answer, Returned):
         return failed(

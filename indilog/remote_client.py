@@ -29,10 +29,13 @@ from indilog.caller import LinkCaller
 from indilog.calls import (
     LINK_VERSION,
     Answer,
+    AskInvocation,
+    CancelInvocation,
     DeployApp,
     Deployed,
     Failed,
     Greeting,
+    InvocationTold,
     Limits,
     LinkLostError,
     Question,
@@ -50,6 +53,7 @@ from indilog.errors import (
     NotReadyError,
     UnauthorizedError,
 )
+from indilog.invocation import Invocation, invocation_of
 from indilog.link import Link, socket_messages
 from indilog.log import Log, Session, check_log_name
 from indilog.remote import RemoteLogs
@@ -236,6 +240,40 @@ class RemoteClient:
         return await self._context().send(
             function, delay=delay, idempotency_key=idempotency_key, **arguments
         )
+
+    async def invocation(self, id: str, *, wait: float = 0.0) -> Invocation | None:  # noqa: A002
+        """Return how far a recorded invocation is, waiting up to `wait` seconds (at most 300) for
+        its outcome; None: it is not known, or its outcome is forgotten.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the platform cannot tell now.
+        """
+        return await self._invocation(AskInvocation(id, float(wait)))
+
+    async def cancel(self, id: str) -> Invocation | None:  # noqa: A002 - it is called so
+        """Cancel a recorded invocation, durably; return it as it is then, None: it is not known.
+
+        One that waits never begins. One that runs is told to stop, and may have had effects. Of
+        one that is over nothing changes.
+
+        Raises:
+            OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
+            AppendOutcomeUnknownError, CallOutcomeUnknownError: it may be cancelled; doing so again
+                is harmless.
+        """
+        return await self._invocation(CancelInvocation(id))
+
+    async def _invocation(self, question: AskInvocation | CancelInvocation) -> Invocation | None:
+        answer = await self.ask(question)
+        if isinstance(answer, InvocationTold):
+            return invocation_of(answer)
+        if not isinstance(answer, Failed):
+            raise NotReadyError(f"The compute node answered with {type(answer).__name__}.")
+        if isinstance(question, CancelInvocation) and answer.kind == LinkLostError.__name__:
+            raise CallOutcomeUnknownError(
+                "The connection was lost while cancelling; cancel again, which is harmless."
+            )
+        raise error_from(answer)
 
     async def deploy(
         self,

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from compute.gateway.clients import unless_left
 from compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
 from compute.gateway.requests import body_of, decoded_in, known_query
-from compute.invocations.told import Told
+from compute.invocations.told import INVOCATION_WAIT_S_MAX, Told
 from compute.workers.host import FunctionHost
 from indilog.calls import (
     Failed,
@@ -22,7 +22,6 @@ from indilog.calls import (
 from indilog.deployed import AppInfo
 from indilog.errors import DeployError
 
-INVOCATION_WAIT_S_MAX: Final = 300.0
 _PYTHON: Final = ("text/x-python", "application/octet-stream")
 
 Owner = Annotated[str, Header(alias="Indilog-Owner", max_length=128)]

@@ -19,6 +19,7 @@ from indilog.calls import (
     CallFunction,
     DeployApp,
     Greeting,
+    InvocationTold,
     LogAppend,
     LogAppendBatch,
     LogSetAux,
@@ -115,8 +116,8 @@ def answer_bytes(answer: Answer) -> int:
     match answer:
         case RecordsFound():
             return sum(len(record.data) + len(record.aux or b"") for record in answer.records)
-        case Returned():
-            return len(answer.result)
+        case Returned(result=result) | InvocationTold(outcome=Returned(result=result)):
+            return len(result)
         case _:
             return 0
 

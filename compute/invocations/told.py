@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from compute.invocations.checkpoint import Invocation
 from compute.invocations.records import Ended, decoded
@@ -11,6 +11,9 @@ from compute.invocations.runs import outcome_in
 from indilog.calls import Failed, Returned
 from indilog.errors import CallOutcomeUnknownError, TrimmedError
 from indilog.log import Log
+
+INVOCATION_WAIT_S_MAX: Final = 300.0
+"""How long a caller may wait for an outcome."""
 
 
 class State(enum.StrEnum):

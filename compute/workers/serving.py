@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from compute.invocations.told import INVOCATION_WAIT_S_MAX
 from compute.log_service import LogService
 from compute.workers.call import Call
 from indilog.calls import (
     Accepted,
     Answer,
+    AskInvocation,
     CallFunction,
     Cancel,
+    CancelInvocation,
     DeployApp,
     Deployed,
     Failed,
     Greeting,
+    InvocationTold,
     Question,
     Returned,
     SendFunction,
@@ -91,7 +95,7 @@ class LinkServer:
         self._host = host
         self._log_service = LogService(logs, questions_max=questions_max)
         self._positions = host.positions
-        self._checks: dict[int, asyncio.Task[None]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
         self._is_client = is_client
         self._calls: dict[int, Call] = {}
         self._keyed: dict[int, _Keyed] = {}
@@ -111,15 +115,12 @@ class LinkServer:
         if self._positions.is_known(position):
             self._answer(link, call, message)
             return
-        self._check_room(self._checks)
-        checking = self._checked(link, call, message, position)
-        self._checks[call] = check = asyncio.get_running_loop().create_task(checking)
-        check.add_done_callback(lambda _: self._checks.pop(call, None))
+        self._ask(call, self._checked(link, call, message, position))
 
     def close(self) -> None:
         """The link is gone."""
-        for check in list(self._checks.values()):
-            check.cancel()
+        for asking in list(self._asking.values()):
+            asking.cancel()
         self._log_service.close()
         for call in list(self._calls.values()):
             self._host.cancel(call)
@@ -127,6 +128,16 @@ class LinkServer:
             keyed.leave()
 
     # --- inside
+
+    def _ask(self, call: int, asking: Coroutine[Any, Any, None]) -> None:
+        """Run what ends when its asker leaves."""
+        try:
+            self._check_room(self._asking)
+        except OverloadedError:
+            asking.close()
+            raise
+        self._asking[call] = task = asyncio.get_running_loop().create_task(asking)
+        task.add_done_callback(lambda _: self._asking.pop(call, None))
 
     async def _checked(
         self, link: Link, call: int, message: Question | Greeting, position: MetalogPosition
@@ -155,6 +166,9 @@ class LinkServer:
                 self._cancel(call)
             case DeployApp():
                 self._deploy(link, call, message)
+            case AskInvocation() | CancelInvocation():
+                self._check_is_client("ask for invocations")
+                self._ask(call, _answered(link, call, self._invocation(message)))
             case UndeployApp():
                 self._check_is_client("undeploy")
                 self._begin(link, call, self._undeployed(message))
@@ -193,8 +207,8 @@ class LinkServer:
         link.answer(number, outcome.result())
 
     def _cancel(self, number: int) -> None:
-        if (check := self._checks.get(number)) is not None:
-            check.cancel()
+        if (asking := self._asking.get(number)) is not None:
+            asking.cancel()
         elif (call := self._calls.get(number)) is not None:
             self._host.cancel(call)
         elif (keyed := self._keyed.get(number)) is not None:
@@ -256,6 +270,17 @@ class LinkServer:
             key=message.key,
         )
         return Accepted(invocation)
+
+    async def _invocation(self, message: AskInvocation | CancelInvocation) -> Answer:
+        id_ = message.invocation
+        if isinstance(message, CancelInvocation):
+            found = await self._host.cancel_invocation(id_)
+        else:
+            wait_s = min(max(message.wait_s, 0.0), INVOCATION_WAIT_S_MAX)
+            found = await self._host.invocation(id_, wait_s=wait_s)
+        if found is None:
+            return InvocationTold(id_)
+        return InvocationTold(id_, found.function, found.state.value, found.outcome)
 
     async def _deployed(self, message: DeployApp) -> Answer:
         try:

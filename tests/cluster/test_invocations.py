@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 import indilog
-from indilog.errors import FunctionFailedError
+from indilog.errors import FunctionFailedError, InvocationCancelledError, NotReadyError
 from indilog.log import Log
 from tests.clients import http_client
 from tests.cluster import platform_process
@@ -187,6 +187,31 @@ async def test_a_cancelled_timer_never_runs_also_after_a_restart(tmp_path: Path)
         assert (await there.http.get(f"/invocations/{ids[1]}")).json()["state"] == "scheduled"
         too_late = await there.http.post("/functions/demo/work?async=1&delay=1e8", json={"n": 1})
         assert (too_late.status_code, too_late.json()["errors"][0]["field"]) == (422, "delay")
+
+
+async def test_a_client_asks_for_invocations_and_cancels_them(there: Platform) -> None:
+    async with indilog.connect(there.url) as client, asyncio.timeout(60):
+        done = await client.invocation(await client.send("demo.work", n=1), wait=50)
+        assert done is not None
+        assert (done.function, done.state) == ("demo.work", "done")
+        recorded = await client.log("runs").read_next("n:1")
+        assert recorded is not None
+        assert done.result() == recorded.seqnum
+        timer = await client.send("demo.work", delay=3_600, n=2)
+        waits = await client.invocation(timer)
+        assert waits is not None
+        assert waits.state == "scheduled"
+        with pytest.raises(NotReadyError, match="not over: scheduled"):
+            waits.result()
+        asking = asyncio.ensure_future(client.invocation(timer, wait=50))
+        cancelled = await client.cancel(timer)
+        assert cancelled is not None
+        assert await asking == cancelled
+        with pytest.raises(InvocationCancelledError):
+            cancelled.result()
+        assert await client.cancel(timer) == cancelled, "of one that is over nothing changes"
+        assert await client.cancel("nope") is None
+        assert await client.invocation("nope") is None
 
 
 async def test_a_running_invocation_that_is_cancelled_is_told_to_stop(there: Platform) -> None:

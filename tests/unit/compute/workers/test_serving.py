@@ -169,7 +169,7 @@ async def test_a_position_from_nowhere_is_refused_at_once(
         "another log's?"
     )
     assert caller.logs.position == 1
-    assert caller.server._checks == {}
+    assert caller.server._asking == {}
 
 
 async def test_a_question_whose_position_is_checked_can_be_cancelled(
@@ -182,10 +182,10 @@ async def test_a_question_whose_position_is_checked_can_be_cancelled(
     monkeypatch.setattr(caller.host.positions, "fault", never)
     number = caller.link.post(LogAppend("orders", NOWHERE, b"x", ()), lambda _: None)
     await turns()
-    assert len(caller.server._checks) == 1
+    assert len(caller.server._asking) == 1
     caller.link.cancel(number)
     await turns()
-    assert caller.server._checks == {}
+    assert caller.server._asking == {}
 
 
 async def test_a_position_that_another_node_has_reached_is_taken() -> None:
