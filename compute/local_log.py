@@ -267,7 +267,7 @@ class LocalLog(Log):
 
     async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
         """Forget the records below `until`; see `Log.trim`."""
-        floor = Floor(self._hash(tag), check_bound(until), of_log=tag is None)
+        floor = Floor(self._hash(tag), check_bound(until), tag is None, self._hash(None))
         waiter = self._logs.future()
         self._engine.trims.start(floor, waiter)
         self._logs.hasten()

@@ -14,17 +14,18 @@ from index_tier.index_store import IndexStore
 from index_tier.trim_feed import TrimFeed
 from indilog.columns import packed, unpacked
 from indilog.errors import MalformedFrameError
-from indilog.floors import Floors
+from indilog.floors import FloorColumns, Floors
 from indilog.ids import Epoch, MetalogPosition
 from indilog.index_snapshot import Rows, SnapshotInfo
 from indilog.lineage import is_prefix
 
 
 class _Floors(msgspec.Struct, frozen=True, array_like=True):
-    """The floors of logs or of tags: the tags and their floors, u64 each."""
+    """The floors of logs or of tags: the tags, their floors and their logs, u64 each."""
 
     tags: bytes
     untils: bytes
+    logs: bytes
 
 
 class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -120,4 +121,5 @@ def restored(payload: bytes, floors: TrimFeed) -> Kept:
 
 
 def _restore(floors: Floors, said: _Floors) -> None:
-    floors.restore(np.frombuffer(said.tags, np.uint64), np.frombuffer(said.untils, np.uint64))
+    columns = (np.frombuffer(column, np.uint64) for column in (said.tags, said.untils, said.logs))
+    floors.restore(FloorColumns(*columns))

@@ -92,7 +92,7 @@ class Snapshots:
         )
         self._trimmed_until = trimmed.logs.highest
         floors = SnapshotFloors(
-            *trimmed.logs.columns(), *trimmed.tags.columns(), unwritten.discarded
+            *trimmed.logs.columns()[:2], *trimmed.tags.columns()[:2], unwritten.discarded
         )
         write = WriteSnapshot(self._writing, base, unwritten.rows, floors, store.filter_bytes_max)
         return [AskSnapshots(write)]

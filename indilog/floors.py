@@ -2,15 +2,16 @@
 13).
 
 Floors are said by `Trim` entries of the metalog and only grow, so they may be applied early, twice
-and in any order. There may be many (one for each object of a store): they are kept in two sorted
-arrays, 16 bytes each, with the newest ones in a small mapping beside them.
+and in any order. There may be many (one for each object of a store): they are kept in sorted
+arrays, 24 bytes each, with the newest ones in a small mapping beside them. A floor of a tag goes
+when that of its log is as high: what lies below is trimmed with the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,19 @@ from indilog.metalog import Floor
 Column: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+_UNSAID: Final = TagHash(0)
 _RECENT_MAX: Final = 1024
-_FLOOR_BYTES: Final = 16
+_FLOOR_BYTES: Final = 24
 _RECENT_BYTES: Final = 150
 """What a floor in the mapping costs in CPython."""
+
+
+class FloorColumns(NamedTuple):
+    """Tags that have a floor, ascending; their floors; the tags of their logs, 0 if not said."""
+
+    tags: Column
+    untils: Column
+    logs: Column
 
 
 class Floors:
@@ -34,12 +44,13 @@ class Floors:
         highest: the highest of all floors: nothing at or above it is trimmed.
     """
 
-    __slots__ = ("_recent", "_tags", "_untils", "highest")
+    __slots__ = ("_logs", "_recent", "_tags", "_untils", "highest")
 
     def __init__(self) -> None:
         self._tags: Column = np.empty(0, np.uint64)
         self._untils: Column = np.empty(0, np.uint64)
-        self._recent: dict[TagHash, SeqNum] = {}
+        self._logs: Column = np.empty(0, np.uint64)
+        self._recent: dict[TagHash, tuple[SeqNum, TagHash]] = {}
         self.highest: SeqNum = 0
 
     def __len__(self) -> int:
@@ -51,11 +62,11 @@ class Floors:
         """About how much memory they take."""
         return _FLOOR_BYTES * len(self._tags) + _RECENT_BYTES * len(self._recent)
 
-    def raise_to(self, tag: TagHash, until: SeqNum) -> bool:
-        """Let the floor of `tag` be at least `until`; tell whether that is news."""
+    def raise_to(self, tag: TagHash, until: SeqNum, log: TagHash = _UNSAID) -> bool:
+        """Let the floor of `tag`, of `log`, be at least `until`; tell whether that is news."""
         if until <= self.of(tag):
             return False
-        self._recent[tag] = until
+        self._recent[tag] = until, log
         self.highest = max(self.highest, until)
         if len(self._recent) > _RECENT_MAX + len(self._tags) // 64:
             self._merge()
@@ -65,7 +76,7 @@ class Floors:
         """Return the floor of `tag`."""
         recent = self._recent.get(tag)
         if recent is not None:
-            return recent
+            return recent[0]
         if not len(self._tags):
             return 0
         place = int(np.searchsorted(self._tags, np.uint64(tag)))
@@ -80,37 +91,51 @@ class Floors:
         places = np.minimum(np.searchsorted(self._tags, tags), len(self._tags) - 1)
         return np.where(self._tags[places] == tags, self._untils[places], np.uint64(0))
 
-    def columns(self) -> tuple[Column, Column]:
-        """Return the tags that have a floor, ascending, and their floors; they never change."""
+    def columns(self) -> FloorColumns:
+        """Return all floors; the columns never change."""
         self._merge()
-        return self._tags, self._untils
+        return FloorColumns(self._tags, self._untils, self._logs)
 
-    def restore(self, tags: Column, untils: Column) -> None:
+    def restore(self, columns: FloorColumns) -> None:
         """Begin with what `columns` returned once."""
-        self._tags, self._untils = tags, untils
+        self._tags, self._untils, self._logs = columns
         self._recent.clear()
-        self.highest = int(untils.max()) if len(untils) else 0
+        self.highest = int(columns.untils.max()) if len(columns.untils) else 0
 
-    def above(self, tag: TagHash, count: int) -> Iterator[tuple[TagHash, SeqNum]]:
-        """Yield the floors of the first `count` tags above `tag`, in order."""
+    def above(self, tag: TagHash, count: int) -> Iterator[tuple[TagHash, SeqNum, TagHash]]:
+        """Yield the floors of the first `count` tags above `tag`, in order, with their logs."""
         self._merge()
         start = int(np.searchsorted(self._tags, np.uint64(tag), side="right"))
-        end = start + count
-        tags, untils = self._tags[start:end].tolist(), self._untils[start:end].tolist()
-        yield from zip(tags, untils, strict=True)
+        columns = (column[start : start + count].tolist() for column in self.columns())
+        yield from zip(*columns, strict=True)
+
+    def drop(self, log: TagHash, until: SeqNum) -> None:
+        """Forget the floors of the tags of `log` that are not above `until`."""
+        for tag, (floor, of) in list(self._recent.items()):
+            if of == log and floor <= until:
+                del self._recent[tag]
+        drop = (self._logs == log) & (self._untils <= until)
+        if drop.any():
+            self._tags, self._untils, self._logs = (
+                column[~drop] for column in (self._tags, self._untils, self._logs)
+            )
 
     def _merge(self) -> None:
         """Move the recent ones into the arrays."""
         if not self._recent:
             return
-        tags = np.fromiter(self._recent.keys(), np.uint64, len(self._recent))
-        untils = np.fromiter(self._recent.values(), np.uint64, len(self._recent))
+        count = len(self._recent)
+        tags = np.fromiter(self._recent.keys(), np.uint64, count)
+        recent = self._recent.values()
+        untils = np.fromiter((until for until, _ in recent), np.uint64, count)
+        logs = np.fromiter((log for _, log in recent), np.uint64, count)
         self._recent.clear()
         keep = ~np.isin(self._tags, tags)
         tags = np.concatenate((self._tags[keep], tags))
         untils = np.concatenate((self._untils[keep], untils))
+        logs = np.concatenate((self._logs[keep], logs))
         order = np.argsort(tags)
-        self._tags, self._untils = tags[order], untils[order]
+        self._tags, self._untils, self._logs = tags[order], untils[order], logs[order]
 
 
 class Trimmed:
@@ -134,16 +159,25 @@ class Trimmed:
 
     def apply(self, floors: Iterable[Floor]) -> list[Floor]:
         """Take in floors; return those that are news."""
-        return [
-            floor
-            for floor in floors
-            if (self.logs if floor.of_log else self.tags).raise_to(floor.tag, floor.until)
-        ]
+        return [floor for floor in floors if self._raise(floor)]
+
+    def _raise(self, floor: Floor) -> bool:
+        tag, until, of_log, log = floor
+        if of_log:
+            news = self.logs.raise_to(tag, until)
+            if news:
+                self.tags.drop(tag, until)
+            return news
+        covered = log and until <= self.logs.of(log)
+        return not covered and self.tags.raise_to(tag, until, log)
 
     def page(self, after: TagHash, count: int) -> tuple[tuple[Floor, ...], bool]:
         """Return the floors of the first `count` tags above `after`, and whether these are all."""
-        found = [Floor(tag, until, of_log=True) for tag, until in self.logs.above(after, count)]
-        found += [Floor(tag, until, of_log=False) for tag, until in self.tags.above(after, count)]
+        found = [
+            Floor(tag, until, of_log, log)
+            for floors, of_log in ((self.logs, True), (self.tags, False))
+            for tag, until, log in floors.above(after, count)
+        ]
         found.sort()
         page = tuple(islice(found, count))
         return page, len(found) < count

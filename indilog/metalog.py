@@ -51,11 +51,16 @@ class Floor(NamedTuple):
     """Records with `tag` below seqnum `until` are trimmed; `of_log`: it is the tag of a whole log.
 
     Floors only grow: of two for one tag the higher one holds, in whatever order they come.
+
+    Attributes:
+        log: the tag of the log whose records have `tag`; 0: not said. A floor that is not above
+            that of its log says nothing further.
     """
 
     tag: TagHash
     until: SeqNum
     of_log: bool
+    log: TagHash = TagHash(0)
 
 
 class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
@@ -93,7 +98,7 @@ TRIM_FLOORS_MAX: Final = 1024
 """Floors in one entry."""
 _SHARDS_MAX: Final = 1 << 16
 _ENTRY_BYTES: Final = 64
-_FLOOR_BYTES: Final = 20
+_FLOOR_BYTES: Final = 29
 _COUNT_BYTES: Final = 12
 """What an entry, a floor in it and a shard's number in it take at most: integers have up to nine
 bytes, shards three.

@@ -260,7 +260,8 @@ class Primary:
     def _on_trim_wanted(self, event: Received, message: TrimWanted) -> list[Effect]:
         if event.sender not in self._reader_set:
             return [Ignore(event, "a trim wanted by a node that is neither engine nor storage")]
-        if not (0 <= message.floor.tag < 2**64 and message.floor.until >= 0):
+        tag, until, _, log = message.floor
+        if not (0 <= tag < 2**64 and 0 <= log < 2**64 and until >= 0):
             return [Ignore(event, "a floor of no possible tag or seqnum")]
         if self.tail_unknown:
             return [Ignore(event, _TAIL_UNKNOWN)]

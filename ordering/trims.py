@@ -52,13 +52,13 @@ class TrimRequests:
     def propose(self, position: MetalogPosition) -> tuple[Floor, ...]:
         """Take out what goes into the entry at `position`; the highest of each tag."""
         keys = list(self._wanted)[:TRIM_FLOORS_MAX]
-        floors: dict[tuple[int, bool], SeqNum] = {}
+        floors: dict[tuple[int, bool, int], SeqNum] = {}
         for key in keys:
-            tag, until, of_log = self._wanted.pop(key)
-            floors[tag, of_log] = max(until, floors.get((tag, of_log), 0))
+            tag, until, of_log, log = self._wanted.pop(key)
+            floors[tag, of_log, log] = max(until, floors.get((tag, of_log, log), 0))
         self._proposed.append((position, keys))
         self._under_way.update(keys)
-        return tuple(Floor(tag, until, of_log) for (tag, of_log), until in floors.items())
+        return tuple(Floor(tag, until, of_log, log) for (tag, of_log, log), until in floors.items())
 
     def commit(self, committed: MetalogPosition, tail: SeqNum) -> list[Effect]:
         """Answer those whose entries are committed."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from indilog.errors import MalformedFrameError
-from indilog.floors import Column, Floors
+from indilog.floors import FloorColumns, Floors
 from indilog.ids import Epoch, MetalogPosition, ShardId
 from indilog.lineage import Extent
 from indilog.metalog import Entry, entries_decoded, entries_encoded
@@ -23,10 +23,11 @@ from storage.shard import Shard, ShardColumns
 
 
 class _Floors(msgspec.Struct, frozen=True, array_like=True):
-    """The floors of logs or of tags: the tags and their floors, u64 each."""
+    """The floors of logs or of tags: the tags, their floors and their logs, u64 each."""
 
     tags: bytes
     untils: bytes
+    logs: bytes
 
 
 class _ShardPart(msgspec.Struct, frozen=True, array_like=True):
@@ -148,6 +149,5 @@ def restore(
 
 
 def _restore_floors(floors: Floors, said: _Floors) -> None:
-    tags: Column = np.frombuffer(said.tags, np.uint64)
-    untils: Column = np.frombuffer(said.untils, np.uint64)
-    floors.restore(tags, untils)
+    columns = (np.frombuffer(column, np.uint64) for column in (said.tags, said.untils, said.logs))
+    floors.restore(FloorColumns(*columns))

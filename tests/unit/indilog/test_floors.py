@@ -27,17 +27,17 @@ def test_the_highest_floor_of_a_tag_holds(raised: list[tuple[int, int]], asked_a
     each = floors.of_each(np.frombuffer(tags, np.uint64)).tolist()
     assert each == [model.get(tag, 0) for tag in range(42)]
     assert floors.highest == max(model.values(), default=0)
-    wanted = sorted((t, u) for t, u in model.items() if u)
+    wanted = sorted((t, u, 0) for t, u in model.items() if u)
     assert list(floors.above(0, 100)) == wanted
-    assert list(floors.above(10, 3)) == [(t, u) for t, u in wanted if t > 10][:3]
+    assert list(floors.above(10, 3)) == [floor for floor in wanted if floor[0] > 10][:3]
 
 
 LOGS = st.integers(1, 3)
 RECORDS = st.lists(st.tuples(LOGS, st.lists(st.integers(10, 14), max_size=4)), max_size=12)
 FLOORS = st.lists(
     st.one_of(
-        st.builds(Floor, LOGS, st.integers(0, 30), st.just(True)),
-        st.builds(Floor, st.integers(10, 14), st.integers(0, 30), st.just(False)),
+        st.builds(Floor, LOGS, st.integers(0, 30), st.just(True), st.just(0)),
+        st.builds(Floor, st.integers(10, 14), st.integers(0, 30), st.just(False), st.just(0)),
     ),
     max_size=10,
 )
@@ -87,3 +87,54 @@ def test_pages_name_every_floor_once(floors: list[Floor], size: int) -> None:
     for floor in floors:
         mine = (trimmed.logs if floor.of_log else trimmed.tags).of(floor.tag)
         assert (other.logs if floor.of_log else other.tags).of(floor.tag) == mine
+
+
+def log_of(tag: int) -> int:
+    """Return the log that a tag of 10 to 14 belongs to."""
+    return tag % 3 + 1
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(Floor, LOGS, st.integers(0, 30), st.just(True), st.just(0)),
+            st.integers(10, 14).flatmap(
+                lambda tag: st.builds(
+                    Floor, st.just(tag), st.integers(0, 30), st.just(False), st.just(log_of(tag))
+                )
+            ),
+        ),
+        max_size=30,
+    ),
+    st.integers(0, 30),
+)
+def test_a_floor_that_the_log_has_reached_goes_and_nothing_is_alive_again(
+    floors: list[Floor], merged_after: int
+) -> None:
+    trimmed = Trimmed()
+    highest = dict[tuple[int, bool], int]()
+    for place, floor in enumerate(floors):
+        trimmed.apply([floor])
+        if place == merged_after:
+            trimmed.tags.columns()
+        tag, until, of_log, _ = floor
+        highest[tag, of_log] = max(until, highest.get((tag, of_log), 0))
+    for tag in range(10, 15):
+        own = trimmed.logs.of(log_of(tag))
+        assert own == highest.get((log_of(tag), True), 0)
+        kept, said = trimmed.tags.of(tag), highest.get((tag, False), 0)
+        assert max(kept, own) == max(said, own)
+        assert not kept or kept > own
+    page, last = trimmed.page(0, 100)
+    assert last
+    again = Trimmed()
+    again.apply(page)
+    assert again.page(0, 100) == (page, True)
+    again.tags.restore(trimmed.tags.columns())
+    assert again.page(0, 100) == (page, True)
+
+
+def test_a_floor_of_which_the_log_is_not_said_stays() -> None:
+    trimmed = Trimmed()
+    trimmed.apply([Floor(10, 5, of_log=False), Floor(1, 9, of_log=True)])
+    assert trimmed.tags.of(10) == 5
