@@ -162,12 +162,6 @@ BUGS: Final = (
         "        if header.first >= shard.written:",
     ),
     Bug(
-        "what a disk has lost before it was ordered is reported as stored",
-        "storage/appends.py",
-        "(shard.opened, shard.sound)",
-        "(shard.opened, shard.stored)",
-    ),
-    Bug(
         "stored prefixes are never reported again",
         "storage/appends.py",
         "if report.due is not None and now >= report.due:",
