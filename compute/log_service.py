@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 - part of the shell: a task per question
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 import structlog
 
@@ -42,6 +42,9 @@ from indilog.ids import MetalogPosition
 from indilog.link import Link
 from indilog.log import Entry, Log, LogSource, Record, Session, check_log_name
 from indilog.retention_messages import LogRetention, LogSetRetention, RetentionFound
+
+_READS: Final = (LogRead, LogReadPrev)
+"""A tuple: to make a union for each question would cost more than to look it up."""
 
 
 class LogService:
@@ -75,7 +78,7 @@ class LogService:
         if call in self._tasks:
             raise NotReadyError(f"Question {call} is being answered already.")
         answering = self._answered(link, call, question)
-        if isinstance(question, LogRead | LogReadPrev) or (
+        if isinstance(question, _READS) or (
             isinstance(question, LogReadNext) and question.wait_s is None
         ):
             # Mostly the local index and the record cache answer it, so that it suspends nowhere.

@@ -31,13 +31,15 @@ class Positions:
 
     def __init__(self, logs: LogSource) -> None:
         self._logs = logs
+        # Once: asking whether something fits a protocol costs as much as an append.
+        self._applied = logs if isinstance(logs, HasPosition) else None
         self._reached: MetalogPosition = 0
 
     def is_known(self, position: MetalogPosition) -> bool:
         """Tell whether a position is certainly reached, without asking."""
         if position <= self._reached:
             return True
-        return isinstance(self._logs, HasPosition) and position <= self._logs.position
+        return self._applied is not None and position <= self._applied.position
 
     async def fault(self, position: MetalogPosition) -> str | None:
         """Return what is wrong with a position, as the end of a sentence about it; None: nothing.

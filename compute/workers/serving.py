@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -29,6 +29,9 @@ from indilog.calls import (
     Failed,
     Greeting,
     InvocationTold,
+    LogAppend,
+    LogReadNext,
+    LogReadPrev,
     Question,
     Returned,
     SendFunction,
@@ -61,6 +64,8 @@ from indilog.worker_messages import (
 
 if TYPE_CHECKING:
     from compute.workers.host import FunctionHost
+
+_COMMONEST: Final = (LogAppend, LogReadPrev, LogReadNext)
 
 
 class _Keyed:
@@ -154,6 +159,9 @@ class LinkServer:
             link.answer(call, failed(error))
 
     def _answer(self, link: Link, call: int, message: Question | Greeting) -> None:
+        if isinstance(message, _COMMONEST):
+            self._log_service.serve(link, call, message)
+            return
         match message:
             case CallFunction() if not message.key:
                 self._call(link, call, message)
