@@ -1,7 +1,9 @@
 """A worker process: `python -m compute.workers --fd N --directory DIR --threads N`.
 
-Started by `FunctionHost` only. It ends when its link does, or when its parent is gone, which it
-learns from the end of its standard input, even while a function keeps its event loop busy.
+Started by `FunctionHost` only. Functions get the limit of open files that the platform was started
+with, not the raised one of its node. The process ends when its link does, or when its parent is
+gone, which it learns from the end of its standard input, even while a function keeps its event loop
+busy.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
 import socket
 import sys
 import threading
@@ -75,7 +78,10 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--message-bytes-max", type=int, required=True)
+    parser.add_argument("--open-files", type=int, required=True)
     given = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (given.open_files, hard))
     threading.Thread(target=_die_with_parent, daemon=True).start()
     configure_logging("json", processors=(attributed,), counts_repeats=False)
     outputs = FunctionOutput(sys.stdout), FunctionOutput(sys.stderr)

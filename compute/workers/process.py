@@ -26,6 +26,7 @@ from indilog.calls import LINK_VERSION, Greeting, Limits, Question, Welcome
 from indilog.config import NodeConfig
 from indilog.deployed import ServiceState
 from indilog.link import Link, SocketLink
+from indilog.runtime.descriptors import given_limit
 from indilog.worker_messages import Ready, ServicesTold, ThreadsLeft
 
 STOP_S: Final = 5.0
@@ -289,6 +290,7 @@ async def _spawned(
         *("--directory", str(directory)),
         *("--threads", str(threads_max)),
         *("--message-bytes-max", str(limits.message_bytes_max)),
+        *("--open-files", str(given_limit())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -12,11 +12,23 @@ from typing import Final
 _CONNECTIONS_MIN: Final = 16
 
 
+_given: list[int] = []
+"""The soft limit that this process was started with, once it was raised."""
+
+
 def raise_limit() -> None:
     """Raise the soft limit of open files to the hard one; to be called at the start."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _given[:] = _given or [soft]
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def given_limit() -> int:
+    """Return the soft limit of open files that this process was started with: what processes for
+    other purposes, such as functions, get.
+    """
+    return _given[0] if _given else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def room_for_connections(reserve: int) -> int:

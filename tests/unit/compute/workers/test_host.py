@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from indilog.calls import Returned
 from indilog.config import Config, NodeConfig
 from indilog.deployed import ScheduleSpec
 from indilog.errors import DeployError, OverloadedError, UnknownFunctionError
+from indilog.runtime import descriptors
 from indilog.testing import MemoryLogs
 
 pytestmark = pytest.mark.asyncio
@@ -112,3 +114,34 @@ async def test_an_application_with_a_thousand_slow_calls_does_not_stop_another(
         assert not any(call.outcome.done() for call in greedy)
     finally:
         await host.stop()
+
+
+LIMITED = """
+import resource
+import indilog
+app = indilog.App("limited")
+@app.function
+async def limit(ctx) -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+"""
+
+
+async def test_functions_have_the_limit_of_open_files_that_the_platform_was_started_with(
+    tmp_path: Path,
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (700, before[1]))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(descriptors, "_given", [])
+            descriptors.raise_limit()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
+            host = FunctionHost(Config(node=NodeConfig(workers=1, data_dir=tmp_path)), MemoryLogs())
+            await host.start()
+            try:
+                await host.deploy({"app.py": LIMITED})
+                assert await host.call("limited.limit", b"{}").outcome == Returned(0, b"700")
+            finally:
+                await host.stop()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
