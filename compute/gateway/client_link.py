@@ -165,7 +165,7 @@ class WebSocketWriter:
         await self._socket.close()
 
 
-async def _take_in(link: Link, data: bytes) -> None:
+async def take_in(link: Link, data: bytes) -> None:
     """Hand over what came, in parts: other links have their turns between many small messages."""
     link.received(data[:_PART_BYTES])
     for start in range(_PART_BYTES, len(data), _PART_BYTES):
@@ -197,7 +197,7 @@ def client_router(host: FunctionHost, edge: Edge) -> APIRouter:
         sending = asyncio.ensure_future(writer.run())
         try:
             while not link.is_lost:
-                await _take_in(link, await socket.receive_bytes())
+                await take_in(link, await socket.receive_bytes())
         except WebSocketDisconnect:
             pass
         finally:
