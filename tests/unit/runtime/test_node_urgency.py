@@ -84,3 +84,30 @@ async def test_what_is_not_urgent_is_handled_while_callers_keep_coming() -> None
     assert house.story.index("index") < house.story.index("told append 5")
     assert house.story.count("index") == len(told)
     await house.shell.close()
+
+
+async def test_who_wants_more_than_to_append_ends_the_wait_of_what_is_not_urgent() -> None:
+    house, told = appending(40, lambda _: [PERSIST])
+    for future in told[:-1]:
+        future.add_done_callback(lambda _: house.nudge())
+    house.shell.clock.now = lambda: Instant(1000.0)  # type: ignore[method-assign]
+    told[9].add_done_callback(lambda _: house.shell.hasten(A))
+    await turns(100)
+    index = house.story.index("index")
+    assert house.story.index("told append 9") < index < house.story.index("told append 11")
+    assert house.story.count("index") == len(told)
+    await house.shell.close()
+
+
+async def test_a_single_slow_sync_sends_no_later_one_into_the_thread() -> None:
+    house, (told,) = appending(1)
+    limit_s = house.shell._config.node.sync_inline_s_max
+    for seconds in (0.0001, 10.0):
+        house.shell._synced_in(seconds)
+    assert house.shell.sync_average_s < limit_s
+    for _ in range(100):
+        house.shell._synced_in(10.0)
+    assert house.shell.sync_average_s > limit_s
+    await turns()
+    assert told.done()
+    await house.shell.close()
