@@ -10,10 +10,12 @@ runs.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
-import structlog
 from hypothesis import HealthCheck, settings
+
+from tests.process_state import process_state
 
 # A shared machine is slow now and then: no test asserts a time, hypothesis included.
 settings.register_profile(
@@ -44,9 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True)
-def logs_as_nobody_configured_them() -> None:
-    """Let no test hear the log level that an embedded platform of an earlier test chose."""
-    structlog.reset_defaults()
+def process_as_it_was() -> Iterator[None]:
+    """Let no test meet what an earlier one changed for the whole process; see `process_state`."""
+    before = process_state()
+    yield
+    forgotten = before.put_back()
+    assert not forgotten, f"the test changed {', '.join(forgotten)} and did not put it back"
 
 
 @pytest.fixture(scope="session")

@@ -426,7 +426,7 @@ def test_a_segment_that_was_made_in_advance_before_a_restart_counts_once(tmp_pat
     """Else its other count is rewritten again and again: it never shrinks."""
     first = Rewriter(tmp_path)
     first.written(1)
-    first.journal.spare.prepare(2)
+    first.journal.spare.make(2, 0)
     rewriter = first.again()
     assert segment_path(tmp_path, 2).exists(), "made before the restart"
     places = filled(rewriter, segments=2)
