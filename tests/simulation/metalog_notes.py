@@ -4,14 +4,17 @@ agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 from unittest.mock import patch
 
-from indilog.ids import MetalogPosition, ShardId
+from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId
 from indilog.metalog import Entry, NewRecords, entry_decoded, entry_encoded
+from indilog.roles import Effect, Event
 from indilog.testing.simulation import SimulatedCluster
+from ordering.backup import Backup
+from ordering.primary import Primary
 from ordering.sequencer import Sequencer
 from ordering.stored_metalog import StoredMetalog
 from tests.simulation.history import Violation
@@ -27,11 +30,24 @@ class MetalogNotes:
         self._entries: list[bytes] = []
         self._tails = [0]
         self._time_us = 0
+        self._stored: dict[NodeId, dict[MetalogPosition, set[Epoch]]] = {}
+        """By whom the entries were proposed that each backup has had on its disk at each position.
+        """
+        self._copied: MetalogPosition = 0
+        """Below this, what the primary calls committed was found at enough backups."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at entries before the primary folds them: afterwards they are gone."""
-        fold = StoredMetalog.fold
+        """Look at what sequencers do in each turn, and at entries before the primary folds them."""
+        fold, handle = StoredMetalog.fold, Sequencer.handle
+
+        def seen(role: Sequencer, events: Sequence[Event], now: Instant) -> list[Effect]:
+            effects = handle(role, events, now)
+            if isinstance(role._part, Backup):
+                self._see_stored(role)
+            elif isinstance(role._part, Primary):
+                self._see_committed(role)
+            return effects
 
         def noted(metalog: StoredMetalog, end: MetalogPosition) -> bool:
             pack = metalog._entries.first_pack()
@@ -41,8 +57,41 @@ class MetalogNotes:
                         self._append(entry)
             return fold(metalog, end)
 
-        with patch.object(StoredMetalog, "fold", noted):
+        with (
+            patch.object(StoredMetalog, "fold", noted),
+            patch.object(Sequencer, "handle", seen),
+        ):
             yield
+
+    def _see_stored(self, role: Sequencer) -> None:
+        """Note what is durable at a backup; how it came there, entry by entry or not."""
+        metalog, epochs = role._metalog, self._stored.setdefault(role._node, {})
+        position = metalog.stored
+        while position > metalog.base.position:
+            position -= 1
+            known = epochs.setdefault(position, set())
+            if (epoch := metalog[position].epoch) in known:
+                break  # what is before it was noted with it
+            known.add(epoch)
+
+    def _see_committed(self, role: Sequencer) -> None:
+        """What the primary calls committed has been on the disks of a majority.
+
+        Not looked at again: disks may lose it. What is below a backup's base was noted there, or
+        came from a primary that has committed it.
+        """
+        metalog = role._metalog
+        needed = len(role._view.sequencers) // 2
+        self._copied = min(self._copied, len(metalog))
+        start = max(self._copied, metalog.base.position)
+        for position in range(start, role.committed):
+            epoch = metalog[position].epoch
+            copies = [epoch in epochs.get(position, ()) for epochs in self._stored.values()]
+            if sum(copies) < needed:
+                what = f"the entry at {position} is called committed, {sum(copies)} backups had it"
+                self._violations.append(Violation("committed", what))
+                return
+        self._copied = max(self._copied, role.committed)
 
     def note(self, cluster: SimulatedCluster) -> None:
         """Keep a copy of what the primary calls committed, and may have said: it must not change.

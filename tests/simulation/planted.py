@@ -508,7 +508,7 @@ BUGS: Final = (
         "a checkpoint takes entries for committed that are not",
         "ordering/stored_metalog.py",
         "        committed = self.committed\n",
-        "        self.commit(len(self._entries))\n        committed = self.committed\n",
+        "        self.commit(len(self))\n        committed = self.committed\n",
     ),
     Bug(
         "a damaged checkpoint is an empty state",

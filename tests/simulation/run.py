@@ -12,6 +12,7 @@ from tests.simulation import arrangement, checkers, faults
 from tests.simulation.aftermath import Aftermath
 from tests.simulation.copies import CopiesNotes
 from tests.simulation.history import Operation, Violation
+from tests.simulation.imagined_damage import ImaginedDamage
 from tests.simulation.lost_batches import LostBatches
 from tests.simulation.metalog_notes import MetalogNotes
 from tests.simulation.replaced_entries import ReplacedEntries
@@ -105,12 +106,14 @@ class Run:
         end_s = world.now_s + _DURATION_S_MAX
         moving = world.chance("moving")
         copies = CopiesNotes(self.report.violations)
+        imagined = ImaginedDamage(self.report.violations)
         while workload.goes_on() and world.now_s < end_s:
             world.run_for(_TICK_S)
             cluster.check_invariants()
             self._check_limits(cluster, workload.habits.batch_max)
             self._metalog.note(cluster)
             copies.note(cluster)
+            imagined.note(cluster, chaos.injected)
             workload.move_homeless(moving)
         workload.stopped = True
         for one in (losses, batches):
