@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from indilog.columns import copied, packed, restored, unpacked
+from indilog.columns import Pack, Packs
 from indilog.floors import Trimmed
 from indilog.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
 from indilog.lineage import Extent, Lineage, LineageColumns
@@ -32,20 +32,18 @@ class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
     cut: dict[ShardId, LocalId]
     trims: int
     lineage: LineageColumns
-    tails: bytes
-    times: bytes
-    span_ends: bytes
-    shards: bytes
-    localids: bytes
-    lengths: bytes
-    trim_positions: bytes
+    positions: tuple[Pack, ...]
+    spans: tuple[Pack, ...]
+    trim_positions: tuple[Pack, ...]
 
 
 _VIEW: Final = ViewNumber(1)
 """The only one there is."""
 _COLUMNS: Final = (
-    "tails", "times", "span_ends", "shards", "localids", "lengths", "trim_positions",
-)  # fmt: skip
+    ("_tails", "_times", "_span_ends"),
+    ("_shards", "_localids", "_lengths"),
+    ("_trim_positions",),
+)
 
 
 class Ordering:
@@ -58,7 +56,7 @@ class Ordering:
     """
 
     __slots__ = (
-        "_lengths", "_localids", "_replay", "_shards", "_span_ends", "_tails", "_times",
+        "_lengths", "_localids", "_packs", "_replay", "_shards", "_span_ends", "_tails", "_times",
         "_trim_positions", "floors", "reader", "trimmed_at",
     )  # fmt: skip
 
@@ -74,6 +72,7 @@ class Ordering:
         self._lengths = array("Q")
         self._trim_positions = array("Q")
         """The positions of trims."""
+        self._packs = tuple(Packs() for _ in _COLUMNS)
         self.floors = Trimmed()
         self.trimmed_at: MetalogPosition = 0
 
@@ -149,6 +148,8 @@ class Ordering:
         self._replay = MetalogReplay(position, self.tail_before(position), cut, trims)
         self.floors.trims = trims
         self.trimmed_at = self._trim_positions[trims - 1] + 1 if trims else 0
+        for packs, rows in zip(self._packs, (position, spans, trims), strict=True):
+            packs.changed(rows)
         del self._trim_positions[trims:]
         for by_position in (self._tails, self._times, self._span_ends):
             del by_position[position:]
@@ -219,8 +220,11 @@ class Ordering:
         replay = self._replay
         lineage = self.reader.lineage.copied()
         state = replay.position, replay.tail, dict(replay.cut), replay.trims, lineage
-        columns = [copied(getattr(self, f"_{name}")) for name in _COLUMNS]
-        return lambda: OrderingColumns(*state, *map(packed, columns))
+        copies = [
+            packs.copied([getattr(self, name) for name in names])
+            for packs, names in zip(self._packs, _COLUMNS, strict=True)
+        ]
+        return lambda: OrderingColumns(*state, *(copy() for copy in copies))
 
     def restore(self, columns: OrderingColumns) -> None:
         """Begin with what was copied once.
@@ -229,9 +233,11 @@ class Ordering:
             MalformedFrameError: a column is of a version that this release does not know.
         """
         self._replay = MetalogReplay(columns.position, columns.tail, columns.cut, columns.trims)
-        for name in _COLUMNS:
-            typecode = getattr(self, f"_{name}").typecode
-            setattr(self, f"_{name}", restored(typecode, unpacked(getattr(columns, name))))
+        said = columns.positions, columns.spans, columns.trim_positions
+        for packs, names, found in zip(self._packs, _COLUMNS, said, strict=True):
+            typecodes = [getattr(self, name).typecode for name in names]
+            for name, column in zip(names, packs.restore(found, typecodes), strict=True):
+                setattr(self, name, column)
         self.reader.lineage = Lineage.restored(columns.lineage)
 
     def check_invariants(self) -> None:

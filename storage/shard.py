@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sortedcontainers import SortedDict
 
-from indilog.columns import copied, packed, restored, unpacked
+from indilog.columns import Pack, Packs
 from indilog.errors import MalformedFrameError
 from indilog.ids import Epoch, LocalId, SeqNum, ShardId
 from indilog.metalog import UNSAID, Span
@@ -92,16 +92,12 @@ class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
     certain: bool
     doubted: LocalId | None
     opened_at: LocalId
-    firsts: bytes
-    segments: bytes
-    offsets: bytes
-    lengths: bytes
-    span_seqnums: bytes
-    span_localids: bytes
+    rows: tuple[Pack, ...]
+    spans: tuple[Pack, ...]
 
 
-_ROWS: Final = ("firsts", "segments", "offsets", "lengths")
-_SPANS: Final = ("span_seqnums", "span_localids")
+_ROWS: Final = ("_firsts", "_segments", "_offsets", "_lengths")
+_SPANS: Final = ("_span_seqnums", "_span_localids")
 
 
 class Shard:
@@ -122,10 +118,10 @@ class Shard:
     """
 
     __slots__ = (
-        "_alone", "_certain", "_doubted", "_firsts", "_lengths", "_offsets", "_segments",
-        "_span_localids", "_span_seqnums", "_unreadable", "bytes", "changing", "claimed",
-        "damaged", "given_up", "holes", "id", "leading", "opened", "opened_at", "ordered",
-        "stored", "unordered", "written",
+        "_alone", "_certain", "_doubted", "_firsts", "_lengths", "_offsets", "_row_packs",
+        "_segments", "_span_localids", "_span_packs", "_span_seqnums", "_unreadable", "bytes",
+        "changing", "claimed", "damaged", "given_up", "holes", "id", "leading", "opened",
+        "opened_at", "ordered", "stored", "unordered", "written",
     )  # fmt: skip
 
     def __init__(self, shard: ShardId, *, leading: bool, alone: bool = False) -> None:
@@ -155,6 +151,7 @@ class Shard:
         self._lengths = array("Q")
         self._span_seqnums = array("Q")
         self._span_localids = array("Q")
+        self._row_packs, self._span_packs = Packs(), Packs()
 
     @property
     def open(self) -> bool:
@@ -211,6 +208,7 @@ class Shard:
         if end >= self.stored:
             return
         keep = bisect_left(self._firsts, end)
+        self._row_packs.changed(keep)
         self.bytes -= sum(self._lengths[keep:])
         for column in (self._firsts, self._segments, self._offsets, self._lengths):
             del column[keep:]
@@ -267,6 +265,7 @@ class Shard:
             self.damaged[first] = damage.records[0], len(damage.records)
             return known is None
         self.bytes -= self._lengths[index]
+        self._row_packs.changed(index)
         self._segments[index], self._offsets[index], self._lengths[index] = _HOLE, 0, 0
         self.holes[self._firsts[index]] = self._end_of(index)
         if not damage.readable:
@@ -295,6 +294,7 @@ class Shard:
         if self._segments[index] != _HOLE or end > hole_end:
             return False
         self._no_hole_at(hole)
+        self._row_packs.changed(index)
         for column in (self._firsts, self._segments, self._offsets, self._lengths):
             del column[index]
         if end < hole_end:
@@ -349,6 +349,7 @@ class Shard:
         ]
 
     def _insert(self, index: int, first: LocalId, location: Location) -> None:
+        self._row_packs.changed(index)
         self._firsts.insert(index, first)
         self._segments.insert(index, location.segment)
         self._offsets.insert(index, location.offset)
@@ -467,12 +468,14 @@ class Shard:
         if place != tuple(location):
             return False
         self.bytes -= location.length
+        self._row_packs.changed(index)
         self._segments[index], self._offsets[index], self._lengths[index] = _GONE, 0, 0
         return True
 
     def discard_all(self, first: LocalId, end: LocalId) -> None:
         """Forget where all batches are whose records lie in [first, end): they were discarded."""
         index = bisect_left(self._firsts, first)
+        self._row_packs.changed(index)
         while index < len(self._firsts) and self._end_of(index) <= end:
             if self._segments[index] not in _NOWHERE:
                 self.bytes -= self._lengths[index]
@@ -488,6 +491,7 @@ class Shard:
         if not there or self._end_of(index) != end or self._segments[index] in _NOWHERE:
             return False
         self.bytes += location.length - self._lengths[index]
+        self._row_packs.changed(index)
         self._segments[index], self._offsets[index], self._lengths[index] = location
         return True
 
@@ -495,6 +499,7 @@ class Shard:
         """Make holes of all batches in segments of which the files are gone."""
         if not segments:
             return
+        self._row_packs.changed(0)
         rows = np.frombuffer(self._segments, np.uint32)
         for index in np.flatnonzero(np.isin(rows, list(segments))).tolist():
             self.bytes -= self._lengths[index]
@@ -513,8 +518,9 @@ class Shard:
             self.opened_at,
         )  # fmt: skip
         self._join_gone()
-        columns = [copied(getattr(self, f"_{name}")) for name in (*_ROWS, *_SPANS)]
-        return lambda: ShardColumns(*state, *map(packed, columns))
+        rows = self._row_packs.copied([getattr(self, name) for name in _ROWS])
+        spans = self._span_packs.copied([getattr(self, name) for name in _SPANS])
+        return lambda: ShardColumns(*state, rows(), spans())
 
     def _join_gone(self) -> None:
         """Make one row of discarded batches that follow one another."""
@@ -523,9 +529,12 @@ class Shard:
         keep[1:] = ~(gone[1:] & gone[:-1])
         if keep.all():
             return
+        self._row_packs.changed(int(np.argmin(keep)))
         for name in _ROWS:
-            column: array[int] = getattr(self, f"_{name}")
-            setattr(self, f"_{name}", restored(column.typecode, copied(column)[keep]))
+            column: array[int] = getattr(self, name)
+            joined = array(column.typecode)
+            joined.frombytes(np.frombuffer(column, f"<u{column.itemsize}")[keep].tobytes())
+            setattr(self, name, joined)
 
     def restore(self, columns: ShardColumns) -> None:
         """Begin with what was copied once.
@@ -538,9 +547,13 @@ class Shard:
         self.ordered = columns.ordered
         self._certain, self._doubted = columns.certain, columns.doubted
         self.opened_at = columns.opened_at
-        for name in (*_ROWS, *_SPANS):
-            typecode = getattr(self, f"_{name}").typecode
-            setattr(self, f"_{name}", restored(typecode, unpacked(getattr(columns, name))))
+        for packs, names, said in (
+            (self._row_packs, _ROWS, columns.rows),
+            (self._span_packs, _SPANS, columns.spans),
+        ):
+            typecodes = [getattr(self, name).typecode for name in names]
+            for name, column in zip(names, packs.restore(said, typecodes), strict=True):
+                setattr(self, name, column)
         self.bytes = int(np.frombuffer(self._lengths, np.uint64).sum())
         for index in np.flatnonzero(np.frombuffer(self._segments, np.uint32) == _HOLE).tolist():
             self.holes[self._firsts[index]] = self._end_of(index)
@@ -639,6 +652,7 @@ class Shard:
         replicas have reported it.
         """
         index = bisect_left(self._span_seqnums, tail)
+        self._span_packs.changed(index)
         del self._span_seqnums[index:], self._span_localids[index:]
         self.ordered = min(self.ordered, ordered)
 
