@@ -6,9 +6,14 @@ itself so: its frame is gone, as if by damage.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Final
+from unittest.mock import patch
 
+from indilog.records import HEADER_BYTES
+from indilog.roles import Location
+from indilog.runtime import discards, segment
 from indilog.testing.simulation import SimulatedCluster
 from tests.simulation.history import Violation
 
@@ -16,6 +21,22 @@ _DAMAGING: Final = frozenset(
     {"flipped_bit", "unreadable", "lost_tags", "lost_data", "damaged_sequencer"}
 )
 _FOUND: Final = "a record batch on disk is damaged"
+
+
+@contextmanager
+def pages_of_a_byte() -> Iterator[None]:
+    """Give back all of a discarded batch but its header, not whole pages only: batches are small.
+
+    So whoever forgets that it was discarded does not find it as it was.
+    """
+
+    def punched(fd: int, place: Location) -> None:
+        zeros = bytes(max(0, place.length - HEADER_BYTES))
+        os = vars(segment)["os"]  # it stands for the disk of the simulation
+        os.pwrite(fd, zeros, place.offset + HEADER_BYTES)
+
+    with patch.object(discards, "punch", punched):
+        yield
 
 
 class ImaginedDamage:

@@ -135,12 +135,6 @@ BUGS: Final = (
         "self.older, self.newest = self.newest, self._taken",
         "self.older = self.newest = self._taken",
     ),
-    Bug(
-        "a storage node below the base takes the entries of others without their floors",
-        "storage/history.py",
-        "self._asked, self._has_floors, self._cursor, self._promised = False, False, 0, None",
-        "self._asked, self._has_floors, self._cursor, self._promised = False, True, 0, None",
-    ),
     # --- readers of the metalog
     Bug(
         "a reader takes entries for those that follow on, whoever proposed the ones before",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import traceback
 from typing import Final
+from unittest.mock import patch
 
 from indilog.errors import IndilogError
+from indilog.runtime import checkpointing
 from indilog.testing.simulation import SimulatedCluster, Stuck, World
 from tests.simulation import arrangement, checkers, faults
 from tests.simulation.aftermath import Aftermath
 from tests.simulation.copies import CopiesNotes
 from tests.simulation.history import Operation, Violation
-from tests.simulation.imagined_damage import ImaginedDamage
+from tests.simulation.imagined_damage import ImaginedDamage, pages_of_a_byte
 from tests.simulation.lost_batches import LostBatches
 from tests.simulation.metalog_notes import MetalogNotes
 from tests.simulation.replaced_entries import ReplacedEntries
@@ -23,6 +25,9 @@ OPERATIONS: Final = 250
 """Operations of a run, about."""
 _DURATION_S_MAX: Final = 20.0
 _TICK_S: Final = 0.02
+_CHECKPOINT_SHARES: Final = (2, 2, 0.2, 0.05)
+"""How many bytes of checkpoints may be written for each appended: with few, segments fill between.
+"""
 
 
 @dataclasses.dataclass
@@ -73,6 +78,12 @@ class Run:
         report.arrangement = drawn.told()
         with (
             self._metalog.watching(),
+            pages_of_a_byte(),
+            patch.object(
+                checkpointing,
+                "_SHARE",
+                World(report.seed).chance("checkpoints").choice(_CHECKPOINT_SHARES),
+            ),
             SimulatedCluster(
                 report.seed,
                 drawn.config,
