@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,4 +42,6 @@ def moved_time(monkeypatch: pytest.MonkeyPatch) -> MovedTime:
     moved = MovedTime()
     for module in (service, node):
         monkeypatch.setattr(module, "time", moved)
+    passed = partial(moved.clock_gettime, time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(node.Clock.__init__, "__defaults__", (time.time, passed))
     return moved
