@@ -130,10 +130,12 @@ BUGS: Final = (
         "last, time_us = self.last or entry.epoch, max",
     ),
     Bug(
-        "a base goes beyond what the older checkpoint of a storage node covers",
-        "storage/checkpoint.py",
-        "self.older, self.newest = self.newest, self._taken",
-        "self.older = self.newest = self._taken",
+        "who asks for entries below the base is sent those behind it",
+        "ordering/primary.py",
+        "        if start < self._metalog.base.position:\n"
+        "            return [Send(event.sender, MetalogBase(self._metalog.base,"
+        " message.request))]\n",
+        "        start = max(start, self._metalog.base.position)\n",
     ),
     # --- readers of the metalog
     Bug(
