@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import gc
 import re
 import subprocess
 import typing
@@ -73,7 +74,11 @@ def sources(*folders: str) -> tuple[Path, ...]:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
+    gc.disable()  # else a million nodes are looked through again and again while they come up
+    try:
+        return ast.parse(path.read_text(), str(path))
+    finally:
+        gc.enable()
 
 
 def name_of(path: Path) -> str:

@@ -73,15 +73,18 @@ async def check(platform: PlatformProcess, acknowledged: dict[int, bytes], calls
         lost = {s: data for s, data in acknowledged.items() if found.get(s) != data}
         assert not lost
         assert len(set(found.values())) == len(found), "nothing is there twice"
-        for seqnum in range(await log.tail()):
-            foreign = seqnum not in found
-            assert (await log.read(seqnum) is None) is foreign
+        seqnums = range(await log.tail())
+        for some in (seqnums[n : n + 128] for n in range(0, len(seqnums), 128)):
+            read = await asyncio.gather(*map(log.read, some))
+            assert {s for s, record in zip(some, read, strict=True) if record} == found.keys() & {
+                *some
+            }
         assert await client.call("kept.count") == calls, "functions are still deployed"
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
 def test_a3_a_platform_killed_amid_appends_finds_everything_again(
     tmp_path: Path, options: tuple[str, ...], seed: int

@@ -38,7 +38,7 @@ def test_no_entry_is_larger_than_its_bound_nor_much_smaller_when_its_numbers_are
     shards = {ShardId(65535 - n): big for n in range(300)}
     writers = {shard: Epoch(big) for shard in shards}
     records = NewRecords(big, ViewNumber(big), Epoch(big), shards, writers, big)
-    floors = tuple(Floor(largest, big, of_log=False) for _ in range(TRIM_FLOORS_MAX))
+    floors = tuple(Floor(largest, big, of_log=False, log=largest) for _ in range(TRIM_FLOORS_MAX))
     for written in (records, Trim(big, ViewNumber(big), Epoch(big), big, floors), entry(0)):
         size = len(entry_encoded(written))
         assert size <= size_bound(written) <= size + 64
