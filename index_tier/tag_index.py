@@ -6,7 +6,7 @@ as the index of the empty tag, and so a tag costs 8 bytes a record and one array
 
 All seqnums come in ascending order, so every array is sorted by itself.
 
-Parts that were added are *waiting* until somebody asks, or they are many: then they are sorted by
+Parts that were added are *waiting* until a lookup comes, or they are many: then they are sorted by
 tag together, so that a tag costs one step for all of its records among them.
 """
 

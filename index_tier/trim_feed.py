@@ -28,7 +28,7 @@ from indilog.tag_messages import TagFloors, TagFloorsWanted
 
 
 class _Extent(NamedTuple):
-    """Which trims somebody knows: so many of the metalog of incarnation `copy_of`; `epoch` proposed
+    """Which trims a node knows: so many of the metalog of incarnation `copy_of`; `epoch` proposed
     the last of them.
     """
 
@@ -54,7 +54,7 @@ class TrimFeed:
         self._sources = sources
         self._resend_s = resend_s
         self._heard = 0
-        """Storage nodes have told of so many trims."""
+        """Storage nodes have announced so many trims."""
         self._attempts = 0
         self._cursor: TagHash | None = None
         """The page that was asked for last; None: none is awaited."""

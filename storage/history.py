@@ -8,7 +8,7 @@ crash before it begins this anew.
 
 A node that has the base's last entry has the right entries below it (`indilog.lineage`); so a
 source answers only if it does. A source that is below the base itself says so, and if all do, the
-order of these records is lost: nobody can tell which record has which seqnum.
+order of these records is lost.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class HistoryFetch:
         """Floors of tags up to here are known."""
         self._promised: int | None = None
         """How many trims the floors cover that came."""
+        self._is_short = False
+        """The source knows fewer trims than the base: it lags, or lacks the history itself."""
         self._has_floors = False
         self._lacking: set[NodeId] = set()
 
@@ -80,6 +82,7 @@ class HistoryFetch:
 
     def _begin_floors(self) -> None:
         self._asked, self._has_floors, self._cursor, self._promised = False, False, 0, None
+        self._is_short = False
         self._lacking.clear()
 
     # --- asking
@@ -97,7 +100,7 @@ class HistoryFetch:
         return [Send(self._others[self._source], self._question(self.base))]
 
     def _question(self, base: Base) -> TagFloorsWanted | HistoryWanted:
-        if not self._has_floors:
+        if not self._has_floors and not self._is_short:
             return TagFloorsWanted(self._cursor)
         self._request += 1
         ordering = self._ordering
@@ -106,6 +109,7 @@ class HistoryFetch:
 
     def _next_source(self) -> None:
         self._source = (self._source + 1) % len(self._others)
+        self._is_short = False
         if not self._has_floors:
             self._cursor, self._promised = 0, None
 
@@ -131,25 +135,23 @@ class HistoryFetch:
         elif self._promised >= self.base.trims:
             self._progressed()
             self._has_floors = True
-        return []  # else this source knows too few trims itself: another one is asked
+        else:  # ask whether it only lags, or is below the base itself
+            self._asked, self._is_short = False, True
+        return []
 
     def on_history(self, event: Received, message: History) -> Sequence[Entry]:
         """Return the entries that follow on what is here, or on `message.start` if that is less.
 
         Raises:
-            DataLossError: nobody has them.
+            DataLossError: no storage node has them.
         """
         base = self.base
-        if base is None or message.request != self._request or not self._has_floors:
+        if base is None or message.request != self._request:
             return ()
         if message.lacking:
-            self._lacking.add(event.sender)
-            if self._lacking.issuperset(self._others):
-                raise self._loss(base)
-            self._progressed()
-            self._next_source()
+            self._lacks(event.sender, base)
             return ()
-        if not self._fits(message, base):
+        if not self._has_floors or not self._fits(message, base):
             return ()
         self._lacking.clear()
         self._progressed()
@@ -164,6 +166,14 @@ class HistoryFetch:
                 return False
             epoch = entry.epoch
         return bool(message.entries) and start + len(message.entries) <= base.position
+
+    def _lacks(self, source: NodeId, base: Base) -> None:
+        """Ask the next one; raise if there is none left that may have it."""
+        self._lacking.add(source)
+        if self._lacking.issuperset(self._others):
+            raise self._loss(base)
+        self._progressed()
+        self._next_source()
 
     def _progressed(self) -> None:
         self._asked = False

@@ -6,8 +6,9 @@ the metalog itself (type-O), the Tag Cache the index data (type-S), which comes 
 have positions of their own, and a caller that must not read the past compares its session with them
 first.
 
-Only what reads needs the Tag Cache. So index data waits until somebody asks, or it is much, and
-then is sorted by tag together (`indilog.tags_sorted`): a tag costs one step for all of its records.
+Only reads need the Tag Cache. So index data waits until a read comes, or until it has
+`WAITING_MAX` tags, and then is sorted by tag together (`indilog.tags_sorted`): a tag costs one step
+for all of its records.
 """
 
 from __future__ import annotations

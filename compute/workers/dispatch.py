@@ -217,7 +217,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         assert +running == +Counter(counted), "what runs is counted by worker and application"
         assert self.running == running.total(), "the total is the sum of the workers"
         waiting = {n: app for n, app in self._applications.items() if app.waiting}
-        assert dict(self._turns) == waiting, "whoever waits has a turn"
+        assert dict(self._turns) == waiting, "an application with waiting calls has a turn"
         assert self._waiting == sum(len(app.waiting) for app in waiting.values())
         assert self._next() is None, "no call waits that could run"
 

@@ -139,7 +139,7 @@ BUGS: Final = (
     ),
     # --- readers of the metalog
     Bug(
-        "a reader takes entries for those that follow on, whoever proposed the ones before",
+        "a reader takes entries for those that follow on, of whichever primary the ones before are",
         "indilog/lineage.py",
         "        if start == self.position and previous == self._epochs[-1]:\n",
         "        if start <= self.position:\n",
@@ -474,7 +474,7 @@ BUGS: Final = (
         "    if header.end <= shard.ordered and floors.highest:",
     ),
     Bug(
-        "live records are made hollow with the dead ones",
+        "live records become tombstones with the dead ones",
         "storage/rewritten.py",
         "    return batch.hollowed(dead.tolist())",
         "    return batch.hollowed([True] * len(dead))",

@@ -128,20 +128,31 @@ def test_when_nobody_has_the_order_the_node_says_so() -> None:
         )
 
 
-def test_when_all_others_lack_the_order_too_the_node_says_so() -> None:
+@pytest.mark.parametrize("entries", [(cut(0), cut(1)), ENTRIES], ids=["no trims", "trims"])
+def test_when_all_others_lack_the_order_too_the_node_says_so(entries: tuple[Entry, ...]) -> None:
     pair = ordered_pair()
     pair.wipe(B)
     told = pair.nodes[B].asked
     assert told is not None
-    base = Base().with_entries(ENTRIES)
+    base = Base().with_entries(entries)
     pair.nodes[B].tell(MetalogBase(base, told.request), sender=PRIMARY)
     pair.wipe(A)
     asked = pair.nodes[A].asked
     assert asked is not None
-    # Both know no floors, so neither is asked for entries; a base without trims is.
-    plain = Base().with_entries((cut(0), cut(1)))
     with pytest.raises(DataLossError, match="no other storage node has it"):
-        pair.tell(A, MetalogBase(plain, asked.request), sender=PRIMARY)
+        pair.tell(A, MetalogBase(base, asked.request), sender=PRIMARY)
+
+
+def test_a_source_that_only_lags_is_asked_again() -> None:
+    pair = ordered_pair()
+    pair.wipe(B)  # it has not heard of the base yet, so it cannot say that it is below
+    based(pair)
+    told = pair.nodes[B].asked
+    assert told is not None
+    assert pair.nodes[A].node.position == 0
+    pair.tell(B, entries_message(ENTRIES), sender=PRIMARY)
+    pair.settle()
+    assert pair.nodes[A].node.position == PLACES
 
 
 def test_a_base_that_nobody_asked_for_or_that_is_nonsense_is_ignored() -> None:
