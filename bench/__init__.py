@@ -1,4 +1,5 @@
-"""Benchmarks: one file an experiment, all on `bench.harness`. Run as `python -m bench.log_append`.
+"""Benchmarks: one file an experiment, all on `bench.support.harness`. Run as `python -m
+bench.log_append`.
 
 Every benchmark prints the machine, the commit and the configuration, runs what it compares
 interleaved in one run, quotes medians over rounds, and writes raw samples with `--json FILE`.

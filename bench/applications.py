@@ -1,8 +1,8 @@
 """What the benchmarks of the applications share: a platform with the app, the load step by step in
 rounds, the check of the log at the end, a table with the paper's figures beside ours.
 
-The platform runs as a process of its own (`bench.deployment`); this process holds the clients, one
-HTTP connection each.
+The platform runs as a process of its own (`bench.support.deployment`); this process holds the
+clients, one HTTP connection each.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import uvloop
 
-from bench.deployment import deployed
-from bench.harness import ROOT, Report, ended_in_order, latency, table_of
 from bench.profile import profiled
+from bench.support.deployment import deployed
+from bench.support.harness import ROOT, Report, ended_in_order, latency, table_of
 from functions.workload.demonstration import Application, Figures, checked, figures
 from functions.workload.load import Run, run_load
 from functions.workload.replay import Replay, summary_of

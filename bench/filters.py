@@ -29,8 +29,10 @@ import nats
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
-from bench import platforms, servers
-from bench.harness import (
+from bench.sides.nats import STREAM
+from bench.sides.side import found
+from bench.support import platforms, servers
+from bench.support.harness import (
     Report,
     Round,
     arguments,
@@ -41,9 +43,7 @@ from bench.harness import (
     run,
     table_of,
 )
-from bench.peer import found
-from bench.peer_nats import STREAM
-from indilog.log import Entry, Log
+from indilog.base.log import Entry, Log
 
 RECORD_BYTES: Final = 64
 READS: Final = 10_000

@@ -20,10 +20,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from bench import servers
-from bench.flow_install import MissingError, default_directory
-from bench.flow_sides import OPERATIONS, SIDES, Ask, Served, Side
-from bench.harness import (
+from bench.sides.flow_install import MissingError, default_directory
+from bench.sides.flows import OPERATIONS, SIDES, Ask, Served, Side
+from bench.support import servers
+from bench.support.harness import (
     Report,
     Round,
     Rounds,
@@ -35,7 +35,7 @@ from bench.harness import (
     run,
     table_of,
 )
-from bench.http_caller import connected
+from bench.support.http_caller import connected
 
 BASE: Final = "Restate, as shipped"
 CALLERS: Final = (1, 64)

@@ -27,13 +27,13 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from bench.harness import ROOT, Report, arguments, run, table_of
-from compute.local_index import Empty, First, Found, LocalIndex, Miss
-from index_tier.tag_index import TagIndex
+from bench.support.harness import ROOT, Report, arguments, run, table_of
+from indilog.base.ids import ShardId
 from indilog.config import NodeConfig
-from indilog.ids import ShardId
-from indilog.messages import Direction, ShardTags
-from indilog.metalog import Span
+from indilog.kernel.metalog import Span
+from indilog.wire.messages import Direction, ShardTags
+from indilog_compute.local_index import Empty, First, Found, LocalIndex, Miss
+from indilog_index.tag_index import TagIndex
 
 Side: TypeAlias = Literal["default", "extended", "complete"]
 SIDES: tuple[Side, ...] = get_args(Side)

@@ -1,7 +1,7 @@
 """Functions over HTTP: a no-op, one append and one durable increment, with kept-alive connections.
 
-The platform runs as a process of its own (`bench.deployment`); this process holds the closed-loop
-callers, one connection each.
+The platform runs as a process of its own (`bench.support.deployment`); this process holds the
+closed-loop callers, one connection each.
 
     python -m bench.invoke [--seconds 2] [--rounds 5] [--callers 1 64]
 """
@@ -14,8 +14,9 @@ from pathlib import Path
 
 import uvloop
 
-from bench.deployment import deployed
-from bench.harness import (
+from bench.profile import profiled
+from bench.support.deployment import deployed
+from bench.support.harness import (
     Operation,
     Report,
     arguments,
@@ -24,9 +25,8 @@ from bench.harness import (
     interleaved,
     table_of,
 )
-from bench.http_caller import HttpCaller, connected
-from bench.profile import profiled
-from bench.servers import HOST
+from bench.support.http_caller import HttpCaller, connected
+from bench.support.servers import HOST
 
 APP = Path(__file__).with_name("invoke_app.py")
 

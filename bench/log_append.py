@@ -13,8 +13,8 @@ import argparse
 import tempfile
 from itertools import count, cycle
 
-from bench import platforms
-from bench.harness import (
+from bench.support import platforms
+from bench.support.harness import (
     Operation,
     Report,
     arguments,
@@ -24,7 +24,7 @@ from bench.harness import (
     run,
     table_of,
 )
-from indilog.log import Entry, Log
+from indilog.base.log import Entry, Log
 
 RECORD_BYTES = 1024
 BATCH_RECORDS = 10

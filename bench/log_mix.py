@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 from typing import NamedTuple
 
-from bench import platforms
-from bench.harness import (
+from bench.support import platforms
+from bench.support.harness import (
     Report,
     Round,
     arguments,
@@ -30,8 +30,8 @@ from bench.harness import (
     run,
     table_of,
 )
-from indilog.ids import MAX_SEQNUM
-from indilog.log import Log
+from indilog.base.ids import MAX_SEQNUM
+from indilog.base.log import Log
 
 RECORD_BYTES = 1024
 POOL_TAGS = 20

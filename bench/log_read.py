@@ -19,10 +19,18 @@ from contextlib import AsyncExitStack
 from itertools import cycle
 from typing import Any
 
-from bench import platforms
-from bench.harness import Operation, Report, arguments, figures_of, interleaved, run, table_of
-from indilog.ids import MAX_SEQNUM
-from indilog.log import Entry, Log
+from bench.support import platforms
+from bench.support.harness import (
+    Operation,
+    Report,
+    arguments,
+    figures_of,
+    interleaved,
+    run,
+    table_of,
+)
+from indilog.base.ids import MAX_SEQNUM
+from indilog.base.log import Entry, Log
 
 RECORD_BYTES = 1024
 TAGS = 100

@@ -7,7 +7,7 @@ answered, and whether each is there once in all three places.
 from __future__ import annotations
 
 from bench.applications import bench, rates_then_clients
-from bench.harness import arguments
+from bench.support.harness import arguments
 from functions.media.load import Media
 
 PAPER = {100: {"load": "  Boki", "requests/s": "100", "all p50": "26 ms"}}

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness import Report, arguments, run, table_of
-from index_tier.index_store import IndexStore, Search
-from indilog.ids import ShardId
-from indilog.index_schedule import IndexEra
-from indilog.index_snapshot import SnapshotInfo, WriteSnapshot
-from indilog.messages import Direction, ShardTags
+from bench.support.harness import Report, arguments, run, table_of
+from indilog.base.ids import ShardId
+from indilog.base.telemetry import configure_logging
+from indilog.kernel.index_schedule import IndexEra
+from indilog.kernel.index_snapshot import SnapshotInfo, WriteSnapshot
+from indilog.kernel.tag_filter import TagFilter
 from indilog.runtime.snapshot_files import SnapshotFolder
-from indilog.tag_filter import TagFilter
-from indilog.telemetry import configure_logging
+from indilog.wire.messages import Direction, ShardTags
+from indilog_index.index_store import IndexStore, Search
 
 RECORDS = 4096
 """Records of one position."""

@@ -4,7 +4,7 @@ Every side is driven in the same way: by one or two client processes with closed
 tasks of a uvloop, which append records of 1 KiB with one of 20 tags, and read by tag from a place
 on, or up to it. What each side does for that is said in its module (`bench/peer_*.py`); what its
 acknowledgement promises stands beside its figures. Servers come from Debian, keep their data in
-temporary directories and are started and ended here (`bench/servers.py`).
+temporary directories and are started and ended here (`bench/support/servers.py`).
 
 Redis has three clients: redis-py's asyncio client with hiredis as its documentation sets it up,
 which the ratios are to; the same with the fastest settings that were found; and valkey-glide.
@@ -31,8 +31,10 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from bench import platforms, servers
-from bench.harness import (
+from bench.sides.client import SIDES
+from bench.sides.side import OPERATIONS, RECORD_BYTES
+from bench.support import platforms, servers
+from bench.support.harness import (
     Report,
     Round,
     Rounds,
@@ -43,12 +45,10 @@ from bench.harness import (
     run,
     table_of,
 )
-from bench.peer import OPERATIONS, RECORD_BYTES
-from bench.peer_client import SIDES
-from bench.servers import Server
+from bench.support.servers import Server
+from indilog.base.ids import NodeId
 from indilog.cli.start import PlatformLog, check_port_free, platform, wait_ready
-from indilog.ids import NodeId
-from indilog.runtime.supervisor import supervised
+from indilog.runtime.cluster.supervisor import supervised
 
 BASE: Final = "redis-py"
 ANSWER_S_MAX: Final = 120.0
@@ -102,7 +102,7 @@ async def serving(side: str, clients: int) -> AsyncIterator[Server]:
 
 
 class Client:
-    """A client process of one side (`bench.peer_client`)."""
+    """A client process of one side (`bench.sides.client`)."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -127,7 +127,7 @@ class Client:
 async def client_process() -> AsyncIterator[Client]:
     """Run a client process until the block is left."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.peer_client", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES_MAX
+        sys.executable, "-m", "bench.sides.client", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES_MAX
     )
     try:
         yield Client(process)

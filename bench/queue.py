@@ -19,10 +19,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import median
 
-from bench import platforms
-from bench.harness import Report, arguments, figures_of, interleaved, latency, run, table_of
+from bench.support import platforms
+from bench.support.harness import Report, arguments, figures_of, interleaved, latency, run, table_of
 from bokiqueue import Queue
-from indilog.log import Log
+from indilog.base.log import Log
 
 MESSAGE_BYTES = 1024
 CORRECT = "each once, in order"

@@ -15,8 +15,9 @@ import tempfile
 from contextlib import AsyncExitStack
 from itertools import cycle
 
-from bench import platforms
-from bench.harness import (
+from bench.log_read import RECORD_BYTES, SEED, TAGS, filled
+from bench.support import platforms
+from bench.support.harness import (
     Operation,
     Report,
     arguments,
@@ -26,9 +27,8 @@ from bench.harness import (
     run,
     table_of,
 )
-from bench.log_read import RECORD_BYTES, SEED, TAGS, filled
 from bokiqueue import Queue
-from indilog.log import Log
+from indilog.base.log import Log
 
 ALONE, BESIDE = "alone", "beside a queue"
 

@@ -6,7 +6,8 @@ cache; sides run in turns, round by round. *Local hits* are the reads that the i
 asked about. *Thesis* sides do without what is not in the thesis (refills, kept answers). Nothing is
 synced, as in the thesis (`durability = "memory"`).
 
-    python -m bench.reproduction [--experiments hits ...] [--callers 64] [--seconds 2] [--rounds 5]
+    python -m bench.reproduction [--experiments hits ...] [--callers 64] [--seconds 2]
+    [--rounds 5]
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from contextlib import AsyncExitStack
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from bench import platforms
-from bench.harness import (
+from bench.log_mix import RATIOS, WORKLOADS, Mixing
+from bench.support import platforms
+from bench.support.harness import (
     Report,
     Round,
     arguments,
@@ -32,8 +34,7 @@ from bench.harness import (
     run,
     table_of,
 )
-from bench.log_mix import RATIOS, WORKLOADS, Mixing
-from bench.platforms import Bench, Status
+from bench.support.platforms import Bench, Status
 
 Settings: TypeAlias = Mapping[str, dict[str, Any]]
 

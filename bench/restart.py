@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Final
 
 import indilog.client
+from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ShardId, tag_columns
 from indilog.config import ClusterConfig, Config, NodeConfig
-from indilog.ids import Epoch, Instant, LocalId, NodeId, ShardId, tag_columns
-from indilog.index_snapshot import WriteSnapshot, without_snapshots
-from indilog.messages import AppendBatch, Message, ShardClaim, ShardOpen
-from indilog.records import BatchBuilder
-from indilog.roles import (
+from indilog.kernel.index_snapshot import WriteSnapshot, without_snapshots
+from indilog.kernel.records import BatchBuilder
+from indilog.kernel.view import view_of
+from indilog.roles.role import (
     AskSnapshots,
     Effect,
     Event,
@@ -44,14 +44,14 @@ from indilog.roles import (
     SnapshotsAnswered,
     Started,
 )
-from indilog.runtime.assembly import role_of
-from indilog.runtime.checkpointing import Checkpointing
-from indilog.runtime.cluster_state import EPOCH_KEY
-from indilog.runtime.data_directory import opened_metadata
-from indilog.runtime.journal import Journal, stream_of
-from indilog.runtime.recovery import recover
+from indilog.runtime.cluster.assembly import role_of
+from indilog.runtime.cluster.cluster_state import EPOCH_KEY
+from indilog.runtime.cluster.data_directory import opened_metadata
+from indilog.runtime.journal.checkpointing import Checkpointing
+from indilog.runtime.journal.journal import Journal, stream_of
+from indilog.runtime.journal.recovery import recover
 from indilog.runtime.snapshot_files import SnapshotFolder
-from indilog.view import view_of
+from indilog.wire.messages import AppendBatch, Message, ShardClaim, ShardOpen
 
 RECORD_BYTES: Final = 100
 TAGS: Final = 1000

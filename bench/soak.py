@@ -29,14 +29,19 @@ from typing import Final
 
 import numpy as np
 
-from bench.harness import Report, arguments, run, table_of
-from bench.platforms import configured
+from bench.support.harness import Report, arguments, run, table_of
+from bench.support.platforms import configured
 from bokiqueue import Queue
 from bokistore import Store
-from indilog.errors import TrimmedError
-from indilog.log import Log
-from indilog.runtime.assembly import Platform, embedded, figures_of_nodes, retention_enforced
-from indilog.telemetry import configure_logging
+from indilog.base.errors import TrimmedError
+from indilog.base.log import Log
+from indilog.base.telemetry import configure_logging
+from indilog.runtime.cluster.assembly import (
+    Platform,
+    embedded,
+    figures_of_nodes,
+    retention_enforced,
+)
 
 SEED: Final = 1
 KEEP_S: Final = 20.0

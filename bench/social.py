@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.applications import bench, in_a_loop
-from bench.harness import arguments
+from bench.support.harness import arguments
 from functions.social.graph import GraphError, read_graph, synthetic_graph
 from functions.social.load import SocialNetwork
 

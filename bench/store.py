@@ -21,8 +21,10 @@ from unittest import mock
 import uvloop
 from rich.table import Table
 
-from bench.deployment import deployed
-from bench.harness import (
+from bench.profile import profiled
+from bench.store_app import aged, transferred
+from bench.support.deployment import deployed
+from bench.support.harness import (
     Operation,
     Report,
     Round,
@@ -33,13 +35,11 @@ from bench.harness import (
     ratio_of,
     table_of,
 )
-from bench.http_caller import HttpCaller, connected
-from bench.platforms import configured, running
-from bench.profile import profiled
-from bench.servers import HOST, temporary
-from bench.store_app import aged, transferred
+from bench.support.http_caller import HttpCaller, connected
+from bench.support.platforms import configured, running
+from bench.support.servers import HOST, temporary
 from bokistore import Store, ViewCache, replay
-from indilog.log import Log
+from indilog.base.log import Log
 
 APP = Path(__file__).with_name("store_app.py")
 PAST = {"10": 10, "10,000": 10_000}

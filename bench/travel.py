@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.applications import bench, rates_then_clients
-from bench.harness import arguments
+from bench.support.harness import arguments
 from functions.travel.hotels import HotelDataError, generated_hotels, read_hotels
 from functions.travel.load import CAPACITY, MIX, Travel
 

@@ -22,14 +22,14 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.harness import Report, arguments, run, table_of
-from index_tier.index_node import IndexNode
+from bench.support.harness import Report, arguments, run, table_of
+from indilog.base.log import Entry, Log
 from indilog.config import Config, NodeConfig
-from indilog.log import Entry, Log
-from indilog.runtime.assembly import Platform, embedded
-from indilog.runtime.segment_files import segment_files
-from indilog.runtime.segment_scan import SegmentScan
-from storage.node import StorageNode
+from indilog.runtime.cluster.assembly import Platform, embedded
+from indilog.runtime.journal.segment_files import segment_files
+from indilog.runtime.journal.segment_scan import SegmentScan
+from indilog_index.index_node import IndexNode
+from indilog_storage.node import StorageNode
 
 SEED = 1
 _QUIET_S = 3.0

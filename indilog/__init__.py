@@ -4,9 +4,8 @@ A program opens a log embedded (`open`) or reaches a running platform (`connect`
 its `Context`. Everything else is internal; `indilog.testing` has what tests need.
 """
 
-from indilog.app import App, Context
-from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
-from indilog.errors import (
+from indilog.apps.app import App, Context
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     AppNameTakenError,
     CallOutcomeUnknownError,
@@ -33,8 +32,9 @@ from indilog.errors import (
     UnknownFunctionError,
     WorkerCrashedError,
 )
-from indilog.ids import MAX_SEQNUM
-from indilog.log import Entry, Log, Record
+from indilog.base.ids import MAX_SEQNUM
+from indilog.base.log import Entry, Log, Record
+from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
 from indilog.remote_client import connect
 
 __all__ = [

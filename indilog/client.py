@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from indilog.base.log import Log, LogSource, Session, check_log_name
+from indilog.base.telemetry import quiet_unless_configured
 from indilog.config import Config
-from indilog.log import Log, LogSource, Session, check_log_name
-from indilog.telemetry import quiet_unless_configured
 
 
 class Client:
@@ -44,7 +44,7 @@ async def open(  # noqa: A001 indilog.open reads as it is meant
         DataDirectoryError: it is in use, of a newer format, or damaged.
         ConfigError: it was created with another layout than `config` asks for.
     """
-    from indilog.runtime.assembly import embedded
+    from indilog.runtime.cluster.assembly import embedded
 
     quiet_unless_configured()
     config = config or Config()

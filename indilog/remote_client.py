@@ -23,10 +23,24 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from indilog.access import DEFAULT_URL, Endpoint, check_url, reach, unauthorized_at
-from indilog.app import Context
-from indilog.caller import LinkCaller
-from indilog.calls import (
+from indilog.apps.app import Context
+from indilog.apps.sources import sources_of
+from indilog.base.deployed import AppInfo
+from indilog.base.errors import (
+    CallOutcomeUnknownError,
+    ClientClosedError,
+    IndilogError,
+    NotReadyError,
+    UnauthorizedError,
+)
+from indilog.base.log import Log, Session, check_log_name
+from indilog.base.telemetry import quiet_unless_configured
+from indilog.config import ClusterConfig
+from indilog.link.access import DEFAULT_URL, Endpoint, check_url, reach, unauthorized_at
+from indilog.link.caller import LinkCaller
+from indilog.link.invocation import Invocation, invocation_of
+from indilog.link.link import Link, socket_messages
+from indilog.link.link_messages import (
     LINK_VERSION,
     Answer,
     AskInvocation,
@@ -44,21 +58,7 @@ from indilog.calls import (
     Welcome,
     error_from,
 )
-from indilog.config import ClusterConfig
-from indilog.deployed import AppInfo
-from indilog.errors import (
-    CallOutcomeUnknownError,
-    ClientClosedError,
-    IndilogError,
-    NotReadyError,
-    UnauthorizedError,
-)
-from indilog.invocation import Invocation, invocation_of
-from indilog.link import Link, socket_messages
-from indilog.log import Log, Session, check_log_name
-from indilog.remote import RemoteLogs
-from indilog.sources import sources_of
-from indilog.telemetry import quiet_unless_configured
+from indilog.link.remote import RemoteLogs
 
 _CONNECT_S: Final = 10.0
 _MESSAGE_BYTES_MAX: Final = ClusterConfig().message_bytes_max
@@ -74,7 +74,7 @@ async def connect(
     Args:
         url: `http://HOST:PORT` or `https://HOST:PORT`.
         token: of that platform; None: `INDILOG_TOKEN` if `INDILOG_URL` is this URL, else that of
-            a platform of this user on this machine (`indilog.access`).
+            a platform of this user on this machine (`indilog.link.access`).
         ca: file with the certificates that `https://` trusts; None: `INDILOG_CA`, else the
             certificate of a platform of this machine, else the system's.
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from indilog import base_messages, messages, sequencer_messages, tag_messages, time_messages
 from indilog.config import ClusterConfig, NodeConfig
-from tests import protocol_table, settings_table
+from indilog.wire import base_messages, messages, sequencer_messages, tag_messages, time_messages
+from tests.support import protocol_table, settings_table
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("indilog", "ordering", "storage", "index_tier", "compute", "libs", "functions", "bench")
@@ -29,17 +29,17 @@ FUNCTION_LINES_MAX = 60
 
 ROLE_FOLDERS = ("ordering", "storage", "index_tier", "compute")
 SHELLS = (
-    "compute/gateway",
-    "compute/invocations/arrivals.py",
-    "compute/invocations/checkpoints.py",
-    "compute/invocations/runs.py",
-    "compute/invocations/service.py",
-    "compute/workers",
-    "compute/log_service.py",
-    "compute/retention_service.py",
+    "compute/indilog_compute/gateway",
+    "compute/indilog_compute/invocations/outcome_waiters.py",
+    "compute/indilog_compute/invocations/checkpoints.py",
+    "compute/indilog_compute/invocations/runs.py",
+    "compute/indilog_compute/invocations/service.py",
+    "compute/indilog_compute/workers",
+    "compute/indilog_compute/log_service.py",
+    "compute/indilog_compute/retention_service.py",
 )
 """What does I/O inside the tiers' folders: it faces people's code and sockets, and is no role."""
-AWAITING = ("compute/local_log.py",)
+AWAITING = ("compute/indilog_compute/local_log.py",)
 """The face of the engine towards callers on the loop: may import asyncio for futures, no more."""
 FORBIDDEN = {
     "asyncio", "concurrent", "multiprocessing", "os", "random", "requests", "secrets", "selectors",
@@ -252,7 +252,9 @@ def test_no_file_knows_somebodys_machine_or_package_index() -> None:
 
 def test_the_protocol_document_equals_the_code() -> None:
     document = protocol_table.DOCUMENT.read_text()
-    assert protocol_table.renewed(document) == document, "python -m tests.protocol_table --write"
+    assert protocol_table.renewed(document) == document, (
+        "python -m tests.support.protocol_table --write"
+    )
 
 
 def test_every_wire_message_is_in_the_protocol() -> None:
@@ -275,7 +277,9 @@ def test_a_message_that_does_not_say_what_loss_means_is_noticed() -> None:
 
 def test_the_configuration_document_equals_the_code() -> None:
     document = settings_table.DOCUMENT.read_text()
-    assert settings_table.renewed(document) == document, "python -m tests.settings_table --write"
+    assert settings_table.renewed(document) == document, (
+        "python -m tests.support.settings_table --write"
+    )
 
 
 def test_every_setting_with_a_dimension_ends_with_its_unit() -> None:
@@ -291,10 +295,10 @@ def test_every_setting_with_a_dimension_ends_with_its_unit() -> None:
 def test_every_package_is_typed_for_those_who_import_it() -> None:
     packages = [
         "indilog",
-        "ordering",
-        "storage",
-        "index_tier",
-        "compute",
+        "ordering/indilog_ordering",
+        "storage/indilog_storage",
+        "index_tier/indilog_index",
+        "compute/indilog_compute",
         "libs/bokistore",
         "libs/bokiqueue",
         "libs/bokiflow",

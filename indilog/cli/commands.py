@@ -14,14 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
-from indilog.access import reach
-from indilog.app import check_app_name
+from indilog.apps.app import check_app_name
+from indilog.apps.sources import sources_of
 from indilog.cli import show
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
 from indilog.cli.invocations import invocations
 from indilog.cli.logs import logs
 from indilog.cli.one_sentence import OneSentenceGroup
-from indilog.sources import sources_of
+from indilog.link.access import reach
 
 app = typer.Typer(
     name="indilog",
@@ -62,8 +62,8 @@ def up(
     supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a platform until Ctrl-C."""
+    from indilog.base.telemetry import configure_logging
     from indilog.config import config_from
-    from indilog.telemetry import configure_logging
 
     node = {"data_dir": data, "port": port, "host": host, "tls_cert": tls_cert, "tls_key": tls_key}
     overrides = {"node": {**node, "auth": False if no_auth else None}}
@@ -71,12 +71,12 @@ def up(
         configured = config_from(config, os.environ, overrides)
         configure_logging("console" if sys.stderr.isatty() else "json")
         if processes:
-            from indilog.runtime.supervisor import processes_config, run_processes
+            from indilog.runtime.cluster.supervisor import processes_config, run_processes
 
             cluster = processes_config(config, os.environ, overrides)
             run_processes(cluster, _say_ready, supervisor_fd=supervisor_fd)
         else:
-            from indilog.runtime.assembly import run_embedded
+            from indilog.runtime.cluster.assembly import run_embedded
 
             run_embedded(configured, _say_ready, supervisor_fd=supervisor_fd)
 
@@ -87,9 +87,9 @@ def down(
     data: Annotated[Path | None, typer.Option(help="Where records are kept.")] = None,
 ) -> None:
     """Stop the processes of `up --processes` whose supervisor was killed."""
+    from indilog.base.telemetry import configure_logging
     from indilog.config import config_from
-    from indilog.runtime.supervisor import stop_processes
-    from indilog.telemetry import configure_logging
+    from indilog.runtime.cluster.supervisor import stop_processes
 
     with mistakes_told():
         configured = config_from(None, os.environ, {"node": {"data_dir": data}})

@@ -11,8 +11,8 @@ from typing import Annotated, Any, NoReturn
 import httpx
 import typer
 
-from indilog.access import DEFAULT_URL, URL_VARIABLE, reach
-from indilog.errors import IndilogError
+from indilog.base.errors import IndilogError
+from indilog.link.access import DEFAULT_URL, URL_VARIABLE, reach
 
 MISTAKE = 2
 """Exit code: the command or what it names is wrong."""

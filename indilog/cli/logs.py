@@ -10,13 +10,13 @@ from urllib.parse import quote
 
 import typer
 
+from indilog.base.ids import MAX_SEQNUM
+from indilog.base.log import check_log_name
 from indilog.cli import show
 from indilog.cli.follow import follow as follow_stream
 from indilog.cli.gateway import DEFAULT, Gateway, Url, mistakes_told, stop
 from indilog.cli.quantities import age_s_of, duration_text, size_bytes_of
 from indilog.cli.since import seconds_of
-from indilog.ids import MAX_SEQNUM
-from indilog.log import check_log_name
 
 logs = typer.Typer(help="Append to logs, read and trim them.", no_args_is_help=True)
 

@@ -28,10 +28,10 @@ import httpx
 import typer
 from rich.console import Console
 
-from indilog.access import reach
+from indilog.base.errors import ConfigError, IndilogError
 from indilog.cli.one_sentence import OneSentenceCommand
 from indilog.config import NodeConfig, config_from
-from indilog.errors import ConfigError, IndilogError
+from indilog.link.access import reach
 
 HOST = "127.0.0.1"
 READY_S_MAX = 60.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import structlog
 
-from indilog.ids import NodeId
-from indilog.roles import Ignore, Location
-from indilog.telemetry import Metrics
+from indilog.base.ids import NodeId
+from indilog.base.telemetry import Metrics
+from indilog.roles.role import Ignore, Location
 
 log = structlog.get_logger(__name__)
 

@@ -30,15 +30,17 @@ from typing import Final, assert_never
 
 import structlog
 
-from indilog.config import Config
-from indilog.errors import (
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     IndilogError,
     NotReadyError,
 )
-from indilog.ids import Epoch, Instant, NodeId
-from indilog.index_snapshot import SnapshotAnswer
-from indilog.roles import (
+from indilog.base.ids import Epoch, Instant, NodeId
+from indilog.base.telemetry import Metrics
+from indilog.config import Config
+from indilog.kernel.index_snapshot import SnapshotAnswer
+from indilog.kernel.view import View, Views
+from indilog.roles.role import (
     Answer,
     Appended,
     AskSnapshots,
@@ -61,19 +63,17 @@ from indilog.roles import (
     Superfluous,
     SurvivesLoss,
 )
-from indilog.runtime.checkpointing import Checkpointing
-from indilog.runtime.disk_space import DiskSpace
-from indilog.runtime.fence import Fence, Refused
 from indilog.runtime.ignored import count_effect, count_ignored
-from indilog.runtime.journal import Journal, stream_of
-from indilog.runtime.outbox import Outbox
-from indilog.runtime.recovery import recover
-from indilog.runtime.rewriting import Rewriting
+from indilog.runtime.journal.checkpointing import Checkpointing
+from indilog.runtime.journal.disk_space import DiskSpace
+from indilog.runtime.journal.journal import Journal, stream_of
+from indilog.runtime.journal.recovery import recover
+from indilog.runtime.journal.rewriting import Rewriting
 from indilog.runtime.snapshot_files import SnapshotFiles
-from indilog.runtime.transport import Transport
+from indilog.runtime.transport.fence import Fence, Refused
+from indilog.runtime.transport.outbox import Outbox
+from indilog.runtime.transport.transport import Transport
 from indilog.runtime.waiters import resolve, resolve_all, resolve_each
-from indilog.telemetry import Metrics
-from indilog.view import View, Views
 
 _ROUNDS_MAX: Final = 10_000
 """Calls of roles in one turn before the loop gets its turn again."""

@@ -1,5 +1,5 @@
 """The index snapshots of the index nodes of a process: files, and the threads that read and write
-them (ARCHITECTURE 9.6; format in `indilog.index_snapshot`).
+them (ARCHITECTURE 9.6; format in `indilog.kernel.index_snapshot`).
 
 A directory a node. A snapshot is written under a temporary name, synced, and renamed to its own;
 the two newest stay. One that is damaged is passed over with a warning, and put aside when that
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import structlog
 
-from indilog.errors import MalformedFrameError
-from indilog.ids import MetalogPosition, NodeId
-from indilog.index_snapshot import (
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import MetalogPosition, NodeId
+from indilog.kernel.index_snapshot import (
     OpenSnapshot,
     ReadRows,
     Rows,
@@ -44,8 +44,8 @@ from indilog.index_snapshot import (
     without_snapshots,
     write_rows,
 )
-from indilog.runtime.segment import synced_directory
-from indilog.tag_filter import TagFilterBuilder
+from indilog.kernel.tag_filter import TagFilterBuilder
+from indilog.runtime.journal.segment import synced_directory
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile

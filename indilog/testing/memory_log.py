@@ -21,10 +21,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from indilog.config import MIB, ClusterConfig
-from indilog.errors import TooLargeError, TrimmedError
-from indilog.ids import MAX_SEQNUM, SeqNum, UserTag, tag_columns
-from indilog.log import (
+from indilog.base.errors import TooLargeError, TrimmedError
+from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag, tag_columns
+from indilog.base.log import (
     Entry,
     Log,
     Record,
@@ -38,9 +37,10 @@ from indilog.log import (
     check_until,
     check_wait,
 )
-from indilog.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
-from indilog.retention import Retention, checked_retention
-from indilog.retention_log import RETENTION_LOG, record_policy, recorded_policy
+from indilog.base.retention import Retention, checked_retention
+from indilog.config import MIB, ClusterConfig
+from indilog.kernel.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
 
 _PAGE_BYTES_MAX: Final = 4 * MIB
 _SEPARATOR: Final = b"\x1f"

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from indilog.event import Event
-from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.log import Entry, Log, Record
-from indilog.retention import Retention
+from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.base.log import Entry, Log, Record
+from indilog.base.retention import Retention
+from indilog.sdk.event import Event
 
 _T = TypeVar("_T")
 

@@ -2,11 +2,14 @@
 2.3.3).
 
 `Flow` and `Lock` are the ways in; `docs/libs/bokiflow.md` tells how they work. The library awaits
-nothing but the public `indilog.log.Log` interface; only the modules that hold a clock, pauses and
-tasks need an event loop.
+nothing but the public `indilog.base.log.Log` interface; only the modules that hold a clock, pauses
+and tasks need an event loop.
 """
 
-from bokiflow.errors import (
+from bokiflow.flow import Flow, Startable
+from bokiflow.handle import Handle, Status
+from bokiflow.locks.lock import Held, Lock
+from bokiflow.runs.errors import (
     Cancelled,
     ChangedWorkflowError,
     CompensationFailedError,
@@ -26,10 +29,7 @@ from bokiflow.errors import (
     UnfinishedOperationError,
     UnknownRunError,
 )
-from bokiflow.flow import Flow, Startable
-from bokiflow.fold import State
-from bokiflow.handle import Handle, Status
-from bokiflow.lock import Held, Lock
+from bokiflow.runs.fold import State
 from bokiflow.workflow import Workflow
 
 __all__ = [

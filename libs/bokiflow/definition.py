@@ -12,12 +12,12 @@ from typing import Any, Final
 import structlog
 from xxhash import xxh3_64
 
-from bokiflow.errors import FlowSettingsError, RunIdInUseError
-from bokiflow.records import Started
+from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError
+from bokiflow.runs.records import Started
 from bokiflow.workflow import Workflow
-from indilog.errors import InvalidArgumentsError
-from indilog.ids import can_be_in_tag
-from indilog.signature import Signature, arguments_text, plain_value
+from indilog.apps.signature import Signature, arguments_text, plain_value
+from indilog.base.errors import InvalidArgumentsError
+from indilog.base.ids import can_be_in_tag
 
 _NAME_BYTES_MAX: Final = 128
 

@@ -5,8 +5,8 @@ and nothing while nobody executes anything; what should not wait for that has a 
 When a lease has ended it looks what that executor has left; if that is anything, the order of the
 log makes one driver the heir, who takes the runs over one by one, as many at once as it may
 execute. When the heir dies, its own heir goes on with both. Runs that came to an executor after all
-had looked are found by looking again (`bokiflow.departed`); runs that seem to end those who execute
-them are taken with care (`bokiflow.suspects`).
+had looked are found by looking again (`bokiflow.takeover.dead_executors`); runs that seem to end
+those who execute them are taken with care (`bokiflow.takeover.crash_loops`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ from typing import Final
 
 import structlog
 
-from bokiflow import waiting
-from bokiflow.cleaning import Cleaner
-from bokiflow.departed import left_by, stream
-from bokiflow.fold import Run
-from bokiflow.log_time import log_clock
-from bokiflow.open_runs import executors_of_open_runs
-from bokiflow.passing_over import PassingOver
-from bokiflow.presence import BEATS
-from bokiflow.public_call import Stopped, public_call
-from bokiflow.records import (
+from bokiflow.runner import Runner
+from bokiflow.runs import waiting
+from bokiflow.runs.fold import Run
+from bokiflow.runs.log_time import log_clock
+from bokiflow.runs.public_call import Stopped, public_call
+from bokiflow.runs.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
     RUNS_TAG,
@@ -42,9 +38,9 @@ from bokiflow.records import (
     run_in,
     run_tag,
 )
-from bokiflow.run_log import appended, read_run
-from bokiflow.runner import Runner
-from bokiflow.suspects import (
+from bokiflow.runs.run_log import appended, read_run
+from bokiflow.takeover.cleaning import Cleaner
+from bokiflow.takeover.crash_loops import (
     CRASHES_PARKED,
     Suspects,
     Tasks,
@@ -52,10 +48,14 @@ from bokiflow.suspects import (
     is_suspect,
     retry_s,
 )
+from bokiflow.takeover.dead_executors import left_by, stream
+from bokiflow.takeover.heartbeat import BEATS
+from bokiflow.takeover.open_runs import executors_of_open_runs
+from bokiflow.takeover.skip_unreadable import PassingOver
 from bokiflow.workflow import Logs
-from indilog.errors import DataLossError, IndilogError, TrimmedError
-from indilog.ids import SeqNum
-from indilog.log import Entry, Log
+from indilog.base.errors import DataLossError, IndilogError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log
 
 _AGAIN_S: Final = 0.05
 _PROBLEM_S: Final = 1.0

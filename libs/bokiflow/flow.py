@@ -15,18 +15,18 @@ from typing import Any, Concatenate, Final, Generic, Never, TypeVar
 
 from bokiflow.definition import Definition
 from bokiflow.driver import Driver
-from bokiflow.errors import FlowSettingsError
-from bokiflow.fold import Run, State
 from bokiflow.handle import Handle, Status, status_of, unknown
 from bokiflow.history import decided_before, listed
-from bokiflow.public_call import public_call
-from bokiflow.records import LEASE_S_MAX, Origin, run_tag
-from bokiflow.run_log import read_run
 from bokiflow.runner import EXECUTIONS_MAX, Runner
+from bokiflow.runs.errors import FlowSettingsError
+from bokiflow.runs.fold import Run, State
+from bokiflow.runs.public_call import public_call
+from bokiflow.runs.records import LEASE_S_MAX, Origin, run_tag
+from bokiflow.runs.run_log import read_run
 from bokiflow.workflow import Logs, Workflow
-from indilog.app import App, current_context
-from indilog.ids import SeqNum
-from indilog.log import check_bound
+from indilog.apps.app import App, current_context
+from indilog.base.ids import SeqNum
+from indilog.base.log import check_bound
 
 _ResultT = TypeVar("_ResultT")
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)

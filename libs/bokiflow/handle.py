@@ -10,18 +10,20 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from bokiflow import suspects, waiting
 from bokiflow.definition import Definition, check_workflow
-from bokiflow.errors import (
+from bokiflow.operations.signals import check_name
+from bokiflow.runner import Runner
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import (
     FlowSettingsError,
     RunCancelledError,
     RunEndedError,
     RunFailedError,
     UnknownRunError,
 )
-from bokiflow.fold import Run, State
-from bokiflow.public_call import public_call
-from bokiflow.records import (
+from bokiflow.runs.fold import Run, State
+from bokiflow.runs.public_call import public_call
+from bokiflow.runs.records import (
     EXECUTORS_TAG,
     URGENT_TAG,
     CancelAsked,
@@ -32,14 +34,13 @@ from bokiflow.records import (
     encoded,
     run_tag,
 )
-from bokiflow.run_log import appended, read_run
-from bokiflow.runner import Runner
-from bokiflow.signals import check_name
+from bokiflow.runs.run_log import appended, read_run
+from bokiflow.takeover import crash_loops as suspects
 from bokiflow.workflow import Logs
-from indilog.errors import FunctionFailedError, TrimmedError
-from indilog.ids import SeqNum
-from indilog.log import Entry, Log
-from indilog.signature import ResultType
+from indilog.apps.signature import ResultType
+from indilog.base.errors import FunctionFailedError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log
 
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
 

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 
-from bokiflow.departed import stream
-from bokiflow.errors import FlowSettingsError, FlowVersionError
-from bokiflow.execution import RETURN
-from bokiflow.fold import Run
-from bokiflow.records import RUNS_TAG, Decided, Started, run_in, run_record
-from bokiflow.run_log import read_run
-from indilog.errors import DataLossError, TrimmedError
-from indilog.ids import SeqNum
-from indilog.log import Log
+from bokiflow.runs.errors import FlowSettingsError, FlowVersionError
+from bokiflow.runs.execution import RETURN
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import RUNS_TAG, Decided, Started, run_in, run_record
+from bokiflow.runs.run_log import read_run
+from bokiflow.takeover.dead_executors import stream
+from indilog.base.errors import DataLossError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log
 
 
 async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:

@@ -2,8 +2,8 @@
 
 What gives a run to this process is registered before it is appended, and until the run is executed,
 parked or found to be another's: so a run that is durable is executed, whatever fails on the way
-(`bokiflow.unclear`). An execution that was broken off is followed by one in a new epoch, so that
-nothing counts that it still has on its way.
+(`bokiflow.takeover.pending_assignments`). An execution that was broken off is followed by one in a
+new epoch, so that nothing counts that it still has on its way.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from typing import Final
 import structlog
 from cachetools import LRUCache
 
-from bokiflow import waiting
-from bokiflow.compensation import compensated
 from bokiflow.definition import Definition, check_same_run
-from bokiflow.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
-from bokiflow.execution import Execution
-from bokiflow.fold import Run
-from bokiflow.lease import Lease
-from bokiflow.log_time import log_clock
-from bokiflow.news import RESTS
-from bokiflow.presence import Presence
-from bokiflow.public_call import CALL, Stopped
-from bokiflow.records import (
+from bokiflow.operations.compensation import compensated
+from bokiflow.operations.notifications import RESTS
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
+from bokiflow.runs.execution import Execution
+from bokiflow.runs.fold import Run
+from bokiflow.runs.log_time import log_clock
+from bokiflow.runs.public_call import CALL, Stopped
+from bokiflow.runs.records import (
     RUNS_TAG,
     Decided,
     Finished,
@@ -39,21 +37,23 @@ from bokiflow.records import (
     executor_tag,
     run_tag,
 )
-from bokiflow.run_log import Unreadable, is_passing, read_run
-from bokiflow.running import Running, awaited
-from bokiflow.suspects import CRASHES_PARKED, retry_s, sentence
-from bokiflow.unclear import Unclear
+from bokiflow.runs.run_log import Unreadable, is_passing, read_run
+from bokiflow.runs.running import Running, awaited
+from bokiflow.takeover.crash_loops import CRASHES_PARKED, retry_s, sentence
+from bokiflow.takeover.heartbeat import Presence
+from bokiflow.takeover.lease import Lease
+from bokiflow.takeover.pending_assignments import Unclear
 from bokiflow.workflow import Logs, Workflow
-from indilog.app import Context
-from indilog.errors import (
+from indilog.apps.app import Context
+from indilog.base.errors import (
     IndilogError,
     InvalidArgumentsError,
     OverloadedError,
     TooLargeError,
     TrimmedError,
 )
-from indilog.ids import SeqNum
-from indilog.log import Entry, Log
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log
 
 EXECUTIONS_MAX: Final = 1024
 """Runs that a process executes at once, unless told otherwise."""

@@ -15,16 +15,16 @@ import structlog
 from cachetools import LRUCache
 from xxhash import xxh3_128_digest, xxh3_128_intdigest
 
-from bokiflow import waiting
-from bokiflow.body import Body
-from bokiflow.compensation import COMPENSATE, COMPENSATION_RETRIES
-from bokiflow.errors import Cancelled, FlowSettingsError
-from bokiflow.execution import KEY, Execution, Outcome, failure_of, raise_failure
-from bokiflow.news import decided_waiting, unless_cancelled
-from bokiflow.operations import Operations
-from indilog.app import Context
-from indilog.errors import FunctionFailedError
-from indilog.log import Log
+from bokiflow.operations.body import Body
+from bokiflow.operations.compensation import COMPENSATE, COMPENSATION_RETRIES
+from bokiflow.operations.notifications import decided_waiting, unless_cancelled
+from bokiflow.operations.operations import Operations
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import Cancelled, FlowSettingsError
+from bokiflow.runs.execution import KEY, Execution, Outcome, failure_of, raise_failure
+from indilog.apps.app import Context
+from indilog.base.errors import FunctionFailedError
+from indilog.base.log import Log
 
 STEP: Final = "step"
 NOW: Final = "now"

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bokiqueue.records import Checkpoint, checkpoint_decoded, encoded
-from indilog.errors import DataLossError, TooLargeError
-from indilog.ids import SeqNum
-from indilog.leftover import leftover, may_go_further
-from indilog.log import Log
+from indilog.base.errors import DataLossError, TooLargeError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log
+from indilog.sdk.surviving_records import leftover, may_go_further
 
 _PAGE: Final = 16
 _HELD_MAX: Final = 10_000

@@ -25,7 +25,7 @@ from bokiqueue.records import (
     Push,
     Revive,
 )
-from indilog.ids import SeqNum
+from indilog.base.ids import SeqNum
 
 
 @dataclass(slots=True)

@@ -29,9 +29,9 @@ from bokiqueue.records import (
     encoded,
 )
 from bokiqueue.replica import Replica, Shard, replica_of
-from indilog.errors import IndilogError
-from indilog.ids import SeqNum
-from indilog.log import Log
+from indilog.base.errors import IndilogError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log
 
 TRIES: Final = 5
 LEASE_S: Final = 30.0

@@ -2,7 +2,7 @@
 
 The commands of a shard have the shard's tag, so its sub-stream is all that can have changed it.
 Pushes have the queue's tag `pushed` too, so that one read can wait for any of them. Settings and
-checkpoints have tags of their own. The frame is that of `indilog.record_format`.
+checkpoints have tags of their own. The frame is that of `indilog.sdk.record_format`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 import msgspec
 
 from bokiqueue.errors import QueueSettingsError, QueueVersionError
-from indilog.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
-from indilog.record_format import RecordFormat
+from indilog.base.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
+from indilog.sdk.record_format import RecordFormat
 
 VERSION: Final = 1
 _FORMAT: Final = RecordFormat(b"\xb0Q", VERSION, of="BokiQueue", error=QueueVersionError)

@@ -38,18 +38,18 @@ from bokiqueue.records import (
     tags_of,
 )
 from bokiqueue.waiting import News
-from indilog.errors import (
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     DataLossError,
     IndilogError,
     TrimmedError,
 )
-from indilog.event import Event
-from indilog.ids import SeqNum
-from indilog.log import Log, Record
-from indilog.log_clock import LogClock
-from indilog.losses import named
-from indilog.outcomes import appended, check_own_append
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log, Record
+from indilog.sdk.event import Event
+from indilog.sdk.log_clock import LogClock
+from indilog.sdk.losses import named
+from indilog.sdk.outcomes import appended, check_own_append
 
 CHECKPOINT_EVERY: Final = 1024
 """Records of a shard between two checkpoints, at least."""

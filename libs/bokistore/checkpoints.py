@@ -22,9 +22,9 @@ from bokistore.records import (
     command_decoded,
     tag_of,
 )
-from indilog.errors import IndilogError, TrimmedError
-from indilog.ids import SeqNum
-from indilog.log import Log, Record
+from indilog.base.errors import IndilogError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log, Record
 
 CHECKPOINT_EVERY: Final = 64
 """Records of an object between two checkpoints, at most."""

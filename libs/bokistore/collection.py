@@ -33,9 +33,9 @@ from bokistore.records import (
     tag_of,
 )
 from bokistore.replay import Replay
-from indilog.errors import TrimmedError
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Log, Record
+from indilog.base.errors import TrimmedError
+from indilog.base.ids import SeqNum, UserTag
+from indilog.base.log import Log, Record
 
 _COLLECTED_TAG: Final = "store-collected"
 _CELLS_MAX: Final = 32

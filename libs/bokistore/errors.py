@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from indilog.errors import IndilogError
+from indilog.base.errors import IndilogError
 
 if TYPE_CHECKING:
-    from indilog.ids import SeqNum
+    from indilog.base.ids import SeqNum
 
 
 class StoreError(IndilogError):

@@ -19,12 +19,12 @@ from struct import Struct
 from typing import Final, Generic, TypeVar
 
 from bokistore.errors import InvalidObjectError, StoreVersionError
-from indilog.errors import DataLossError, IndilogError, TrimmedError
-from indilog.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
-from indilog.leftover import leftover, may_go_further
-from indilog.log import Log, Record
-from indilog.losses import named
-from indilog.outcomes import appended, check_own_append
+from indilog.base.errors import DataLossError, IndilogError, TrimmedError
+from indilog.base.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
+from indilog.base.log import Log, Record
+from indilog.sdk.losses import named
+from indilog.sdk.outcomes import appended, check_own_append
+from indilog.sdk.surviving_records import leftover, may_go_further
 
 SNAPSHOT_EVERY: Final = 1000
 _COMMANDS_TAG_PREFIX: Final = "smr:"

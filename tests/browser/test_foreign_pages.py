@@ -17,7 +17,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Response
 
-from indilog.access import reach
+from indilog.link.access import reach
 from tests.browser.attacks import ATTACK, KINDS, MODES, SOURCE
 from tests.browser.browser import chromium
 from tests.cluster.platform_process import platform

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 
-from compute.gateway import GatewayServer, create_gateway, guarded_locally
-from compute.workers.host import FunctionHost
+from indilog.base.log import LogSource
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
-from indilog.log import LogSource
-from indilog.runtime.assembly import embedded
+from indilog.runtime.cluster.assembly import embedded
+from indilog_compute.gateway import GatewayServer, create_gateway, guarded_locally
+from indilog_compute.workers.host import FunctionHost
 
 DEMO = """
 import os, asyncio, subprocess, time

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from bokiqueue.records import Acknowledge, Claim, Push, command_decoded
-from indilog.log import Record
+from indilog.base.log import Record
 
 
 @dataclass

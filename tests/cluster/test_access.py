@@ -18,10 +18,10 @@ import pytest
 import trustme
 
 import indilog
-from indilog.access import reach
-from indilog.errors import NotReadyError, UnauthorizedError
-from tests.clients import http_client, token_headers
+from indilog.base.errors import NotReadyError, UnauthorizedError
+from indilog.link.access import reach
 from tests.cluster.platform_process import ROOT, SETTINGS, PlatformProcess, platform
+from tests.support.clients import http_client, token_headers
 
 APP = """
 import os

@@ -22,10 +22,10 @@ from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
 from functions.workload.demonstration import Application, checked
 from functions.workload.load import LoadError, Request, Run, run_load
-from tests.clients import http_client
 from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, until
 from tests.cluster.platform_process import PlatformProcess
+from tests.support.clients import http_client
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 8

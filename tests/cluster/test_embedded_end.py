@@ -9,7 +9,7 @@ import pytest
 
 import indilog
 from indilog.config import MIB, Config, NodeConfig
-from indilog.runtime.assembly import embedded
+from indilog.runtime.cluster.assembly import embedded
 
 
 @pytest.mark.asyncio

@@ -13,12 +13,12 @@ import pytest
 import pytest_asyncio
 
 import indilog
-from compute.gateway import GatewayServer
+from indilog.base.errors import CallOutcomeUnknownError
+from indilog.base.ids import NodeId
 from indilog.config import KIB, MIB
-from indilog.errors import CallOutcomeUnknownError
-from indilog.ids import NodeId
-from indilog.runtime.assembly import embedded
-from indilog.runtime.gateway_port import keep_port, port_of
+from indilog.runtime.cluster.assembly import embedded
+from indilog.runtime.cluster.gateway_port import keep_port, port_of
+from indilog_compute.gateway import GatewayServer
 from tests.cluster.function_platform import (
     DEMO,
     Platform,

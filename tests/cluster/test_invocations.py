@@ -16,19 +16,19 @@ import pytest
 import pytest_asyncio
 
 import indilog
-from indilog.errors import FunctionFailedError, InvocationCancelledError, NotReadyError
-from indilog.log import Log
-from tests.clients import http_client
+from indilog.base.errors import FunctionFailedError, InvocationCancelledError, NotReadyError
+from indilog.base.log import Log
 from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, running_two, until
 from tests.cluster.platform_process import PlatformProcess, platform
+from tests.support.clients import http_client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
 APP = """
 import asyncio, os
 import indilog
-from indilog.errors import ConflictError
+from indilog.base.errors import ConflictError
 
 app = indilog.App("demo")
 

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.clients import token_headers
 from tests.cluster.platform_process import platform
+from tests.support.clients import token_headers
 
 pytestmark = pytest.mark.cluster
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from indilog.base.errors import TrimmedError
+from indilog.base.log import Log, Session
 from indilog.config import MIB, Config, NodeConfig
-from indilog.errors import TrimmedError
-from indilog.log import Log, Session
-from indilog.runtime.assembly import Platform, embedded, status_of
+from indilog.runtime.cluster.assembly import Platform, embedded, status_of
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.cluster]
 

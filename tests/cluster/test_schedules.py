@@ -8,7 +8,7 @@ import pytest
 
 import indilog
 from tests.cluster.function_platform import running, running_two, until
-from tests.moved_time import MovedTime, moved_time
+from tests.support.moved_time import MovedTime, moved_time
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 

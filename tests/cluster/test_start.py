@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from indilog.cli.start import APPLICATIONS
-from tests.clients import token_headers
+from tests.support.clients import token_headers
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDS_S_MAX = 90

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 import indilog
-from tests.clients import http_client
 from tests.cluster.platform_process import PlatformProcess, platform
+from tests.support.clients import http_client
 
 pytestmark = pytest.mark.cluster
 APP = '''

@@ -18,14 +18,14 @@ import httpx
 import pytest
 import uvloop
 
+from indilog.base.errors import ConfigError, DataDirectoryError, IndilogError
+from indilog.base.ids import NodeId
+from indilog.base.log import Log
 from indilog.config import Config
-from indilog.errors import ConfigError, DataDirectoryError, IndilogError
-from indilog.ids import NodeId
-from indilog.log import Log
-from indilog.runtime.assembly import embedded, joined, logs_of
-from indilog.runtime.node_process import node_running
-from indilog.runtime.supervisor import Supervisor, processes_config, supervised
-from tests.clients import http_client, token_headers
+from indilog.runtime.cluster.assembly import embedded, joined, logs_of
+from indilog.runtime.cluster.node_process import node_running
+from indilog.runtime.cluster.supervisor import Supervisor, processes_config, supervised
+from tests.support.clients import http_client, token_headers
 
 pytestmark = pytest.mark.cluster
 
@@ -33,8 +33,8 @@ ENGINE = NodeId("engine-0")
 DEADLINE_S = 60.0
 SUPERVISOR = """
 import asyncio, json, signal, sys
-from indilog.runtime.supervisor import processes_config, supervised
-from indilog.telemetry import configure_logging
+from indilog.runtime.cluster.supervisor import processes_config, supervised
+from indilog.base.telemetry import configure_logging
 
 async def main():
     configure_logging()
@@ -50,8 +50,8 @@ asyncio.run(main())
 """
 RUN = """
 import json, sys
-from indilog.runtime.supervisor import processes_config, run_processes
-from indilog.telemetry import configure_logging
+from indilog.runtime.cluster.supervisor import processes_config, run_processes
+from indilog.base.telemetry import configure_logging
 
 configure_logging()
 config = processes_config(overrides=json.loads(sys.argv[1]))

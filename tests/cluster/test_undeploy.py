@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 import indilog
-from indilog.errors import AppNameTakenError, UnknownFunctionError
+from indilog.base.errors import AppNameTakenError, UnknownFunctionError
 from tests.cluster.function_platform import Platform, running, running_two, until
-from tests.moved_time import moved_time
+from tests.support.moved_time import moved_time
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -183,7 +183,7 @@ async def test_an_invocation_that_had_not_begun_fails_unless_it_is_deployed_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a restart; the log has the state, and versions count on."""
-    monkeypatch.setattr("compute.invocations.runs._PAUSE_S_MAX", 0.1)
+    monkeypatch.setattr("indilog_compute.invocations.runs._PAUSE_S_MAX", 0.1)
     moved = moved_time(monkeypatch)
     path = "/functions/demo/count?async=1"
     async with running(tmp_path, workers=1) as platform:

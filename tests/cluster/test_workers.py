@@ -14,12 +14,12 @@ import pytest_asyncio
 import structlog
 
 import indilog
-from compute.workers import pool, process
-from indilog.calls import Failed
 from indilog.config import NodeConfig
-from indilog.worker_messages import Invoke, Load, Loaded
+from indilog.link.link_messages import Failed
+from indilog.link.worker_messages import Invoke, Load, Loaded
+from indilog_compute.workers import pool, process
 from tests.cluster.function_platform import DEMO, Platform, running, until
-from tests.link_pair import LIMITS
+from tests.support.link_pair import LIMITS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 

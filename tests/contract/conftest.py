@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from indilog.log import Log, LogSource, Session
+from indilog.base.log import Log, LogSource, Session
 from tests.contract.kinds import KINDS, Kind
 
 _fresh = itertools.count()

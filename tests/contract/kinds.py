@@ -20,14 +20,14 @@ from pathlib import Path
 
 import pytest
 
+from indilog.base.log import Log, LogSource, Session
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
-from indilog.log import Log, LogSource, Session
-from indilog.remote import RemoteLogs
+from indilog.link.remote import RemoteLogs
 from indilog.remote_client import connect
-from indilog.runtime.assembly import embedded
+from indilog.runtime.cluster.assembly import embedded
 from indilog.testing import MemoryLogs
 from tests.cluster.platform_process import PlatformProcess, platform
-from tests.link_pair import linked_logs
+from tests.support.link_pair import linked_logs
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from indilog.ids import UserTag
-from indilog.log import Log, Record
+from indilog.base.ids import UserTag
+from indilog.base.log import Log, Record
 
 
 def data_of(records: Sequence[Record]) -> list[bytes]:

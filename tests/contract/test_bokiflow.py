@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from bokiflow import Flow, Startable, Workflow
-from indilog.log import Log
+from indilog.base.log import Log
 
 pytestmark = pytest.mark.asyncio
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bokiqueue import Queue, Replica
-from indilog.log import Log
+from indilog.base.log import Log
 
 pytestmark = pytest.mark.asyncio
 

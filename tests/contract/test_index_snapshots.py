@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from index_tier.index_node import IndexNode
+from indilog.base.errors import TrimmedError
+from indilog.base.log import Log
 from indilog.config import ClusterConfig, Config, NodeConfig
-from indilog.errors import TrimmedError
-from indilog.index_snapshot import snapshot_files
-from indilog.log import Log
-from indilog.runtime.assembly import Platform, embedded
+from indilog.kernel.index_snapshot import snapshot_files
+from indilog.runtime.cluster.assembly import Platform, embedded
+from indilog_index.index_node import IndexNode
 
 TAGS = 50
 ROUND = 2_000

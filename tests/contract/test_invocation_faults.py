@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from compute.invocations.notices import Notices
+from indilog.base.errors import NotReadyError
+from indilog.base.log import Record
 from indilog.config import ClusterConfig, NodeConfig
-from indilog.errors import NotReadyError
-from indilog.log import Record
 from indilog.testing import MemoryLogs
+from indilog_compute.invocations.notices import Notices
 from tests.contract.test_invocations import Node, service_of
-from tests.hooked_log import HookedLogs, Read
+from tests.support.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio
 async def test_a_fault_that_lasts_is_not_told_at_every_try(
     monkeypatch: pytest.MonkeyPatch, part: str, what: str, fault: Exception
 ) -> None:
-    monkeypatch.setattr("compute.invocations.service._AGAIN_S", 0.001)
+    monkeypatch.setattr("indilog_compute.invocations.service._AGAIN_S", 0.001)
     tries = 0
     enough = asyncio.Event()
 
@@ -65,7 +65,7 @@ class UnsteadyLogs(HookedLogs):
 async def test_a_log_that_is_away_again_after_it_was_read_is_told_of_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("compute.invocations.service._AGAIN_S", 0.001)
+    monkeypatch.setattr("indilog_compute.invocations.service._AGAIN_S", 0.001)
     logs = UnsteadyLogs()
     service = service_of(logs, NodeConfig(), Node(), "one")
     service._unread = Notices(60.0)

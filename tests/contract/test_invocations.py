@@ -13,16 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from compute.invocations.checkpoint import checkpoint_parts
-from compute.invocations.records import Ended, encoded
-from compute.invocations.scheduling import Scheduled
-from compute.invocations.service import InvocationService
-from compute.invocations.told import State
-from compute.workers.call import Call
-from indilog.calls import Failed, Returned, failed
-from indilog.config import KIB, ClusterConfig, NodeConfig
-from indilog.deployed import ScheduleSpec
-from indilog.errors import (
+from indilog.base.deployed import ScheduleSpec
+from indilog.base.errors import (
     CallOutcomeUnknownError,
     DataLossError,
     InvalidArgumentsError,
@@ -31,10 +23,18 @@ from indilog.errors import (
     UnknownFunctionError,
     WorkerCrashedError,
 )
-from indilog.log import Record
+from indilog.base.log import Record
+from indilog.config import KIB, ClusterConfig, NodeConfig
+from indilog.link.link_messages import Failed, Returned, failed
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
-from tests.damaged_log import DamagedLogs
+from indilog_compute.invocations.checkpoint import checkpoint_parts
+from indilog_compute.invocations.invocation_status import State
+from indilog_compute.invocations.records import Ended, encoded
+from indilog_compute.invocations.scheduling import Scheduled
+from indilog_compute.invocations.service import InvocationService
+from indilog_compute.workers.call import Call
+from tests.support.damaged_log import DamagedLogs
 
 pytestmark = pytest.mark.asyncio
 FAST: dict[str, Any] = {

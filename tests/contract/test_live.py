@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from indilog.base.errors import TooLargeError
+from indilog.base.log import Entry, Log, LogSource, Session
 from indilog.config import ClusterConfig
-from indilog.errors import TooLargeError
-from indilog.log import Entry, Log, LogSource, Session
 from tests.contract.kinds import Kind
 from tests.contract.reading import all_of, data_of
 

@@ -11,8 +11,8 @@ import pytest
 
 from bokiflow import Flow, Lock, LockLostError, RunCancelledError, Workflow
 from bokistore import Store, Transaction
-from indilog.log import Log
-from tests.flow_executions import OneLog
+from indilog.base.log import Log
+from tests.support.flow_executions import OneLog
 
 pytestmark = pytest.mark.asyncio
 

@@ -1,7 +1,7 @@
 """What every kind of log holds (PITFALLS A1, A33): appends, reads at all bounds, tags, limits.
 
-Each claim is a sentence of `indilog.log.Log`. The suite knows nothing about how a log works, and
-does not presume that a logspace is empty.
+Each claim is a sentence of `indilog.base.log.Log`. The suite knows nothing about how a log works,
+and does not presume that a logspace is empty.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import pytest
 
+from indilog.base.errors import InvalidTagError, TooLargeError
+from indilog.base.ids import MAX_SEQNUM, UserTag
+from indilog.base.log import READ_RANGE_LIMIT_MAX, Entry, Log, LogSource, Session
 from indilog.config import ClusterConfig
-from indilog.errors import InvalidTagError, TooLargeError
-from indilog.ids import MAX_SEQNUM, UserTag
-from indilog.log import READ_RANGE_LIMIT_MAX, Entry, Log, LogSource, Session
 from tests.contract.reading import all_of, data_of
 
 pytestmark = pytest.mark.asyncio

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from indilog.base.errors import OverloadedError, TooLargeError
 from indilog.config import NodeConfig
-from indilog.errors import OverloadedError, TooLargeError
-from indilog.runtime.metadata import (
+from indilog.runtime.cluster.metadata import (
     Conflict,
     EmbeddedMetadataStore,
     MetadataStore,
     Versioned,
     Written,
 )
-from indilog.runtime.metadata_service import MetadataClient, MetadataServer
+from indilog.runtime.cluster.metadata_service import MetadataClient, MetadataServer
 
 CONFIG = NodeConfig(metadata_keys_max=8, metadata_value_bytes_max=1000, metadata_timeout_s=5.0)
 Open = Callable[[], Awaitable[MetadataStore]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from indilog.errors import InvalidTagError
-from indilog.log import Log, LogSource, Session
-from indilog.retention import Retention
+from indilog.base.errors import InvalidTagError
+from indilog.base.log import Log, LogSource, Session
+from indilog.base.retention import Retention
 from tests.contract.kinds import KINDS
 
 pytestmark = pytest.mark.asyncio

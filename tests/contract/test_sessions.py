@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import pytest
 
-from indilog.errors import TrimmedError
-from indilog.log import Entry, Log, LogSource, Session
-from indilog.retention import Retention
+from indilog.base.errors import TrimmedError
+from indilog.base.log import Entry, Log, LogSource, Session
+from indilog.base.retention import Retention
 from tests.contract.reading import all_of
 
 pytestmark = pytest.mark.asyncio

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from indilog.errors import TrimmedError
-from indilog.ids import MAX_SEQNUM, UserTag
-from indilog.log import Entry, Log, LogSource, Session
+from indilog.base.errors import TrimmedError
+from indilog.base.ids import MAX_SEQNUM, UserTag
+from indilog.base.log import Entry, Log, LogSource, Session
 from tests.contract.kinds import KINDS
 from tests.contract.reading import data_of
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from compute.local_index import Answer, Empty, Found, LocalIndex, Matches, Miss
-from compute.local_index.popularity_cache import PopularityCache
-from compute.local_index.suffix import Suffix
-from compute.local_index.tag_cache import TagCache
+from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, ShardId, ViewNumber
 from indilog.config import NodeConfig
-from indilog.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, ShardId, ViewNumber
-from indilog.messages import ShardTags
-from indilog.metalog import MetalogReplay, NewRecords, Span
+from indilog.kernel.metalog import MetalogReplay, NewRecords, Span
+from indilog.wire.messages import ShardTags
+from indilog_compute.local_index import Answer, Empty, Found, LocalIndex, Matches, Miss
+from indilog_compute.local_index.popularity_cache import PopularityCache
+from indilog_compute.local_index.suffix import Suffix
+from indilog_compute.local_index.tag_cache import TagCache
 
 TAG_1, TAG_2, TAG_3 = 1, 2, 3
 

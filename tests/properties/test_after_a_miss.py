@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from compute.tier_lookups import TierLookups
+from indilog.base.ids import MAX_SEQNUM, NodeId, tag_hash
 from indilog.config import ClusterConfig, Config, NodeConfig
-from indilog.ids import MAX_SEQNUM, NodeId, tag_hash
-from indilog.messages import Direction, Message
-from indilog.roles import Event, Received
-from indilog.view import view_of
-from tests.role_cluster import LOG, RoleCluster
+from indilog.kernel.view import view_of
+from indilog.roles.role import Event, Received
+from indilog.wire.messages import Direction, Message
+from indilog_compute.reads.tier_lookups import TierLookups
+from tests.support.role_cluster import LOG, RoleCluster
 
 TAG = tag_hash(LOG, "a")
 RECORD_BYTES = 1024

@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute.deployments import APPS_LOG, Deployment, DeploymentLog
-from indilog.deployed import ScheduleSpec
+from indilog.base.deployed import ScheduleSpec
 from indilog.testing import MemoryLogs
+from indilog_compute.deployments import APPS_LOG, Deployment, DeploymentLog
 
 SPECS = (
     ScheduleSpec("f", "0 * * * *"),

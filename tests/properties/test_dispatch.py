@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from compute.workers.dispatch import Dispatcher, Shares
-from indilog.errors import NotReadyError, OverloadedError
+from indilog.base.errors import NotReadyError, OverloadedError
+from indilog_compute.workers.dispatch import Dispatcher, Shares
 
 SLOTS, CALLS = 2, 6
 SHARES = Shares(slots=0.7, pending=0.5)

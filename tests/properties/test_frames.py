@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.calls import Done, LinkMessage, LogAppend, Returned
-from indilog.frames import FrameReader, frame_written
+from indilog.link.frames import FrameReader, frame_written
+from indilog.link.link_messages import Done, LinkMessage, LogAppend, Returned
 
 MESSAGES = st.one_of(
     st.builds(Done, st.integers(0, 2**40)),

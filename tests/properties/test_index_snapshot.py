@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.index_schedule import IndexEra
-from indilog.index_snapshot import Rows, SnapshotFloors, SnapshotInfo, WriteSnapshot
-from tests.snapshot_disk import SnapshotDisk
+from indilog.kernel.index_schedule import IndexEra
+from indilog.kernel.index_snapshot import Rows, SnapshotFloors, SnapshotInfo, WriteSnapshot
+from tests.support.snapshot_disk import SnapshotDisk
 
 LOGS = (100, 2**63 + 7)
 TAGS = (1, 2, 2**64 - 1)

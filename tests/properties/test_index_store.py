@@ -15,11 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_tier.checkpoint import Kept
-from index_tier.index_store import IndexStore, Search
-from indilog.ids import EMPTY_TAG, ShardId
-from indilog.index_schedule import IndexEra
-from indilog.index_snapshot import (
+from indilog.base.ids import EMPTY_TAG, ShardId
+from indilog.kernel.index_schedule import IndexEra
+from indilog.kernel.index_snapshot import (
     Rows,
     SnapshotInfo,
     WriteSnapshot,
@@ -28,9 +26,11 @@ from indilog.index_snapshot import (
     read_rows,
     write_rows,
 )
-from indilog.messages import Direction, ShardTags
-from indilog.tag_filter import TagFilterBuilder
-from tests.snapshot_disk import SnapshotDisk
+from indilog.kernel.tag_filter import TagFilterBuilder
+from indilog.wire.messages import Direction, ShardTags
+from indilog_index.checkpoint import Kept
+from indilog_index.index_store import IndexStore, Search
+from tests.support.snapshot_disk import SnapshotDisk
 
 TAGS = (1, 2, 3, 2**64 - 1, 2**63 + 5)
 ERAS = (IndexEra(0, (0,)),)

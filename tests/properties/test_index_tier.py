@@ -19,13 +19,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_tier.aggregator import Aggregator
-from index_tier.index_node import IndexNode
+from indilog.base.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, NodeConfig
-from indilog.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId
-from indilog.index_snapshot import SnapshotRequest
-from indilog.lost_ranges import LostRange
-from indilog.messages import (
+from indilog.kernel.index_snapshot import SnapshotRequest
+from indilog.kernel.lost_ranges import LostRange
+from indilog.kernel.view import View, view_of, with_index_tier_of
+from indilog.roles.role import (
+    AskSnapshots,
+    Effect,
+    Event,
+    Ignore,
+    Received,
+    Send,
+    SnapshotsAnswered,
+    Started,
+)
+from indilog.wire.messages import (
     Direction,
     IndexBlock,
     IndexData,
@@ -36,19 +45,10 @@ from indilog.messages import (
     ReadRecords,
     ShardTags,
 )
-from indilog.roles import (
-    AskSnapshots,
-    Effect,
-    Event,
-    Ignore,
-    Received,
-    Send,
-    SnapshotsAnswered,
-    Started,
-)
-from indilog.tag_messages import TagFloors, TagFloorsWanted
-from indilog.view import View, view_of, with_index_tier_of
-from tests.snapshot_disk import SnapshotDisk
+from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
+from indilog_index.aggregator import Aggregator
+from indilog_index.index_node import IndexNode
+from tests.support.snapshot_disk import SnapshotDisk
 
 ENGINE: Final = NodeId("engine-0")
 LOG_TAGS: Final = (100, 200)

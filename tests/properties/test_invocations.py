@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute.invocations.checkpoint import checkpoint_parts, newest_checkpoint
-from compute.invocations.fold import Fold, FoldLimits
-from compute.invocations.records import (
+from indilog_compute.invocations.checkpoint import checkpoint_parts, newest_checkpoint
+from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.records import (
     STREAMS,
     Accepted,
     Alive,

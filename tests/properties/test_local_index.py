@@ -16,12 +16,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute.local_index import Answer, Empty, Found, LocalIndex, Matches, Miss
+from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, ShardId
 from indilog.config import NodeConfig
-from indilog.ids import EMPTY_TAG, MAX_SEQNUM, ShardId
-from indilog.lost_ranges import LostRange
-from indilog.messages import ShardTags
-from indilog.metalog import Span
+from indilog.kernel.lost_ranges import LostRange
+from indilog.kernel.metalog import Span
+from indilog.wire.messages import ShardTags
+from indilog_compute.local_index import Answer, Empty, Found, LocalIndex, Matches, Miss
 
 LOG = 2**63 + 5
 TAGS = (LOG, 1, 2, 3, 2**64 - 1)

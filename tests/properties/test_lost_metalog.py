@@ -14,13 +14,13 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.errors import DataLossError
-from indilog.ids import Epoch, NodeId
-from indilog.messages import Message, MetalogEntries
-from indilog.metalog import Entry, entry_decoded
-from indilog.roles import METALOG_ENTRY_KINDS, Event, Lost
-from tests.ordering_tier import NOWHERE, VIEW, OrderingTier, Process
+from indilog.base.errors import DataLossError
+from indilog.base.ids import Epoch, NodeId
+from indilog.kernel.metalog import Entry, entry_decoded
+from indilog.roles.role import METALOG_ENTRY_KINDS, Event, Lost
+from indilog.wire.messages import Message, MetalogEntries
 from tests.properties.test_ordering import faults, restarts, work
+from tests.support.ordering_tier import NOWHERE, VIEW, OrderingTier, Process
 
 decoded = functools.lru_cache(4096)(entry_decoded)
 

@@ -12,12 +12,11 @@ from typing import Final
 
 import pytest
 
-from indilog.base_messages import MetalogBase, MetalogCovered
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, NodeConfig
-from indilog.ids import Epoch, Instant, NodeId, ShardId
-from indilog.messages import MetalogEntries, MetalogWanted, ShardProgress
-from indilog.metalog import Base, Entry, Floor
-from indilog.roles import (
+from indilog.kernel.metalog import Base, Entry, Floor
+from indilog.kernel.view import view_of
+from indilog.roles.role import (
     Event,
     FrameKind,
     Ignore,
@@ -29,10 +28,11 @@ from indilog.roles import (
     Send,
     Started,
 )
-from indilog.sequencer_messages import MetalogAppend
-from indilog.tag_messages import TrimIs, TrimWanted
-from indilog.view import view_of
-from ordering.sequencer import Sequencer
+from indilog.wire.base_messages import MetalogBase, MetalogCovered
+from indilog.wire.messages import MetalogEntries, MetalogWanted, ShardProgress
+from indilog.wire.sequencer_messages import MetalogAppend
+from indilog.wire.tag_messages import TrimIs, TrimWanted
+from indilog_ordering.sequencer import Sequencer
 
 KEPT: Final = 8
 CONFIG: Final = Config(

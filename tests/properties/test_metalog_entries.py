@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.ids import Epoch, ShardId, ViewNumber
-from indilog.metalog import Entry, NewRecords, Trim, entries_decoded
-from ordering import entries
-from ordering.entries import Entries
+from indilog.base.ids import Epoch, ShardId, ViewNumber
+from indilog.kernel.metalog import Entry, NewRecords, Trim, entries_decoded
+from indilog_ordering import entries
+from indilog_ordering.entries import Entries
 
 ACTIONS = st.one_of(
     st.tuples(st.just("append"), st.integers(0, 2), st.booleans()),

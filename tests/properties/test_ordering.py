@@ -1,5 +1,5 @@
 """The ordering tier under loss, repetition, reordering and restarts: whatever happens, the order is
-one (`tests.ordering_tier` says how that is known).
+one (`tests.support.ordering_tier` says how that is known).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from random import Random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indilog.ids import ShardId
-from tests.ordering_tier import VIEW, OrderingTier
+from indilog.base.ids import ShardId
+from tests.support.ordering_tier import VIEW, OrderingTier
 
 
 def faults(tier: OrderingTier, chance: Random) -> list[Callable[[], None]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from indilog.base.ids import NodeId
 from indilog.config import ClusterConfig, Config, NodeConfig
-from indilog.ids import NodeId
-from indilog.view import view_of
-from tests.role_cluster import RoleCluster, Waiter
+from indilog.kernel.view import view_of
+from tests.support.role_cluster import RoleCluster, Waiter
 
 
 def cluster_of(*, seed: int, delay: float = 0.0, **settings: int) -> RoleCluster:

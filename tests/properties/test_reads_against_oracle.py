@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import pytest
 
-from compute.operation import PENDING, Operation
-from index_tier.tag_index import TagIndex
+from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, NodeId, log_tag, tag_hash
 from indilog.config import ClusterConfig, Config, NodeConfig
-from indilog.ids import EMPTY_TAG, MAX_SEQNUM, NodeId, log_tag, tag_hash
-from indilog.messages import Direction
-from indilog.view import view_of
-from tests.role_cluster import LOG, RoleCluster, Waiter
+from indilog.kernel.view import view_of
+from indilog.wire.messages import Direction
+from indilog_compute.reads.operation import PENDING, Operation
+from indilog_index.tag_index import TagIndex
+from tests.support.role_cluster import LOG, RoleCluster, Waiter
 
 TAGS = ("a", "b", "rare", "never")
 SIZES: dict[str, dict[str, int | str]] = {

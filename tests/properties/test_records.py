@@ -1,7 +1,7 @@
 """Properties of the record batch: whatever was added comes back, whatever was damaged does not.
 
 The model packs and unpacks with `struct` from the layout that FORMATS.md describes, and shares no
-code with `indilog.records`.
+code with `indilog.kernel.records`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.errors import MalformedFrameError
-from indilog.ids import Epoch, ShardId
-from indilog.records import BatchBuilder, RecordBatch
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, ShardId
+from indilog.kernel.records import BatchBuilder, RecordBatch
 
 
 class Plain(NamedTuple):

@@ -7,11 +7,11 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute.retention import SizeMarks
-from indilog.log import Record
-from indilog.retention import AGE_S_MIN, Retention
-from indilog.retention_log import PolicyLog
+from indilog.base.log import Record
+from indilog.base.retention import AGE_S_MIN, Retention
+from indilog.sdk.retention_log import PolicyLog
 from indilog.testing import MemoryLogs
+from indilog_compute.retention import SizeMarks
 
 names = st.text(st.characters(exclude_characters="\x1f$", codec="utf-8"), min_size=1, max_size=30)
 ages = st.none() | st.floats(AGE_S_MIN, 1e12)

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.runtime.stream_incoming import Incoming
-from indilog.runtime.transport import TransportCounts
+from indilog.runtime.transport.stream_incoming import Incoming
+from indilog.runtime.transport.transport import TransportCounts
 
 LIMIT = 300
 

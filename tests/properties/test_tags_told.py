@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute.local_index.answer_cache import AnswerCache
-from compute.local_index.answers import Empty, Found, Matches, Miss
-from compute.local_index.expectations import Expectations
-from compute.local_index.tag_cache import TagCache
-from compute.local_index.tag_rows import First
-from indilog.ids import MAX_SEQNUM, ShardId
-from indilog.messages import ShardTags
+from indilog.base.ids import MAX_SEQNUM, ShardId
+from indilog.wire.messages import ShardTags
+from indilog_compute.local_index.answer_cache import AnswerCache
+from indilog_compute.local_index.answers import Empty, Found, Matches, Miss
+from indilog_compute.local_index.expectations import Expectations
+from indilog_compute.local_index.tag_cache import TagCache
+from indilog_compute.local_index.tag_rows import First
 
 TAGS = range(1, 9)
 LATE_MAX = 12

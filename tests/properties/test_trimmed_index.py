@@ -10,12 +10,12 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_tier.tag_index import TagIndex
-from index_tier.trim_feed import without_trimmed
-from indilog.floors import Trimmed
-from indilog.ids import ShardId
-from indilog.messages import ShardTags
-from indilog.metalog import Floor
+from indilog.base.ids import ShardId
+from indilog.kernel.floors import Trimmed
+from indilog.kernel.metalog import Floor
+from indilog.wire.messages import ShardTags
+from indilog_index.tag_index import TagIndex
+from indilog_index.trim_feed import without_trimmed
 
 LOGS = {1: [10, 11, 12], 2: [20, 21]}
 Records = dict[int, tuple[int, ...]]

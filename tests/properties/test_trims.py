@@ -8,14 +8,14 @@ import random
 
 import pytest
 
-from compute.operation import PENDING, Answered
+from indilog.base.errors import TrimmedError
+from indilog.base.ids import log_tag, tag_hash
 from indilog.config import Config, NodeConfig
-from indilog.errors import TrimmedError
-from indilog.ids import log_tag, tag_hash
-from indilog.messages import Direction
-from indilog.metalog import Floor
-from indilog.view import view_of
-from tests.role_cluster import LOG, RoleCluster, Waiter
+from indilog.kernel.metalog import Floor
+from indilog.kernel.view import view_of
+from indilog.wire.messages import Direction
+from indilog_compute.reads.operation import PENDING, Answered
+from tests.support.role_cluster import LOG, RoleCluster, Waiter
 
 TAGS = ("a", "b", "c")
 SIZES: dict[str, dict[str, float | str]] = {

@@ -8,11 +8,11 @@ import dataclasses
 
 import pytest
 
+from indilog.base.ids import MAX_SEQNUM, tag_hash
 from indilog.config import ClusterConfig, Config, NodeConfig
-from indilog.ids import MAX_SEQNUM, tag_hash
-from indilog.messages import Direction
-from indilog.view import view_of
-from tests.role_cluster import LOG, RoleCluster
+from indilog.kernel.view import view_of
+from indilog.wire.messages import Direction
+from tests.support.role_cluster import LOG, RoleCluster
 
 TAGS = [f"object:{n}" for n in range(12)]
 

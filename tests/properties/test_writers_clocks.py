@@ -17,32 +17,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bokiflow import records as flow
-from bokiflow.cleaning import Cleaner
-from bokiflow.fold import Run
-from bokiflow.lock_records import Acquire, Release, Remind
-from bokiflow.lock_records import Extend as Renew
-from bokiflow.lock_records import encoded as lock_encoded
-from bokiflow.lock_records import tags_of as lock_tags_of
-from bokiflow.lock_replica import LockReplica
-from bokiflow.run_log import read_run
+from bokiflow.locks.lock_records import Acquire, Release, Remind
+from bokiflow.locks.lock_records import Extend as Renew
+from bokiflow.locks.lock_records import encoded as lock_encoded
+from bokiflow.locks.lock_records import tags_of as lock_tags_of
+from bokiflow.locks.lock_replica import LockReplica
+from bokiflow.runs import records as flow
+from bokiflow.runs.fold import Run
+from bokiflow.runs.run_log import read_run
+from bokiflow.takeover.cleaning import Cleaner
 from bokiqueue.records import Acknowledge, Claim, Extend, GiveBack, Push
 from bokiqueue.records import encoded as queue_encoded
 from bokiqueue.replica import Replica
 from bokistore import Store, decisions
 from bokistore import collection as cells
-from compute.deployments import APPS_LOG, Deployment, DeploymentLog
-from compute.invocations.records import INVOCATIONS_LOG, Accepted, Alive, Claimed, Ended, GivenUp
-from compute.invocations.records import encoded as invocation_encoded
-from compute.invocations.service import InvocationService
-from compute.retention import RetentionRounds
+from indilog.base.deployed import ScheduleSpec
+from indilog.base.errors import TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log, Record
+from indilog.base.retention import Retention
 from indilog.config import NodeConfig
-from indilog.deployed import ScheduleSpec
-from indilog.errors import TrimmedError
-from indilog.ids import SeqNum
-from indilog.log import Entry, Log, Record
-from indilog.retention import Retention
 from indilog.testing import MemoryLogs
+from indilog_compute.deployments import APPS_LOG, Deployment, DeploymentLog
+from indilog_compute.invocations.records import (
+    INVOCATIONS_LOG,
+    Accepted,
+    Alive,
+    Claimed,
+    Ended,
+    GivenUp,
+)
+from indilog_compute.invocations.records import encoded as invocation_encoded
+from indilog_compute.invocations.service import InvocationService
+from indilog_compute.retention import RetentionRounds
 
 YEAR_S = 366 * 86_400.0
 DAY_S = 86_400.0

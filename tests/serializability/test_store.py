@@ -12,8 +12,8 @@ import pytest
 from bokistore import Store
 from bokistore.records import Command
 from bokistore.replay import Replay
-from indilog.ids import MAX_SEQNUM
-from indilog.log import Session
+from indilog.base.ids import MAX_SEQNUM
+from indilog.base.log import Session
 from indilog.testing import cluster
 from indilog.testing.stepper import interleavings
 from tests.serializability.workload import ROUND, SESSIONS, Steps, pair_of, round_of, round_on

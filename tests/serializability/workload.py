@@ -20,9 +20,9 @@ from bokistore import (
     replay,
 )
 from bokistore import Transaction as StoreTransaction
-from indilog.errors import AppendOutcomeUnknownError, TrimmedError
-from indilog.ids import SeqNum, UserTag
-from indilog.log import Log
+from indilog.base.errors import AppendOutcomeUnknownError, TrimmedError
+from indilog.base.ids import SeqNum, UserTag
+from indilog.base.log import Log
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, run_stepped
 from tests.serializability.checker import Transaction, violations

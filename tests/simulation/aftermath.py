@@ -8,14 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from indilog.base.errors import DataLossError, IndilogError, TrimmedError
+from indilog.base.ids import Epoch, NodeId, ShardId, names_decoded
+from indilog.base.log import Log
+from indilog.base.retention import AGE_S_MIN
 from indilog.client import Client
-from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
-from indilog.errors import DataLossError, IndilogError, TrimmedError
-from indilog.ids import Epoch, NodeId, ShardId, names_decoded
-from indilog.log import Log
-from indilog.messages import ReadRecords, RecordsRead
-from indilog.retention import AGE_S_MIN
 from indilog.testing.simulation import SimulatedCluster, Stuck
+from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
+from indilog.wire.messages import ReadRecords, RecordsRead
 from tests.simulation.history import APPENDS, Evidence, Operation, Seen, Violation, seen
 from tests.simulation.lost_batches import LostBatches
 from tests.simulation.metalog_notes import MetalogNotes

@@ -8,11 +8,11 @@ import dataclasses
 import random
 from typing import Any, Final
 
+from indilog.base.ids import NodeId
 from indilog.config import KIB, ClusterConfig, Config, NodeConfig
-from indilog.ids import NodeId
+from indilog.kernel.view import View
 from indilog.testing.simulation import arrangement_of
 from indilog.testing.simulation.cluster import view_for
-from indilog.view import View
 
 _CACHES: Final[tuple[dict[str, int], ...]] = (
     {

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from indilog.ids import Epoch, LocalId, NodeId, ShardId
+from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
 from indilog.testing.simulation import SimulatedCluster
-from ordering.primary import Primary
-from ordering.sequencer import Sequencer
-from storage import StorageNode
+from indilog_ordering.primary import Primary
+from indilog_ordering.sequencer import Sequencer
+from indilog_storage import StorageNode
 from tests.simulation.history import Violation
 
 _Range: TypeAlias = tuple[LocalId, LocalId]

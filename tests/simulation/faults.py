@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from indilog.runtime.checkpoint_files import KEPT, checkpoint_path, checkpoint_places
+from indilog.runtime.journal.checkpoint_files import KEPT, checkpoint_path, checkpoint_places
 from indilog.testing.simulation import LinkQuality, SimulatedCluster, SimulatedProcess
 
 Undo: TypeAlias = Callable[[], None]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from indilog.log import Record
+from indilog.base.log import Record
 
 Outcome: TypeAlias = Literal["ok", "failed", "unknown", "lost", "trimmed"]
 

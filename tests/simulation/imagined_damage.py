@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Final
 from unittest.mock import patch
 
-from indilog.records import HEADER_BYTES
-from indilog.roles import Location
-from indilog.runtime import discards, segment
+from indilog.kernel.records import HEADER_BYTES
+from indilog.roles.role import Location
+from indilog.runtime.journal import discards, segment
 from indilog.testing.simulation import SimulatedCluster
 from tests.simulation.history import Violation
 

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from indilog.ids import LocalId, NodeId, ShardId
-from indilog.records import HEADER_BYTES, BatchHeader, batch_header
-from indilog.roles import FrameKind
-from indilog.runtime.journal import stream_of
-from indilog.runtime.segment_files import segment_files
-from indilog.runtime.segment_scan import Damage, SegmentScan
+from indilog.base.ids import LocalId, NodeId, ShardId
+from indilog.kernel.records import HEADER_BYTES, BatchHeader, batch_header
+from indilog.roles.role import FrameKind
+from indilog.runtime.journal.journal import stream_of
+from indilog.runtime.journal.segment_files import segment_files
+from indilog.runtime.journal.segment_scan import Damage, SegmentScan
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 
 _SHARE: Final = 0.35

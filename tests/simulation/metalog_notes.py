@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import Final
 from unittest.mock import patch
 
-from indilog.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId
-from indilog.metalog import Entry, NewRecords, entry_decoded, entry_encoded
-from indilog.roles import Effect, Event
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, ShardId
+from indilog.kernel.metalog import Entry, NewRecords, entry_decoded, entry_encoded
+from indilog.roles.role import Effect, Event
 from indilog.testing.simulation import SimulatedCluster
-from ordering.backup import Backup
-from ordering.primary import Primary
-from ordering.sequencer import Sequencer
-from ordering.stored_metalog import StoredMetalog
+from indilog_ordering.backup import Backup
+from indilog_ordering.primary import Primary
+from indilog_ordering.sequencer import Sequencer
+from indilog_ordering.stored_metalog import StoredMetalog
 from tests.simulation.history import Violation
 
 _SYNCED_WITHIN_S: Final = 10.0

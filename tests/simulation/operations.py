@@ -7,10 +7,10 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from indilog.errors import IndilogError
-from indilog.ids import MAX_SEQNUM
-from indilog.log import Entry, Log, Record
-from indilog.retention import AGE_S_MIN
+from indilog.base.errors import IndilogError
+from indilog.base.ids import MAX_SEQNUM
+from indilog.base.log import Entry, Log, Record
+from indilog.base.retention import AGE_S_MIN
 from indilog.testing.simulation import SimulatedCluster
 from tests.simulation.history import Operation, Seen, seen
 from tests.simulation.sizes import BATCH_HEADER_BYTES, stored_bytes

@@ -41,7 +41,9 @@ class Bug(NamedTuple):
     @property
     def module(self) -> str:
         """The name under which the file is imported."""
-        return self.file.removesuffix(".py").replace("/", ".")
+        folder, _, inner = self.file.removesuffix(".py").partition("/")
+        path = inner if inner.startswith(f"indilog_{folder.removesuffix('_tier')}/") else self.file
+        return path.removesuffix(".py").replace("/", ".")
 
     def planted(self) -> str:
         """Return the source with the bug.
@@ -59,79 +61,79 @@ BUGS: Final = (
     # --- ordering
     Bug(
         "the largest prefix of the replicas is ordered, not the smallest",
-        "ordering/progress.py",
+        "ordering/indilog_ordering/progress.py",
         "reverse=True)[self._ack_quorum - 1]",
         "reverse=True)[0]",
     ),
     Bug(
         "one report is enough for a quorum",
-        "ordering/progress.py",
+        "ordering/indilog_ordering/progress.py",
         "if len(self._stored) < self._ack_quorum:",
         "if not self._stored:",
     ),
     Bug(
         "a restarted primary tells a tail before it knows what was committed",
-        "ordering/primary.py",
+        "ordering/indilog_ordering/primary.py",
         "return self.committed < self._recovered",
         "return self.committed < 0",
     ),
     Bug(
         "an entry counts as ordered only in the next one",
-        "ordering/primary.py",
+        "ordering/indilog_ordering/primary.py",
         "self._cut[shard] = progress\n",
         "self._cut[shard] = progress - 1\n",
     ),
     Bug(
         "a page of entries for the backup that missed some leaves one out",
-        "ordering/primary.py",
+        "ordering/indilog_ordering/primary.py",
         "entries = metalog.page(start, end,",
         "entries = metalog.page(start + 1, end,",
     ),
     Bug(
         "a metalog entry recovered from disk replaces nothing",
-        "ordering/stored_metalog.py",
+        "ordering/indilog_ordering/stored_metalog.py",
         "        if entry.position < length:\n            self._entries.cut_off(entry.position)\n",
         "",
     ),
     Bug(
         "a primary that lost entries goes on with those that it has",
-        "ordering/sequencer.py",
+        "ordering/indilog_ordering/sequencer.py",
         "elif metalog.whole:",
         "elif True:",
     ),
     Bug(
         "a primary that was wiped takes the shortest copy of the metalog",
-        "ordering/rebuild.py",
+        "ordering/indilog_ordering/rebuild.py",
         "return max(self._metalog.extent, *(Extent(a.last, a.length) for a in answers))",
         "return min(Extent(a.last, a.length) for a in answers)",
     ),
     Bug(
         "a wall clock that is a year ahead at a start is believed",
-        "ordering/entry_clock.py",
+        "ordering/indilog_ordering/entry_clock.py",
         "0 <= wall_us - last_us <= gap_s_max * _US",
         "0 <= wall_us - last_us",
     ),
     Bug(
         "the time of entries goes back with the wall clock",
-        "ordering/entry_clock.py",
+        "ordering/indilog_ordering/entry_clock.py",
         "last_us == 0 or 0 <= wall_us - last_us",
         "last_us == 0 or wall_us < last_us or 0 <= wall_us - last_us",
     ),
     Bug(
         "what a storage node reported before it lost its disk counts on",
-        "ordering/primary.py",
+        "ordering/indilog_ordering/primary.py",
         "        self._reports.forget(node)\n",
         "",
     ),
     Bug(
         "a base says of its last entry who proposed its first one",
-        "indilog/metalog.py",
+        "indilog/kernel/metalog.py",
         "last, time_us = entry.epoch, max",
         "last, time_us = self.last or entry.epoch, max",
     ),
     Bug(
         "who asks for entries below the base is sent those behind it",
-        "ordering/primary.py",
+        "ordering/indilog_ordering/primary.py",
         "        if start < self._metalog.base.position:\n"
         "            return [Send(event.sender, MetalogBase(self._metalog.base,"
         " message.request))]\n",
@@ -140,148 +142,148 @@ BUGS: Final = (
     # --- readers of the metalog
     Bug(
         "a reader takes entries for those that follow on, of whichever primary the ones before are",
-        "indilog/lineage.py",
+        "indilog/kernel/lineage.py",
         "        if start == self.position and previous == self._epochs[-1]:\n",
         "        if start <= self.position:\n",
     ),
     # --- storage
     Bug(
         "a record says its writer's time for that of its ordering",
-        "storage/record_reads.py",
+        "storage/indilog_storage/record_reads.py",
         "ordered_us = self._applied.ordered_us(seqnum)",
         "ordered_us = raw.time_us",
     ),
     Bug(
         "a batch that leaves a gap is stored",
-        "storage/appends.py",
+        "storage/indilog_storage/appends.py",
         "        if header.first == shard.written:",
         "        if header.first >= shard.written:",
     ),
     Bug(
         "stored prefixes are never reported again",
-        "storage/appends.py",
+        "storage/indilog_storage/appends.py",
         "if report.due is not None and now >= report.due:",
         "if report.due is None and now < 0:",
     ),
     Bug(
         "the writer of a shard is forgotten by a restart",
-        "storage/recovery.py",
+        "storage/indilog_storage/recovery.py",
         "shard.apply(state)",
         "state.start",
     ),
     Bug(
         "opening a shard keeps what lies beyond",
-        "storage/shard.py",
+        "storage/indilog_storage/shard.py",
         "        self._truncate(state.start)\n",
         "        pass\n",
     ),
     Bug(
         "a read beyond the applied metalog is answered at once",
-        "storage/node.py",
+        "storage/indilog_storage/node.py",
         "ordered = max(message.seqnums) < self._ordering.tail",
         "ordered = max(message.seqnums) < 1 << 62",
     ),
     Bug(
         "a seqnum at the start of a span is looked for in the one before",
-        "storage/shard.py",
+        "storage/indilog_storage/shard.py",
         "bisect_right(self._span_seqnums, seqnum) - 1",
         "bisect_right(self._span_seqnums, seqnum - 1) - 1",
     ),
     Bug(
         "index nodes are told that living records are discarded",
-        "storage/shard.py",
+        "storage/indilog_storage/shard.py",
         "np.array(self._segments[start:stop], np.uint32) == _GONE",
         "np.array(self._segments[start:stop], np.uint32) != _HOLE",
     ),
     # --- index tier and feeds
     Bug(
         "an index node answers whatever it has applied",
-        "index_tier/index_node.py",
+        "index_tier/indilog_index/index_node.py",
         "if lookup.position <= self._feed.position and self._rests",
         "if lookup.position >= 0 and self._rests",
     ),
     Bug(
         "the first answer of an index shard is taken for all",
-        "index_tier/merging.py",
+        "index_tier/indilog_index/merging.py",
         "if len(pending.answered) == len(self._index_shards):",
         "if pending.answered:",
     ),
     Bug(
         "the worst match is taken for the best",
-        "index_tier/merging.py",
+        "index_tier/indilog_index/merging.py",
         "reverse=self.direction is Direction.PREV,",
         "reverse=self.direction is Direction.NEXT,",
     ),
     Bug(
         "the bound itself is left out by the index",
-        "index_tier/tag_index.py",
+        "index_tier/indilog_index/tag_index.py",
         "start = bisect_left(column, bound)",
         "start = bisect_right(column, bound)",
     ),
     Bug(
         "index data is taken before all shards have sent their part",
-        "indilog/index_feed.py",
+        "indilog/roles/index_feed.py",
         "gathering is None or gathering.missing",
         "gathering is None",
     ),
     Bug(
         "an index node that missed data does not fetch it",
-        "index_tier/index_node.py",
+        "index_tier/indilog_index/index_node.py",
         "            effects = self._begin_fetch(end)",
         "            effects = []",
     ),
     Bug(
         "an index node keeps what it has of entries that were replaced",
-        "index_tier/index_node.py",
+        "index_tier/indilog_index/index_node.py",
         "        if (replaced := self._replaced_by(data)) is not None:\n",
         "        if (replaced := self._replaced_by(data)) is not None and replaced < 0:\n",
     ),
     Bug(
         "lost records are said to have no tags",
-        "storage/index_data.py",
+        "storage/indilog_storage/index_data.py",
         "        if taken.lost:\n",
         "        if taken.lost and not taken.counts:\n",
     ),
     Bug(
         "an index node answers across lost records",
-        "index_tier/index_node.py",
+        "index_tier/indilog_index/index_node.py",
         "lost = () if exact else crossed(",
         "lost = () if lookup else crossed(",
     ),
     # --- compute
     Bug(
         "an engine does not hear of trims",
-        "compute/log_floors.py",
+        "compute/indilog_compute/reads/log_floors.py",
         "        for floor in trim.floors:\n            self._ahead",
         "        for floor in ():\n            self._ahead",
     ),
     Bug(
         "a shard is opened at the largest prefix of its replicas",
-        "compute/shard_writer.py",
+        "compute/indilog_compute/shard_writer.py",
         "stored = min(known) if known",
         "stored = max(known) if known",
     ),
     Bug(
         "a shard is opened below what is ordered",
-        "compute/shard_writer.py",
+        "compute/indilog_compute/shard_writer.py",
         "self._next = max(self._cut, stored)",
         "self._next = stored",
     ),
     Bug(
         "a writer whose shard was taken over goes on acknowledging",
-        "compute/shard_writer.py",
+        "compute/indilog_compute/shard_writer.py",
         "return span.writer > self.epoch",
         "return span.writer > 1 << 62",
     ),
     Bug(
         "a batch that was lost is not sent again",
-        "compute/shard_writer.py",
+        "compute/indilog_compute/shard_writer.py",
         "        effects += self._to_all(ShardStoredWanted(self.shard, self.epoch))\n",
         "",
     ),
     Bug(
         "the limit of waiting appends is ignored",
-        "compute/shard_writer.py",
+        "compute/indilog_compute/shard_writer.py",
         "    def add(\n        self, data: bytes, tags: Sequence[TagHash], names: bytes,"
         " waiter: object | None\n    ) -> None:",
         "    def add(\n        self, data: bytes, tags: Sequence[TagHash], names: bytes,"
@@ -289,19 +291,19 @@ BUGS: Final = (
     ),
     Bug(
         "reads are answered before the session's position is applied",
-        "compute/reads.py",
+        "compute/indilog_compute/reads/reads.py",
         "if local is None or operation.position > local.tag_position:",
         "if local is None:",
     ),
     Bug(
         "the local index answers a session that is ahead of it",
-        "compute/engine.py",
+        "compute/indilog_compute/engine.py",
         "if local is not None and position <= local.tag_position and not fresh:",
         "if local is not None and not fresh:",
     ),
     Bug(
         "the tag cache answers one below what it holds",
-        "compute/local_index/tag_rows.py",
+        "compute/indilog_compute/local_index/tag_rows.py",
         "                return Found(*self.minimum)\n            return MISS\n"
         "        index = bisect_left(self.seqnums, bound)",
         "                return Found(*self.minimum)\n            if bound < self.head - 1:\n"
@@ -309,25 +311,25 @@ BUGS: Final = (
     ),
     Bug(
         "the suffix calls its tail written",
-        "compute/local_index/suffix.py",
+        "compute/indilog_compute/local_index/suffix.py",
         "        if bound >= self.tail:\n            return EMPTY\n        return Found(bound",
         "        if bound > self.tail:\n            return EMPTY\n        return Found(bound",
     ),
     Bug(
         "index data wakes nobody who waits for the newest record",
-        "compute/watches.py",
+        "compute/indilog_compute/reads/watches.py",
         "if bound < block.tail]",
         "if bound < block.tail - 1]",
     ),
     Bug(
         "a session does not remember what it has appended",
-        "compute/local_log.py",
+        "compute/indilog_compute/local_log.py",
         "        self._session.position = max(self._session.position, position)\n",
         "        del position\n",
     ),
     Bug(
         "an answer over a link has the position from before the operation",
-        "compute/log_service.py",
+        "compute/indilog_compute/log_service.py",
         "            answer_at = await _done(log, question)\n"
         "            answer = answer_at(session.position)\n",
         "            before = session.position\n"
@@ -336,7 +338,7 @@ BUGS: Final = (
     ),
     Bug(
         "the answer to a batch over a link has the position from before it",
-        "compute/log_service.py",
+        "compute/indilog_compute/log_service.py",
         "            seqnums = tuple(await log.append_batch(entries))\n"
         "            return lambda at: Appended(at, seqnums)\n",
         "            seqnums = tuple(await log.append_batch(entries))\n"
@@ -345,61 +347,61 @@ BUGS: Final = (
     # --- what the platform does beside reads and appends
     Bug(
         "a subscription passes over the record behind a page",
-        "indilog/subscription.py",
+        "indilog/base/subscription.py",
         "                bound = page[-1].seqnum + 1\n",
         "                bound = page[-1].seqnum + 2\n",
     ),
     Bug(
         "a subscription reads ahead from where it was",
-        "indilog/subscription.py",
+        "indilog/base/subscription.py",
         "                bound = page[-1].seqnum + 1\n",
         "                bound = page[0].seqnum + 1\n",
     ),
     Bug(
         "a page of one record is refused when storage sends it",
-        "compute/operation.py",
+        "compute/indilog_compute/reads/operation.py",
         "if self.count > 1 or len(seqnums) > 1:",
         "if self.page or len(seqnums) > 1:",
     ),
     Bug(
         "a batch of exactly the largest size is refused",
-        "compute/local_log.py",
+        "compute/indilog_compute/local_log.py",
         "if size > limits.batch_bytes_max:",
         "if size >= limits.batch_bytes_max:",
     ),
     Bug(
         "a record a little larger than the limit is taken",
-        "indilog/log.py",
+        "indilog/base/log.py",
         "if len(data) > bytes_max:",
         "if len(data) > bytes_max + 1:",
     ),
     Bug(
         "a tag is new as soon as one index shard knows no record",
-        "compute/tag_questions.py",
+        "compute/indilog_compute/reads/tag_questions.py",
         "        if not question.missing:\n            self._end_news",
         "        if question.tags:\n            self._end_news",
     ),
     Bug(
         "a tag is the same one in all logs",
-        "indilog/ids.py",
+        "indilog/base/ids.py",
         'f"{log}\\x1f{name}".encode()',
         'f"{log if not name else None}\\x1f{name}".encode()',
     ),
     Bug(
         "a policy's age counts half",
-        "compute/retention.py",
+        "compute/indilog_compute/retention.py",
         "max(0.0, now - age_s)",
         "max(0.0, now - age_s / 2)",
     ),
     Bug(
         "a policy keeps half of its size",
-        "compute/retention.py",
+        "compute/indilog_compute/retention.py",
         "excess = self._read_bytes - self._size_bytes",
         "excess = self._read_bytes - self._size_bytes // 2",
     ),
     Bug(
         "a policy that replaces another is not enforced",
-        "compute/retention.py",
+        "compute/indilog_compute/retention.py",
         "if kept is None or kept.policy != policy:",
         "if kept is None:",
     ),
@@ -412,7 +414,7 @@ BUGS: Final = (
     ),
     Bug(
         "every message leaves before the sync",
-        "indilog/runtime/outbox.py",
+        "indilog/runtime/transport/outbox.py",
         "self._waiting if message.promises else self._early",
         "self._early",
     ),
@@ -426,25 +428,25 @@ BUGS: Final = (
     ),
     Bug(
         "the disk is not told to sync",
-        "indilog/runtime/journal.py",
+        "indilog/runtime/journal/journal.py",
         "            os.fdatasync(fd)",
         "            fd + 0",
     ),
     Bug(
         "what a restart finds in the page cache is taken for durable",
-        "indilog/runtime/journal.py",
+        "indilog/runtime/journal/journal.py",
         "        write_again(self.files.fd(file.first), again_from, scan.written)\n",
         "",
     ),
     Bug(
         "pages that could not be written are only synced again",
-        "indilog/runtime/segment_scan.py",
+        "indilog/runtime/journal/segment_scan.py",
         "        write_all(fd, [os.pread(fd, min(_CHUNK_BYTES, end - offset), offset)], offset)",
         "        fd += 0",
     ),
     Bug(
         "two syncs of one file overlap, and one of them hears of the error",
-        "indilog/runtime/journal.py",
+        "indilog/runtime/journal/journal.py",
         "        with self._lock:\n            self._check_alive()\n"
         "            if self._frames_flushed > self._frames_synced:\n"
         "                self._sync_active()",
@@ -457,38 +459,38 @@ BUGS: Final = (
     ),
     Bug(
         "a rewritten segment gets its name before it is on the disk",
-        "indilog/runtime/segment_rewrite.py",
+        "indilog/runtime/journal/segment_rewrite.py",
         "        os.fdatasync(self._fd)",
         "        self._fd += 0",
     ),
     Bug(
         "what a rewrite has moved is read at its old place",
-        "indilog/runtime/moved_frames.py",
+        "indilog/runtime/journal/moved_frames.py",
         "        return file, places.offsets[index]",
         "        return file, name.offset",
     ),
     Bug(
         "a live batch is taken for dead when its segment is rewritten",
-        "storage/rewritten.py",
+        "storage/indilog_storage/rewritten.py",
         "    if shard.is_gone(header.first) and shard.is_gone(header.end - 1):",
         "    if header.end <= shard.ordered and floors.highest:",
     ),
     Bug(
         "live records become tombstones with the dead ones",
-        "storage/rewritten.py",
+        "storage/indilog_storage/rewritten.py",
         "    return batch.hollowed(dead.tolist())",
         "    return batch.hollowed([True] * len(dead))",
     ),
     Bug(
         "a damaged frame counts as intact",
-        "indilog/runtime/segment.py",
+        "indilog/runtime/journal/segment.py",
         "        return crc32c(payload) == header.payload_crc",
         "        return True",
     ),
     # --- checkpoints
     Bug(
         "a checkpoint leaves out what was written while it was being made",
-        "indilog/runtime/checkpointing.py",
+        "indilog/runtime/journal/checkpointing.py",
         "self._writing = self._journal.spare.pool.submit(self._write, taken)",
         "place = self._journal.begin_checkpoint()\n"
         "                taken = taken._replace(place=place)\n"
@@ -496,37 +498,37 @@ BUGS: Final = (
     ),
     Bug(
         "a checkpoint is written before what lies before it is durable",
-        "indilog/runtime/checkpointing.py",
+        "indilog/runtime/journal/checkpointing.py",
         "            if self._journal.reached(taken.mark):",
         "            if taken:",
     ),
     Bug(
         "a checkpoint takes entries for committed that are not",
-        "ordering/stored_metalog.py",
+        "ordering/indilog_ordering/stored_metalog.py",
         "        committed = self.committed\n",
         "        self.commit(len(self))\n        committed = self.committed\n",
     ),
     Bug(
         "a damaged checkpoint is an empty state",
-        "indilog/runtime/checkpoint_files.py",
+        "indilog/runtime/journal/checkpoint_files.py",
         'what="its body")\n        return None',
         'what="its body")\n        return Loaded(place, Checkpoint({}, frozenset(), ()))',
     ),
     Bug(
         "a segment behind the checkpoint is rewritten as one before it",
-        "indilog/runtime/rewriting.py",
+        "indilog/runtime/journal/rewriting.py",
         "batches_only=files[-1].last < journal.old.floor",
         "batches_only=files[-1].last > 0",
     ),
     Bug(
         "what was discarded since the checkpoint is forgotten by a restart",
-        "storage/recovery.py",
+        "storage/indilog_storage/recovery.py",
         "shard.discard_all(gone.first, gone.end)",
         "shard.discard_all(gone.first, gone.first)",
     ),
     Bug(
         "an index node believes to have more than its checkpoint gave back",
-        "index_tier/index_node.py",
+        "index_tier/indilog_index/index_node.py",
         "            self._go_on_from(kept.info)\n",
         "            self._go_on_from(kept.info)\n"
         "            self._feed = self._feed_from(kept.info.position + 1)\n",

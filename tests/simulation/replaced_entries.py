@@ -13,17 +13,17 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Final
 
-from index_tier.index_node import IndexNode
-from index_tier.index_store import Search
+from indilog.base.errors import IndilogError
+from indilog.base.ids import NodeId, SeqNum, ShardId, TagHash, tag_hash
 from indilog.client import Client
-from indilog.errors import IndilogError
-from indilog.ids import NodeId, SeqNum, ShardId, TagHash, tag_hash
-from indilog.index_schedule import index_shard_at
-from indilog.messages import Direction
+from indilog.kernel.index_schedule import index_shard_at
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
-from ordering.sequencer import Sequencer
-from storage import StorageNode
-from storage.ordering import Ordering
+from indilog.wire.messages import Direction
+from indilog_index.index_node import IndexNode
+from indilog_index.index_store import Search
+from indilog_ordering.sequencer import Sequencer
+from indilog_storage import StorageNode
+from indilog_storage.ordering import Ordering
 from tests.simulation.history import Violation
 
 _SHARE: Final = 0.5

@@ -7,8 +7,8 @@ import traceback
 from typing import Final
 from unittest.mock import patch
 
-from indilog.errors import IndilogError
-from indilog.runtime import checkpointing
+from indilog.base.errors import IndilogError
+from indilog.runtime.journal import checkpointing
 from indilog.testing.simulation import SimulatedCluster, Stuck, World
 from tests.simulation import arrangement, checkers, faults
 from tests.simulation.aftermath import Aftermath

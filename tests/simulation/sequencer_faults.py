@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from indilog.roles import METALOG_KINDS
-from indilog.runtime.segment_files import segment_files
-from indilog.runtime.segment_scan import Damage, SegmentScan
+from indilog.roles.role import METALOG_KINDS
+from indilog.runtime.journal.segment_files import segment_files
+from indilog.runtime.journal.segment_scan import Damage, SegmentScan
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
 
 _SHARE: Final = 0.4

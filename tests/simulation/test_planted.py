@@ -38,7 +38,7 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 
 def test_only_the_module_of_the_bug_is_changed() -> None:
     finder = Planting(BUGS[0])
-    assert finder.find_spec("ordering.primary", None) is None
+    assert finder.find_spec("indilog_ordering.primary", None) is None
 
 
 def test_the_table_of_caught_bugs_is_read_as_it_was_written() -> None:

@@ -50,7 +50,7 @@ def test_another_seed_is_another_run() -> None:
 
 def test_a_failure_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness notices a promise that is not kept: here a log that finds nothing backwards."""
-    from compute.local_log import LocalLog
+    from indilog_compute.local_log import LocalLog
 
     async def nothing(*_: object, **__: object) -> None:
         return None

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import random
 
-from compute.local_log import LocalLogs
-from indilog.errors import (
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     DataLossError,
     IndilogError,
     TrimmedError,
 )
-from indilog.ids import NodeId
-from indilog.log import Log, LogSource, Session
+from indilog.base.ids import NodeId
+from indilog.base.log import Log, LogSource, Session
 from indilog.testing.simulation import SimulatedCluster, SimulatedProcess
-from tests.link_pair import linked_logs
+from indilog_compute.local_log import LocalLogs
 from tests.simulation.history import Operation
 from tests.simulation.operations import OPERATIONS, Habits
+from tests.support.link_pair import linked_logs
 
 _OVERLAPPING_MAX = 12
 _CALLERS_MAX = 12

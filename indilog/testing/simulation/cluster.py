@@ -17,14 +17,14 @@ from typing import Any, Final, Self, TypeVar
 
 import structlog
 
+from indilog.base.ids import NodeId
 from indilog.client import Client
 from indilog.config import KIB, ClusterConfig, Config, NodeConfig
-from indilog.ids import NodeId
+from indilog.kernel.view import View, view_of
 from indilog.testing.simulation.disk import SimulatedDisk, installed
 from indilog.testing.simulation.network import SimulatedNetwork
 from indilog.testing.simulation.process import SimulatedProcess
 from indilog.testing.simulation.world import World
-from indilog.view import View, view_of
 
 _T = TypeVar("_T")
 

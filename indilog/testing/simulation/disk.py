@@ -385,7 +385,7 @@ class AtOnce:
 @contextmanager
 def installed() -> Generator[DiskCalls]:
     """Let the journal write to simulated disks, and by itself, inside the block."""
-    import indilog.runtime.journal  # noqa: F401 so that it and what it uses are there
+    import indilog.runtime.journal.journal  # noqa: F401 so that it and what it uses are there
 
     calls = DiskCalls()
     stand_ins: dict[object, object] = {os: calls, _pool(): AtOnce, threading: Threading()}

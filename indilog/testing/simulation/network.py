@@ -1,8 +1,9 @@
 """The network between processes: frames are late, lost, repeated, out of order, or cut off.
 
-It keeps what a transport promises (`indilog.runtime.transport`) and nothing more: a frame is never
-changed, and that is all. Frames to one process keep their order unless `reorder` says otherwise.
-A frame that arrives where nothing runs is lost; one that arrives after a restart is taken in.
+It keeps what a transport promises (`indilog.runtime.transport.transport`) and nothing more: a frame
+is never changed, and that is all. Frames to one process keep their order unless `reorder` says
+otherwise. A frame that arrives where nothing runs is lost; one that arrives after a restart is
+taken in.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import dataclasses
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from indilog.ids import NodeId
-from indilog.runtime.transport import OnFrames, TransportCounts
+from indilog.base.ids import NodeId
+from indilog.runtime.transport.transport import OnFrames, TransportCounts
 from indilog.testing.simulation.world import World
 
 if TYPE_CHECKING:

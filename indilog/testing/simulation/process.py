@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from indilog.base.errors import IndilogError
+from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import KIB
-from indilog.errors import IndilogError
-from indilog.ids import Epoch, Instant, NodeId
-from indilog.runtime.assembly import logs_of, retention_of, role_of
-from indilog.runtime.journal import Journal
+from indilog.runtime.cluster.assembly import logs_of, retention_of, role_of
+from indilog.runtime.journal.journal import Journal
 from indilog.runtime.node import Clock, NodeShell
 from indilog.testing.simulation.disk import SimulatedDisk
 from indilog.testing.simulation.network import SimulatedTransport
@@ -157,7 +157,7 @@ class SimulatedProcess:
         return shell
 
     def _journal_lost(self, journal: Journal) -> bool:
-        """What the metadata store tells of a journal (`indilog.runtime.data_directory`)."""
+        """What the metadata store tells of a journal (`indilog.runtime.cluster.data_directory`)."""
         self._lost = self._had_journal and (
             journal.created or (self._lost and journal.holds_nothing())
         )

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from bench import flow_peers
-from bench.flow_install import MissingError, python_in
-from bench.flow_sides import Served, Side, post
-from bench.harness import ROOT, Round, closed_loop
+from bench.sides.flow_install import MissingError, python_in
+from bench.sides.flows import Served, Side, post
+from bench.support.harness import ROOT, Round, closed_loop
 
 NPM = ROOT / "requirements" / "peers-npm"
 

@@ -1,4 +1,4 @@
-"""Claims about how benchmarks measure (`bench.harness`)."""
+"""Claims about how benchmarks measure (`bench.support.harness`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import (
+from bench.support.harness import (
     LATENCIES_KEPT_MAX,
     Report,
     Round,
@@ -105,8 +105,8 @@ def test_raw_samples_are_written_and_bounded(tmp_path: Path) -> None:
 
 BENCHMARK = """
 import argparse, asyncio, time
-from bench.harness import run
-from bench.servers import temporary
+from bench.support.harness import run
+from bench.support.servers import temporary
 
 async def main(asked):
     with temporary("ended") as directory:

@@ -8,8 +8,8 @@ from collections.abc import Awaitable
 
 import pytest
 
-from bench.peer import READ_BACK, Peer
 from bench.peers import merged
+from bench.sides.side import READ_BACK, Peer
 
 
 class Kept(Peer):

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from bokiflow import Flow
 from bokiflow.flow import RETENTION_S
 from bokiflow.workflow import Logs
-from tests.flow_executions import FLOW_LOG
+from tests.support.flow_executions import FLOW_LOG
 
 
 class ShopProcess:

@@ -11,11 +11,11 @@ from contextlib import suppress
 import pytest
 from structlog.testing import capture_logs
 
-from bokiflow import Flow, Startable, State, Workflow, waiting
-from bokiflow.departed import left_by
-from bokiflow.execution import Execution
-from bokiflow.public_call import Stopped
-from bokiflow.records import (
+from bokiflow import Flow, Startable, State, Workflow
+from bokiflow.runs import waiting
+from bokiflow.runs.execution import Execution
+from bokiflow.runs.public_call import Stopped
+from bokiflow.runs.records import (
     EXECUTORS_TAG,
     Dead,
     Decided,
@@ -28,14 +28,15 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
-from bokiflow.suspects import CRASHES_PARKED
-from indilog.errors import AppendOutcomeUnknownError, NotReadyError, OutcomeUnknownError
-from indilog.ids import SeqNum
-from indilog.log import Entry, Log, Session
+from bokiflow.takeover.crash_loops import CRASHES_PARKED
+from bokiflow.takeover.dead_executors import left_by
+from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError, OutcomeUnknownError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log, Session
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
-from tests.flow_executions import FLOW_LOG
-from tests.hooked_log import HookedLogs, Read
+from tests.support.flow_executions import FLOW_LOG
+from tests.support.hooked_log import HookedLogs, Read
 from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio

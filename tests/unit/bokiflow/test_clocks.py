@@ -9,8 +9,9 @@ from contextvars import ContextVar
 
 import pytest
 
-from bokiflow import Startable, Workflow, waiting
-from bokiflow.records import (
+from bokiflow import Startable, Workflow
+from bokiflow.runs import waiting
+from bokiflow.runs.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
     RUNS_TAG,
@@ -22,9 +23,9 @@ from bokiflow.records import (
     executor_record,
     run_tag,
 )
-from bokiflow.suspects import CRASHES_PARKED
+from bokiflow.takeover.crash_loops import CRASHES_PARKED
 from indilog.testing import MemoryLogs
-from tests.flow_executions import FLOW_LOG
+from tests.support.flow_executions import FLOW_LOG
 from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio

@@ -7,15 +7,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bokiflow import Flow, Workflow, waiting
-from bokiflow.public_call import Stopped
-from bokiflow.records import Finished, encoded, run_tag
-from indilog.errors import DataLossError
-from indilog.log import Record
+from bokiflow import Flow, Workflow
+from bokiflow.runs import waiting
+from bokiflow.runs.public_call import Stopped
+from bokiflow.runs.records import Finished, encoded, run_tag
+from indilog.base.errors import DataLossError
+from indilog.base.log import Record
 from indilog.testing import MemoryLogs
-from tests.flow_executions import FLOW_LOG as LOG
-from tests.flow_executions import OneLog, begin, decided, execute, take
-from tests.hooked_log import HookedLog, Read
+from tests.support.flow_executions import FLOW_LOG as LOG
+from tests.support.flow_executions import OneLog, begin, decided, execute, take
+from tests.support.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 

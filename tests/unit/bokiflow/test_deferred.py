@@ -9,11 +9,11 @@ from collections.abc import Iterable
 import pytest
 
 from bokiflow import Flow, Workflow
-from bokiflow.fold import Run
-from bokiflow.records import Decided, run_record
-from bokiflow.run_log import read_run
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import Decided, run_record
+from bokiflow.runs.run_log import read_run
+from indilog.base.ids import UserTag
 from indilog.config import ClusterConfig
-from indilog.ids import UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio

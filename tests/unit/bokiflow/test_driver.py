@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bokiflow import Flow, RunCancelledError, RunFailedError, Startable, State, Workflow
-from bokiflow.records import (
+from bokiflow.runs.records import (
     EXECUTORS_TAG,
     RUNS_TAG,
     Decided,

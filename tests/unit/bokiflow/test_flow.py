@@ -24,12 +24,12 @@ from bokiflow import (
     StepFailedError,
     UnknownRunError,
     Workflow,
-    waiting,
 )
-from bokiflow.errors import ChangedWorkflowError
-from bokiflow.execution import Execution
-from bokiflow.fold import Run
-from bokiflow.records import (
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import ChangedWorkflowError
+from bokiflow.runs.execution import Execution
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import (
     EXECUTORS_TAG,
     CancelAsked,
     Decided,
@@ -38,8 +38,8 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
-from indilog.errors import InvalidArgumentsError, NotReadyError, OverloadedError
-from indilog.log import Log
+from indilog.base.errors import InvalidArgumentsError, NotReadyError, OverloadedError
+from indilog.base.log import Log
 from indilog.testing import MemoryLogs
 
 pytestmark = pytest.mark.asyncio

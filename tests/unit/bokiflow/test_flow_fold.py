@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bokiflow.errors import FlowVersionError
-from bokiflow.executors import HEIR_S, Executors
-from bokiflow.fold import Run, State
-from bokiflow.records import (
+from bokiflow.runs.errors import FlowVersionError
+from bokiflow.runs.fold import Run, State
+from bokiflow.runs.records import (
     Alive,
     CancelAsked,
     Dead,
@@ -23,6 +22,7 @@ from bokiflow.records import (
     executor_record,
     run_record,
 )
+from bokiflow.takeover.executors import HEIR_S, Executors
 
 
 def started(executor: str = "a") -> Started:

@@ -16,9 +16,9 @@ from bokiflow import (
     UnknownRunError,
     Workflow,
 )
-from bokiflow.records import RUNS_TAG, Started, run_record, run_tag
+from bokiflow.runs.records import RUNS_TAG, Started, run_record, run_tag
 from indilog.testing import MemoryLogs
-from tests.damaged_log import DamagedView
+from tests.support.damaged_log import DamagedView
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from bokiflow import Startable, Workflow, departed, waiting
-from bokiflow.departed import left_by
-from bokiflow.open_runs import executors_of_open_runs
-from bokiflow.records import (
+from bokiflow import Startable, Workflow
+from bokiflow.runs import waiting
+from bokiflow.runs.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
     RUNS_TAG,
@@ -25,11 +24,14 @@ from bokiflow.records import (
     run_record,
     run_tag,
 )
-from indilog.errors import AppendOutcomeUnknownError
-from indilog.log import Entry, Log
+from bokiflow.takeover import dead_executors as departed
+from bokiflow.takeover.dead_executors import left_by
+from bokiflow.takeover.open_runs import executors_of_open_runs
+from indilog.base.errors import AppendOutcomeUnknownError
+from indilog.base.log import Entry, Log
 from indilog.testing import MemoryLogs
-from tests.flow_executions import FLOW_LOG
-from tests.hooked_log import HookedLogs, Read
+from tests.support.flow_executions import FLOW_LOG
+from tests.support.hooked_log import HookedLogs, Read
 from tests.unit.bokiflow.processes import ShopProcess
 
 pytestmark = pytest.mark.asyncio

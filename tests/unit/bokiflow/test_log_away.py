@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from bokiflow import Flow, Handle, Startable, State, Workflow, waiting
-from bokiflow.run_log import PATIENCE_TRIES
-from indilog.errors import (
+from bokiflow import Flow, Handle, Startable, State, Workflow
+from bokiflow.runs import waiting
+from bokiflow.runs.run_log import PATIENCE_TRIES
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     DiskFullError,
     IndilogError,
@@ -17,8 +18,8 @@ from indilog.errors import (
     OutcomeUnknownError,
     QuorumUnavailableError,
 )
-from indilog.log import Entry
-from tests.hooked_log import HookedLogs, Read
+from indilog.base.log import Entry
+from tests.support.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
 

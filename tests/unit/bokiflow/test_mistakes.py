@@ -16,9 +16,9 @@ from bokiflow import (
     RunFailedError,
     RunIdInUseError,
     Workflow,
-    waiting,
 )
-from indilog.log import Record
+from bokiflow.runs import waiting
+from indilog.base.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio

@@ -11,17 +11,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from bokiflow import Workflow, children
+from bokiflow import Workflow
 from bokiflow.flow import Startable
-from bokiflow.fold import Run
-from bokiflow.operations import RunningChild
-from bokiflow.public_call import Stopped
-from bokiflow.records import Finished, Origin, Started, encoded, run_record, run_tag
-from bokiflow.run_log import read_run
-from indilog.app import Context
-from indilog.log import Log
+from bokiflow.operations import children
+from bokiflow.operations.operations import RunningChild
+from bokiflow.runs.fold import Run
+from bokiflow.runs.public_call import Stopped
+from bokiflow.runs.records import Finished, Origin, Started, encoded, run_record, run_tag
+from bokiflow.runs.run_log import read_run
+from indilog.apps.app import Context
+from indilog.base.log import Log
 from indilog.testing import MemoryLogs
-from tests.flow_executions import FLOW_LOG, begin, execute, take
+from tests.support.flow_executions import FLOW_LOG, begin, execute, take
 
 pytestmark = pytest.mark.asyncio
 

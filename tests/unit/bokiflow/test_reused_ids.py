@@ -9,12 +9,12 @@ from contextlib import suppress
 import pytest
 
 from bokiflow import Flow, Startable, Workflow
-from bokiflow.records import run_tag
+from bokiflow.runs.records import run_tag
 from bokistore import Store, Transaction
-from indilog.errors import AppendOutcomeUnknownError
-from indilog.log import Entry
+from indilog.base.errors import AppendOutcomeUnknownError
+from indilog.base.log import Entry
 from indilog.testing import MemoryLogs
-from tests.hooked_log import HookedLogs
+from tests.support.hooked_log import HookedLogs
 
 pytestmark = pytest.mark.asyncio
 

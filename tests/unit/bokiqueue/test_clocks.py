@@ -10,7 +10,7 @@ import pytest
 from bokiqueue import Queue, waiting
 from bokiqueue.records import Claim, command_decoded
 from bokiqueue.replica import Replica
-from indilog.ids import UserTag
+from indilog.base.ids import UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio

@@ -6,10 +6,10 @@ import pytest
 
 from bokiqueue import Queue, Replica, checkpoints
 from bokiqueue import replica as replica_module
-from indilog.errors import DataLossError, TrimmedError
-from indilog.ids import SeqNum
+from indilog.base.errors import DataLossError, TrimmedError
+from indilog.base.ids import SeqNum
 from indilog.testing import MemoryLog
-from tests.damaged_log import DamagedLogs
+from tests.support.damaged_log import DamagedLogs
 
 pytestmark = pytest.mark.asyncio
 EVERY = 6

@@ -12,11 +12,11 @@ from bokiqueue import replica as replica_module
 from bokiqueue.contents import Contents
 from bokiqueue.records import Checkpoint, encoded
 from bokiqueue.replica import CHECKPOINT_EVERY, KEPT_BEHIND
+from indilog.base.errors import AppendOutcomeUnknownError, TrimmedError
+from indilog.base.log import Entry
 from indilog.config import ClusterConfig
-from indilog.errors import AppendOutcomeUnknownError, TrimmedError
-from indilog.log import Entry
 from indilog.testing import MemoryLog, MemoryLogs
-from tests.hooked_log import HookedLog, Read
+from tests.support.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 

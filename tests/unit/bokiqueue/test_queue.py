@@ -18,16 +18,16 @@ from bokiqueue import (
     waiting,
 )
 from bokiqueue import replica as replica_module
-from indilog.errors import (
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     NotReadyError,
     QuorumUnavailableError,
     TrimmedError,
 )
-from indilog.ids import UserTag
-from indilog.log import Entry, Log, Record
+from indilog.base.ids import UserTag
+from indilog.base.log import Entry, Log, Record
 from indilog.testing import MemoryLog, MemoryLogs
-from tests.hooked_log import HookedLog, Read
+from tests.support.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from bokiqueue import Queue, Replica
-from indilog.errors import NotReadyError
-from indilog.log import Record
+from indilog.base.errors import NotReadyError
+from indilog.base.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
-from tests.hooked_log import HookedLog, Read
+from tests.support.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 

@@ -9,11 +9,11 @@ import pytest
 
 from bokiqueue import Delivery, Queue
 from bokiqueue.records import Claim, command_decoded
-from indilog.errors import NotReadyError
-from indilog.ids import UserTag
-from indilog.log import READ_RANGE_LIMIT_MAX
+from indilog.base.errors import NotReadyError
+from indilog.base.ids import UserTag
+from indilog.base.log import READ_RANGE_LIMIT_MAX
 from indilog.testing import MemoryLog
-from tests.hooked_log import HookedLog, Read
+from tests.support.hooked_log import HookedLog, Read
 
 pytestmark = pytest.mark.asyncio
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from indilog.ids import MAX_SEQNUM, SeqNum, UserTag
-from indilog.log import Log, Record
+from indilog.base.ids import MAX_SEQNUM, SeqNum, UserTag
+from indilog.base.log import Log, Record
 from indilog.testing.stepper import SteppedLog
 
 

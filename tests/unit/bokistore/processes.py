@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bokistore import Store, ViewCache
-from indilog.log import Log
+from indilog.base.log import Log
 
 
 class Clock:

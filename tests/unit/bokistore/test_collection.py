@@ -12,7 +12,7 @@ import pytest
 import indilog
 from bokistore import ConflictError, Store, checkpoints, collection, decisions
 from bokistore.checkpoints import CHECKPOINT_EVERY, CHECKPOINT_EVERY_SMALL, SMALL_BYTES
-from indilog.errors import TrimmedError
+from indilog.base.errors import TrimmedError
 from indilog.testing import MemoryLog, cluster
 from tests.unit.bokistore.counted_log import CountedLog
 from tests.unit.bokistore.processes import Clock, newcomer

@@ -12,9 +12,9 @@ import asyncio
 import pytest
 
 from bokistore import ConflictError, Replica, Store
-from indilog.errors import TrimmedError
+from indilog.base.errors import TrimmedError
 from indilog.testing import MemoryLog
-from tests.behind_log import Behind
+from tests.support.behind_log import Behind
 from tests.unit.bokistore.processes import newcomer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("small_cells")]

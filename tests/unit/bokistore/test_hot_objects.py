@@ -10,7 +10,7 @@ import pytest
 
 from bokistore import Store, checkpoints, collection, decisions
 from bokistore.checkpoints import CHECKPOINT_EVERY
-from indilog.errors import NotReadyError, TrimmedError
+from indilog.base.errors import NotReadyError, TrimmedError
 from indilog.testing import MemoryLog
 from tests.unit.bokistore.counted_log import CountedLog
 from tests.unit.bokistore.processes import Clock, newcomer

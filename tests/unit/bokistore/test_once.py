@@ -9,8 +9,8 @@ import pytest
 
 from bokistore import ConflictError, DoneBeforeError, InvalidObjectError, Store, Transaction
 from bokistore.replay import Replay
-from indilog.errors import AppendOutcomeUnknownError
-from indilog.ids import SeqNum, UserTag
+from indilog.base.errors import AppendOutcomeUnknownError
+from indilog.base.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 from tests.unit.bokistore.processes import newcomer

@@ -9,10 +9,10 @@ import pytest
 
 from bokistore import MismatchError, Store
 from bokistore.cache import ViewCache
-from indilog.ids import SeqNum
-from indilog.log import Entry, Record
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Record
 from indilog.testing import MemoryLogs
-from tests.hooked_log import HookedLog, Read
+from tests.support.hooked_log import HookedLog, Read
 from tests.unit.bokistore.processes import newcomer
 
 pytestmark = pytest.mark.asyncio

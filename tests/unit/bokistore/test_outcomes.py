@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from bokistore import ConflictError, MismatchError, Replica, Store, Transaction
-from indilog.errors import (
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     IndilogError,
     NotReadyError,
     QuorumUnavailableError,
 )
-from indilog.log import Entry
+from indilog.base.log import Entry
 from indilog.testing import MemoryLog
-from tests.hooked_log import HookedLog, Read
+from tests.support.hooked_log import HookedLog, Read
 from tests.unit.bokistore.processes import newcomer
 
 pytestmark = pytest.mark.asyncio

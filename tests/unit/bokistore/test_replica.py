@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bokistore import InvalidObjectError, Replica, StoreVersionError
-from indilog.errors import DataLossError, TooLargeError, TrimmedError
-from indilog.log import Log
+from indilog.base.errors import DataLossError, TooLargeError, TrimmedError
+from indilog.base.log import Log
 from indilog.testing import MemoryLog, MemoryLogs, cluster
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
-from tests.damaged_log import DamagedLogs
+from tests.support.damaged_log import DamagedLogs
 
 
 class Counters:

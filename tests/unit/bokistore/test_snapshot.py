@@ -15,7 +15,7 @@ from bokistore import (
     Store,
     Transaction,
 )
-from indilog.errors import InvalidTagError
+from indilog.base.errors import InvalidTagError
 from indilog.testing import MemoryLog
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 from tests.unit.bokistore.processes import newcomer

@@ -11,8 +11,8 @@ import pytest
 from bokistore import InvalidObjectError, MismatchError, Store, StoreVersionError
 from bokistore.records import AUX_BYTES_MAX
 from bokistore.replay import AUX_EVERY
+from indilog.base.ids import SeqNum, UserTag
 from indilog.config import ClusterConfig
-from indilog.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.unit.bokistore.counted_log import CountedLog
 from tests.unit.bokistore.processes import newcomer

@@ -10,7 +10,7 @@ import pytest
 
 from bokistore import ConflictError, MismatchError, Store, Transaction, ViewCache
 from bokistore.replay import Replay
-from indilog.errors import TooLargeError
+from indilog.base.errors import TooLargeError
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 from tests.unit.bokistore.processes import newcomer

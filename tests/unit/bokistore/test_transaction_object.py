@@ -12,7 +12,7 @@ import pytest
 from bokistore import Store, TxnObject
 from bokistore.checkpoints import CHECKPOINT_EVERY
 from bokistore.records import aux_decoded, checkpoint_in, command_decoded, view_in
-from indilog.ids import SeqNum, UserTag
+from indilog.base.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog
 from tests.unit.bokistore.processes import newcomer
 

@@ -6,10 +6,12 @@ import dataclasses
 from array import array
 from collections.abc import Sequence
 
-from compute.engine import Engine
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber, tag_columns
 from indilog.config import Config, NodeConfig
-from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber, tag_columns
-from indilog.messages import (
+from indilog.kernel.metalog import NewRecords
+from indilog.kernel.view import view_of
+from indilog.roles.role import Answer, Effect, Received, Send, Started
+from indilog.wire.messages import (
     Direction,
     IndexBlock,
     IndexData,
@@ -20,10 +22,8 @@ from indilog.messages import (
     StoredRecord,
     TailIs,
 )
-from indilog.metalog import NewRecords
-from indilog.roles import Answer, Effect, Received, Send, Started
-from indilog.view import view_of
-from tests.metalog_messages import entries_message
+from indilog_compute.engine import Engine
+from tests.support.metalog_messages import entries_message
 
 ENGINE, PRIMARY = NodeId("engine-0"), NodeId("sequencer-0")
 A, B = NodeId("storage-0"), NodeId("storage-1")

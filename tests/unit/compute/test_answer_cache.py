@@ -7,9 +7,9 @@ import tracemalloc
 
 import pytest
 
-from compute.local_index.answer_cache import AnswerCache
-from compute.local_index.answers import EMPTY, MISS, Found
-from indilog.ids import MAX_SEQNUM, ShardId
+from indilog.base.ids import MAX_SEQNUM, ShardId
+from indilog_compute.local_index.answer_cache import AnswerCache
+from indilog_compute.local_index.answers import EMPTY, MISS, Found
 
 TAG = 77
 TAIL = 100

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from indilog.ids import Epoch, ViewNumber
-from indilog.messages import IndexData, IndexDataWanted, Message, MetalogWanted
-from indilog.metalog import NewRecords
-from tests.metalog_messages import entries_message
+from indilog.base.ids import Epoch, ViewNumber
+from indilog.kernel.metalog import NewRecords
+from indilog.wire.messages import IndexData, IndexDataWanted, Message, MetalogWanted
+from tests.support.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import PRIMARY, SHARD, A, Driver, joined, sends
 
 

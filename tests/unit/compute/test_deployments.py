@@ -7,15 +7,15 @@ import asyncio
 import msgspec
 import pytest
 
-from compute import deployments
-from compute.deployments import APPS_LOG, Deployment, DeploymentLog
-from compute.workers.refusals import unknown_app
+from indilog.base.deployed import FunctionSpec, ScheduleSpec
+from indilog.base.errors import DeployError
+from indilog.base.log import Record
 from indilog.config import ClusterConfig
-from indilog.deployed import FunctionSpec, ScheduleSpec
-from indilog.errors import DeployError
-from indilog.log import Record
 from indilog.testing import MemoryLogs
-from tests.damaged_log import DamagedLogs
+from indilog_compute import deployments
+from indilog_compute.deployments import APPS_LOG, Deployment, DeploymentLog
+from indilog_compute.workers.refusals import unknown_app
+from tests.support.damaged_log import DamagedLogs
 
 pytestmark = pytest.mark.asyncio
 SPEC = FunctionSpec("f", "Words.", {"type": "object"}, {"type": "integer"}, timeout_s=2.0)

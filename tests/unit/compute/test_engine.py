@@ -9,19 +9,21 @@ from itertools import pairwise
 
 import pytest
 
-from compute.engine import Engine
-from compute.operation import PENDING, Answered, Tail
-from indilog.config import Config
-from indilog.errors import (
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     DataLossError,
     NotReadyError,
     OverloadedError,
     QuorumUnavailableError,
 )
-from indilog.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.log import Record
-from indilog.messages import (
+from indilog.base.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId, ViewNumber
+from indilog.base.log import Record
+from indilog.config import Config
+from indilog.kernel.metalog import Floor, NewRecords
+from indilog.kernel.records import RecordBatch
+from indilog.kernel.view import view_of
+from indilog.roles.role import Answer, Appended, Effect, Ignore, Started
+from indilog.wire.messages import (
     AppendBatch,
     Direction,
     IndexData,
@@ -37,12 +39,10 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import Floor, NewRecords
-from indilog.records import RecordBatch
-from indilog.roles import Answer, Appended, Effect, Ignore, Started
-from indilog.tag_messages import TrimWanted
-from indilog.view import view_of
-from tests.metalog_messages import entries_message
+from indilog.wire.tag_messages import TrimWanted
+from indilog_compute.engine import Engine
+from indilog_compute.reads.operation import PENDING, Answered, Tail
+from tests.support.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
     ENGINE,
     JOIN,

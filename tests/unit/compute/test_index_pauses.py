@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from array import array
 
-from compute.local_index.suffix import Suffix
-from compute.local_index.tag_cache import TagCache
-from compute.local_index.tag_rows import Held
-from compute.record_cache import RecordCache
-from indilog.ids import ShardId
-from indilog.messages import ShardTags
-from indilog.metalog import Span
+from indilog.base.ids import ShardId
+from indilog.kernel.metalog import Span
+from indilog.wire.messages import ShardTags
+from indilog_compute.local_index.suffix import Suffix
+from indilog_compute.local_index.tag_cache import TagCache
+from indilog_compute.local_index.tag_rows import Held
+from indilog_compute.reads.record_cache import RecordCache
 
 RECORDS = 200
 ENTRIES_REBUILT_MAX = 2 * 16_384

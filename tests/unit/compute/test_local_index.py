@@ -6,11 +6,11 @@ from array import array
 
 import pytest
 
-from compute.local_index import Empty, Found, LocalIndex, Matches, Miss
+from indilog.base.ids import EMPTY_TAG, ShardId
 from indilog.config import NodeConfig
-from indilog.ids import EMPTY_TAG, ShardId
-from indilog.messages import Direction, ShardTags
-from indilog.metalog import Span
+from indilog.kernel.metalog import Span
+from indilog.wire.messages import Direction, ShardTags
+from indilog_compute.local_index import Empty, Found, LocalIndex, Matches, Miss
 
 TAG = 77
 

@@ -1,4 +1,6 @@
-"""Claims about `compute.local_log` that need no platform: what a session takes from an append."""
+"""Claims about `indilog_compute.local_log` that need no platform: what a session takes from an
+append.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from typing import cast
 
 import pytest
 
-from compute.engine import Engine
-from compute.local_log import LocalLogs
+from indilog.base.ids import Epoch, NodeId, log_tag
+from indilog.base.log import Entry, Session
 from indilog.config import ClusterConfig
-from indilog.ids import Epoch, NodeId, log_tag
-from indilog.log import Entry, Session
-from indilog.messages import IndexBlock, IndexData, ShardTags
 from indilog.runtime.node import NodeShell
+from indilog.wire.messages import IndexBlock, IndexData, ShardTags
+from indilog_compute.engine import Engine
+from indilog_compute.local_log import LocalLogs
 from tests.unit.compute.engine_driver import ENGINE, SHARD, A, joined
 
 pytestmark = pytest.mark.asyncio

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from compute.log_service import LogService
-from indilog.calls import (
+from indilog.link.link import Link
+from indilog.link.link_messages import (
     Answer,
     Failed,
     LogQuestion,
@@ -18,9 +18,9 @@ from indilog.calls import (
     LogTail,
     RecordsFound,
 )
-from indilog.link import Link
 from indilog.testing import MemoryLogs
-from tests.hooked_log import HookedLogs, Read
+from indilog_compute.log_service import LogService
+from tests.support.hooked_log import HookedLogs, Read
 
 pytestmark = pytest.mark.asyncio
 

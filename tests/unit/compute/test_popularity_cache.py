@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from compute.local_index.answers import MISS, Found
-from compute.local_index.popularity_cache import PopularityCache
-from indilog.ids import ShardId
+from indilog.base.ids import ShardId
+from indilog_compute.local_index.answers import MISS, Found
+from indilog_compute.local_index.popularity_cache import PopularityCache
 
 
 def cache_of(entries_max: int, *seqnums: int) -> PopularityCache:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from indilog.base_messages import MetalogBase
-from indilog.errors import AppendOutcomeUnknownError, NotReadyError
-from indilog.ids import Epoch, ViewNumber
-from indilog.messages import (
+from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
+from indilog.base.ids import Epoch, ViewNumber
+from indilog.kernel.metalog import Base, NewRecords
+from indilog.roles.role import Appended, Effect, Ignore, Received, Send
+from indilog.wire.base_messages import MetalogBase
+from indilog.wire.messages import (
     AppendBatch,
     IndexData,
     IndexLookup,
@@ -17,9 +19,7 @@ from indilog.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.metalog import Base, NewRecords
-from indilog.roles import Appended, Effect, Ignore, Received, Send
-from tests.metalog_messages import entries_message
+from tests.support.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import (
     JOIN,
     NAMES,

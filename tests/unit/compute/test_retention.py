@@ -7,15 +7,15 @@ import math
 
 import pytest
 
-from compute.retention import RetentionRounds, SizeMarks
-from compute.retention_service import RetentionService
+from indilog.base.errors import QuorumUnavailableError, TrimmedError
+from indilog.base.log import Log, Record
+from indilog.base.retention import Retention
 from indilog.config import MIB, NodeConfig
-from indilog.errors import QuorumUnavailableError, TrimmedError
-from indilog.log import Log, Record
-from indilog.retention import Retention
-from indilog.retention_log import RETENTION_LOG, PolicyLog
+from indilog.sdk.retention_log import RETENTION_LOG, PolicyLog
 from indilog.testing import MemoryLog, MemoryLogs
-from tests.damaged_log import DamagedLogs
+from indilog_compute.retention import RetentionRounds, SizeMarks
+from indilog_compute.retention_service import RetentionService
+from tests.support.damaged_log import DamagedLogs
 
 pytestmark = pytest.mark.asyncio
 

@@ -6,17 +6,19 @@ import dataclasses
 
 import pytest
 
-from compute.shard_writer import ShardWriter, Takeover
-from indilog.config import Config, NodeConfig
-from indilog.errors import (
+from indilog.base.errors import (
     AppendOutcomeUnknownError,
     DiskFullError,
     NotReadyError,
     OverloadedError,
     SealedError,
 )
-from indilog.ids import Epoch, Instant, NodeId, ShardId, tag_columns
-from indilog.messages import (
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, tag_columns
+from indilog.config import Config, NodeConfig
+from indilog.kernel.metalog import Span
+from indilog.kernel.records import RecordBatch
+from indilog.roles.role import Answer, Effect, Send
+from indilog.wire.messages import (
     AppendBatch,
     ShardClaim,
     ShardClaimed,
@@ -25,9 +27,7 @@ from indilog.messages import (
     ShardStored,
     ShardStoredWanted,
 )
-from indilog.metalog import Span
-from indilog.records import RecordBatch
-from indilog.roles import Answer, Effect, Send
+from indilog_compute.shard_writer import ShardWriter, Takeover
 
 A, B = NodeId("storage-0"), NodeId("storage-1")
 SHARD = ShardId(3)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
-from compute.local_index.suffix import DISTANCE_MAX, Suffix
-from indilog.ids import MAX_SEQNUM, ShardId
-from indilog.metalog import Span
+from indilog.base.ids import MAX_SEQNUM, ShardId
+from indilog.kernel.metalog import Span
+from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
+from indilog_compute.local_index.suffix import DISTANCE_MAX, Suffix
 
 Counts = dict[int, int]
 

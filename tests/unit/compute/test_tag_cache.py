@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
-from compute.local_index.index_parts import malformed
-from compute.local_index.tag_cache import TagCache
-from indilog.ids import MAX_SEQNUM, ShardId
-from indilog.messages import ShardTags
+from indilog.base.ids import MAX_SEQNUM, ShardId
+from indilog.wire.messages import ShardTags
+from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
+from indilog_compute.local_index.index_parts import malformed
+from indilog_compute.local_index.tag_cache import TagCache
 
 LOG = 7
 

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from compute.log_floors import LogFloors
-from compute.operation import PENDING, Answered, Operation
-from indilog.errors import TrimmedError
-from indilog.ids import EMPTY_TAG, Epoch, NodeId, ViewNumber, tag_columns, tag_hash
-from indilog.log import Record
-from indilog.messages import (
+from indilog.base.errors import TrimmedError
+from indilog.base.ids import EMPTY_TAG, Epoch, NodeId, ViewNumber, tag_columns, tag_hash
+from indilog.base.log import Record
+from indilog.kernel.metalog import Floor, Trim
+from indilog.roles.role import Effect
+from indilog.wire.messages import (
     Direction,
     IndexBlock,
     IndexData,
     IndexLookup,
     LookupResult,
 )
-from indilog.metalog import Floor, Trim
-from indilog.roles import Effect
-from tests.metalog_messages import entries_message
+from indilog_compute.reads.log_floors import LogFloors
+from indilog_compute.reads.operation import PENDING, Answered, Operation
+from tests.support.metalog_messages import entries_message
 from tests.unit.compute.engine_driver import LOG, PRIMARY, A, Driver, answers, joined, sends
 
 AGGREGATOR = NodeId("aggregator-0")

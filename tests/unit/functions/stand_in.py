@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from indilog.app import App, Context, Function
-from indilog.log import Session
+from indilog.apps.app import App, Context, Function
+from indilog.base.log import Session
 from indilog.testing import MemoryLogs
 
 
@@ -28,7 +28,7 @@ class Functions:
         self.sent: list[asyncio.Task[bytes]] = []
 
     def context(self, session: Session | None = None) -> Context:
-        """Return a context, which is now that of the task (`indilog.app.current_context`)."""
+        """Return a context, which is now that of the task (`indilog.apps.app.current_context`)."""
         context = Context(self.logs, self, session=session, invocation_id=str(next(self._ids)))
         context.begin()
         return context

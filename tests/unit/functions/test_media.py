@@ -15,8 +15,8 @@ from functions.media import app as media
 from functions.media.load import Media
 from functions.workload.demonstration import demonstrated, show
 from functions.workload.replay import Replay
-from indilog.errors import FunctionFailedError, WorkerCrashedError
-from indilog.log import Session
+from indilog.base.errors import FunctionFailedError, WorkerCrashedError
+from indilog.base.log import Session
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 from tests.unit.functions.stand_in import Functions, serving

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from functions.social import app as social
-from indilog.app import Context
+from indilog.apps.app import Context
 from indilog.testing import MemoryLogs
 from tests.unit.functions.stand_in import Functions
 

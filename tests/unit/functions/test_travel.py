@@ -18,7 +18,7 @@ from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
 from functions.workload.demonstration import demonstrated, show
 from functions.workload.replay import Replay
-from indilog.errors import InvalidArgumentsError
+from indilog.base.errors import InvalidArgumentsError
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 from tests.unit.functions.stand_in import Functions, serving

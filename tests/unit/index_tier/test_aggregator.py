@@ -7,17 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from index_tier.aggregator import Aggregator
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, NodeConfig
-from indilog.ids import Epoch, Instant, NodeId, ShardId
-from indilog.messages import (
-    Direction,
-    IndexAnswer,
-    IndexData,
-    LookupResult,
-    ReadRecords,
-)
-from indilog.roles import (
+from indilog.kernel.view import view_of
+from indilog.roles.role import (
     Effect,
     FrameKind,
     FrameRead,
@@ -28,7 +21,14 @@ from indilog.roles import (
     Send,
     Started,
 )
-from indilog.view import view_of
+from indilog.wire.messages import (
+    Direction,
+    IndexAnswer,
+    IndexData,
+    LookupResult,
+    ReadRecords,
+)
+from indilog_index.aggregator import Aggregator
 
 ENGINE = NodeId("engine-0")
 T0 = Instant(1000.0)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from index_tier.index_node import IndexNode
-from indilog.ids import Epoch, Instant, ShardId
-from indilog.metalog import Floor
-from indilog.roles import Effect, Received, Send
-from indilog.tag_messages import Discarded, DiscardedWanted, TagFloors
+from indilog.base.ids import Epoch, Instant, ShardId
+from indilog.kernel.metalog import Floor
+from indilog.roles.role import Effect, Received, Send
+from indilog.wire.tag_messages import Discarded, DiscardedWanted, TagFloors
+from indilog_index.index_node import IndexNode
 from tests.unit.index_tier.test_index_node import (
     LOG,
     T0,

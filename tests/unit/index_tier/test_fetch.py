@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from index_tier.fetch import Fetch, sources_of
-from indilog.ids import NodeId, ShardId
-from indilog.index_schedule import NO_POSITION, IndexPositions, Stretch
-from indilog.messages import IndexBlock, IndexDataWanted
-from indilog.roles import Send
-from indilog.view import view_of
+from indilog.base.ids import NodeId, ShardId
+from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, Stretch
+from indilog.kernel.view import view_of
+from indilog.roles.role import Send
+from indilog.wire.messages import IndexBlock, IndexDataWanted
+from indilog_index.fetch import Fetch, sources_of
 
 A, B = NodeId("storage-0"), NodeId("storage-1")
 FAR = 10_000

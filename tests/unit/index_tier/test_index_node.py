@@ -8,22 +8,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from index_tier.index_node import IndexNode
+from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, NodeConfig
-from indilog.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, Instant, NodeId, ShardId
-from indilog.index_snapshot import SnapshotOpened
-from indilog.messages import (
-    Direction,
-    IndexAnswer,
-    IndexBlock,
-    IndexData,
-    IndexDataWanted,
-    IndexLookup,
-    LookupResult,
-    ReadRecords,
-    ShardTags,
-)
-from indilog.roles import (
+from indilog.kernel.index_snapshot import SnapshotOpened
+from indilog.kernel.view import view_of
+from indilog.roles.role import (
     Effect,
     FrameKind,
     Ignore,
@@ -35,8 +24,19 @@ from indilog.roles import (
     SnapshotsAnswered,
     Started,
 )
-from indilog.tag_messages import TagFloors
-from indilog.view import view_of
+from indilog.wire.messages import (
+    Direction,
+    IndexAnswer,
+    IndexBlock,
+    IndexData,
+    IndexDataWanted,
+    IndexLookup,
+    LookupResult,
+    ReadRecords,
+    ShardTags,
+)
+from indilog.wire.tag_messages import TagFloors
+from indilog_index.index_node import IndexNode
 
 A, B = NodeId("storage-0"), NodeId("storage-1")
 ENGINE, AGGREGATOR = NodeId("engine-0"), NodeId("aggregator-0")

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from index_tier.index_node import IndexNode
-from indilog.ids import Epoch, Instant
-from indilog.index_schedule import IndexEra
-from indilog.index_snapshot import (
+from indilog.base.ids import Epoch, Instant
+from indilog.kernel.index_schedule import IndexEra
+from indilog.kernel.index_snapshot import (
     OpenSnapshot,
     ReadRows,
     RowGroups,
@@ -24,9 +23,10 @@ from indilog.index_snapshot import (
     SnapshotWritten,
     WriteSnapshot,
 )
-from indilog.messages import IndexData
-from indilog.roles import AskSnapshots, Effect, Received, SnapshotsAnswered, Started
-from indilog.tag_filter import TagFilter
+from indilog.kernel.tag_filter import TagFilter
+from indilog.roles.role import AskSnapshots, Effect, Received, SnapshotsAnswered, Started
+from indilog.wire.messages import IndexData
+from indilog_index.index_node import IndexNode
 from tests.unit.index_tier.test_index_node import (
     EVERYTHING,
     NO_SNAPSHOT,

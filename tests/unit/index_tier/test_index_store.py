@@ -8,13 +8,13 @@ from array import array
 
 import numpy as np
 
-from index_tier.index_store import IndexStore, Search
-from indilog.ids import ShardId
-from indilog.index_schedule import IndexEra
-from indilog.index_snapshot import ReadRows, SnapshotFloors, SnapshotInfo, WriteSnapshot
-from indilog.messages import Direction, ShardTags
-from indilog.metalog import Floor
-from tests.snapshot_disk import SnapshotDisk
+from indilog.base.ids import ShardId
+from indilog.kernel.index_schedule import IndexEra
+from indilog.kernel.index_snapshot import ReadRows, SnapshotFloors, SnapshotInfo, WriteSnapshot
+from indilog.kernel.metalog import Floor
+from indilog.wire.messages import Direction, ShardTags
+from indilog_index.index_store import IndexStore, Search
+from tests.support.snapshot_disk import SnapshotDisk
 
 TAG = 7
 MANY = 10**9

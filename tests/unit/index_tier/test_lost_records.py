@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from index_tier.index_node import IndexNode
-from index_tier.lost_records import nearest
-from indilog.ids import EMPTY_TAG
-from indilog.index_snapshot import WriteSnapshot
-from indilog.lost_ranges import LostRange
-from indilog.messages import Direction, IndexBlock, ReadRecords
-from indilog.metalog import Floor
-from indilog.roles import Received, Send
-from indilog.tag_messages import NO_RECORD, NOT_TOLD
+from indilog.base.ids import EMPTY_TAG
+from indilog.kernel.index_snapshot import WriteSnapshot
+from indilog.kernel.lost_ranges import LostRange
+from indilog.kernel.metalog import Floor
+from indilog.roles.role import Received, Send
+from indilog.wire.messages import Direction, IndexBlock, ReadRecords
+from indilog.wire.tag_messages import NO_RECORD, NOT_TOLD
+from indilog_index.index_node import IndexNode
+from indilog_index.lost_records import nearest
 from tests.unit.index_tier.test_index_node import (
     LOG,
     T0,

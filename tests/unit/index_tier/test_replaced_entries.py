@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from index_tier.index_node import IndexNode
-from indilog.ids import Epoch, Instant
-from indilog.index_snapshot import (
+from indilog.base.ids import Epoch, Instant
+from indilog.kernel.index_snapshot import (
     OpenSnapshot,
     SnapshotOpened,
     WriteSnapshot,
 )
-from indilog.messages import IndexBlock, IndexData, IndexLookup
-from indilog.metalog import Floor
-from indilog.roles import AskSnapshots, Effect, Received, Send, SnapshotsAnswered, Started
-from indilog.tag_messages import TagFloors, TagFloorsWanted
-from tests.snapshot_disk import SnapshotDisk
+from indilog.kernel.metalog import Floor
+from indilog.roles.role import AskSnapshots, Effect, Received, Send, SnapshotsAnswered, Started
+from indilog.wire.messages import IndexBlock, IndexData, IndexLookup
+from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
+from indilog_index.index_node import IndexNode
+from tests.support.snapshot_disk import SnapshotDisk
 from tests.unit.index_tier.test_index_node import (
     LOG,
     NO_SNAPSHOT,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from indilog.ids import Epoch, Instant, NodeId
-from indilog.roles import Effect, Received, Send
-from indilog.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
+from indilog.base.ids import Epoch, Instant, NodeId
+from indilog.roles.role import Effect, Received, Send
+from indilog.wire.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
 from tests.unit.index_tier.test_index_node import (
     ENGINE,
     T0,

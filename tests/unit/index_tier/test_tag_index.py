@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
-from index_tier.tag_index import TagIndex
-from indilog.ids import EMPTY_TAG, MAX_SEQNUM, ShardId
-from indilog.messages import ShardTags
+from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, ShardId
+from indilog.wire.messages import ShardTags
+from indilog_index.tag_index import TagIndex
 
 LOG, OTHER_LOG = 1000, 2000
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from indilog.ids import Epoch, Instant, NodeId
-from indilog.messages import (
+from indilog.base.ids import Epoch, Instant, NodeId
+from indilog.kernel.metalog import Floor
+from indilog.roles.role import Effect, Received, Send
+from indilog.wire.messages import (
     IndexAnswer,
 )
-from indilog.metalog import Floor
-from indilog.roles import Effect, Received, Send
-from indilog.tag_messages import TagFloors, TagFloorsWanted
+from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
 from tests.unit.index_tier.test_index_node import LOG, T0, TAG, A, B, data, index_node, lookup, one
 
 

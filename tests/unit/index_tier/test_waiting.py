@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from index_tier.waiting import WaitingLookup, WaitingLookups
-from indilog.ids import Instant, NodeId
-from indilog.messages import Direction, IndexLookup
-from indilog.tag_messages import TagFirstsWanted
+from indilog.base.ids import Instant, NodeId
+from indilog.wire.messages import Direction, IndexLookup
+from indilog.wire.tag_messages import TagFirstsWanted
+from indilog_index.waiting import WaitingLookup, WaitingLookups
 
 ENGINE, OTHER = NodeId("engine-0"), NodeId("engine-1")
 AGGREGATOR = NodeId("aggregator-0")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from indilog.base.errors import ConfigError
 from indilog.config import ClusterConfig, Config, NodeConfig, config_from
-from indilog.errors import ConfigError
 
 
 def test_the_defaults_agree_with_themselves() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import indilog
-from indilog.access import check_url
-from indilog.calls import Answer, LinkLostError, Question, failed
-from indilog.errors import CallOutcomeUnknownError
+from indilog.base.errors import CallOutcomeUnknownError
+from indilog.link.access import check_url
+from indilog.link.link_messages import Answer, LinkLostError, Question, failed
 from indilog.remote_client import RemoteClient
 
 

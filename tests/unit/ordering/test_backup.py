@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from indilog.base.errors import DataLossError
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config, NodeConfig
-from indilog.errors import DataLossError
-from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.messages import MetalogWanted
-from indilog.metalog import NewRecords, entries_encoded, entry_encoded
-from indilog.roles import (
+from indilog.kernel.metalog import NewRecords, entries_encoded, entry_encoded
+from indilog.kernel.view import view_of
+from indilog.roles.role import (
     Effect,
     FrameKind,
     Ignore,
@@ -21,14 +21,14 @@ from indilog.roles import (
     Send,
     Started,
 )
-from indilog.sequencer_messages import (
+from indilog.wire.messages import MetalogWanted
+from indilog.wire.sequencer_messages import (
     MetalogAppend,
     MetalogCopy,
     MetalogCopyWanted,
     MetalogStored,
 )
-from indilog.view import view_of
-from ordering.sequencer import Sequencer
+from indilog_ordering.sequencer import Sequencer
 
 PRIMARY, BACKUP = NodeId("sequencer-0"), NodeId("sequencer-1")
 NOWHERE = Location(0, 0, 0)

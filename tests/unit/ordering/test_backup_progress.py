@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from indilog.ids import Instant
-from indilog.resend import Resend
-from ordering.backup_progress import BackupProgress
+from indilog.base.ids import Instant
+from indilog.base.resend import Resend
+from indilog_ordering.backup_progress import BackupProgress
 
 
 def streaming(stored: int, sent: int) -> BackupProgress:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.ids import Instant
-from ordering.entry_clock import EntryClock
+from indilog.base.ids import Instant
+from indilog_ordering.entry_clock import EntryClock
 
 DAY_S = 86_400.0
 GAP_S_MAX = 30 * DAY_S

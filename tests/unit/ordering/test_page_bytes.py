@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from indilog.base.ids import MAX_SEQNUM, Epoch, Instant, NodeId, ViewNumber
 from indilog.config import Config, NodeConfig
-from indilog.ids import MAX_SEQNUM, Epoch, Instant, NodeId, ViewNumber
-from indilog.messages import MetalogEntries, MetalogWanted
-from indilog.metalog import TRIM_FLOORS_MAX, Entry, Floor, Trim, entries_encoded, entry_encoded
-from indilog.roles import Effect, FrameKind, Location, Persist, Persisted, Received, Send, Started
-from indilog.sequencer_messages import (
+from indilog.kernel.metalog import (
+    TRIM_FLOORS_MAX,
+    Entry,
+    Floor,
+    Trim,
+    entries_encoded,
+    entry_encoded,
+)
+from indilog.kernel.view import View, view_of
+from indilog.roles.role import (
+    Effect,
+    FrameKind,
+    Location,
+    Persist,
+    Persisted,
+    Received,
+    Send,
+    Started,
+)
+from indilog.wire.messages import MetalogEntries, MetalogWanted
+from indilog.wire.sequencer_messages import (
     MetalogAppend,
     MetalogCopy,
     MetalogCopyWanted,
     MetalogStored,
 )
-from indilog.view import View, view_of
-from ordering.sequencer import Sequencer
-from tests.metalog_messages import entries_message
+from indilog_ordering.sequencer import Sequencer
+from tests.support.metalog_messages import entries_message
 
 PRIMARY, BACKUP = NodeId("sequencer-0"), NodeId("sequencer-1")
 STORAGE = NodeId("storage-0")

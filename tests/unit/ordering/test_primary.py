@@ -7,20 +7,12 @@ from typing import TypeVar
 
 import pytest
 
+from indilog.base.errors import DataDirectoryError
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config, NodeConfig
-from indilog.errors import DataDirectoryError
-from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.messages import (
-    DiskFull,
-    MetalogEntries,
-    MetalogWanted,
-    ShardOpened,
-    ShardProgress,
-    TailIs,
-    TailWanted,
-)
-from indilog.metalog import NewRecords, entry_decoded, entry_encoded
-from indilog.roles import (
+from indilog.kernel.metalog import NewRecords, entry_decoded, entry_encoded
+from indilog.kernel.view import View, view_of
+from indilog.roles.role import (
     Effect,
     FrameKind,
     Ignore,
@@ -32,10 +24,18 @@ from indilog.roles import (
     SpaceChanged,
     Started,
 )
-from indilog.sequencer_messages import MetalogAppend, MetalogStored
-from indilog.view import View, view_of
-from ordering.sequencer import Sequencer
-from tests.metalog_messages import entries_message
+from indilog.wire.messages import (
+    DiskFull,
+    MetalogEntries,
+    MetalogWanted,
+    ShardOpened,
+    ShardProgress,
+    TailIs,
+    TailWanted,
+)
+from indilog.wire.sequencer_messages import MetalogAppend, MetalogStored
+from indilog_ordering.sequencer import Sequencer
+from tests.support.metalog_messages import entries_message
 
 MessageT = TypeVar("MessageT")
 

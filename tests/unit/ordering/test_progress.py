@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.ids import Epoch, NodeId, ShardId
-from indilog.view import View, view_of
-from ordering.progress import Reports, ShardReports
+from indilog.base.ids import Epoch, NodeId, ShardId
+from indilog.kernel.view import View, view_of
+from indilog_ordering.progress import Reports, ShardReports
 
 A, B, C = NodeId("storage-0"), NodeId("storage-1"), NodeId("storage-2")
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from indilog.base.errors import DataLossError
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config, NodeConfig
-from indilog.errors import DataLossError
-from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.lineage import Extent
-from indilog.messages import Message, MetalogEntries, ShardProgress, TailWanted
-from indilog.metalog import NewRecords, entry_encoded
-from indilog.roles import (
+from indilog.kernel.lineage import Extent
+from indilog.kernel.metalog import NewRecords, entry_encoded
+from indilog.kernel.view import view_of
+from indilog.roles.role import (
     Effect,
     FrameKind,
     Ignore,
@@ -24,10 +24,10 @@ from indilog.roles import (
     Send,
     Started,
 )
-from indilog.sequencer_messages import MetalogAppend, MetalogCopy, MetalogCopyWanted
-from indilog.view import view_of
-from ordering.metalog_state import state_decoded
-from ordering.sequencer import Sequencer
+from indilog.wire.messages import Message, MetalogEntries, ShardProgress, TailWanted
+from indilog.wire.sequencer_messages import MetalogAppend, MetalogCopy, MetalogCopyWanted
+from indilog_ordering.metalog_state import state_decoded
+from indilog_ordering.sequencer import Sequencer
 
 PRIMARY, FIRST, SECOND = (NodeId(f"sequencer-{i}") for i in range(3))
 ENGINE = NodeId("engine-0")

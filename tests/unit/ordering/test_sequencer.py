@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.config import Config
-from indilog.ids import Epoch, Instant, NodeId
-from indilog.messages import TailWanted
-from indilog.roles import FrameKind, FrameRead, Location, Received, Role, Send, Started
-from indilog.sequencer_messages import MetalogStored
-from indilog.view import view_of
-from ordering.sequencer import Sequencer
+from indilog.kernel.view import view_of
+from indilog.roles.role import FrameKind, FrameRead, Location, Received, Role, Send, Started
+from indilog.wire.messages import TailWanted
+from indilog.wire.sequencer_messages import MetalogStored
+from indilog_ordering.sequencer import Sequencer
 
 T0 = Instant(1000.0)
 

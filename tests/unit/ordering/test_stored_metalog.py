@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indilog.errors import MalformedFrameError
-from indilog.ids import Epoch, ShardId, ViewNumber
-from indilog.lineage import Extent
-from indilog.metalog import NewRecords, entry_encoded
-from indilog.roles import FrameKind
-from ordering.metalog_state import MetalogState, state_decoded, state_encoded
-from ordering.stored_metalog import StoredMetalog
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, ShardId, ViewNumber
+from indilog.kernel.lineage import Extent
+from indilog.kernel.metalog import NewRecords, entry_encoded
+from indilog.roles.role import FrameKind
+from indilog_ordering.metalog_state import MetalogState, state_decoded, state_encoded
+from indilog_ordering.stored_metalog import StoredMetalog
 
 
 def entry(position: int, *, epoch: int = 1) -> NewRecords:

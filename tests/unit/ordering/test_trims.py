@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId
 from indilog.config import Config, NodeConfig
-from indilog.ids import Epoch, Instant, NodeId, ShardId
-from indilog.messages import (
-    MetalogEntries,
-    MetalogWanted,
-    ShardProgress,
-)
-from indilog.metalog import Entry, Floor, Trim, entry_decoded
-from indilog.roles import (
+from indilog.kernel.metalog import Entry, Floor, Trim, entry_decoded
+from indilog.kernel.view import view_of
+from indilog.roles.role import (
     Effect,
     Event,
     FrameKind,
@@ -22,9 +18,13 @@ from indilog.roles import (
     Send,
     Started,
 )
-from indilog.tag_messages import TrimIs, TrimWanted
-from indilog.view import view_of
-from ordering.sequencer import Sequencer
+from indilog.wire.messages import (
+    MetalogEntries,
+    MetalogWanted,
+    ShardProgress,
+)
+from indilog.wire.tag_messages import TrimIs, TrimWanted
+from indilog_ordering.sequencer import Sequencer
 
 PRIMARY, STORAGE, ENGINE = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
 T0 = Instant(1000.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indilog.runtime.journal import Journal
+from indilog.runtime.journal.journal import Journal
 
 
 @pytest.fixture

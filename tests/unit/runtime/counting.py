@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from indilog.ids import Instant
-from indilog.roles import Effect, Event, FrameKind, Location, Lost
-from indilog.runtime.checkpointing import Checkpointing
-from indilog.runtime.journal import Journal
-from indilog.runtime.recovery import recover
+from indilog.base.ids import Instant
+from indilog.roles.role import Effect, Event, FrameKind, Location, Lost
+from indilog.runtime.journal.checkpointing import Checkpointing
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.recovery import recover
 
 STREAM = 7
 SEGMENT_BYTES = 4096

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from indilog.errors import DataLossError
-from indilog.ids import Epoch, Instant, ShardId
-from indilog.records import BatchBuilder
-from indilog.roles import Effect, Event, FrameKind, Location
-from indilog.runtime.journal import Durability, Journal
-from indilog.runtime.segment_scan import Damage
+from indilog.base.errors import DataLossError
+from indilog.base.ids import Epoch, Instant, ShardId
+from indilog.kernel.records import BatchBuilder
+from indilog.roles.role import Effect, Event, FrameKind, Location
+from indilog.runtime.journal.journal import Durability, Journal
+from indilog.runtime.journal.segment_scan import Damage
 
 SEGMENT_BYTES = 4096
 STREAM = 7

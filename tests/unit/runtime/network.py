@@ -11,10 +11,10 @@ from typing import Final, Generic, TypeVar
 
 import uvloop
 
+from indilog.base.ids import NodeId
 from indilog.config import Config
-from indilog.ids import NodeId
-from indilog.runtime.stream_transport import StreamTransport
-from indilog.runtime.zmq_transport import ZmqTransport
+from indilog.runtime.transport.stream_transport import StreamTransport
+from indilog.runtime.transport.zmq_transport import ZmqTransport
 
 CONFIG: Final = Config()
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

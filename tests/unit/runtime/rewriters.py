@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ShardId
+from indilog.base.telemetry import Metrics
 from indilog.config import NodeConfig
-from indilog.gone_records import gone_decoded
-from indilog.ids import Epoch, Instant, LocalId, NodeId, ShardId
-from indilog.records import BatchBuilder, batch_header
-from indilog.roles import FrameKind, Location
-from indilog.runtime.journal import Journal, stream_of
-from indilog.runtime.rewriting import Rewriting
-from indilog.runtime.segment_scan import Damage
-from indilog.telemetry import Metrics
+from indilog.kernel.records import BatchBuilder, batch_header
+from indilog.kernel.tombstones import gone_decoded
+from indilog.roles.role import FrameKind, Location
+from indilog.runtime.journal.journal import Journal, stream_of
+from indilog.runtime.journal.rewriting import Rewriting
+from indilog.runtime.journal.segment_scan import Damage
 
 NODE = NodeId("storage-0")
 STREAM = stream_of(NODE)

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from indilog.base.ids import Epoch, Instant, NodeId, ViewNumber
 from indilog.config import Config, NodeConfig
-from indilog.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
-from indilog.ids import Epoch, Instant, NodeId, ViewNumber
-from indilog.messages import MetalogWanted
-from indilog.roles import Effect, Event, FrameKind, Location, Persist
+from indilog.kernel.view import view_of
+from indilog.roles.role import Effect, Event, FrameKind, Location, Persist
+from indilog.runtime.journal.old_segments import OldSegments
+from indilog.runtime.journal.open_segments import OpenSegments
 from indilog.runtime.node import NodeShell
-from indilog.runtime.old_segments import OldSegments
-from indilog.runtime.open_segments import OpenSegments
-from indilog.runtime.transport import TransportCounts
-from indilog.view import view_of
+from indilog.runtime.transport.transport import TransportCounts
+from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_decoded, envelope_encoded
+from indilog.wire.messages import MetalogWanted
 
 A, B, AWAY = NodeId("sequencer-0"), NodeId("storage-0"), NodeId("engine-0")
 PERSIST = Persist(FrameKind.METALOG, b"entry", 1)

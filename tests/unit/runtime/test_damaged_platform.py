@@ -12,16 +12,16 @@ import pytest
 
 import indilog.client
 from bokiflow import Flow, Workflow
-from compute.deployments import Deployment, DeploymentLog
-from indilog.calls import error_from, failed
+from indilog.base.errors import DataLossError, TrimmedError
+from indilog.base.log import Log, Record
 from indilog.config import MIB, Config, NodeConfig
-from indilog.errors import DataLossError, TrimmedError
-from indilog.log import Log, Record
-from indilog.roles import FrameKind
-from indilog.runtime.assembly import embedded, status_of
-from indilog.runtime.checkpoint_files import checkpoint_path, checkpoint_places
-from indilog.runtime.segment import segment_path
-from indilog.runtime.segment_scan import Damage, SegmentScan
+from indilog.link.link_messages import error_from, failed
+from indilog.roles.role import FrameKind
+from indilog.runtime.cluster.assembly import embedded, status_of
+from indilog.runtime.journal.checkpoint_files import checkpoint_path, checkpoint_places
+from indilog.runtime.journal.segment import segment_path
+from indilog.runtime.journal.segment_scan import Damage, SegmentScan
+from indilog_compute.deployments import Deployment, DeploymentLog
 from tests.unit.runtime.journals import spoil
 
 CONFIG = Config(node=NodeConfig(segment_bytes=8 * MIB))

@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 import pytest
 
-from indilog.roles import FrameKind
-from indilog.runtime import segment, segment_scan
-from indilog.runtime.journal import Journal
+from indilog.roles.role import FrameKind
+from indilog.runtime.journal import segment, segment_scan
+from indilog.runtime.journal.journal import Journal
 from tests.unit.runtime.journals import (
     SEGMENT_BYTES,
     STREAM,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from indilog.ids import Epoch, ShardId
-from indilog.records import HEADER_BYTES, BatchBuilder, batch_header
-from indilog.roles import FrameKind, Location
-from indilog.runtime import discards, open_segments
-from indilog.runtime.journal import Journal
-from indilog.runtime.segment import mark_gone, punch, segment_path
-from indilog.runtime.segment_scan import Damage
+from indilog.base.ids import Epoch, ShardId
+from indilog.kernel.records import HEADER_BYTES, BatchBuilder, batch_header
+from indilog.roles.role import FrameKind, Location
+from indilog.runtime.journal import discards, open_segments
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.segment import mark_gone, punch, segment_path
+from indilog.runtime.journal.segment_scan import Damage
 
 STREAM = 7
 Recovered = list[tuple[FrameKind, bytes]]

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import pytest
 import structlog.testing
 
-from indilog.errors import AppendOutcomeUnknownError, NotReadyError
-from indilog.ids import Epoch, Instant, NodeId
-from indilog.messages import MetalogWanted
-from indilog.roles import (
+from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError
+from indilog.base.ids import Epoch, Instant, NodeId
+from indilog.roles.role import (
     Answer,
     Appended,
     Effect,
@@ -25,7 +24,8 @@ from indilog.roles import (
     Send,
     Started,
 )
-from indilog.sequencer_messages import MetalogAppend
+from indilog.wire.messages import MetalogWanted
+from indilog.wire.sequencer_messages import MetalogAppend
 from tests.unit.runtime.scripted import (
     AWAY,
     PERSIST,

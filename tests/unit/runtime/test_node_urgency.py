@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from indilog.ids import Instant
-from indilog.messages import MetalogWanted
-from indilog.roles import Answer, Effect, Persisted, Received, Send, Started
+from indilog.base.ids import Instant
+from indilog.roles.role import Answer, Effect, Persisted, Received, Send, Started
+from indilog.wire.messages import MetalogWanted
 from tests.unit.runtime.scripted import PERSIST, A, B, House, Scripted, turns
 
 pytestmark = pytest.mark.asyncio

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from indilog.base.errors import TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log
 from indilog.config import KIB, MIB, ClusterConfig, Config, NodeConfig
-from indilog.errors import TrimmedError
-from indilog.ids import SeqNum
-from indilog.log import Entry, Log
-from indilog.runtime.assembly import embedded
-from indilog.runtime.segment_files import segment_files
+from indilog.runtime.cluster.assembly import embedded
+from indilog.runtime.journal.segment_files import segment_files
 from tests.unit.runtime.test_trim_gives_back import reached
 
 RECORDS, RECORD_BYTES, TAGS = 3000, 700, 10

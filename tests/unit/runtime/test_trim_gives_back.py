@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from index_tier.index_node import IndexNode
+from indilog.base.errors import TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry
 from indilog.config import MIB, ClusterConfig, Config, NodeConfig
-from indilog.errors import TrimmedError
-from indilog.ids import SeqNum
-from indilog.log import Entry
-from indilog.runtime.assembly import Platform, embedded
-from indilog.runtime.segment import segment_path
-from storage.node import StorageNode
+from indilog.runtime.cluster.assembly import Platform, embedded
+from indilog.runtime.journal.segment import segment_path
+from indilog_index.index_node import IndexNode
+from indilog_storage.node import StorageNode
 
 BATCHES, RECORDS, RECORD_BYTES = 40, 100, 2000
 KEPT = 4

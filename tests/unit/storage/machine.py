@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import ClusterConfig, Config, NodeConfig
-from indilog.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.messages import (
-    AppendBatch,
-    Message,
-    MetalogEntries,
-    MetalogWanted,
-    ReadRecords,
-    RecordsRead,
-    ShardClaim,
-    ShardOpen,
-)
-from indilog.metalog import NewRecords
-from indilog.records import HEADER_BYTES, BatchBuilder
-from indilog.roles import (
+from indilog.kernel.metalog import NewRecords
+from indilog.kernel.records import HEADER_BYTES, BatchBuilder
+from indilog.kernel.view import View, view_of
+from indilog.roles.role import (
     Discard,
     Effect,
     Event,
@@ -36,9 +27,18 @@ from indilog.roles import (
     Started,
     Superfluous,
 )
-from indilog.view import View, view_of
-from storage import StorageNode
-from tests.metalog_messages import entries_message, nothing_more
+from indilog.wire.messages import (
+    AppendBatch,
+    Message,
+    MetalogEntries,
+    MetalogWanted,
+    ReadRecords,
+    RecordsRead,
+    ShardClaim,
+    ShardOpen,
+)
+from indilog_storage import StorageNode
+from tests.support.metalog_messages import entries_message, nothing_more
 
 PRIMARY = NodeId("sequencer-0")
 ENGINE = NodeId("engine-0")

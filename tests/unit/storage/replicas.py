@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from indilog.base.ids import Epoch, LocalId, NodeId, ShardId
 from indilog.config import Config
-from indilog.ids import Epoch, LocalId, NodeId, ShardId
-from indilog.messages import (
+from indilog.kernel.view import view_of
+from indilog.roles.role import Location, Send
+from indilog.wire.messages import (
     AppendBatch,
     Message,
     ShardClaim,
     ShardOpen,
 )
-from indilog.roles import Location, Send
-from indilog.view import view_of
-from storage.shard import Shard, ShardState
+from indilog_storage.shard import Shard, ShardState
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,

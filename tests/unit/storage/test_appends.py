@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.ids import Epoch, NodeId, ShardId
-from indilog.messages import (
+from indilog.base.ids import Epoch, NodeId, ShardId
+from indilog.kernel.view import view_of
+from indilog.roles.role import FrameKind
+from indilog.wire.messages import (
     AppendBatch,
     ShardClaim,
     ShardClaimed,
@@ -14,8 +16,6 @@ from indilog.messages import (
     ShardProgress,
     ShardStored,
 )
-from indilog.roles import FrameKind
-from indilog.view import view_of
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.ids import Epoch, NodeId, ShardId, ViewNumber
-from indilog.messages import (
+from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
+from indilog.kernel.metalog import NewRecords, Span
+from indilog.roles.role import FrameKind, Location, Lost, Started
+from indilog.wire.messages import (
     AppendBatch,
     MetalogEntries,
     ShardClaim,
@@ -15,11 +17,9 @@ from indilog.messages import (
     ShardProgress,
     ShardStored,
 )
-from indilog.metalog import NewRecords, Span
-from indilog.roles import FrameKind, Location, Lost, Started
-from storage.batch_reads import DamagedBatch
-from storage.shard import Shard, ShardState
-from tests.metalog_messages import entries_message
+from indilog_storage.batch_reads import DamagedBatch
+from indilog_storage.shard import Shard, ShardState
+from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,

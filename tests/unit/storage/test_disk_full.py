@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from indilog.ids import Epoch
-from indilog.messages import AppendBatch, DiskFull, ShardProgress
-from indilog.roles import FrameKind, SpaceChanged
+from indilog.base.ids import Epoch
+from indilog.roles.role import FrameKind, SpaceChanged
+from indilog.wire.messages import AppendBatch, DiskFull, ShardProgress
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from indilog.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
-from indilog.errors import DataLossError
-from indilog.ids import Epoch, ViewNumber
-from indilog.messages import AppendBatch, IndexDataWanted, MetalogWanted
-from indilog.metalog import Base, Entry, Floor, NewRecords, Trim
-from indilog.tag_messages import TagFloorsWanted
-from tests.metalog_messages import entries_message
+from indilog.base.errors import DataLossError
+from indilog.base.ids import Epoch, ViewNumber
+from indilog.kernel.metalog import Base, Entry, Floor, NewRecords, Trim
+from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
+from indilog.wire.messages import AppendBatch, IndexDataWanted, MetalogWanted
+from indilog.wire.tag_messages import TagFloorsWanted
+from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     INDEX,
     PRIMARY,

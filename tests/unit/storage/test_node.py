@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from indilog.ids import Epoch, NodeId, ShardId
-from indilog.messages import (
+from indilog.base.ids import Epoch, NodeId, ShardId
+from indilog.kernel.view import view_of
+from indilog.roles.role import FrameKind, Send
+from indilog.wire.messages import (
     AppendBatch,
     AuxSet,
     IndexBlock,
@@ -25,9 +27,7 @@ from indilog.messages import (
     ShardTags,
     StoredRecord,
 )
-from indilog.roles import FrameKind, Send
-from indilog.view import view_of
-from tests.metalog_messages import entries_message, nothing_more
+from tests.support.metalog_messages import entries_message, nothing_more
 from tests.unit.storage.machine import (
     ENGINE,
     INDEX,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.ids import Epoch, LocalId, NodeId, ViewNumber
-from indilog.lost_ranges import LostRange
-from indilog.messages import (
+from indilog.base.ids import Epoch, LocalId, NodeId, ViewNumber
+from indilog.kernel.lost_ranges import LostRange
+from indilog.kernel.metalog import Floor, Trim
+from indilog.kernel.view import view_of
+from indilog.roles.role import FrameKind, Location
+from indilog.wire.messages import (
     AppendBatch,
     Batches,
     BatchesWanted,
@@ -21,12 +24,9 @@ from indilog.messages import (
     ShardStored,
     ShardTags,
 )
-from indilog.metalog import Floor, Trim
-from indilog.roles import FrameKind, Location
-from indilog.view import view_of
-from storage.batch_reads import DamagedBatch
-from storage.shard import Shard, ShardState
-from tests.metalog_messages import entries_message
+from indilog_storage.batch_reads import DamagedBatch
+from indilog_storage.shard import Shard, ShardState
+from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
     INDEX,

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.ids import Epoch, ShardId, ViewNumber
-from indilog.messages import (
+from indilog.base.ids import Epoch, ShardId, ViewNumber
+from indilog.kernel.metalog import Floor, NewRecords, Trim
+from indilog.kernel.view import view_of
+from indilog.roles.role import FrameKind
+from indilog.wire.messages import (
     IndexData,
     MetalogEntries,
     MetalogWanted,
     ReadRecords,
     ShardProgress,
 )
-from indilog.metalog import Floor, NewRecords, Trim
-from indilog.roles import FrameKind
-from indilog.tag_messages import TagFloors
-from indilog.view import view_of
-from tests.metalog_messages import entries_message
+from indilog.wire.tag_messages import TagFloors
+from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
     PRIMARY,

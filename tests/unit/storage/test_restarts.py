@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from indilog.errors import DataLossError
-from indilog.roles import FrameKind
+from indilog.base.errors import DataLossError
+from indilog.roles.role import FrameKind
 from tests.unit.storage.machine import (
     PRIMARY,
     Machine,

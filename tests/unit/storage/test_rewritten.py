@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from indilog.gone_records import gone_decoded, gone_encoded, gone_of
-from indilog.ids import NodeId
-from indilog.messages import Batches, BatchesWanted, IndexData, IndexDataWanted
-from indilog.records import RecordBatch, batch_header
-from indilog.roles import FrameKind, Location
+from indilog.base.ids import NodeId
+from indilog.kernel.records import RecordBatch, batch_header
+from indilog.kernel.tombstones import gone_decoded, gone_encoded, gone_of
+from indilog.roles.role import FrameKind, Location
+from indilog.wire.messages import Batches, BatchesWanted, IndexData, IndexDataWanted
 from tests.unit.storage.machine import (
     INDEX,
     PRIMARY,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from indilog.ids import Epoch, ShardId
-from indilog.messages import AppendBatch, BatchesWanted
-from indilog.roles import FrameKind
-from indilog.view import view_of
+from indilog.base.ids import Epoch, ShardId
+from indilog.kernel.view import view_of
+from indilog.roles.role import FrameKind
+from indilog.wire.messages import AppendBatch, BatchesWanted
 from tests.unit.storage.machine import (
     PRIMARY,
     SHARD,

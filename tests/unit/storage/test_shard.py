@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from indilog.ids import ShardId
-from indilog.roles import Location
-from storage import shard as module
-from storage.batch_reads import DamagedBatch
-from storage.shard import Shard
+from indilog.base.ids import ShardId
+from indilog.roles.role import Location
+from indilog_storage import shard as module
+from indilog_storage.batch_reads import DamagedBatch
+from indilog_storage.shard import Shard
 
 RECORDS = 2
 """Of each batch."""

@@ -7,8 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from indilog.ids import Epoch, Instant, NodeId, ViewNumber
-from indilog.messages import (
+from indilog.base.ids import Epoch, Instant, NodeId, ViewNumber
+from indilog.kernel.metalog import Floor, Trim
+from indilog.kernel.records import HEADER_BYTES
+from indilog.kernel.view import view_of
+from indilog.roles.role import FrameKind
+from indilog.wire.messages import (
     IndexBlock,
     IndexData,
     IndexDataWanted,
@@ -17,13 +21,9 @@ from indilog.messages import (
     ReadRecords,
     RecordsRead,
 )
-from indilog.metalog import Floor, Trim
-from indilog.records import HEADER_BYTES
-from indilog.roles import FrameKind
-from indilog.tag_messages import Discarded, DiscardedWanted, TagFloors, TagFloorsWanted
-from indilog.view import view_of
-from storage.batch_reads import DamagedBatch
-from tests.metalog_messages import entries_message
+from indilog.wire.tag_messages import Discarded, DiscardedWanted, TagFloors, TagFloorsWanted
+from indilog_storage.batch_reads import DamagedBatch
+from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
     INDEX,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import indilog.testing
-from indilog.app import Context
+from indilog.apps.app import Context
+from indilog.base.errors import InvalidTagError
+from indilog.base.log import check_log_name
 from indilog.client import Client
-from indilog.errors import InvalidTagError
-from indilog.log import check_log_name
 from indilog.testing import MemoryLog, MemoryLogs, cluster
 
 

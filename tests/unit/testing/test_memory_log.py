@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from indilog.base.errors import TooLargeError
+from indilog.base.log import Entry, Session
 from indilog.config import ClusterConfig
-from indilog.errors import TooLargeError
-from indilog.log import Entry, Session
 from indilog.testing import MemoryLog, MemoryLogs
 
 pytestmark = pytest.mark.asyncio

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from indilog.event import Event
+from indilog.sdk.event import Event
 from indilog.testing import MemoryLog
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
 

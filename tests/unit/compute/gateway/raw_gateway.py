@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 
-from compute.gateway import GatewayServer, create_gateway
-from compute.workers.host import FunctionHost
-from indilog.calls import Returned
 from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.link.link_messages import Returned
 from indilog.testing import MemoryLogs
+from indilog_compute.gateway import GatewayServer, create_gateway
+from indilog_compute.workers.host import FunctionHost
 
 
 class RecordedCall:

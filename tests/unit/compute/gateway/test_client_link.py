@@ -7,10 +7,10 @@ import itertools
 
 import pytest
 
-from compute.gateway.client_link import take_in
-from indilog.calls import Cancel
-from indilog.frames import frame_written
-from indilog.link import Link
+from indilog.link.frames import frame_written
+from indilog.link.link import Link
+from indilog.link.link_messages import Cancel
+from indilog_compute.gateway.client_link import take_in
 
 pytestmark = pytest.mark.asyncio
 

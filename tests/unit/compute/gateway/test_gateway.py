@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from compute.gateway import create_gateway
-from compute.workers.host import FunctionHost
 from indilog.config import ClusterConfig, Config, NodeConfig
 from indilog.testing import MemoryLogs
+from indilog_compute.gateway import create_gateway
+from indilog_compute.workers.host import FunctionHost
 
 pytestmark = pytest.mark.asyncio
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from compute.gateway.credentials import Credentials
-from compute.gateway.figures import GatewayFigures
-from compute.gateway.guard import Guard
+from indilog_compute.gateway.credentials import Credentials
+from indilog_compute.gateway.figures import GatewayFigures
+from indilog_compute.gateway.guard import Guard
 
 TOKEN = "t" * 43
 JSON = {"content-type": "application/json"}

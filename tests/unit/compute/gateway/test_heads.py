@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from indilog.errors import TrimmedError
+from indilog.base.errors import TrimmedError
 from tests.unit.compute.gateway.raw_gateway import RawGateway, raw_gateway
 
 pytestmark = pytest.mark.asyncio

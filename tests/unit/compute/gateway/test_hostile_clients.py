@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import websockets
 
-from compute.gateway import protocol
 from indilog.config import KIB, MIB
+from indilog_compute.gateway import protocol
 from tests.unit.compute.gateway.raw_gateway import RawGateway, head, raw_gateway
 
 pytestmark = pytest.mark.asyncio
@@ -298,8 +298,8 @@ async def test_a_large_batch_is_refused_before_it_is_decoded(
     def collects_all(*_: object, **__: object) -> None:
         pytest.fail("all faults of a large body are collected")
 
-    monkeypatch.setattr("compute.gateway.requests.json_in", collects_all)
-    monkeypatch.setattr("compute.gateway.values.RecordBody.entry", collects_all)
+    monkeypatch.setattr("indilog_compute.gateway.requests.json_in", collects_all)
+    monkeypatch.setattr("indilog_compute.gateway.values.RecordBody.entry", collects_all)
     async with raw_gateway(tmp_path) as gateway:
         answer = await gateway.http.post("/logs/orders/records", content=body)
         assert answer.status_code == status

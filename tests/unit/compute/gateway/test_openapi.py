@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compute.gateway.openapi import described
-from indilog.deployed import AppInfo, FunctionSpec
+from indilog.base.deployed import AppInfo, FunctionSpec
+from indilog_compute.gateway.openapi import described
 
 
 def test_functions_of_two_apps_with_types_of_one_name_stay_apart() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compute.gateway.problems import problem_of
-from indilog.errors import FunctionFailedError, NotReadyError
+from indilog.base.errors import FunctionFailedError, NotReadyError
+from indilog_compute.gateway.problems import problem_of
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from compute.gateway.readiness import PROBE_LOG, AppendProbe
-from indilog.errors import DiskFullError, NotReadyError
-from indilog.log import Entry, Log, Session
+from indilog.base.errors import DiskFullError, NotReadyError
+from indilog.base.log import Entry, Log, Session
 from indilog.testing import MemoryLogs
-from tests.hooked_log import HookedLog
+from indilog_compute.gateway.readiness import PROBE_LOG, AppendProbe
+from tests.support.hooked_log import HookedLog
 
 pytestmark = pytest.mark.asyncio
 

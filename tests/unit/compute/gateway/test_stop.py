@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from compute.gateway import create_gateway
-from compute.gateway.app import Gateway
-from compute.workers.host import FunctionHost
+from indilog.base.log import Session
 from indilog.config import Config, NodeConfig
-from indilog.log import Session
 from indilog.testing import MemoryLog, MemoryLogs
+from indilog_compute.gateway import create_gateway
+from indilog_compute.gateway.app import Gateway
+from indilog_compute.workers.host import FunctionHost
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,14 +12,14 @@ import pytest_asyncio
 from fastapi import FastAPI, Request
 from starlette.types import Receive, Scope, Send
 
-from compute.gateway.clients import SHARE
-from compute.gateway.page_text import RecordLimits
-from compute.gateway.problems import problem_of
-from compute.gateway.records import LogRoutes, records_router
-from indilog.byte_budget import ByteBudget
+from indilog.base.errors import TrimmedError
 from indilog.config import ClusterConfig, Config
-from indilog.errors import TrimmedError
+from indilog.link.byte_budget import ByteBudget
 from indilog.testing import MemoryLogs
+from indilog_compute.gateway.clients import SHARE
+from indilog_compute.gateway.page_text import RecordLimits
+from indilog_compute.gateway.problems import problem_of
+from indilog_compute.gateway.records import LogRoutes, records_router
 
 pytestmark = pytest.mark.asyncio
 BEGAN = 1_700_000_000.0

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from compute.invocations.arrivals import Arrivals
-from compute.invocations.records import Ended
-from indilog.errors import OverloadedError
+from indilog.base.errors import OverloadedError
+from indilog_compute.invocations.outcome_waiters import Arrivals
+from indilog_compute.invocations.records import Ended
 
 pytestmark = pytest.mark.asyncio
 OVER = Ended("node#1", "i", 0, b"1")

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from compute.invocations.checkpoint import checkpoint_parts
-from compute.invocations.executor import (
+from indilog.config import NodeConfig
+from indilog_compute.invocations.checkpoint import checkpoint_parts
+from indilog_compute.invocations.executor import (
     CLAIMS_MAX,
     Abandon,
     Action,
@@ -18,8 +19,8 @@ from compute.invocations.executor import (
     Now,
     WriteCheckpoint,
 )
-from compute.invocations.fold import Fold, FoldLimits
-from compute.invocations.records import (
+from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     Accepted,
     Alive,
@@ -30,8 +31,7 @@ from compute.invocations.records import (
     GivenUp,
     stream_of,
 )
-from compute.invocations.scheduling import Schedules
-from indilog.config import NodeConfig
+from indilog_compute.invocations.scheduling import Schedules
 
 LIMITS = FoldLimits(1e6, 100, 100, 1000, 1.0, 4.0)
 LEASE_S = 6.0

@@ -7,9 +7,9 @@ import itertools
 import msgspec
 import pytest
 
-from compute.invocations.checkpoint import Invocation, checkpoint_parts, newest_checkpoint
-from compute.invocations.fold import Fold, FoldLimits
-from compute.invocations.records import (
+from indilog_compute.invocations.checkpoint import Invocation, checkpoint_parts, newest_checkpoint
+from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.records import (
     EXECUTORS_TAG,
     STREAMS,
     Accepted,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compute.invocations.keys import kept_with_key
-from indilog.calls import Failed, Returned, error_from, failed
-from indilog.errors import FunctionFailedError
+from indilog.base.errors import FunctionFailedError
+from indilog.link.link_messages import Failed, Returned, error_from, failed
+from indilog_compute.invocations.keys import kept_with_key
 
 
 def gave_up(message: str, *, temporary: bool) -> Failed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compute.invocations.notices import Notices
+from indilog_compute.invocations.notices import Notices
 
 
 def test_a_fault_that_lasts_is_told_ever_more_rarely_but_once_a_minute() -> None:

@@ -7,12 +7,12 @@ import itertools
 import msgspec
 import pytest
 
-from compute.invocations.checkpoint import Found
-from compute.invocations.fold import Fold, FoldLimits
-from compute.invocations.records import Accepted, Ended
-from compute.invocations.scheduling import Scheduled, Schedules
+from indilog.base.deployed import CatchUp, ScheduleSpec
 from indilog.config import NodeConfig
-from indilog.deployed import CatchUp, ScheduleSpec
+from indilog_compute.invocations.checkpoint import Found
+from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.records import Accepted, Ended
+from indilog_compute.invocations.scheduling import Scheduled, Schedules
 
 MINUTE = 60.0
 START = 1000 * MINUTE

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from compute.deployments import Deployment
-from compute.invocations.notices import Notices
-from compute.workers.applications import Applications
-from compute.workers.call import Deployed
-from compute.workers.host import limits_of
+from indilog.base.errors import AppNameTakenError, DeployError, NotReadyError, UnknownFunctionError
 from indilog.config import Config, NodeConfig
-from indilog.errors import AppNameTakenError, DeployError, NotReadyError, UnknownFunctionError
+from indilog.link.worker_messages import Load, Loaded
 from indilog.testing import MemoryLogs
-from indilog.worker_messages import Load, Loaded
+from indilog_compute.deployments import Deployment
+from indilog_compute.invocations.notices import Notices
+from indilog_compute.workers.applications import Applications
+from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.host import limits_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -31,7 +31,7 @@ def applications_of(logs: MemoryLogs, directory: Path) -> Applications:
 
 @pytest.fixture
 def applications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Applications:
-    monkeypatch.setattr("compute.workers.applications._FOLLOW_AGAIN_S", 0.001)
+    monkeypatch.setattr("indilog_compute.workers.applications._FOLLOW_AGAIN_S", 0.001)
     return applications_of(MemoryLogs(), tmp_path)
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from compute.workers.dispatch import Dispatcher, Shares
-from indilog.errors import NotReadyError, OverloadedError
+from indilog.base.errors import NotReadyError, OverloadedError
+from indilog_compute.workers.dispatch import Dispatcher, Shares
 
 
 class Call(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compute.workers.environment import environment_of_worker
 from indilog.config import NodeConfig
+from indilog_compute.workers.environment import environment_of_worker
 
 
 def test_a_worker_gets_what_it_needs_and_what_a_setting_names() -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from compute.deployments import Deployment
-from compute.workers.call import Deployed
-from compute.workers.host import FunctionHost
-from indilog.calls import Returned
+from indilog.base.deployed import ScheduleSpec
+from indilog.base.errors import DeployError, OverloadedError, UnknownFunctionError
 from indilog.config import Config, NodeConfig
-from indilog.deployed import ScheduleSpec
-from indilog.errors import DeployError, OverloadedError, UnknownFunctionError
+from indilog.link.link_messages import Returned
 from indilog.runtime import descriptors
 from indilog.testing import MemoryLogs
+from indilog_compute.deployments import Deployment
+from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.host import FunctionHost
 
 pytestmark = pytest.mark.asyncio
 

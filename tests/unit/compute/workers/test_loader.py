@@ -12,11 +12,11 @@ from typing import NoReturn
 
 import pytest
 
-from compute.workers.loader import Loaded, load
-from indilog.errors import DeployError, DiskFullError
+from indilog.base.errors import DeployError, DiskFullError
+from indilog_compute.workers.loader import Loaded, load
 
 _numbers = itertools.count(10_000)
-HEAD = "from indilog.app import App\napp = App('demo')\n"
+HEAD = "from indilog.apps.app import App\napp = App('demo')\n"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from compute.workers.output import LINE_BYTES_MAX, FunctionOutput, OutputLines, output_of
+from indilog_compute.workers.output import LINE_BYTES_MAX, FunctionOutput, OutputLines, output_of
 
 
 def logged(*chunks: bytes, lines_per_s_max: int = 100, bytes_per_s_max: int = 1 << 20) -> list[Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compute.deployments import Deployment
-from compute.workers.call import Deployed
-from compute.workers.retries import Retries
+from indilog_compute.deployments import Deployment
+from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.retries import Retries
 
 
 def deployed(number: int) -> Deployed:

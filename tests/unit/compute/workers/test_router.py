@@ -8,18 +8,27 @@ from typing import Any, cast
 
 import pytest
 
-from compute.deployments import Deployment
-from compute.workers.call import Call, Deployed
-from compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
-from compute.workers.process import WorkerProcess
-from compute.workers.router import CallRouter
-from indilog.calls import Cancel, Done, Failed, Greeting, Question, Returned, RevokedError, failed
+from indilog.base.deployed import FunctionSpec
+from indilog.base.errors import InvalidArgumentsError, NotReadyError, OverloadedError
 from indilog.config import NodeConfig
-from indilog.deployed import FunctionSpec
-from indilog.errors import InvalidArgumentsError, NotReadyError, OverloadedError
-from indilog.link import Link
-from indilog.worker_messages import CheckArguments, Invoke, Ping
-from tests.link_pair import link_pair
+from indilog.link.link import Link
+from indilog.link.link_messages import (
+    Cancel,
+    Done,
+    Failed,
+    Greeting,
+    Question,
+    Returned,
+    RevokedError,
+    failed,
+)
+from indilog.link.worker_messages import CheckArguments, Invoke, Ping
+from indilog_compute.deployments import Deployment
+from indilog_compute.workers.call import Call, Deployed
+from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
+from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.router import CallRouter
+from tests.support.link_pair import link_pair
 
 pytestmark = pytest.mark.asyncio
 

@@ -13,10 +13,8 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from compute.log_service import LogService
-from compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
-from compute.workers.runner import Runner
-from indilog.calls import (
+from indilog.link.link import Link
+from indilog.link.link_messages import (
     LINK_VERSION,
     Answer,
     CallFunction,
@@ -29,17 +27,19 @@ from indilog.calls import (
     Returned,
     Welcome,
 )
-from indilog.link import Link
+from indilog.link.worker_messages import Invoke, Load, Loaded, Ping, ThreadsLeft, Unload
 from indilog.testing import MemoryLogs
-from indilog.worker_messages import Invoke, Load, Loaded, Ping, ThreadsLeft, Unload
-from tests.link_pair import LIMITS, link_pair
+from indilog_compute.log_service import LogService
+from indilog_compute.workers.claims import NodeClaims, WorkerClaims, claims_memory
+from indilog_compute.workers.runner import Runner
+from tests.support.link_pair import LIMITS, link_pair
 
 pytestmark = pytest.mark.asyncio
 _numbers = itertools.count(50_000)
 SOURCE = """
 import asyncio, threading
-from indilog.app import App, Context
-from indilog.errors import NotReadyError, UnknownFunctionError
+from indilog.apps.app import App, Context
+from indilog.base.errors import NotReadyError, UnknownFunctionError
 
 app = App("demo")
 

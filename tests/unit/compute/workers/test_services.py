@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 
-from compute.workers import services
-from compute.workers.loader import Loaded
-from compute.workers.services import RunningServices
-from indilog.app import SERVICES_MAX, App, Context, Service
-from indilog.deployed import ServiceState
+from indilog.apps.app import SERVICES_MAX, App, Context, Service
+from indilog.base.deployed import ServiceState
+from indilog.link.worker_messages import ServicesTold
 from indilog.testing import MemoryLogs
-from indilog.worker_messages import ServicesTold
+from indilog_compute.workers import services
+from indilog_compute.workers.loader import Loaded
+from indilog_compute.workers.services import RunningServices
 
 
 class Worker:

@@ -8,10 +8,9 @@ from typing import cast
 
 import pytest
 
-from compute.positions import Positions
-from compute.workers.host import FunctionHost
-from compute.workers.serving import LinkServer
-from indilog.calls import (
+from indilog.base.log import LogSource
+from indilog.link.link import Link
+from indilog.link.link_messages import (
     Answer,
     CallFunction,
     DeployApp,
@@ -25,10 +24,11 @@ from indilog.calls import (
     SendFunction,
     UndeployApp,
 )
-from indilog.link import Link
-from indilog.log import LogSource
 from indilog.testing import MemoryLogs
-from tests.link_pair import link_pair
+from indilog_compute.positions import Positions
+from indilog_compute.workers.host import FunctionHost
+from indilog_compute.workers.serving import LinkServer
+from tests.support.link_pair import link_pair
 
 pytestmark = pytest.mark.asyncio
 KEYED = CallFunction("app.f", b"{}", 0, 0, "k")

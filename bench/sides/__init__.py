@@ -1,0 +1,1 @@
+"""The systems that benchmarks compare: their servers, clients and applications."""

@@ -1,0 +1,120 @@
+"""Installs what `bench.flow_peers` compares with, when it is missing, into a directory of its own.
+
+Python packages by `requirements/peers.lock` into a virtual environment, npm packages by
+`requirements/peers-npm/package-lock.json`; nothing whose hash is not written there, and no npm
+package's install script runs. What cannot be installed is told, and the comparison goes on without.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from bench.support.harness import ROOT
+
+INSTALL_S_MAX: Final = 600.0
+_LOCK: Final = ROOT / "requirements" / "peers.lock"
+_NPM: Final = ROOT / "requirements" / "peers-npm"
+_SAID_CHARS: Final = 160
+
+
+class MissingError(Exception):
+    """Something cannot be installed; the message is one sentence that says what and why."""
+
+
+def default_directory() -> Path:
+    """Return where peers are kept if nobody says otherwise: in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "indilog-bench-peers"
+
+
+def python_in(directory: Path) -> Path:
+    """Return the interpreter of an environment that has the peers' Python packages.
+
+    Raises:
+        MissingError: it cannot be made.
+    """
+    environment = directory / "python"
+    python, wanted = environment / "bin" / "python", _hash_of(_LOCK)
+    if not _is_made(environment, wanted):
+        _say(f"Installing the packages of {_LOCK.name} into {environment} ...")
+        shutil.rmtree(environment, ignore_errors=True)
+        _run("Python's venv", [sys.executable, "-m", "venv", str(environment)])
+        install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run("pip", [str(python), *install, "--require-hashes", "-r", str(_LOCK)])
+        _made(environment, wanted)
+    return python
+
+
+def npm_in(directory: Path) -> Path:
+    """Return a folder whose `node_modules` has the peers' npm packages; errors as `python_in`."""
+    folder, wanted = directory / "npm", _hash_of(_NPM / "package-lock.json")
+    if not _is_made(folder, wanted):
+        if shutil.which("npm") is None:
+            raise MissingError("npm is missing; install it (Debian: apt-get install npm).")
+        _say(f"Installing the packages of {_NPM.name} into {folder} ...")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(_NPM, folder)
+        _run("npm", ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
+        _made(folder, wanted)
+    return folder
+
+
+def restate_server_in(directory: Path) -> Path:
+    """Return Restate's server; errors as `python_in`."""
+    packages = npm_in(directory) / "node_modules" / "@restatedev"
+    found = sorted(packages.glob("restate-server-*/bin/restate-server"))
+    if not found:
+        raise MissingError("Restate's npm package has no server for this machine.")
+    return found[0]
+
+
+def node_in(directory: Path) -> Path:
+    """Return the Node interpreter that the SDK asks for; errors as `python_in`."""
+    found = sorted((npm_in(directory) / "node_modules").glob("node-linux-*/bin/node"))
+    if not found:
+        raise MissingError("npm has no Node interpreter for this machine.")
+    return found[0]
+
+
+def _run(what: str, command: Sequence[str], cwd: Path | None = None) -> None:
+    environment = os.environ | {"SCARF_ANALYTICS": "false", "DO_NOT_TRACK": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=INSTALL_S_MAX, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MissingError(f"{what} did not finish: {error}"[:_SAID_CHARS]) from error
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise MissingError(f"{what} failed: {' '.join(last)}"[:_SAID_CHARS])
+
+
+def _hash_of(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
+
+
+def _is_made(folder: Path, wanted: str) -> bool:
+    stamp = folder / "made-from"
+    return stamp.exists() and stamp.read_text() == wanted
+
+
+def _made(folder: Path, wanted: str) -> None:
+    (folder / "made-from").write_text(wanted)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def said(*command: str | Path) -> str:
+    """Return what a program prints, its version for instance."""
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip()

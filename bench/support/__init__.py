@@ -1,0 +1,1 @@
+"""What benchmarks share: measuring, platforms to measure, tables, published figures."""

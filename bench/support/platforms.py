@@ -1,0 +1,139 @@
+"""How benchmarks get a log: embedded in this process, or over the tiers as separate processes.
+
+With processes, every role but the engines runs in a process of its own, and this process is all
+compute nodes: the callers stand where functions stand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from indilog.base.ids import NodeId
+from indilog.base.log import Log, Session
+from indilog.base.telemetry import configure_logging
+from indilog.config import Config, config_from
+from indilog.runtime.cluster.assembly import embedded, joined, logs_of
+from indilog.runtime.cluster.node_process import node_running
+from indilog.runtime.cluster.supervisor import supervised
+from indilog_compute.local_log import LocalLogs
+
+Status: TypeAlias = dict[str, dict[str, int]]
+"""Entries, bytes, hits and misses of each part of the local index, and of the record cache."""
+
+PROCESSES: Mapping[str, Any] = {"sequencers": 3, "storage_nodes": 1, "replicas": 1}
+"""What is compared with one process: the metalog on three, the records on one, as embedded."""
+
+
+class Usage(NamedTuple):
+    """What a process has used."""
+
+    cpu_s: float
+    resident_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """A platform under test, seen from its compute node."""
+
+    logs: tuple[Log, ...]
+    """The same log, through each compute node."""
+    config: Config
+    status: Callable[[], Status]
+    """Summed over the compute nodes."""
+    usage: Callable[[], dict[str, Usage]]
+    """Of each process."""
+
+    @property
+    def log(self) -> Log:
+        """The log, through the first compute node."""
+        return self.logs[0]
+
+    def hit_ratio(self, before: Status, part: str) -> float | None:
+        """Return which share of the lookups since `before` a part answered; None: it had none."""
+        now = self.status()
+        hits = now[part]["hits"] - before[part]["hits"]
+        asked = hits + now[part]["misses"] - before[part]["misses"]
+        return hits / asked if asked else None
+
+
+def configured(path: str | Path, *, processes: bool = False, **settings: dict[str, Any]) -> Config:
+    """Return the defaults with some settings changed (`node={...}`, `cluster={...}`), in `path`."""
+    node = {**settings.get("node", {}), "data_dir": Path(path)}
+    cluster = {**(PROCESSES if processes else {}), **settings.get("cluster", {})}
+    return config_from(overrides={"cluster": cluster, "node": node})
+
+
+@asynccontextmanager
+async def running(config: Config, *, processes: bool = False) -> AsyncIterator[Bench]:
+    """Run a platform; give one log of it."""
+    configure_logging("console", "warning")
+    async with _processes(config) if processes else _embedded(config) as bench:
+        yield bench
+
+
+@asynccontextmanager
+async def _embedded(config: Config) -> AsyncIterator[Bench]:
+    async with embedded(config) as platform:
+        yield _bench_of(tuple(platform.engines.values()), config, {})
+
+
+@asynccontextmanager
+async def _processes(config: Config) -> AsyncIterator[Bench]:
+    names = [NodeId(f"engine-{number}") for number in range(config.cluster.engines)]
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(supervised(config, left_out=names))
+        metadata = cluster.metadata_address
+        engines = [await stack.enter_async_context(_engine(name, metadata)) for name in names]
+        pids = {name: process.pid for name, process in cluster.processes.items()}
+        yield _bench_of(
+            tuple(engines), config, {name: pid for name, pid in pids.items() if pid is not None}
+        )
+
+
+@asynccontextmanager
+async def joined_as(node: NodeId, metadata: str) -> AsyncIterator[Log]:
+    """Make this process the compute node `node` of a cluster; give one of its logs."""
+    async with _engine(node, metadata) as logs:
+        yield logs.log("bench", Session())
+
+
+@asynccontextmanager
+async def _engine(node: NodeId, metadata: str) -> AsyncIterator[LocalLogs]:
+    async with node_running(node, metadata, _raise) as running:
+        logs = logs_of(running.shell, node, running.start.config)
+        assert logs is not None, "it is an engine"
+        await joined(logs)
+        yield logs
+
+
+def _bench_of(engines: tuple[LocalLogs, ...], config: Config, pids: Mapping[NodeId, int]) -> Bench:
+    everybody = {NodeId("this process"): os.getpid(), **pids}
+    return Bench(
+        logs=tuple(logs.log("bench", Session()) for logs in engines),
+        config=config,
+        status=lambda: _summed([logs.engine.status() for logs in engines]),
+        usage=lambda: {str(name): _usage_of(pid) for name, pid in everybody.items()},
+    )
+
+
+def _summed(statuses: list[Status]) -> Status:
+    return {
+        part: {figure: sum(status[part][figure] for status in statuses) for figure in figures}
+        for part, figures in statuses[0].items()
+    }
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _usage_of(pid: int) -> Usage:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    return Usage(ticks / os.sysconf("SC_CLK_TCK"), resident)

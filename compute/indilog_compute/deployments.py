@@ -1,0 +1,266 @@
+"""What is deployed, as records of the reserved log `$apps`: so it survives a restart, and reaches
+other nodes.
+
+Each deployment is one record tagged with the application's name; the newest record of a name wins,
+on every compute node that reads the log.
+The sources are in the record, so a node needs nothing but the log. That an application is
+undeployed is such a record, too, without sources and functions: it keeps the version of the one
+before, and frees the name for any owner.
+
+A record carries what its application's earlier records amount to, so they are trimmed as soon as
+it is read (`collect`): a start reads one record for each application, and for each of the
+`UNDEPLOYED_KEPT` that were undeployed last. When two nodes deploy at once, the later record does
+not carry what the earlier one says; then nothing is trimmed before the next deployment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from indilog.base.deployed import AppInfo, FunctionSpec, ScheduleSpec
+from indilog.base.errors import DataLossError, DeployError, TooLargeError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log, LogSource, Record, Session
+from indilog.sdk.losses import Losses
+
+APPS_LOG: Final = "$apps"
+UNDEPLOYED_KEPT: Final = 1_000
+"""Undeployed applications that are remembered; of others not even the version is known."""
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """One deployment of an application, or the end of it, as it stands in the log.
+
+    Attributes:
+        follows: the seqnum of the application's newest record when this one was appended; None: it
+            had none. `version` and `since` are what holds after that one.
+        since: of each of `schedules`, `Placed.since`; None: when this record was ordered.
+    """
+
+    name: str
+    version: int
+    owner: str
+    sources: dict[str, str]
+    functions: tuple[FunctionSpec, ...]
+    services: tuple[str, ...] = ()
+    schedules: tuple[ScheduleSpec, ...] = ()
+    is_undeployed: bool = False
+    follows: SeqNum | None = None
+    since: tuple[float | None, ...] = ()
+
+    def undeployed(self) -> Deployment:
+        """Return what says that it is deployed no more."""
+        return Deployment(
+            name=self.name,
+            version=self.version,
+            owner=self.owner,
+            sources={},
+            functions=(),
+            is_undeployed=True,
+        )
+
+    @property
+    def info(self) -> AppInfo:
+        """What callers may know of it."""
+        return AppInfo(
+            self.name, self.version, self.owner, self.functions, self.services, self.schedules
+        )
+
+
+class Placed(NamedTuple):
+    """A deployment, its place in the log, and when it was recorded (seconds since 1970).
+
+    `since`: of each of its schedules, whatever its `catch_up`, when the first deployment was
+    ordered of those up to this one that all have it; seconds since 1970 by the log's time. `time`:
+    when it was made, by the wall clock of the process that made it, for people. `is_whole`: who
+    reads this record alone, without those before it, comes to the same.
+    """
+
+    seqnum: SeqNum
+    deployment: Deployment
+    since: Mapping[ScheduleSpec, float]
+    time: float
+    is_whole: bool
+
+
+class DeploymentLog:
+    """The deployments in a log source.
+
+    Attributes:
+        newest: of each application, by name, among the records read so far (`catch_up`); it may say
+            that the application is undeployed.
+        lost: of applications whose newest deployment is lost by damage, what reading it raised;
+            deploying one again mends it.
+        losses: where deployments may be lost of which not even the name is known.
+    """
+
+    def __init__(self, logs: LogSource) -> None:
+        self._log: Log = logs.log(APPS_LOG, Session())
+        self._bound: SeqNum = 0
+        self.newest: dict[str, Placed] = {}
+        self.lost: dict[str, DataLossError] = {}
+        self.losses = Losses(
+            "deployments", "Applications deployed there are missing or old: deploy them again."
+        )
+        self._superseded: set[str] = set()
+        """Applications with records below their newest one that were read and not trimmed."""
+
+    async def append(self, deployment: Deployment) -> SeqNum:
+        """Record a deployment and return its place; it survives a crash then.
+
+        It carries what the records of its application amount to, as far as they are read.
+
+        Raises:
+            DeployError: its sources exceed the limit of a record.
+        """
+        data = msgspec.json.encode(_following(self.newest.get(deployment.name), deployment))
+        try:
+            return await self._log.append(data, tags=[deployment.name])
+        except TooLargeError as error:
+            raise DeployError(
+                f"The sources of {deployment.name} are {error.size:,} bytes, the limit is "
+                f"{error.limit:,}; leave data files out."
+            ) from error
+
+    async def until_more(self, wait_s: float) -> None:
+        """Wait up to `wait_s` for a record that `catch_up` has not read."""
+        try:
+            await self._log.read_next(bound=self._bound, wait=wait_s)
+        except DataLossError:
+            return  # `catch_up` names it
+
+    async def catch_up(self, *, fresh: bool = False) -> None:
+        """Read what was recorded since, into `newest`; `fresh`: by anybody, up to now.
+
+        Whoever reads the same records comes to the same result, whatever was deployed at the same
+        time on several compute nodes: the first owner of a name keeps it, versions count up.
+        """
+        while True:
+            try:
+                page = await self._log.read_range(bound=self._bound, fresh=fresh)
+            except DataLossError as error:
+                self._bound = self.losses.read_on_after(error, self._bound)
+                self._lose(error)
+                continue
+            if not page:
+                return
+            fresh = False
+            for record in page:
+                try:
+                    deployment = msgspec.json.decode(record.data, type=Deployment)
+                except msgspec.DecodeError as error:
+                    structlog.get_logger().error(
+                        "deployment not understood", seqnum=record.seqnum, reason=str(error)
+                    )
+                    continue
+                self._take(record, deployment)
+            self._bound = max(self._bound, page[-1].seqnum + 1)
+
+    def _lose(self, error: DataLossError) -> None:
+        """Take note that the newest deployment of an application is lost, if its name is known."""
+        for name in map(str, error.tags):
+            self.newest.pop(name, None)
+            self.lost[name] = DataLossError(
+                f"The newest deployment of app {name} is lost by damage at seqnum {error.seqnum}; "
+                "deploy it again.",
+                seqnum=error.seqnum,
+                next_seqnum=error.next_seqnum,
+                tags=error.tags,
+            )
+
+    def _take(self, record: Record, deployment: Deployment) -> None:
+        name, follows = deployment.name, deployment.follows
+        before = self.newest.get(name)
+        if before is not None and before.seqnum >= record.seqnum:
+            return
+        if before is not None:
+            self._superseded.add(name)
+        if before is not None and (follows is None or before.seqnum >= follows):
+            taken = _placed_after(before, record, deployment)
+        elif deployment.is_undeployed and follows is None:
+            return  # there was nothing
+        else:
+            taken = _placed_alone(record, deployment)
+        if taken is not None:
+            self.lost.pop(name, None)
+            self.newest[name] = taken
+
+    async def collect(self) -> None:
+        """Trim the records that no start needs, of those that were read; harmless at any time.
+
+        Raises:
+            QuorumUnavailableError: it was not confirmed; what is left is trimmed by the next call.
+        """
+        for name in sorted(self._superseded):
+            if (placed := self.newest.get(name)) is not None and placed.is_whole:
+                await self._log.trim(placed.seqnum, tag=name)
+                self._superseded.discard(name)
+        gone = [p for p in self.newest.values() if p.deployment.is_undeployed]
+        for placed in sorted(gone, key=_seqnum)[: max(0, len(gone) - UNDEPLOYED_KEPT)]:
+            await self._log.trim(placed.seqnum + 1, tag=placed.deployment.name)
+            del self.newest[placed.deployment.name]
+            self._superseded.discard(placed.deployment.name)
+
+
+def _following(before: Placed | None, deployment: Deployment) -> Deployment:
+    """Return a deployment with what it is to carry of `before`."""
+    if before is None:
+        return deployment
+    return msgspec.structs.replace(
+        deployment,
+        version=_version_after(before, deployment),
+        follows=before.seqnum,
+        since=tuple(_earlier(before).get(_times(spec)) for spec in deployment.schedules),
+    )
+
+
+def _placed_alone(record: Record, deployment: Deployment) -> Placed:
+    """Place a deployment before which nothing is, or nothing is left."""
+    since = {
+        spec: record.ordered_at if at is None else at
+        for spec, at in zip_longest(deployment.schedules, deployment.since)
+        if spec is not None
+    }
+    return Placed(record.seqnum, deployment, since, record.time, is_whole=True)
+
+
+def _placed_after(before: Placed, record: Record, deployment: Deployment) -> Placed | None:
+    """Place a deployment; None: it does not count after `before`."""
+    is_there = not before.deployment.is_undeployed
+    if (deployment.is_undeployed and not is_there) or (
+        is_there and before.deployment.owner != deployment.owner
+    ):
+        return None
+    alone = _placed_alone(record, deployment)
+    version, earlier = _version_after(before, deployment), _earlier(before)
+    since = {spec: earlier.get(_times(spec), record.ordered_at) for spec in deployment.schedules}
+    return alone._replace(
+        deployment=msgspec.structs.replace(deployment, version=version),
+        since=since,
+        is_whole=(version, since) == (deployment.version, alone.since)
+        and deployment.follows is not None,
+    )
+
+
+def _version_after(before: Placed, deployment: Deployment) -> int:
+    if deployment.is_undeployed:
+        return before.deployment.version
+    return max(deployment.version, before.deployment.version + 1)
+
+
+def _earlier(before: Placed) -> dict[ScheduleSpec, float]:
+    return {_times(spec): at for spec, at in before.since.items()}
+
+
+def _seqnum(placed: Placed) -> SeqNum:
+    return placed.seqnum
+
+
+def _times(spec: ScheduleSpec) -> ScheduleSpec:
+    """Return what two schedules have in common that are the same but for what is caught up."""
+    return msgspec.structs.replace(spec, catch_up="last")

@@ -1,0 +1,574 @@
+"""The engine: the compute node's role between functions and the log (ARCHITECTURE 8-10, thesis 5).
+
+It appends to its shard (`ShardWriter`), applies type-O data (metalog entries) to its Suffix and
+resolves appends with it, applies type-S data (index data) to its Tag Cache, answers reads from the
+local index and the record cache, and asks the index tier and storage for the rest (`Reads`).
+
+Callers in this process use direct methods, which put work into the open batch or answer on the
+spot; they end with a `wake` of the shell, and outcomes come as `Appended` and `Answer` effects. Two
+positions matter: `position` (metalog applied: what exists, and where) and `tag_position` (index
+data applied too: what tag reads may be answered from), which follows it. An engine starts at the
+primary's committed position: it knows nothing of the log below, and needs not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NoReturn, assert_never
+
+from indilog.base.errors import NotReadyError
+from indilog.base.ids import (
+    EMPTY_TAG,
+    Epoch,
+    Instant,
+    MetalogPosition,
+    NodeId,
+    SeqNum,
+    TagHash,
+)
+from indilog.base.log import Record
+from indilog.base.resend import Resend
+from indilog.config import Config
+from indilog.kernel.metalog import Entry, MetalogReplay, Span, Trim
+from indilog.kernel.view import Views, replicas_of
+from indilog.roles.index_feed import IndexFeed
+from indilog.roles.role import (
+    Answer,
+    Effect,
+    Event,
+    FrameKind,
+    FrameRead,
+    Ignore,
+    Location,
+    Persisted,
+    Received,
+    Send,
+    SnapshotsAnswered,
+    SpaceChanged,
+    Started,
+)
+from indilog.wire.base_messages import MetalogBase
+from indilog.wire.messages import (
+    AuxSet,
+    Direction,
+    DiskFull,
+    IndexData,
+    LookupResult,
+    MetalogEntries,
+    RecordsRead,
+    ShardClaimed,
+    ShardOpened,
+    ShardStored,
+    TailIs,
+    TailWanted,
+)
+from indilog.wire.tag_messages import TagFirsts, TrimIs
+from indilog.wire.time_messages import TimeFound
+from indilog_compute.catch_up import CatchUp
+from indilog_compute.local_index import LocalIndex
+from indilog_compute.reads.local_reads import LocalReads
+from indilog_compute.reads.log_floors import LogFloors
+from indilog_compute.reads.operation import PENDING, Operation, Pending, Stage
+from indilog_compute.reads.reads import Reads
+from indilog_compute.reads.record_cache import RecordCache
+from indilog_compute.reads.time_lookups import TimeLookups
+from indilog_compute.reads.watches import ReadyWaiters, Watches
+from indilog_compute.shard_writer import ShardWriter, Takeover, acknowledgements
+from indilog_compute.trims import Trims
+
+_NEVER: Final = Instant(math.inf)
+_REQUESTS_PER_EPOCH: Final = 1 << 32
+"""Requests are numbered from `epoch` times this: answers to an earlier life find nothing."""
+
+
+class Engine:
+    """One compute node's role.
+
+    Attributes:
+        times: finds seqnums by time, for callers in this process.
+        watches: who waits for index data; answered once some may have brought a record.
+    """
+
+    def __init__(self, node: NodeId, views: Views, config: Config) -> None:
+        self._node = node
+        self._views = views
+        self._config = config
+        self._extended = config.node.local_index == "extended"
+        self._begin()
+        self.times = TimeLookups(views, config.node)
+        self.trims = Trims(views[-1].primary, config.node)
+        self._writer: ShardWriter | None = None
+        self.watches = Watches(config.node.lookups_pending_max)
+        self._outbox: list[Effect] = []
+        self._upkeep_at, self._watches_known = Instant(0.0), 0
+        self._ready_waiters = ReadyWaiters(config.node.lookups_pending_max)
+        self._join = Resend(config.node.resend_s, config.node.resend_s_max)
+        self._join_request = 0
+        resend = Resend(config.node.resend_s, config.node.resend_s_max)
+        self._catch_up = CatchUp(views, resend)
+
+    def _begin(self) -> None:
+        """Have nothing of the log, and wait to join."""
+        node = self._config.node
+        self._cache = RecordCache(
+            node.record_cache_bytes_max, aux_bytes_max=node.aux_cache_bytes_max
+        )
+        self._floors = LogFloors(node.log_floors_max)
+        self._local_reads = LocalReads(self._cache, self._floors)
+        self._reads = Reads(self._node, self._views, self._config, self._cache, self._floors)
+        self._replay = MetalogReplay()
+        self._local: LocalIndex | None = None
+        self._feed = self._feed_from(0)
+
+    # --- what callers in this process use
+
+    @property
+    def ready(self) -> bool:
+        """Whether the node has joined: reads are answered, and appends if it has a shard."""
+        return self._local is not None and (
+            self._writer is None or self._writer.takeover is Takeover.OPEN
+        )
+
+    @property
+    def position(self) -> MetalogPosition:
+        """How many metalog entries are applied."""
+        return self._replay.position
+
+    @property
+    def tag_position(self) -> MetalogPosition:
+        """How many of them with their index data: what a local read reflects."""
+        return self._local.tag_position if self._local is not None else 0
+
+    @property
+    def tail(self) -> SeqNum:
+        """The first seqnum not known to be written; may lag behind the primary's."""
+        return self._replay.tail
+
+    def append(self, data: bytes, tags: Sequence[TagHash], names: bytes, waiter: object) -> None:
+        """Put a record into the open batch; `Appended` tells the waiter its seqnum.
+
+        Raises:
+            OverloadedError, SealedError: as `ShardWriter.add`.
+            NotReadyError: this node has no shard.
+        """
+        (self._writer or self._without_shard()).add(data, tags, names, waiter)
+        if self._extended:
+            self._reads.questions.appended(tags)
+
+    def append_batch(
+        self, records: Sequence[tuple[bytes, Sequence[TagHash], bytes]], waiter: object
+    ) -> None:
+        """Put records, all or none, into a batch of their own; the waiter gets the first seqnum.
+
+        Raises: as `append`.
+        """
+        (self._writer or self._without_shard()).add_batch(records, waiter)
+        if self._extended:
+            self._reads.questions.appended(tag for _, tags, _ in records for tag in tags)
+
+    def _without_shard(self) -> NoReturn:
+        raise NotReadyError("This compute node has no shard to append to (yet).")
+
+    def read(
+        self,
+        direction: Direction,
+        tag: TagHash,
+        bound: SeqNum,
+        position: MetalogPosition,
+        waiter: object,
+        log_names: bytes | None = None,
+        *,
+        log: TagHash = 0,
+        fresh: bool = False,
+    ) -> Record | Pending | None:
+        """Read the next or previous record with `tag`; the hot path of every read.
+
+        `log` is the tag of the log that is read, whose floor holds for all its tags.
+        Returns the record or None (proven) as of `tag_position`, or `PENDING`: then the waiter gets
+        an `Answered`. A `fresh` read reflects all that was committed when it came.
+
+        Raises:
+            OverloadedError: too many reads wait already. TrimmedError: see `Log`.
+        """
+        local = self._local
+        if local is not None and position <= local.tag_position and not fresh:
+            answer = self._local_reads.answer(local, direction, tag, log, bound)
+            if answer is not PENDING:
+                return answer
+        args = (direction, tag, bound, position, waiter)
+        self._reads.start(Operation(*args, log=log, log_names=log_names, fresh=fresh))
+        return PENDING
+
+    def read_page(
+        self,
+        tag: TagHash,
+        bound: SeqNum,
+        position: MetalogPosition,
+        limit: int,
+        waiter: object,
+        *,
+        log: TagHash = 0,
+        fresh: bool = False,
+    ) -> None:
+        """Read the first records with `tag` from `bound` on; the waiter gets `Answered(list)`.
+
+        Raises:
+            OverloadedError: too many reads wait already.
+        """
+        args = (Direction.NEXT, tag, bound, position, waiter)
+        self._reads.start(Operation(*args, count=limit, page=True, log=log, fresh=fresh))
+
+    def read_tail(self, waiter: object) -> None:
+        """Ask the primary where the log ends; the waiter gets `Answered(Tail)`.
+
+        Raises:
+            OverloadedError: too many reads wait already.
+        """
+        operation = Operation(Direction.NEXT, EMPTY_TAG, 0, 0, waiter)
+        operation.stage = Stage.TAIL
+        self._reads.start(operation)
+
+    def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep aux data beside a record, here and with the replicas, as far as there is room."""
+        self._cache.set_aux(seqnum, aux)
+        if self._local is not None and (shard := self._local.shard_of(seqnum)) is not None:
+            message = AuxSet(shard, seqnum, aux)
+            self._outbox += [Send(r, message) for r in replicas_of(self._views, shard)]
+
+    def when_ready(self, waiter: object) -> None:
+        """Answer the waiter once this node has joined; raises as `ReadyWaiters.add`."""
+        self._ready_waiters.add(waiter)
+
+    def abandon(self) -> list[Effect]:
+        """Tell everyone who waits that nothing will come any more: the node stops.
+
+        A record that was sent may still be ordered, one that was not is lost with this node.
+        """
+        effects = self._writer.abandon() if self._writer is not None else []
+        error = NotReadyError("The platform was closed while the call waited.")
+        effects += self._reads.abandon(error) + self.times.abandon(error)
+        effects += self.trims.abandon(error)
+        waiters = [*self._ready_waiters.take(), *self.watches.clear()]
+        return effects + [Answer(waiter, error) for waiter in waiters]
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """Return figures of every part, for people."""
+        parts = self._local.status() if self._local is not None else {}
+        parts |= {"record_cache": self._cache.status()} | self._reads.status()
+        parts["progress"] = {
+            "position": self.position,
+            "tag_position": self.tag_position,
+            "tail": self.tail,
+            "appends_pending": self._writer.pending if self._writer is not None else 0,
+            "read_only": int(self._writer is not None and self._writer.is_read_only),
+            "reads_pending": self._reads.pending,
+            "reads_hedged": self._reads.hedged,
+            "watches": len(self.watches),
+            "trims": self._replay.trims,
+            "lost_ranges": self._local.lost_ranges if self._local is not None else 0,
+        }
+        return parts
+
+    # --- the role
+
+    def recover(self, _kind: FrameKind, _payload: bytes, _location: Location, /) -> None:
+        """Has no disk."""
+        raise AssertionError("an engine persists nothing")
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        """React to events, then send what callers have put in."""
+        effects, self._outbox = self._outbox, []
+        self._reads.begin_turn(now)
+        for event in events:
+            effects += self._on_event(event, now)
+        if now >= self._upkeep_at or self._waited_for():
+            effects += self._upkeep(now)
+        elif events:
+            self._catch_up.note(now, self.position, self.tag_position)
+            self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.node.resend_s))
+        if (writer := self._writer) is not None:
+            if (due := writer.deadline()) is not None and now >= due:
+                effects += writer.on_time(now)
+                if self._local is not None:
+                    effects += self._catch_up.want_metalog()
+            if self._local is not None:
+                effects += writer.flush(now)
+        return effects
+
+    def _waited_for(self) -> bool:
+        """Whether somebody waits for more than an append."""
+        if self._extended or self._local is None or self._reads.is_waiting:
+            return True
+        if self._ready_waiters or len(self.watches) > self._watches_known:
+            return True
+        return bool(self.times or self.trims)
+
+    def _upkeep(self, now: Instant) -> list[Effect]:
+        """Do what need not be done in a turn that only appends: ask, ask again, give up."""
+        effects = self._reads.begin(now) + self._on_time(now)
+        effects += self.times.advance(now) + self.trims.advance(self.position, now)
+        if self._ready_waiters and self.ready:
+            effects += [Answer(waiter, None) for waiter in self._ready_waiters.take()]
+        self._upkeep_at, self._watches_known = self._upkeep_due(), len(self.watches)
+        return effects
+
+    def _on_event(self, event: Event, now: Instant) -> list[Effect]:
+        match event:
+            case Received():
+                return self._on_message(event, now)
+            case Started(epoch):
+                return self._on_started(epoch, now)
+            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged():
+                return [Ignore(event, "an engine has no disk")]
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_message(self, event: Received, now: Instant) -> list[Effect]:  # noqa: PLR0911
+        message = event.message
+        match message:
+            case MetalogEntries() | MetalogBase() | TailIs() | TrimIs() if (
+                event.sender != self._views[-1].primary
+            ):
+                return [Ignore(event, "the word of a primary from somebody else")]
+            case MetalogEntries() | MetalogBase():
+                return self._on_metalog(event, message, now)
+            case IndexData():
+                return self._on_index_data(event, message, now)
+            case RecordsRead() | LookupResult() | TagFirsts():
+                return self._reads.on_message(event.sender, message, now)
+            case TimeFound():
+                return self.times.on_found(event.sender, message, now)
+            case TailIs() | TrimIs():
+                return self._on_primary_answer(event, message, now)
+            case DiskFull(full=full):
+                return self._on_disk_full(event, now, full=full)
+            case ShardClaimed() | ShardOpened() | ShardStored():
+                if self._writer is None:
+                    return [Ignore(message, "about a shard that is not written here")]
+                return self._writer.on_message(event.sender, message, now)
+            case _:
+                return [Ignore(event, "not for an engine")]
+
+    def _on_primary_answer(
+        self, event: Received, message: TailIs | TrimIs, now: Instant
+    ) -> list[Effect]:
+        if self._catch_up.reader.heard(event.incarnation) is None:
+            return [Ignore(event, "the word of an earlier incarnation of the primary")]
+        if isinstance(message, TrimIs):
+            return self.trims.on_answer(message, self._catch_up)
+        if message.request == self._join_request:
+            return self._on_joined(message, now)
+        return self._reads.on_tail(message, now)
+
+    def _on_disk_full(self, event: Received, now: Instant, *, full: bool) -> list[Effect]:
+        writer = self._writer
+        if writer is None or event.sender not in (self._views[-1].primary, *writer.replicas):
+            return [Ignore(event, "a full disk of a node that is not needed here")]
+        return writer.on_disk_full(event.sender, full=full, now=now)
+
+    # --- joining (thesis 5.5.1)
+
+    def _on_started(self, epoch: Epoch, now: Instant) -> list[Effect]:
+        view = self._views[-1]
+        self._join_request = epoch * _REQUESTS_PER_EPOCH
+        self._catch_up.reader.start(epoch)
+        self._reads.number_from(self._join_request)
+        self.times.number_from(self._join_request)
+        self.trims.number_from(self._join_request)
+        effects = self._ask_to_join(now)
+        shard = view.shard_written_by(self._node)
+        if shard is not None:
+            replicas = view.shards[shard].replicas
+            self._writer = ShardWriter(shard, replicas, epoch, self._config)
+            effects += self._writer.start(now)
+        return effects
+
+    def _ask_to_join(self, now: Instant) -> list[Effect]:
+        self._join.sent(now)
+        return [Send(self._views[-1].primary, TailWanted(self._join_request))]
+
+    def _on_joined(self, message: TailIs, now: Instant) -> list[Effect]:
+        if self._local is not None:
+            return []
+        self._join.progressed()
+        self._replay = MetalogReplay(
+            message.position, message.tail, message.cut, message.trims, message.last
+        )
+        self._catch_up.reader.join(message.position, message.last)
+        self._floors.joined(message.tail, message.trims)
+        self._local = LocalIndex(self._config.node, position=message.position, tail=message.tail)
+        self._feed = self._feed_from(message.position)
+        self._reads.joined(self._local, self._replay)
+        effects = self._reads.advanced(now)
+        if (writer := self._writer) is not None:
+            effects += writer.joined(self._replay.cut.get(writer.shard, 0), now)
+        return effects
+
+    def _join_again(self, now: Instant, reason: str) -> list[Effect]:
+        """Begin anew: entries that were applied here were replaced, or the next ones are gone.
+
+        Index and caches rest on them. Reads under way fail as retryable; the writer keeps its
+        shard, and learns at the join how far that is ordered.
+        """
+        error = NotReadyError("This node has to begin anew at the end of the log; ask again.")
+        effects: list[Effect] = [
+            Ignore(self.position, reason),
+            *self._reads.abandon(error),
+            *self.times.abandon(error),
+            *self.trims.abandon(error),
+        ]
+        self._join_request = self._reads.last_request + 1
+        self._begin()
+        self._reads.number_from(self._join_request)
+        self._reads.begin_turn(now)
+        return effects + self._ask_to_join(now)
+
+    # --- type-O and type-S data
+
+    def _on_metalog(
+        self, event: Received, message: MetalogEntries | MetalogBase, now: Instant
+    ) -> list[Effect]:
+        if isinstance(message, MetalogEntries):
+            return self._on_metalog_entries(event, message, now)
+        reader = self._catch_up.reader
+        reader.heard(event.incarnation)
+        if (reason := reader.refused_base(event, message)) is not None:
+            return [Ignore(event, reason)]
+        if self._local is None:
+            return []
+        return self._join_again(now, "the metalog entries that follow here are kept no more")
+
+    def _on_metalog_entries(
+        self, event: Received, message: MetalogEntries, now: Instant
+    ) -> list[Effect]:
+        if self._local is None:
+            return []
+        taken = self._catch_up.reader.take(event, message)
+        if taken.refused is not None:
+            return [Ignore(event, taken.refused)]
+        if taken.wrong_from is not None:
+            return self._join_again(now, "metalog entries were replaced after they were read")
+        effects: list[Effect] = []
+        for entry in taken.entries:
+            effects += self._apply_entry(entry, self._local)
+        effects += self._catch_up.gap()
+        if self._feed.behind or self._reads.parked:
+            effects += self._apply_index_data(self._local, now)
+        return effects
+
+    def _apply_entry(self, entry: Entry, local: LocalIndex) -> list[Effect]:
+        spans = self._replay.apply(entry)
+        local.apply_spans(spans)
+        if isinstance(entry, Trim):
+            self._floors.heard(entry)
+        effects: list[Effect] = []
+        if (writer := self._writer) is not None:
+            for span in spans:
+                if span.shard == writer.shard:
+                    effects += self._acknowledge(writer, span, entry.time_us / 1e6)
+        return effects
+
+    def _acknowledge(self, writer: ShardWriter, span: Span, ordered_at: float) -> list[Effect]:
+        if writer.fenced_by(span):
+            return writer.give_up()
+        batches = writer.ordered(span)
+        for batch in batches:
+            self._cache.add_span(
+                batch.first_seqnum,
+                batch.data,
+                batch.names,
+                batch.time,
+                ordered_at,
+                batch.size_bytes,
+            )
+        return acknowledgements(batches, self._replay.position)
+
+    def _feed_from(self, position: MetalogPosition) -> IndexFeed:
+        node = self._config.node
+        return IndexFeed(
+            position,
+            positions_max=node.index_positions_ahead_max,
+            bytes_max=node.index_ahead_bytes_max,
+        )
+
+    def _on_index_data(self, event: Received, message: IndexData, now: Instant) -> list[Effect]:
+        local = self._local
+        if local is None:
+            return []
+        before = self.tag_position
+        self._feed.put(message.blocks, message.copy_of)
+        effects = self._apply_index_data(local, now)
+        if event.sender in self._views[-1].storage_nodes:
+            effects += self._catch_up.on_index_data(before, self.tag_position)
+        return effects
+
+    def _apply_index_data(self, local: LocalIndex, now: Instant) -> list[Effect]:
+        """Apply index data in order, never ahead of the metalog: lookups rest on both.
+
+        That of another entry than the one that is applied here was replaced, or the one here was.
+        """
+        effects: list[Effect] = []
+        reader = self._catch_up.reader
+        for block in self._feed.take(self._replay.position):
+            if block.epoch != reader.lineage.before(block.position + 1):
+                if block.epoch > reader.lineage.last:
+                    reader.doubt()
+                self._feed.reject(block)
+                effects.append(Ignore(block.position, "index data of another metalog entry"))
+                break
+            if (reason := local.apply_block(block.position, block.parts)) is not None:
+                effects.append(Ignore(block.position, reason))
+                self._feed = self._feed_from(local.tag_position)
+                break
+            for floor in self._floors.reached(block.position):
+                local.forget_below(floor.tag, floor.until)
+            if self.watches:
+                effects += [Answer(w, None) for w in self.watches.fired_by(block)]
+        return effects + self._reads.advanced(now)
+
+    # --- time
+
+    def _behind(self) -> bool:
+        """Whether something is missing here."""
+        return (
+            self.tag_position < self._replay.position
+            or self._catch_up.reader.behind
+            or self._feed.behind
+            or self._reads.parked
+        )
+
+    def deadline(self) -> Instant | None:
+        """The earliest of all parts."""
+        due = self._upkeep_at
+        if self._writer is not None and (own := self._writer.deadline()) is not None:
+            due = min(due, own)
+        return due if due < _NEVER else None
+
+    def _upkeep_due(self) -> Instant:
+        times = [self._reads.deadline(), self.times.deadline(), self.trims.deadline()]
+        if self._local is None:
+            times.append(self._join.due)
+        times.append(self._catch_up.due())
+        return min((t for t in times if t is not None), default=_NEVER)
+
+    def _on_time(self, now: Instant) -> list[Effect]:
+        effects = self._reads.on_time(now)
+        if self._local is None:
+            if self._join.is_due(now):
+                effects += self._ask_to_join(now)
+            return effects
+        return effects + self._catch_up.check(
+            now,
+            self.position,
+            self.tag_position,
+            behind=self._behind(),
+            watched=bool(self.watches),
+        )
+
+    def check_invariants(self) -> None:
+        """Index data never runs ahead of the metalog; the writer's queues add up."""
+        assert self.tag_position <= self.position
+        if self._writer is not None:
+            self._writer.check_invariants()
+        self._reads.questions.check_invariants()

@@ -1,0 +1,21 @@
+"""The gateway: the platform over HTTP (API.md, "HTTP"). FastAPI on uvicorn, in the compute node's
+process.
+
+`app` puts it together; `guard` is the layer before all routes, with `credentials` and `login`;
+`invoke` is the hot path, a plain ASGI callable; `apps`, `records` and `operation` are the other
+routes; `client_link` is the WebSocket of `indilog.connect`; `problems` says errors; `openapi` and
+`page` describe it; `server` runs it, on a port and on a `unix_socket`.
+"""
+
+from indilog_compute.gateway.app import create_gateway, guarded, guarded_locally
+from indilog_compute.gateway.server import GatewayServer, tls_of
+from indilog_compute.gateway.unix_socket import socket_in
+
+__all__ = [
+    "GatewayServer",
+    "create_gateway",
+    "guarded",
+    "guarded_locally",
+    "socket_in",
+    "tls_of",
+]

@@ -1,0 +1,290 @@
+"""Putting the gateway together: the routes, the errors, the description (API.md, "HTTP")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from indilog.base.errors import (
+    IndilogError,
+    InvalidArgumentsError,
+    NotReadyError,
+    OutcomeUnknownError,
+)
+from indilog.base.log import LogSource
+from indilog.config import Config, NodeConfig
+from indilog_compute.gateway.apps import apps_router
+from indilog_compute.gateway.client_link import client_router
+from indilog_compute.gateway.clients import SHARE, ClientLeftError
+from indilog_compute.gateway.credentials import Credentials
+from indilog_compute.gateway.edge import Edge
+from indilog_compute.gateway.figures import GatewayCollector, GatewayFigures
+from indilog_compute.gateway.guard import Guard
+from indilog_compute.gateway.heads import Heads
+from indilog_compute.gateway.invoke import PREFIX, InvokeEndpoint
+from indilog_compute.gateway.login import login_router
+from indilog_compute.gateway.openapi import described
+from indilog_compute.gateway.operation import HostCollector, operation_router
+from indilog_compute.gateway.page import PAGE, page_headers
+from indilog_compute.gateway.page_text import RecordLimits
+from indilog_compute.gateway.problems import (
+    MEDIA_TYPE,
+    Problem,
+    problem,
+    problem_of,
+    problem_of_stop,
+    problem_text,
+)
+from indilog_compute.gateway.readiness import AppendProbe
+from indilog_compute.gateway.records import records_router
+from indilog_compute.gateway.requests import faults_in, sentence_of
+from indilog_compute.positions import Positions
+from indilog_compute.workers.host import FunctionHost
+
+_CLIENT_LEFT: Final = 499
+"""The status of an answer whose client left before it was sent."""
+
+
+class Gateway(FastAPI):
+    """The platform over HTTP; calls of functions bypass the framework.
+
+    Attributes:
+        edge: limits and figures, for the servers that it runs on.
+    """
+
+    def __init__(
+        self, host: FunctionHost, invoke: InvokeEndpoint, edge: Edge, heads: Heads
+    ) -> None:
+        super().__init__(
+            title="IndiLog",
+            description="Stateful serverless functions on a shared log.",
+            docs_url=None,  # FastAPI's page loads scripts from elsewhere
+            redoc_url=None,
+        )
+        self._host = host
+        self._invoke = invoke
+        self._heads = heads
+        self.edge = edge
+        self._described_at = -1
+        self._base: dict[str, Any] | None = None
+        self._begun: set[asyncio.Task[Any]] = set()
+        """Answers that have begun and go on: streams of records."""
+
+    def end_streams(self) -> None:
+        """The platform stops: end at once what would go on without end."""
+        for task in self._begun:
+            task.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Being cancelled means that the platform stops, and is answered as well.
+        """
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        share = scope[SHARE] = self.edge.budget.share()
+        try:
+            await self._heads.check(scope)
+        except asyncio.CancelledError:
+            await _answer(problem_of_stop(_error_of_stop("GET")))(scope, receive, send)
+            return
+        except IndilogError as error:
+            await _answer(problem_of(error))(scope, receive, send)
+            return
+        try:
+            if scope["path"].startswith(PREFIX):
+                await self._invoke(scope, receive, send)
+            else:
+                await self._routed(scope, receive, send)
+        finally:
+            share.free()
+
+    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by one of the framework's routes, whatever happens."""
+        begun = False
+        task = asyncio.current_task()
+        assert task is not None, "a server runs each request in a task"
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            self._begun.add(task)
+            await self.edge.send(scope, send, message)
+
+        try:
+            await super().__call__(scope, receive, noting)
+        except asyncio.CancelledError:
+            if begun:  # a stream of records: it ends here
+                await send({"type": "http.response.body"})
+            else:
+                told = problem_of_stop(_error_of_stop(scope["method"]))
+                await _answer(told)(scope, receive, send)
+        except Exception:
+            if not begun:
+                raise
+            # Answered and logged by `broken`; Starlette raises it on for a server to log again.
+        finally:
+            self._begun.discard(task)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description, with the functions that are deployed now."""
+        if self._base is None:
+            self._base = super().openapi()
+        if self._described_at != self._host.generation:
+            self.openapi_schema = described(self._base, self._host.apps())
+            self._described_at = self._host.generation
+        assert self.openapi_schema is not None, "it was described"
+        return self.openapi_schema
+
+
+def create_gateway(
+    host: FunctionHost,
+    logs: LogSource,
+    status: Callable[[], dict[str, Any]],
+    config: Config,
+    registry: CollectorRegistry | None = None,
+) -> Gateway:
+    """Return the gateway's ASGI application.
+
+    Args:
+        host: runs the functions; started by the caller.
+        logs: the logs, for callers without a function.
+        status: the platform's numbers for `/status`; its `ready` and `read_only` decide
+            `/readyz`.
+        config: limits.
+        registry: what `/metrics` shows besides the host's numbers.
+    """
+    body_bytes_max = config.cluster.batch_bytes_max
+    registry = registry or CollectorRegistry(auto_describe=False)
+    registry.register(HostCollector(host))
+    edge = Edge(config.node)
+
+    def told() -> dict[str, Any]:
+        return {**status(), "gateway": edge.status()}
+
+    registry.register(GatewayCollector(edge.status))
+    invoke = InvokeEndpoint(host, edge, body_bytes_max=body_bytes_max)
+    app = Gateway(host, invoke, edge, Heads(Positions(logs)))
+    app.include_router(apps_router(host, body_bytes_max=body_bytes_max))
+    # base64 makes a third more of a record
+    limits = RecordLimits.of(config)
+    app.include_router(records_router(logs, limits, body_bytes_max=body_bytes_max * 3 // 2))
+    probe = AppendProbe(logs, timeout_s=config.node.ready_append_s)
+    app.include_router(operation_router(host, told, registry, probe))
+    app.include_router(client_router(host, edge))
+    _add_pages(app)
+    _add_errors(app, edge.figures)
+    return app
+
+
+def guarded(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) -> Guard:
+    """Return the gateway behind its rules, with the pages by which a browser signs in.
+
+    Args:
+        gateway: of `create_gateway`.
+        host: knows which functions are public.
+        node: names under which callers reach it, and how many browsers may be signed in.
+        token: what callers prove themselves with; not looked at if `node.auth` is off.
+    """
+    credentials = Credentials(
+        token,
+        sessions_max=node.browser_sessions_max,
+        session_s_max=node.browser_session_s_max,
+        code_s=node.sign_in_code_s,
+    )
+    gateway.include_router(login_router(credentials))
+    return Guard(
+        gateway,
+        names=_names(node),
+        credentials=credentials if node.auth else None,
+        is_public=host.is_public,
+        figures=gateway.edge.figures,
+    )
+
+
+def guarded_locally(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> Guard:
+    """Return the gateway as the Unix socket has it: without a token, with all other rules."""
+    return Guard(
+        gateway,
+        names=_names(node),
+        credentials=None,
+        is_public=host.is_public,
+        figures=gateway.edge.figures,
+    )
+
+
+def _names(node: NodeConfig) -> list[str]:
+    """Return the host names under which callers reach a gateway, as `Host` has them."""
+    return [f"[{name}]" if ":" in name else name for name in (node.host.lower(), *node.names)]
+
+
+def _add_pages(app: Gateway) -> None:
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        page = HTMLResponse(PAGE)
+        page.raw_headers.extend(page_headers(PAGE))
+        return page
+
+
+def _error_of_stop(method: str) -> IndilogError:
+    if method in ("GET", "HEAD"):
+        return NotReadyError("The platform stopped before it answered; ask again when it is back.")
+    return OutcomeUnknownError("The platform stopped before it answered; it may have been done.")
+
+
+def _add_errors(app: Gateway, figures: GatewayFigures) -> None:
+    async def left(_request: Request, _error: Exception) -> Response:
+        figures.clients_left += 1
+        return Response(status_code=_CLIENT_LEFT)  # the connection is closed: nobody gets it
+
+    async def told(_request: Request, error: Exception) -> Response:
+        return _answer(problem_of(error))
+
+    async def broken(_request: Request, error: Exception) -> Response:
+        structlog.get_logger().exception("request failed", exc_info=error)
+        sentence = "The platform failed on this request; its log says why."
+        return _answer(problem(HTTPStatus.INTERNAL_SERVER_ERROR, sentence))
+
+    async def refused(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        sentence = (
+            "There is no such path; GET /docs lists what there is."
+            if status == HTTPStatus.NOT_FOUND
+            else f"{error.detail}; GET /docs says how to call it."
+        )
+        return _answer(problem(status, sentence), dict(error.headers or {}))
+
+    async def misfit(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        # Where a field stands (query, path, header, body) is the first part of its place.
+        faults = faults_in([{**fault, "loc": fault["loc"][1:]} for fault in error.errors()])
+        sentence = f"Nothing was done: {sentence_of(faults)}."
+        return _answer(problem_of(InvalidArgumentsError(sentence, faults)))
+
+    app.add_exception_handler(ClientLeftError, left)
+    for kind in (IndilogError, ValueError, TypeError):
+        app.add_exception_handler(kind, told)
+    app.add_exception_handler(RequestValidationError, misfit)
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(Exception, broken)
+
+
+def _answer(told: Problem, headers: dict[str, str] | None = None) -> Response:
+    more = dict(headers or {})
+    if told.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        more["retry-after"] = "1"
+    return Response(
+        problem_text(told), status_code=told.status, media_type=MEDIA_TYPE, headers=more
+    )

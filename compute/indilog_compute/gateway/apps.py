@@ -1,0 +1,183 @@
+"""Applications and asynchronous invocations over HTTP: deploy, list, ask for an outcome."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+import msgspec
+import pydantic
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from indilog.base.deployed import AppInfo
+from indilog.base.errors import DeployError
+from indilog.link.link_messages import (
+    Failed,
+    Returned,
+    error_from,
+)
+from indilog_compute.gateway.clients import unless_left
+from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_text
+from indilog_compute.gateway.requests import body_of, decoded_in, known_query
+from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX, Told
+from indilog_compute.workers.host import FunctionHost
+
+_PYTHON: Final = ("text/x-python", "application/octet-stream")
+
+Owner = Annotated[str, Header(alias="Indilog-Owner", max_length=128)]
+
+
+class SourcesIn(pydantic.BaseModel):
+    """An application's sources: relative path → text."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    sources: dict[str, str]
+
+
+class SourcesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a `SourcesIn` says, decoded."""
+
+    sources: dict[str, str]
+
+
+def apps_router(host: FunctionHost, *, body_bytes_max: int) -> APIRouter:
+    """Return the routes `/apps` and `/invocations`."""
+    router = APIRouter(dependencies=[Depends(known_query)])
+
+    @router.get("/apps", tags=["apps"])
+    async def apps() -> Response:
+        """List the deployed applications and their functions."""
+        return _json({"apps": [msgspec.to_builtins(info) for info in host.apps()]})
+
+    # With slashes: what is no name is told so, not that there is no such path.
+    @router.get("/apps/{app:path}", tags=["apps"])
+    async def app_named(app: str) -> Response:
+        """Return one application."""
+        return _json(msgspec.to_builtins(host.app(app)))
+
+    @router.put("/apps/{app:path}", tags=["apps"], openapi_extra=_DEPLOY_BODY)
+    async def deploy_as(app: str, request: Request, owner: Owner = "local") -> Response:
+        """Deploy an application under this name; deploying again replaces it, atomically.
+
+        JSON with `sources`, or one file as `text/x-python` or `application/octet-stream`.
+        """
+        sources = await _sources(request, app, body_bytes_max)
+        return _deployed(await host.deploy(sources, name=app, owner=owner))
+
+    @router.delete("/apps/{app:path}", tags=["apps"])
+    async def undeploy(app: str, owner: Owner = "local") -> Response:
+        """Undeploy an application: its services and schedules end, its logs stay.
+
+        Calls that run go on to their end. Deploying it again is a further version.
+        """
+        info = await host.undeploy(app, owner=owner)
+        left = host.open_invocations(app)
+        return _json({"name": info.name, "version": info.version, "invocations_open": left})
+
+    @router.post("/apps", tags=["apps"], openapi_extra=_DEPLOY_BODY)
+    async def deploy(request: Request, owner: Owner = "local") -> Response:
+        """Deploy an application under the name that its code gives it."""
+        sources = await _sources(request, "app", body_bytes_max)
+        return _deployed(await host.deploy(sources, owner=owner))
+
+    _add_invocations(router, host)
+    return router
+
+
+def _add_invocations(router: APIRouter, host: FunctionHost) -> None:
+    @router.get("/invocations/{invocation}", tags=["functions"])
+    async def outcome(
+        invocation: str,
+        request: Request,
+        wait: Annotated[float, Query(ge=0, le=INVOCATION_WAIT_S_MAX, allow_inf_nan=False)] = 0.0,
+    ) -> Response:
+        """Return how far an asynchronous invocation is, and its outcome when it is over.
+
+        With `wait` the answer waits up to that many seconds for the outcome.
+        """
+        asked = host.invocation(invocation, wait_s=wait)
+        found = await (unless_left(request.receive, asked) if wait else asked)
+        if found is None:
+            return _not_found(
+                f"No invocation {invocation!r} is known: there was none, or its outcome is "
+                f"forgotten (kept for {host.results_kept_s:,.10g} s at most, results_kept_s)."
+            )
+        return _invocation(found)
+
+    @router.delete("/invocations/{invocation}", tags=["functions"])
+    async def cancel(invocation: str) -> Response:
+        """Cancel an asynchronous invocation, durably.
+
+        One that waits never begins; one that runs is told to stop. Answers as GET does. Of one
+        that is over nothing changes: 409.
+        """
+        before = await host.invocation(invocation)
+        if before is not None and before.outcome is not None:
+            sentence = f"Invocation {invocation} is over already: {before.state.value}."
+            return _problem(HTTPStatus.CONFLICT, sentence)
+        found = await host.cancel_invocation(invocation)
+        if found is None:
+            return _not_found(f"No invocation {invocation!r} is known; there is none to cancel.")
+        return _invocation(found)
+
+
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    text = msgspec.json.encode(value)
+    return Response(text, status_code=int(status), media_type="application/json")
+
+
+def _not_found(detail: str) -> Response:
+    return _problem(HTTPStatus.NOT_FOUND, detail)
+
+
+def _problem(status: HTTPStatus, detail: str) -> Response:
+    told = problem(status, detail)
+    return Response(problem_text(told), status_code=told.status, media_type=MEDIA_TYPE)
+
+
+def _deployed(info: AppInfo) -> Response:
+    return _json(
+        {
+            "name": info.name,
+            "version": info.version,
+            "functions": [function.name for function in info.functions],
+        }
+    )
+
+
+def _invocation(found: Told) -> Response:
+    value: dict[str, Any] = {
+        "invocation": found.id,
+        "function": found.function,
+        "state": found.state.value,
+    }
+    match found.outcome:
+        case Returned(result=result):
+            value["result"] = msgspec.Raw(result)
+        case Failed():
+            value["problem"] = problem_of(error_from(found.outcome))
+        case None:
+            pass
+    return _json(value)
+
+
+async def _sources(request: Request, app: str, bytes_max: int) -> dict[str, str]:
+    body = await body_of(request, bytes_max)
+    if request.headers.get("content-type", "").split(";")[0] in _PYTHON:
+        try:
+            return {f"{app}.py": body.decode()}
+        except UnicodeDecodeError as error:
+            raise DeployError(f"The file is not UTF-8 text: {error}.") from error
+    return decoded_in(SourcesBody, SourcesIn, body, not_done="Nothing was deployed").sources
+
+
+_DEPLOY_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": SourcesIn.model_json_schema()},
+            "text/x-python": {"schema": {"type": "string"}},
+        },
+    }
+}

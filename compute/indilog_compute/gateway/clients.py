@@ -1,0 +1,102 @@
+"""Clients that leave: reading a request's body whole, and waiting no longer than its client does.
+
+A connection that ends is an expected event. It is counted (`GatewayFigures.clients_left`), not
+logged, and a request whose body did not arrive whole is never executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, Final, TypeAlias, TypeVar
+
+from indilog.base.errors import TooLargeError
+from indilog.link.byte_budget import ByteShare
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+SHARE: Final = "indilog.share"
+"""The key in a request's scope of what it holds of the gateway's budget: a `ByteShare`."""
+
+_ValueT = TypeVar("_ValueT")
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection before its request was answered; nothing is sent."""
+
+
+async def body_from(scope: Scope, receive: Receive, bytes_max: int, *, what: str) -> bytes:
+    """Return a request's body, which has arrived whole.
+
+    Reads at most one chunk beyond `bytes_max` bytes.
+
+    Args:
+        scope: of the request; its share (`SHARE`) holds the body's bytes until it is over.
+        receive: of the request.
+        bytes_max: largest body taken.
+        what: names the size in the error: `The request's size in bytes`.
+
+    Raises:
+        ClientLeftError: the connection ended before the body did.
+        TooLargeError: the body has more than `bytes_max` bytes.
+        OverloadedError: too many bytes wait in the gateway.
+    """
+    share: ByteShare = scope[SHARE]
+    message = await receive()
+    if not message.get("more_body") and message["type"] != "http.disconnect":
+        body: bytes = message.get("body", b"")
+        if len(body) > bytes_max:
+            raise _too_large(scope, len(body), bytes_max, what)
+        share.take_up_to(len(body))
+        return body
+    parts = bytearray()
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        parts += message.get("body", b"")
+        if len(parts) > bytes_max:
+            raise _too_large(scope, len(parts), bytes_max, what)
+        share.take_up_to(len(parts))
+        if not message.get("more_body"):
+            return bytes(parts)
+        message = await receive()
+
+
+async def left(receive: Receive) -> None:
+    """Return when the client has closed its connection; the body has been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_left(receive: Receive, answering: Coroutine[Any, Any, _ValueT]) -> _ValueT:
+    """Return what `answering` returns; cancel it when the client leaves.
+
+    Raises:
+        ClientLeftError: the client left.
+    """
+    leaving = asyncio.ensure_future(left(receive))
+    answer = asyncio.ensure_future(answering)
+    try:
+        await asyncio.wait({leaving, answer}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientLeftError
+        return answer.result()
+    finally:
+        leaving.cancel()
+        if not answer.done():
+            answer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await answer
+
+
+def _too_large(scope: Scope, read: int, bytes_max: int, what: str) -> TooLargeError:
+    size = max(read, _content_length(scope))
+    return TooLargeError(what, size=size, limit=bytes_max)
+
+
+def _content_length(scope: Scope) -> int:
+    """Return how many bytes the client says that it sends; 0: it does not say."""
+    said = dict(scope["headers"]).get(b"content-length", b"")
+    return int(said) if said.isdigit() and len(said) <= 18 else 0

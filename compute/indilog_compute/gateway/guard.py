@@ -1,0 +1,268 @@
+"""Who may ask what: the layer in front of all routes, for HTTP and WebSockets alike
+(docs/decisions/0026).
+
+Each request passes four rules, in this order, before any route sees it:
+
+1. Its `Host` is a literal loopback address, `localhost` or a configured name, else 421: a page
+   whose own name was rebound to 127.0.0.1 still sends its own name.
+2. If its method is not GET or HEAD, or it opens a WebSocket, no page of another origin sent it,
+   else 403: `Sec-Fetch-Site` is absent, `none` or `same-origin`, and an `Origin` is the own.
+3. It carries the token, or the cookie of a session and then fulfils rule 2 whatever its method,
+   else 401. Health, signing in and public functions need neither.
+4. A body says in `Content-Type` that it is JSON, or where it fits Python source or bytes, else
+   415. A page can send none of these to another origin without being allowed to by CORS, which
+   the gateway never does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from indilog.base.loopback import is_loopback
+from indilog_compute.gateway.credentials import Credentials
+from indilog_compute.gateway.figures import GatewayFigures
+from indilog_compute.gateway.invoke import PREFIX
+from indilog_compute.gateway.login import LOGIN_PAGE, LOGIN_PATH, SESSION_PATH, cookie_name
+from indilog_compute.gateway.page import HTML, page_headers
+from indilog_compute.gateway.problems import MEDIA_TYPE, problem, problem_text
+
+OPEN_PATHS: Final = ("/livez", "/healthz", "/readyz", LOGIN_PATH)
+"""Read without a token: they tell nothing about what is stored or deployed."""
+_SAFE: Final = ("GET", "HEAD")
+_OWN_SITE: Final = (b"none", b"same-origin")
+_HOST: Final = re.compile(rb"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+_HOSTS_KEPT_MAX: Final = 64
+_LOOKED_AT: Final = frozenset(
+    {
+        b"host",
+        b"origin",
+        b"sec-fetch-site",
+        b"authorization",
+        b"cookie",
+        b"content-type",
+        b"content-length",
+        b"transfer-encoding",
+    }
+)
+_JSON: Final = b"application/json"
+_OCTETS: Final = b"application/octet-stream"
+_PYTHON: Final = b"text/x-python"
+_BODIES: Final[Mapping[str, tuple[bytes, ...]]] = {
+    "apps": (_JSON, _PYTHON, _OCTETS),
+    "logs": (_JSON, _OCTETS),
+}
+"""What a body may be, by the first part of the path; elsewhere it is JSON."""
+
+UNAUTHORIZED: Final = (
+    "This needs the platform's token as `Authorization: Bearer TOKEN`: `indilog token` prints it, "
+    "it is in the file `token` of the platform's data directory, and a browser gets a session by "
+    "`indilog open`."
+)
+
+
+class Refusal(NamedTuple):
+    """Why a request goes no further."""
+
+    status: HTTPStatus
+    sentence: str
+
+
+class Guard:
+    """The gateway behind its rules.
+
+    Args:
+        app: the gateway.
+        names: host names under which callers reach it, beside loopback ones; in lower case.
+        credentials: what callers prove themselves with; None: they need not (rule 3 is off).
+        is_public: tells of `app.function` whether it is called without a token.
+        figures: where refused requests are counted.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        names: Iterable[str] = (),
+        credentials: Credentials | None,
+        is_public: Callable[[str], bool],
+        figures: GatewayFigures,
+    ) -> None:
+        self._app = app
+        self._names = frozenset(name.encode() for name in names)
+        self._credentials = credentials
+        self._is_public = is_public
+        self._figures = figures
+        self._hosts: set[bytes] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            self._figures.requests_refused += 1
+            await _refuse(scope, send, refusal)
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            if name in _LOOKED_AT:
+                if name in headers:
+                    sentence = f"The header {name.decode()} stands twice; send it once."
+                    return Refusal(HTTPStatus.BAD_REQUEST, sentence)
+                headers[name] = value
+        host = headers.get(b"host", b"").lower()
+        if host not in self._hosts and not self._is_known(host):
+            return _misdirected(host)
+        is_own = self._is_own_origin(scope, host, headers)
+        if not is_own and scope.get("method") not in _SAFE:  # a WebSocket has no method
+            return _foreign(headers)
+        if self._credentials is not None:
+            refusal = self._unauthorized(scope, headers, self._credentials, is_own=is_own)
+            if refusal is not None:
+                return refusal
+        return _unfit_body(scope, headers)
+
+    def _is_known(self, host: bytes) -> bool:
+        """Rule 1; what was accepted is kept, so that the common case is one look-up."""
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found.group(1)
+        if name not in self._names and not is_loopback(name.decode().strip("[]")):
+            return False
+        if len(self._hosts) < _HOSTS_KEPT_MAX:
+            self._hosts.add(host)
+        return True
+
+    def _is_own_origin(self, scope: Scope, host: bytes, headers: Mapping[bytes, bytes]) -> bool:
+        """Rule 2: tell whether no page of another origin sent it."""
+        if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
+            return False
+        origin = headers.get(b"origin")
+        if origin is None:
+            return True
+        scheme, _, named = origin.lower().partition(b"://")
+        if named != host:
+            return False
+        is_tls = scope["scheme"] in ("https", "wss")
+        # In front of a configured name there may be a proxy that ends TLS.
+        behind_proxy = scheme == b"https" and host.partition(b":")[0] in self._names
+        return scheme == (b"https" if is_tls else b"http") or behind_proxy
+
+    def _unauthorized(
+        self,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        credentials: Credentials,
+        *,
+        is_own: bool,
+    ) -> Refusal | None:
+        """Rule 3."""
+        authorization = headers.get(b"authorization")
+        if authorization is not None and credentials.is_token(authorization):
+            return None
+        if self._is_open(scope):
+            return None
+        session = cookie_in(headers.get(b"cookie", b""), cookie_name(scope).encode())
+        if session is not None and credentials.is_session(session):
+            return None if is_own else _foreign(headers)
+        return Refusal(HTTPStatus.UNAUTHORIZED, UNAUTHORIZED)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Tell whether a request needs no token."""
+        path, method = scope["path"], scope.get("method")
+        if path in OPEN_PATHS:
+            return method in _SAFE
+        if method != "POST":
+            return False
+        if path == SESSION_PATH:
+            return True  # it carries a code
+        if not path.startswith(PREFIX):
+            return False
+        app, _, function = path[len(PREFIX) :].partition("/")
+        return self._is_public(f"{app}.{function}")
+
+
+def cookie_in(cookies: bytes, name: bytes) -> bytes | None:
+    """Return the value of a cookie in the header `Cookie`; None: it is not there."""
+    for cookie in cookies.split(b";"):
+        given, _, value = cookie.strip().partition(b"=")
+        if given == name:
+            return value
+    return None
+
+
+def _unfit_body(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Rule 4. A request without a body needs no type; what says a type has one."""
+    given = headers.get(b"content-type")
+    if given is None:
+        length = headers.get(b"content-length", b"0")
+        if length == b"0" and b"transfer-encoding" not in headers:
+            return None
+        said = "none"
+    else:
+        kind = given.partition(b";")[0].strip().lower()
+        if kind == _JSON or kind in _BODIES.get(_first_part(scope["path"]), ()):
+            return None
+        said = kind.decode("latin-1")[:100] or "none"
+    return Refusal(
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        f"The body's Content-Type is {said}; send application/json (`curl --json`), Python source "
+        "to /apps as text/x-python, or a record's bytes as application/octet-stream.",
+    )
+
+
+def _first_part(path: str) -> str:
+    return path.removeprefix("/").partition("/")[0]
+
+
+def _misdirected(host: bytes) -> Refusal:
+    name = host.decode("latin-1")[:100]
+    return Refusal(
+        HTTPStatus.MISDIRECTED_REQUEST,
+        f"This platform is not known as {name!r}; use a loopback address or localhost, or add the "
+        "name to its setting host_names.",
+    )
+
+
+def _foreign(headers: Mapping[bytes, bytes]) -> Refusal:
+    origin = headers.get(b"origin", b"of another site").decode("latin-1")[:100]
+    return Refusal(
+        HTTPStatus.FORBIDDEN,
+        f"A page {origin} sent this, and only the platform's own pages may; programs leave out "
+        "Origin and Sec-Fetch-Site.",
+    )
+
+
+async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
+    """Answer with the refusal; of a WebSocket, instead of opening it."""
+    kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
+    if kind not in ("http.response", *scope.get("extensions", ())):
+        await send({"type": "websocket.close", "code": 1008, "reason": ""})
+        return
+    body = problem_text(problem(refusal.status, refusal.sentence))
+    headers = [(b"content-type", MEDIA_TYPE.encode())]
+    if refusal.status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b'Bearer realm="IndiLog"'))
+        if _wants_page(scope):
+            body = LOGIN_PAGE.encode()
+            headers = [HTML, *page_headers(LOGIN_PAGE)]
+    headers.append((b"content-length", b"%d" % len(body)))
+    start: dict[str, Any] = {"status": int(refusal.status), "headers": headers}
+    await send({"type": f"{kind}.start", **start})
+    if scope.get("method") == "HEAD":
+        body = b""
+    await send({"type": f"{kind}.body", "body": body})
+
+
+def _wants_page(scope: Scope) -> bool:
+    """Tell whether a person looks at the answer in a browser."""
+    return scope.get("method") == "GET" and any(
+        name == b"accept" and b"text/html" in value for name, value in scope["headers"]
+    )

@@ -1,0 +1,65 @@
+"""What every request's head must be, checked before it is routed: text that is UTF-8, and a session
+position that the log has reached.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from starlette.types import Scope
+
+from indilog.base.errors import InvalidArgumentsError
+from indilog_compute.positions import Positions
+
+POSITION_HEADER: Final = b"indilog-position"
+POSITION_DIGITS_MAX: Final = 18
+
+
+class Heads:
+    """Checks the heads of requests.
+
+    Args:
+        positions: tells which positions there are.
+    """
+
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+
+    async def check(self, scope: Scope) -> None:
+        """Check one head.
+
+        Raises:
+            InvalidArgumentsError: the path or the query is not UTF-8, or the session position is
+                none, or none that the log has reached.
+            NotReadyError, QuorumUnavailableError: the log does not say how far it is.
+        """
+        if b"%" in scope.get("raw_path", b"") or b"%" in scope["query_string"]:
+            _check_text(scope)
+        for name, value in scope["headers"]:
+            if name == POSITION_HEADER:
+                await self._check_position(value)
+
+    async def _check_position(self, value: bytes) -> None:
+        if not value.isdigit() or len(value) > POSITION_DIGITS_MAX:
+            raise _misfit(f"is a position that an answer gave, not {value.decode('latin-1')[:40]}")
+        position = int(value)
+        if not self._positions.is_known(position) and (
+            fault := await self._positions.fault(position)
+        ):
+            raise _misfit(fault)
+
+
+def _check_text(scope: Scope) -> None:
+    for what, text in (("path", scope.get("raw_path", b"")), ("query", scope["query_string"])):
+        try:
+            unquote_to_bytes(text).decode()
+        except UnicodeDecodeError:
+            fault = {"field": what, "problem": "is not UTF-8"}
+            sentence = f"Nothing was done: the {what} of the request is not UTF-8."
+            raise InvalidArgumentsError(sentence, [fault]) from None
+
+
+def _misfit(problem: str) -> InvalidArgumentsError:
+    sentence = f"Nothing was done: the header Indilog-Position {problem}."
+    return InvalidArgumentsError(sentence, [{"field": "Indilog-Position", "problem": problem}])

@@ -1,0 +1,97 @@
+"""The OpenAPI description: the gateway's own routes, and every deployed function as a path of its
+own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from indilog.base.deployed import AppInfo, FunctionSpec
+from indilog_compute.gateway.problems import PROBLEM_SCHEMA
+
+_PROBLEM: Final = {
+    "description": "It did not work; one sentence says why.",
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+
+
+def described(base: dict[str, Any], apps: list[AppInfo]) -> dict[str, Any]:
+    """Return `base`, the description of the fixed routes, with the functions of `apps` added."""
+    document = dict(base)
+    paths = dict(base.get("paths", {}))
+    components = dict(base.get("components", {}))
+    schemas = dict(components.get("schemas", {}))
+    schemas["Problem"] = PROBLEM_SCHEMA
+    for app in apps:
+        for function in app.functions:
+            prefix = f"{app.name}.{function.name}."
+            arguments = _hoisted(function.arguments, prefix, schemas)
+            result = _hoisted(function.result, prefix, schemas)
+            paths[f"/functions/{app.name}/{function.name}"] = {
+                "post": _operation(app, function, arguments, result)
+            }
+    components["schemas"] = schemas
+    document["paths"] = paths
+    document["components"] = components
+    return document
+
+
+def _operation(
+    app: AppInfo, function: FunctionSpec, arguments: dict[str, Any], result: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "tags": [f"app {app.name}"],
+        "operationId": f"{app.name}.{function.name}",
+        "summary": function.doc.partition("\n")[0] or f"{app.name}.{function.name}",
+        "description": function.doc,
+        "parameters": [
+            _query("async", "boolean", "Do not wait: answer 202 with an invocation id."),
+            _query("delay", "number", "With async: start after that many seconds."),
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "schema": {"type": "string", "maxLength": 255},
+                "description": "The same key is one run, with one result.",
+            },
+        ],
+        "requestBody": {"content": {"application/json": {"schema": arguments}}},
+        "responses": {
+            "200": {
+                "description": "What the function returned.",
+                "content": {"application/json": {"schema": result}},
+            },
+            "202": {"description": "Accepted; ask GET /invocations/{invocation} for its outcome."},
+            "422": _PROBLEM,
+            "default": _PROBLEM,
+        },
+    }
+
+
+def _query(name: str, kind: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": {"type": kind}, "description": description}
+
+
+def _hoisted(schema: dict[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return `schema` with its `$defs` moved to `schemas`, under names that no other function
+    has.
+    """
+    moved = _moved(schema, prefix)
+    for name, definition in moved.pop("$defs", {}).items():
+        schemas[prefix + name] = definition
+    result: dict[str, Any] = moved
+    return result
+
+
+def _moved(value: Any, prefix: str) -> Any:  # noqa: ANN401 - whatever JSON holds
+    if isinstance(value, dict):
+        return {key: _reference(key, inner, prefix) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_moved(inner, prefix) for inner in value]
+    return value
+
+
+def _reference(key: str, value: Any, prefix: str) -> Any:  # noqa: ANN401 - whatever JSON holds
+    start = "#/$defs/"
+    if key == "$ref" and isinstance(value, str) and value.startswith(start):
+        return f"#/components/schemas/{prefix}{value.removeprefix(start)}"
+    return _moved(value, prefix)

@@ -1,0 +1,115 @@
+"""How a platform is watched: health, readiness, status, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from indilog.base.errors import NotReadyError
+from indilog.base.telemetry import exposition
+from indilog_compute.gateway.problems import MEDIA_TYPE, problem_of, problem_text
+from indilog_compute.gateway.readiness import AppendProbe
+from indilog_compute.workers.host import FunctionHost
+
+
+class HostCollector(Collector):
+    """Reads the function host's numbers when somebody scrapes."""
+
+    def __init__(self, host: FunctionHost) -> None:
+        self._host = host
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per number."""
+        status = self._host.status()
+        calls = CounterMetricFamily(
+            "indilog_function_calls",
+            "Function calls that are over, by outcome",
+            labels=("outcome",),
+        )
+        for outcome, count in status["calls"].items():
+            calls.add_metric((outcome,), count)
+        yield calls
+        yield CounterMetricFamily(
+            "indilog_worker_restarts",
+            "Worker processes that took the place of one that died",
+            value=status["worker_restarts"],
+        )
+        yield CounterMetricFamily(
+            "indilog_calls_moved",
+            "Function calls that ran elsewhere than where they were sent first",
+            value=status["calls_moved"],
+        )
+        invocations = status["invocations"]
+        yield CounterMetricFamily(
+            "indilog_invocations_begun_again",
+            "Recorded invocations that were begun here after somebody had lost them",
+            value=invocations["begun_again"],
+        )
+        for name, documentation, value in (
+            ("indilog_invocations_open", "Recorded ones that are not over", invocations["open"]),
+            ("indilog_calls_running", "Function calls that run", status["calls_running"]),
+            ("indilog_calls_waiting", "Calls that wait for a worker", status["calls_waiting"]),
+            ("indilog_workers", "Worker processes that are up", len(status["workers"])),
+        ):
+            yield GaugeMetricFamily(name, documentation, value=value)
+
+
+def operation_router(
+    host: FunctionHost,
+    status: Callable[[], dict[str, Any]],
+    registry: CollectorRegistry,
+    probe: AppendProbe,
+) -> APIRouter:
+    """Return the routes `/livez`, `/readyz`, `/status` and `/metrics`."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/healthz", include_in_schema=False)  # its older name
+    @router.get("/livez")
+    async def livez() -> dict[str, str]:
+        """Say that the process answers."""
+        return {"status": "alive"}
+
+    @router.get("/readyz")
+    async def readyz() -> Response:
+        """Say whether calls, reads and appends are served now: a record is appended to find out, at
+        most one a second. `read-only`: appends are not served, because a disk is full.
+
+        Then it is 200 still: what only reads is served. Where all shards share the disk no other
+        compute node could append either; with disks of their own it may. `warning` is there when
+        records are lost for good: all else is served.
+        """
+        now = status()
+        failure = None if now.get("ready", True) else "The platform is starting or recovering."
+        if failure is None and not now.get("read_only"):
+            failure = await probe.failure()
+        if failure is None:
+            how = "read-only" if now.get("read_only") else "ready"
+            warning = {"warning": now["warning"]} if "warning" in now else {}
+            return JSONResponse({"status": how, **warning})
+        told = problem_of(NotReadyError(f"{failure} Try again."))
+        return Response(
+            problem_text(told),
+            status_code=int(HTTPStatus.SERVICE_UNAVAILABLE),
+            media_type=MEDIA_TYPE,
+        )
+
+    @router.get("/status")
+    async def platform_status() -> Response:
+        """Return the tiers' numbers and the function host's (`functions`)."""
+        told = {**status(), "functions": host.status()}
+        return Response(msgspec.json.encode(told), media_type="application/json")
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus's text format."""
+        return Response(exposition(registry), media_type="text/plain; version=0.0.4")
+
+    return router

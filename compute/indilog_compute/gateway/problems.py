@@ -1,0 +1,147 @@
+"""Errors over HTTP: RFC 9457 problem details, one sentence, and whether to try again."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from indilog.base.errors import (
+    AppNameTakenError,
+    ConflictError,
+    DataLossError,
+    DeployError,
+    DiskFullError,
+    FunctionFailedError,
+    IndilogError,
+    InvalidArgumentsError,
+    InvalidTagError,
+    InvocationCancelledError,
+    NotReadyError,
+    OutcomeUnknownError,
+    QuorumUnavailableError,
+    SealedError,
+    TooLargeError,
+    TrimmedError,
+    UnauthorizedError,
+    UnknownFunctionError,
+    WorkerCrashedError,
+)
+from indilog.link.link_messages import LinkLostError
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+_STATUS: Final[dict[type[Exception], HTTPStatus]] = {
+    UnauthorizedError: HTTPStatus.UNAUTHORIZED,
+    UnknownFunctionError: HTTPStatus.NOT_FOUND,
+    InvalidArgumentsError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    DeployError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    AppNameTakenError: HTTPStatus.CONFLICT,
+    ConflictError: HTTPStatus.CONFLICT,
+    InvocationCancelledError: HTTPStatus.CONFLICT,
+    InvalidTagError: HTTPStatus.BAD_REQUEST,
+    ValueError: HTTPStatus.BAD_REQUEST,
+    TypeError: HTTPStatus.BAD_REQUEST,
+    TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    TrimmedError: HTTPStatus.GONE,
+    DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
+    NotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    LinkLostError: HTTPStatus.SERVICE_UNAVAILABLE,
+    QuorumUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    SealedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    OutcomeUnknownError: HTTPStatus.GATEWAY_TIMEOUT,
+    WorkerCrashedError: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of an answer that is an error.
+
+    Attributes:
+        title: the name of the error's class, for programs.
+        kind: of a function that raised: the name of what it raised.
+        errors: for arguments that do not fit, one `{"field", "problem"}` each.
+        seqnum, next_seqnum: of records that are lost, the first one, and where to read on; of
+            trimmed ones, where to read on.
+    """
+
+    title: str
+    status: int
+    detail: str
+    retryable: bool
+    type: str = "about:blank"
+    kind: str = ""
+    errors: list[dict[str, str]] = []
+    seqnum: int | None = None
+    next_seqnum: int | None = None
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return what an HTTP caller is told of `error`."""
+    status = _status(error)
+    return Problem(
+        title=type(error).__name__,
+        status=int(status),
+        detail=str(error),
+        retryable=isinstance(error, IndilogError) and error.retryable,
+        kind=error.kind if isinstance(error, FunctionFailedError) else "",
+        errors=error.errors if isinstance(error, InvalidArgumentsError) else [],
+        seqnum=error.seqnum if isinstance(error, DataLossError) else None,
+        next_seqnum=_next_seqnum(error),
+    )
+
+
+def problem_of_stop(error: IndilogError) -> Problem:
+    """Return what a caller is told whose request the platform's stop cut off.
+
+    The status says that the service is away and comes back, `retryable` whether the same request
+    may simply be repeated then.
+    """
+    return msgspec.structs.replace(problem_of(error), status=int(HTTPStatus.SERVICE_UNAVAILABLE))
+
+
+def _next_seqnum(error: Exception) -> int | None:
+    if isinstance(error, TrimmedError):
+        return error.first_seqnum
+    return error.next_seqnum if isinstance(error, DataLossError) else None
+
+
+def _status(error: Exception) -> HTTPStatus:
+    if isinstance(error, FunctionFailedError) and error.temporary:
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return next(
+        (_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS),
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    )
+
+
+def problem(status: HTTPStatus, detail: str) -> Problem:
+    """Return a problem that is no error of the platform."""
+    title = status.phrase.replace(" ", "")
+    return Problem(title=title, status=int(status), detail=detail, retryable=False)
+
+
+def problem_text(told: Problem) -> bytes:
+    """Return the JSON text of a problem."""
+    return msgspec.json.encode(told)
+
+
+PROBLEM_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "title": "Problem",
+    "required": ["title", "status", "detail", "retryable"],
+    "properties": {
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "retryable": {"type": "boolean"},
+        "kind": {"type": "string"},
+        "seqnum": {"type": "integer"},
+        "next_seqnum": {"type": "integer"},
+        "errors": {
+            "type": "array",
+            "items": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+    },
+}

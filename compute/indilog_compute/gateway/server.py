@@ -1,0 +1,258 @@
+"""Running the gateway: uvicorn on the loop that runs already, without signal handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from indilog.base.errors import ConfigError, NotReadyError
+from indilog.config import NodeConfig
+from indilog.link.link import SOCKET_MESSAGE_BYTES
+from indilog_compute.gateway.acceptor import Acceptor
+from indilog_compute.gateway.edge import Edge
+from indilog_compute.gateway.protocol import GatewayProtocol, Sweep
+from indilog_compute.gateway.unix_socket import UnixSocket
+
+_GRACE_S = 3
+"""Requests that run get this long to end when the gateway stops."""
+_TELL_S = 1
+"""Requests that were cut off then get this long to be answered."""
+_BACKLOG = 2048
+_HEADERS: Final = [
+    ("x-content-type-options", "nosniff"),
+    ("cross-origin-resource-policy", "same-origin"),
+]
+"""Of every answer: no page of another origin can use it as a script, a style or an image."""
+_SOCKET_MESSAGE_BYTES_MAX = 2 * SOCKET_MESSAGE_BYTES
+"""Of a WebSocket: a link cuts what it writes into smaller ones."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the program, and counts and times its connections (`Edge`)."""
+
+    def __init__(self, config: uvicorn.Config, edge: Edge, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._edge = edge
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of these sockets."""
+        await self.lifespan.startup()
+        state = self.server_state
+
+        def protocol() -> GatewayProtocol:
+            return GatewayProtocol(self.config, state, self.lifespan.state, edge=self._edge)
+
+        self.servers = [  # what uvicorn does with them, an acceptor can
+            Acceptor(  # type: ignore[misc]
+                listening,
+                protocol,
+                self._edge.has_room,
+                tls=self._tls,
+                handshake_timeout_s=self._edge.node.headers_timeout_s,
+            )
+            for listening in sockets or []
+        ]
+        self._sweep = Sweep(state.connections)
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the connections."""
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._sweep.stop()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class _Serving:
+    """One uvicorn server on the running loop."""
+
+    def __init__(self, app: ASGIApp, edge: Edge, tls: ssl.SSLContext | None = None) -> None:
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=GatewayProtocol,
+                ws="websockets-sansio",
+                ws_max_size=_SOCKET_MESSAGE_BYTES_MAX,
+                ws_per_message_deflate=False,  # memory for each connection, and bombs
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                headers=_HEADERS,
+                timeout_graceful_shutdown=_GRACE_S,
+            ),
+            edge,
+            tls,
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, listening: socket.socket) -> None:
+        """Serve on a socket."""
+        self._serving = asyncio.ensure_future(self._server.serve(sockets=[listening]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+                raise NotReadyError("The gateway ended while it started.")
+            await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        """Stop listening and end: running requests have a few seconds."""
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        await self._serving
+        # What still ran was cancelled; its callers are told so before the program goes on.
+        if cancelled := set(self._server.server_state.tasks):
+            await asyncio.wait(cancelled, timeout=_TELL_S)
+
+
+class GatewayServer:
+    """A gateway that listens.
+
+    Args:
+        app: what answers there.
+        host: address to listen on.
+        port: 0 takes a free one.
+        edge: limits and figures of its connections; None: those of the defaults.
+        port_is: where the port comes from, for people.
+        tls: serve `https://` with this; None: plain HTTP.
+        local: what answers on a Unix socket as well, and its file.
+
+    Attributes:
+        port: where; valid when `bind` or `start` has returned.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        edge: Edge | None = None,
+        port_is: str = "",
+        tls: ssl.SSLContext | None = None,
+        local: tuple[ASGIApp, Path] | None = None,
+    ) -> None:
+        self.port = port
+        self._port_is = port_is
+        self._host = host
+        self._listening: socket.socket | None = None
+        self._edge = edge or Edge(NodeConfig())
+        self._serving = _Serving(app, self._edge, tls)
+        self._socket: UnixSocket | None = None
+        self._local: _Serving | None = None
+        if local is not None:
+            self._socket = UnixSocket(local[1])
+            self._local = _Serving(local[0], self._edge)
+
+    def bind(self) -> None:
+        """Take the port; connections wait until `start`.
+
+        Raises:
+            ConfigError: the port is in use or not allowed, or the host is unknown.
+        """
+        self._listening = _bound(self._host, self.port, self._port_is)
+        self.port = self._listening.getsockname()[1]
+
+    async def start(self) -> None:
+        """Listen; when this returns, requests are answered.
+
+        Raises:
+            ConfigError: as `bind`.
+        """
+        if self._listening is None:
+            self.bind()
+        assert self._listening is not None, "it is bound"
+        self._edge.limit_connections()
+        await self._serving.start(self._listening)
+        if self._local is not None and self._socket is not None:
+            await self._local.start(_bound_locally(self._socket.address))
+
+    async def stop(self) -> None:
+        """Stop listening and end: running requests have a few seconds."""
+        await asyncio.gather(*[s.stop() for s in (self._serving, self._local) if s is not None])
+        if self._listening is not None:
+            self._listening.close()
+        if self._socket is not None:
+            self._socket.remove()
+
+
+def check_can_listen(node: NodeConfig) -> None:
+    """Check that a gateway could listen there now, before anything is made for it.
+
+    Raises:
+        ConfigError: the port is in use or not allowed, the host is unknown, or the certificate
+            cannot be used.
+    """
+    tls_of(node)
+    _bound(node.host, node.port, "").close()
+
+
+def tls_of(node: NodeConfig) -> ssl.SSLContext | None:
+    """Return what the gateway serves `https://` with; None: it speaks plain HTTP.
+
+    Raises:
+        ConfigError: the certificate or its key cannot be used.
+    """
+    if node.tls_cert is None or node.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(node.tls_cert, node.tls_key, password=_no_password)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"The certificate {node.tls_cert} with the key {node.tls_key} cannot be used: {error}."
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key needs a password; give one without")
+
+
+def _bound_locally(address: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(address)
+    return _listening(listening)
+
+
+def _listening(bound: socket.socket) -> socket.socket:
+    bound.setblocking(False)  # noqa: FBT003 - its only form
+    bound.listen(_BACKLOG)
+    return bound
+
+
+def _bound(host: str, port: int, port_is: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"Port {port}{port_is} is in use on {host}; stop what listens there, or choose "
+                "another with --port."
+            ) from None
+        raise ConfigError(
+            f"The gateway cannot listen on {host}, port {port}: {error.strerror}."
+        ) from None
+    return _listening(listening)

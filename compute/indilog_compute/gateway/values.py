@@ -1,0 +1,157 @@
+"""What goes over HTTP for a record: its JSON form, both ways.
+
+Data is bytes. Going out it is `data` (text) when it is UTF-8, else `data_base64` beside `encoding`:
+"base64"; coming in the caller chooses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import pydantic
+from pydantic_core import PydanticCustomError
+
+from indilog.base.errors import TooLargeError
+from indilog.base.ids import UserTag
+from indilog.base.log import Entry, Record
+
+
+def _tag_in(value: object) -> object:
+    """Refuse what JSON takes for a tag and the log does not; true would become the integer 1."""
+    if type(value) is not str and type(value) is not int:
+        raise PydanticCustomError("tag", "is text or an integer")
+    return value
+
+
+TagIn: TypeAlias = Annotated[str | int, pydantic.BeforeValidator(_tag_in)]
+
+
+class RecordIn(pydantic.BaseModel):
+    """A record to append: `data` or `data_base64`, and tags.
+
+    For the description, and for the words of what does not fit; `RecordBody` is decoded.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    data: str | None = None
+    data_base64: str | None = None
+    tags: list[TagIn] = []
+
+
+class AppendIn(RecordIn):
+    """One record, or `records` to append together, all or none."""
+
+    records: list[RecordIn] | None = None
+
+
+class RecordBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a `RecordIn` says, decoded."""
+
+    data: str | None = None
+    data_base64: str | None = None
+    tags: list[str | int] = []
+
+    def entry(self) -> Entry:
+        """Return the record to append.
+
+        Raises:
+            ValueError: neither or both forms of data, or no base64.
+        """
+        if (self.data is None) == (self.data_base64 is None):
+            raise ValueError("Give a record's data as data (text) or as data_base64, one of them.")
+        if self.data is not None:
+            return Entry(self.data.encode(), tuple(self.tags))
+        try:
+            data = base64.b64decode(self.data_base64 or "", validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"data_base64 is not base64: {error}.") from error
+        return Entry(data, tuple(self.tags))
+
+
+class AppendBody(RecordBody, forbid_unknown_fields=True):
+    """What an `AppendIn` says, decoded."""
+
+    records: list[RecordBody] | None = None
+
+    def entries(self) -> tuple[list[Entry], bool]:
+        """Return the records to append, and whether they were given as `records`.
+
+        Raises:
+            ValueError: both forms were given, or a record is not one.
+        """
+        if self.records is None:
+            return [self.entry()], False
+        if self.data is not None or self.data_base64 is not None or self.tags:
+            raise ValueError("Give records, or data and tags of one record, not both.")
+        return [record.entry() for record in self.records], True
+
+
+class _Counted(msgspec.Struct):
+    """The records of an `AppendIn`, not decoded."""
+
+    records: list[msgspec.Raw] = []
+
+
+def check_count(body: bytes, records_max: int) -> None:
+    """Check how many records a body gives, before any of them is decoded.
+
+    Raises:
+        TooLargeError: more than `records_max`.
+    """
+    if body.count(b"{") <= records_max:
+        return
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        count = len(msgspec.json.decode(body, type=_Counted).records)
+        if count > records_max:
+            raise TooLargeError("The batch's number of records", size=count, limit=records_max)
+
+
+class TrimIn(pydantic.BaseModel):
+    """What to trim: the records below `until`, of the log or of a tag."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    until: int = pydantic.Field(ge=0, strict=True, description="The first seqnum that stays.")
+    tag: str | None = None
+    tag_int: pydantic.StrictInt | None = None
+
+
+class RetentionIn(pydantic.BaseModel):
+    """A log's retention policy; what is left out or null does not bind."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    age_s: float | None = pydantic.Field(None, gt=0, description="Seconds.")
+    size_bytes: int | None = pydantic.Field(None, gt=0, description="Bytes of data and names.")
+
+
+def record_out(record: Record) -> dict[str, Any]:
+    """Return a record's JSON form."""
+    out: dict[str, Any] = {
+        "seqnum": record.seqnum,
+        "tags": list(record.tags),
+        "time": record.time,
+        "ordered_at": record.ordered_at,
+    }
+    try:
+        out["data"] = record.data.decode()
+    except UnicodeDecodeError:
+        out["encoding"] = "base64"
+        out["data_base64"] = base64.b64encode(record.data).decode()
+    return out
+
+
+def tag_of(tag: str | None, tag_int: int | None) -> UserTag | None:
+    """Return the tag that a query names; text and integer tags are different.
+
+    Raises:
+        ValueError: both were given.
+    """
+    if tag is not None and tag_int is not None:
+        raise ValueError("Give tag (text) or tag_int (an integer tag), not both.")
+    return tag if tag is not None else tag_int

@@ -1,0 +1,102 @@
+"""Checkpoints in the log: written, read, and what they make superfluous trimmed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from indilog.base.errors import DataLossError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log
+from indilog_compute.invocations.checkpoint import (
+    PART_BYTES,
+    Checkpoint,
+    Found,
+    checkpoint_parts,
+    newest_checkpoint,
+)
+from indilog_compute.invocations.fold import Fold
+from indilog_compute.invocations.outcome_waiters import Arrivals
+from indilog_compute.invocations.records import CHECKPOINTS_TAG, Checkpointed, decoded, encoded
+
+_PART_OVERHEAD_BYTES: Final = 128
+"""What a record has besides its piece of a checkpoint, at most."""
+
+
+class Checkpoints:
+    """The checkpoints of one log.
+
+    Args:
+        current: returns the fold that the node goes by now.
+        record_bytes_max: data of a record.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        arrivals: Arrivals,
+        *,
+        current: Callable[[], Fold],
+        record_bytes_max: int,
+    ) -> None:
+        self._log = log
+        self._arrivals = arrivals
+        self._current = current
+        self._part_bytes = max(1, min(PART_BYTES, record_bytes_max - _PART_OVERHEAD_BYTES))
+
+    async def write(self) -> None:
+        """Record what the fold is now, and trim what nobody needs who begins there.
+
+        Nothing is trimmed for a checkpoint that does not count: one that was not finished, or whose
+        author was told meanwhile that it had missed records. It goes with the next one.
+        """
+        fold = self._current()
+        checkpoint = fold.checkpoint()
+        place = await self._appended(checkpoint, fold.checkpoint_place)
+        if self._current() is not fold or fold.checkpoint_place != place[-1] + 1:
+            return
+        await self._log.trim(place[0], tag=CHECKPOINTS_TAG)
+        left = dict(fold.trimmable(checkpoint.end))
+        try:
+            for stream, until in list(left.items()):
+                await self._log.trim(until, tag=stream)
+                del left[stream]
+        finally:
+            fold.not_trimmed(left)
+
+    async def _appended(self, checkpoint: Checkpoint, follows: SeqNum) -> list[SeqNum]:
+        """Append a checkpoint; return where its parts are when they are read here."""
+        parts = checkpoint_parts(checkpoint, secrets.token_hex(8), follows, self._part_bytes)
+        places = [await self._log.append(encoded(part), tags=[CHECKPOINTS_TAG]) for part in parts]
+        await self._arrivals.seqnum(places[-1], self._current().end)
+        return places
+
+    async def newest(self) -> Found | None:
+        """Return the newest checkpoint, None if there is none that is whole."""
+        return newest_checkpoint(await self._parts())
+
+    async def _parts(self) -> list[tuple[SeqNum, Checkpointed]]:
+        found: list[tuple[SeqNum, Checkpointed]] = []
+        bound: SeqNum = 0
+        while True:
+            try:
+                page = await self._log.read_range(CHECKPOINTS_TAG, bound)
+            except TrimmedError as error:
+                found, bound = [], error.first_seqnum
+                continue
+            except DataLossError as error:  # the others may do: an older one, or what it covered
+                if error.next_seqnum is None or error.next_seqnum <= bound:
+                    raise
+                structlog.get_logger().error("part of a checkpoint lost", reason=str(error))
+                bound = error.next_seqnum
+                continue
+            if not page:
+                return found
+            for record in page:
+                event = decoded(record.data)
+                if isinstance(event, Checkpointed):
+                    found.append((record.seqnum, event))
+            bound = page[-1].seqnum + 1

@@ -1,0 +1,446 @@
+"""What is to run, who runs it and what came of it: a pure fold over the records of
+`$invocations`, alike on every compute node.
+
+The log's order decides everything: the first record with a key, the first claim of what nobody
+runs, the first outcome. Time is the log's own (`Record.ordered_at`), never a writer's or reader's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, assert_never
+
+from sortedcontainers import SortedList
+
+from indilog.base.ids import SeqNum
+from indilog_compute.invocations.checkpoint import Checkpoint, Found, Invocation, LastDue
+from indilog_compute.invocations.records import (
+    EXECUTORS_TAG,
+    Accepted,
+    Alive,
+    Checkpointed,
+    Claimed,
+    Ended,
+    Event,
+    Freed,
+    GivenUp,
+    application_of,
+    digest_of,
+)
+
+_GIVEN_UP_REMEMBERED: Final = 1000
+_RECENT: Final = 100_000
+"""Seqnums of records that are remembered to compare with a checkpoint."""
+
+
+class FoldLimits(NamedTuple):
+    """What the fold keeps; the same on every compute node."""
+
+    results_kept_s: float
+    results_kept_max: int
+    keys_kept_max: int
+    results_kept_bytes_max: int
+    retry_s_min: float
+    retry_s_max: float
+    app_kept_share_max: float = 1.0
+    """Of what is kept, the share of one application."""
+
+
+@dataclass(slots=True)
+class Running:
+    """An executor that runs something; `last` is the seqnum of its last record."""
+
+    last: SeqNum
+    ids: set[str] = field(default_factory=set)
+
+
+class _Kept:
+    """Invocations that are over, oldest outcome first."""
+
+    def __init__(self) -> None:
+        self.over: OrderedDict[str, Invocation] = OrderedDict()
+        self.size = 0
+
+    @property
+    def oldest(self) -> Invocation:
+        """The one that ended first."""
+        return next(iter(self.over.values()))
+
+    def add(self, over: Invocation) -> None:
+        self.over[over.id] = over
+        self.size += over.size
+
+    def remove(self, over: Invocation) -> None:
+        del self.over[over.id]
+        self.size -= over.size
+
+
+class Fold:
+    """Applies the records in order.
+
+    Attributes:
+        end: records below this seqnum are applied.
+        count: how many that are, over all time.
+        checkpointed: how many of them the newest checkpoint covers.
+        checkpoint_place: the seqnum behind the last part of that, 0: there is none.
+        clock: when the last record was ordered, seconds since 1970.
+        open: those that are not over, by id.
+        open_by_application: how many of them each application has.
+        executors: who runs something, by name.
+        last_due: of each schedule, the due time that was accepted last.
+    """
+
+    def __init__(self, limits: FoldLimits) -> None:
+        self.end: SeqNum = 0
+        self.count = 0
+        self.checkpointed = 0
+        self.checkpoint_place: SeqNum = 0
+        self.clock = 0.0
+        self.open: dict[str, Invocation] = {}
+        self.executors: dict[str, Running] = {}
+        self.last_due: dict[str, LastDue] = {}
+        self.open_by_application: Counter[str] = Counter()
+        self._limits = limits
+        self._over: dict[str, Invocation] = {}
+        self._keys: dict[tuple[str, str], Invocation] = {}
+        self._kept = {False: _Kept(), True: _Kept()}
+        """By whether they have a key: those without never push out those with one."""
+        self._kept_of: dict[tuple[bool, str], _Kept] = {}
+        """The same of each application: none pushes out more than its part of those of others."""
+        self._free: SortedList[tuple[float, SeqNum, str]] = SortedList()
+        self._given_up: OrderedDict[str, None] = OrderedDict()
+        self._needed: dict[str, SortedList[SeqNum]] = {}
+        self._grown: set[str] = set()
+        self._recent: deque[SeqNum] = deque()
+        self._recent_from: SeqNum = 0
+
+    # --- applying records
+
+    def apply(self, seqnum: SeqNum, ordered_at: float, event: Event | None) -> None:
+        """Take in the record at `seqnum`."""
+        assert seqnum >= self.end, "records are applied in order"
+        self.end = seqnum + 1
+        self.count += 1
+        if len(self._recent) == _RECENT:
+            self._recent_from = self._recent.popleft() + 1
+        self._recent.append(seqnum)
+        self.clock = max(self.clock, ordered_at)
+        self._expire()
+        match event:
+            case None:
+                pass
+            case Accepted():
+                self._accept(seqnum, event)
+            case Claimed(executor, ids):
+                self._claim(seqnum, executor, ids)
+            case Freed():
+                self._free_again(seqnum, event)
+            case Ended():
+                self._end(seqnum, event)
+            case Alive(executor):
+                self._grown.add(EXECUTORS_TAG)
+                self._heard(executor, seqnum)
+            case GivenUp(executor, seen, by):
+                self._grown.add(EXECUTORS_TAG)
+                self._give_up(executor, seen, node_of(by))
+            case Checkpointed():
+                self._cover(seqnum, event)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _accept(self, seqnum: SeqNum, event: Accepted) -> None:
+        stream = event.stream
+        self._grown.add(stream)
+        self._heard(event.executor, seqnum)
+        if event.schedule:
+            last = self.last_due.get(event.schedule)
+            if event.after != (last.at if last is not None else 0.0):
+                return  # another node was first
+            self.last_due[event.schedule] = LastDue(event.at, self.clock)
+        is_known = event.id in self.open or event.id in self._over
+        if is_known or (event.function, event.key) in self._keys:
+            return
+        made = Invocation(
+            event.id,
+            seqnum,
+            event.function,
+            self.clock + event.delay_s,
+            node_of(event.executor),
+            stream,
+            event.key,
+            digest_of(event.arguments) if event.key else b"",
+            len(event.arguments),
+        )
+        self._open(made)
+        self._remember(made)
+        if event.delay_s or event.executor in self._given_up:
+            self._free.add(_place(made))
+        else:
+            self._run(made, event.executor, seqnum)
+
+    def _claim(self, seqnum: SeqNum, executor: str, ids: tuple[str, ...]) -> None:
+        if executor in self._given_up:
+            return
+        for claimed in (self.open[i] for i in ids if i in self.open):
+            if claimed.executor is None and claimed.due <= self.clock:
+                self._free.remove(_place(claimed))
+                self._run(claimed, executor, seqnum)
+        self._heard(executor, seqnum)
+
+    def _end(self, seqnum: SeqNum, event: Ended) -> None:
+        self._heard(event.executor, seqnum)
+        over = self.open.pop(event.id, None)
+        if over is None:
+            return  # not the first outcome
+        self.open_by_application[application_of(over.function)] -= 1
+        self._stop(over)
+        over.ended, over.ended_at, over.failed = seqnum, self.clock, event.result is None
+        over.size += len(event.result or b"")
+        self._keep(over)
+
+    def _free_again(self, seqnum: SeqNum, event: Freed) -> None:
+        self._heard(event.executor, seqnum)
+        freed = self.open.get(event.id)
+        if freed is not None and freed.executor == event.executor:
+            self._release(freed, node_of(event.executor), is_lost=event.is_lost)
+
+    def _cover(self, seqnum: SeqNum, event: Checkpointed) -> None:
+        if event.part == event.parts - 1 and event.follows >= self.checkpoint_place:
+            self.checkpointed = event.count
+            self.checkpoint_place = seqnum + 1
+
+    def _give_up(self, executor: str, seen: SeqNum, node: str) -> None:
+        running = self.executors.get(executor)
+        if running is None or running.last > seen:
+            return
+        self._given_up[executor] = None
+        while len(self._given_up) > _GIVEN_UP_REMEMBERED:
+            self._given_up.popitem(last=False)
+        for id_ in sorted(running.ids):
+            self._release(self.open[id_], node, is_lost=True)
+
+    # --- what can happen to an invocation
+
+    def _open(self, invocation: Invocation) -> None:
+        self.open[invocation.id] = invocation
+        self.open_by_application[application_of(invocation.function)] += 1
+
+    def _run(self, invocation: Invocation, executor: str, seqnum: SeqNum) -> None:
+        invocation.executor = executor
+        invocation.tries += 1
+        self.executors.setdefault(executor, Running(seqnum)).ids.add(invocation.id)
+
+    def _stop(self, invocation: Invocation) -> None:
+        """Nobody runs it, and nobody is to."""
+        if invocation.executor is None:
+            self._free.remove(_place(invocation))
+            return
+        running = self.executors[invocation.executor]
+        running.ids.remove(invocation.id)
+        if not running.ids:
+            del self.executors[invocation.executor]
+        invocation.executor = None
+
+    def _release(self, invocation: Invocation, node: str, *, is_lost: bool) -> None:
+        """Nobody runs it any more; it is due again, after a pause that doubles with its tries."""
+        self._stop(invocation)
+        invocation.node = node
+        pause_s = 0.0
+        if is_lost:
+            limits = self._limits
+            pause_s = min(limits.retry_s_min * 2.0 ** (invocation.tries - 1), limits.retry_s_max)
+        else:
+            invocation.tries -= 1
+        invocation.due = self.clock + pause_s
+        self._free.add(_place(invocation))
+
+    def _heard(self, executor: str, seqnum: SeqNum) -> None:
+        if (running := self.executors.get(executor)) is not None:
+            running.last = seqnum
+
+    def _keep(self, over: Invocation) -> None:
+        """Remember one that is over; an application above its part forgets its own oldest."""
+        limits = self._limits
+        self._over[over.id] = over
+        self._kept[bool(over.key)].add(over)
+        place = (bool(over.key), application_of(over.function))
+        own = self._kept_of.setdefault(place, _Kept())
+        own.add(over)
+        most = limits.keys_kept_max if over.key else limits.results_kept_max
+        share = limits.app_kept_share_max
+        while len(own.over) > max(1, most * share) or (
+            own.size > limits.results_kept_bytes_max * share and len(own.over) > 1
+        ):
+            self._forget(own.oldest)
+
+    def _expire(self) -> None:
+        limits = self._limits
+        for has_key, kept in self._kept.items():
+            most = limits.keys_kept_max if has_key else limits.results_kept_max
+            while kept.over and (
+                len(kept.over) > most
+                or kept.size > limits.results_kept_bytes_max
+                or kept.oldest.ended_at + limits.results_kept_s <= self.clock
+            ):
+                self._forget(kept.oldest)
+
+    def _forget(self, over: Invocation) -> None:
+        self._kept[bool(over.key)].remove(over)
+        place = (bool(over.key), application_of(over.function))
+        own = self._kept_of[place]
+        own.remove(over)
+        if not own.over:
+            del self._kept_of[place]
+        del self._over[over.id]
+        self._needed[over.stream].remove(over.seqnum)
+        if over.key:
+            del self._keys[over.function, over.key]
+
+    # --- questions
+
+    @property
+    def kept(self) -> int:
+        """How many that are over are remembered."""
+        return len(self._over)
+
+    def get(self, id: str) -> Invocation | None:  # noqa: A002 - it is called so
+        """Return an invocation, or None: there was none, or it was forgotten."""
+        return self.open.get(id) or self._over.get(id)
+
+    def with_key(self, function: str, key: str) -> Invocation | None:
+        """Return the invocation of a function that has the key."""
+        return self._keys.get((function, key))
+
+    def is_given_up(self, executor: str) -> bool:
+        """Tell whether the log says that `executor` is dead."""
+        return executor in self._given_up
+
+    def free(self, now: float, node: str, later_s: float) -> list[Invocation]:
+        """Return those that `node` may claim at `now`, by the log's time: what is due and its own
+        to claim first, and the others `later_s` after they were due.
+        """
+        due = [self.open[id_] for _, _, id_ in self._free.irange(maximum=(now, self.end, ""))]
+        return [free for free in due if free.node == node or free.due + later_s <= now]
+
+    def next_free(self, node: str, later_s: float, full: Collection[str] = ()) -> float | None:
+        """Return a time of the log before which `node` has nothing to claim, but for what it may
+        claim now; None: nothing waits. Those of the applications `full` do not count.
+        """
+        earliest: float | None = None
+        for due, _, id_ in self._free:
+            if earliest is not None and due > earliest:
+                break
+            free = self.open[id_]
+            if application_of(free.function) in full:
+                continue
+            earliest = due + later_s if earliest is None else earliest
+            if free.node == node:
+                return min(earliest, due)
+        return earliest
+
+    @property
+    def size(self) -> int:
+        """How many invocations are remembered, over or not."""
+        return len(self.open) + len(self._over)
+
+    def trimmable(self, end: SeqNum) -> list[tuple[str, SeqNum]]:
+        """Return the streams that have had records since they were last returned, and the first
+        seqnum of each that somebody needs who begins with a checkpoint of the records below `end`.
+        """
+        streams, self._grown = sorted(self._grown), set()
+        return [(stream, min(self._needed_from(stream), end)) for stream in streams]
+
+    def not_trimmed(self, streams: Iterable[str]) -> None:
+        """Return these with the next `trimmable` too."""
+        self._grown.update(streams)
+
+    def _needed_from(self, stream: str) -> SeqNum:
+        needed = self._needed.get(stream)
+        return needed[0] if needed else self.end
+
+    def agrees(self, checkpoint: Checkpointed) -> bool:
+        """Tell whether the records that a checkpoint covers are those that were applied here; True
+        also for one that does not count, or covers less than what is known of that.
+        """
+        if checkpoint.follows > self.checkpoint_place:
+            return False  # one was missed
+        if checkpoint.follows < self.checkpoint_place or checkpoint.end < self._recent_from:
+            return True
+        later = len(self._recent) - bisect_left(self._recent, checkpoint.end)
+        return self.count - later == checkpoint.count
+
+    # --- checkpoints
+
+    def checkpoint(self) -> Checkpoint:
+        """Return all of it."""
+        return Checkpoint(
+            end=self.end,
+            count=self.count,
+            clock=self.clock,
+            open=tuple(self.open.values()),
+            over=tuple(self._over.values()),
+            executors={name: running.last for name, running in self.executors.items()},
+            given_up=tuple(self._given_up),
+            last_due=dict(self.last_due),
+        )
+
+    @classmethod
+    def restored(cls, limits: FoldLimits, found: Found) -> Fold:
+        """Return what a checkpoint says."""
+        checkpoint, place = found
+        fold = cls(limits)
+        fold.end, fold.count, fold.clock = checkpoint.end, checkpoint.count, checkpoint.clock
+        fold.checkpointed, fold._recent_from = checkpoint.count, checkpoint.end
+        fold.checkpoint_place = place
+        fold._restore(checkpoint)
+        return fold
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.last_due = dict(checkpoint.last_due)
+        self._given_up.update(dict.fromkeys(checkpoint.given_up))
+        for name, last in checkpoint.executors.items():
+            self.executors[name] = Running(last)
+        for invocation in checkpoint.open:
+            self._open(invocation)
+            self._remember(invocation)
+            if invocation.executor is None:
+                self._free.add(_place(invocation))
+            else:
+                self.executors[invocation.executor].ids.add(invocation.id)
+        for over in checkpoint.over:
+            self._remember(over)
+            self._keep(over)
+
+    def _remember(self, invocation: Invocation) -> None:
+        self._grown.add(invocation.stream)
+        self._needed.setdefault(invocation.stream, SortedList()).add(invocation.seqnum)
+        if invocation.key:
+            self._keys[invocation.function, invocation.key] = invocation
+
+    def check_invariants(self) -> None:
+        """Assert that everything open is either free or run by exactly one executor."""
+        free = {id_ for _, _, id_ in self._free}
+        running = [id_ for r in self.executors.values() for id_ in r.ids]
+        assert len(running) == len(set(running)), "one executor at a time"
+        assert free.isdisjoint(running)
+        assert free | set(running) == set(self.open)
+        assert not set(self.open) & set(self._over)
+        assert sum(map(len, self._needed.values())) == len(self.open) + len(self._over)
+        for kept in self._kept.values():
+            assert kept.size == sum(over.size for over in kept.over.values())
+        assert sum(len(own.over) for own in self._kept_of.values()) == len(self._over)
+        assert +self.open_by_application == Counter(
+            application_of(i.function) for i in self.open.values()
+        )
+
+
+def node_of(executor: str) -> str:
+    """Return the compute node that an executor is, or was, on."""
+    return executor.partition("#")[0]
+
+
+def _place(invocation: Invocation) -> tuple[float, SeqNum, str]:
+    return invocation.due, invocation.seqnum, invocation.id

@@ -1,0 +1,56 @@
+"""What callers are told of a recorded invocation: how far it is, and what came of it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+from indilog.base.errors import CallOutcomeUnknownError, TrimmedError
+from indilog.base.log import Log
+from indilog.link.link_messages import Failed, Returned
+from indilog_compute.invocations.checkpoint import Invocation
+from indilog_compute.invocations.records import Ended, decoded
+from indilog_compute.invocations.runs import outcome_in
+
+INVOCATION_WAIT_S_MAX: Final = 300.0
+"""How long a caller may wait for an outcome."""
+
+
+class State(enum.StrEnum):
+    """How far an invocation is."""
+
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Told(NamedTuple):
+    """What callers may know of an invocation; `outcome` is there when it is over."""
+
+    id: str
+    function: str
+    state: State
+    outcome: Returned | Failed | None
+
+
+async def told_of(log: Log, found: Invocation) -> Told | None:
+    """Return what the log says of an invocation; None: others have forgotten it, and trimmed it."""
+    if found.ended is None:
+        state = State.SCHEDULED if found.executor is None else State.RUNNING
+        return Told(found.id, found.function, state, None)
+    try:
+        record = await log.read(found.ended)
+    except TrimmedError:
+        return None
+    event = decoded(record.data) if record is not None else None
+    assert isinstance(event, Ended), "the fold says so"
+    state = State.FAILED if found.failed else State.DONE
+    return Told(found.id, found.function, state, outcome_in(event))
+
+
+def forgotten(id: str) -> CallOutcomeUnknownError:  # noqa: A002 - it is called so
+    """Return what is told of an outcome that is not kept."""
+    return CallOutcomeUnknownError(
+        f"What came of invocation {id} is not kept any more; see results_kept_max."
+    )

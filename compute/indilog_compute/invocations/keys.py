@@ -1,0 +1,62 @@
+"""Idempotency keys: of each function one invocation for a key, and only with the same arguments
+(decision 0018).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from indilog.base.errors import InvalidArgumentsError
+from indilog.link.link_messages import Failed, Returned
+from indilog_compute.invocations.fold import Fold
+from indilog_compute.invocations.records import KEY_CHARACTERS_MAX, digest_of
+
+_KEPT: Final = (
+    "This is what came of the call with this idempotency key; to run it again, take another key."
+)
+
+
+def check_key(function: str, key: str) -> None:
+    """Check a key; empty: there is none.
+
+    Raises:
+        InvalidArgumentsError: it is too long, or not printable.
+    """
+    if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
+        raise _misfit(function, f"is 1 to {KEY_CHARACTERS_MAX} printable characters")
+
+
+def known_with(fold: Fold, function: str, arguments: bytes, key: str) -> str | None:
+    """Return the id of the invocation of `function` that has the key, running or over; None: there
+    is no such invocation, or no key.
+
+    Raises:
+        InvalidArgumentsError: it has other arguments.
+    """
+    known = fold.with_key(function, key) if key else None
+    if known is None:
+        return None
+    if known.digest != digest_of(arguments):
+        raise _misfit(function, "was used with other arguments; take another key")
+    return known.id
+
+
+def kept_with_key(outcome: Returned | Failed) -> Returned | Failed:
+    """Return an outcome as who called with a key is told it.
+
+    A function that gave up on something that may pass, such as a conflict, says perhaps that the
+    caller should run it again. The same key gives the same outcome; it cannot be given up, for what
+    the function did before stays.
+    """
+    if isinstance(outcome, Returned) or not outcome.attributes.get("temporary"):
+        return outcome
+    told = outcome.message.removesuffix(_KEPT).rstrip()
+    stop = "" if told.endswith((".", "!", "?")) else "."
+    return msgspec.structs.replace(outcome, message=f"{told}{stop} {_KEPT}")
+
+
+def _misfit(function: str, problem: str) -> InvalidArgumentsError:
+    fault = {"field": "Idempotency-Key", "problem": problem}
+    return InvalidArgumentsError(f"{function} was not run: its idempotency key {problem}.", [fault])

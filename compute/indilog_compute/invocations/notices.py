@@ -1,0 +1,45 @@
+"""When a fault that lasts is told again: after pauses that double (ARCHITECTURE 11)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from indilog.base.errors import IndilogError
+
+PAUSE_S_MAX: Final = 60.0
+"""A fault that lasts is told at least this often."""
+
+
+class Notices:
+    """Tells a fault at once, then after `pause_s`, doubled each time, up to `PAUSE_S_MAX`."""
+
+    __slots__ = ("_due", "_first_s", "_pause_s")
+
+    def __init__(self, pause_s: float) -> None:
+        self._first_s = self._pause_s = pause_s
+        self._due = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether the fault is to be told at `now`, which then counts as done."""
+        if now < self._due:
+            return False
+        self._due = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+        return True
+
+    def tell(self, what: str, error: Exception, now: float) -> None:
+        """Log that `what` goes on, if that is due: what the platform may answer with its sentence,
+        what nobody foresaw with its traceback.
+        """
+        if not self.is_due(now):
+            return
+        if isinstance(error, IndilogError):
+            structlog.get_logger().warning(what, reason=str(error))
+        else:
+            structlog.get_logger().error(what, exc_info=error)
+
+    def over(self) -> None:
+        """The fault is over: the next one is told at once."""
+        self._due, self._pause_s = 0.0, self._first_s

@@ -1,0 +1,136 @@
+"""Waiting for what the log will say: until a record is read here, until an outcome is."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from indilog.base.errors import OverloadedError
+from indilog.base.ids import SeqNum
+from indilog_compute.invocations.records import Ended
+
+
+class Arrivals:
+    """Who waits for what.
+
+    Args:
+        callers_max: who may wait for outcomes at once, and who for records.
+        share_max: the share of those who may wait for outcomes, without those of other
+            applications, that may wait for outcomes of one application.
+    """
+
+    def __init__(self, callers_max: int, *, share_max: float = 1.0) -> None:
+        self._callers_max = callers_max
+        self._share_max = share_max
+        self._waiting: Counter[str] = Counter()
+        self._appending = 0
+        self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
+        self._outcomes: dict[str, list[asyncio.Future[Ended | None]]] = {}
+        self._numbers = itertools.count()
+
+    async def seqnum(self, seqnum: SeqNum, end: SeqNum) -> None:
+        """Wait until the record at `seqnum` is read; `end`: what is read already."""
+        if seqnum < end:
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._reading, (seqnum, next(self._numbers), waiting))
+        await waiting
+
+    async def seqnum_for_caller(self, seqnum: SeqNum, end: SeqNum) -> None:
+        """Wait like `seqnum`, for somebody who asks.
+
+        Raises:
+            OverloadedError: too many wait already, or have waited since a record was read last.
+        """
+        if seqnum >= end:
+            self._check_room_for_record()
+        await self.seqnum(seqnum, end)
+
+    @contextmanager
+    def room_for_record(self) -> Iterator[None]:
+        """Keep room for one who appends a record and then waits until it is read (`seqnum`).
+
+        Raises:
+            OverloadedError: as `seqnum_for_caller`; before anything is appended.
+        """
+        self._check_room_for_record()
+        self._appending += 1
+        try:
+            yield
+        finally:
+            self._appending -= 1
+
+    def _check_room_for_record(self) -> None:
+        waiting = len(self._reading) + self._appending
+        if waiting >= self._callers_max:
+            raise _too_many(waiting, "records")
+
+    @contextmanager
+    def room_for_outcome(self, application: str) -> Iterator[None]:
+        """Keep room for one who waits for outcomes of an application (`outcome`).
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        waiting, own = self._waiting.total(), self._waiting[application]
+        if waiting >= self._callers_max:
+            raise _too_many(waiting, "outcomes")
+        if own >= max(1, int(self._share_max * (self._callers_max - (waiting - own)))):
+            raise OverloadedError(
+                f"{own:,} callers wait for outcomes of app {application} on this node, which is "
+                "all that one application may have (app_pending_share_max of calls_pending_max); "
+                "try again later."
+            )
+        self._waiting[application] += 1
+        try:
+            yield
+        finally:
+            self._waiting[application] -= 1
+            if not self._waiting[application]:
+                del self._waiting[application]
+
+    async def outcome(self, id: str) -> Ended | None:  # noqa: A002 - it is called so
+        """Wait until the outcome of an open invocation is read, and return it; None: it may have
+        been read. There is room for who asks (`room_for_outcome`).
+        """
+        waiting: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
+        self._outcomes.setdefault(id, []).append(waiting)
+        try:
+            return await waiting
+        finally:
+            others = self._outcomes.get(id, [])
+            if waiting in others:  # not told: cancelled; others may have come since it was told
+                others.remove(waiting)
+                if not others:
+                    del self._outcomes[id]
+
+    def read(self, end: SeqNum) -> None:
+        """The records below `end` are read."""
+        while self._reading and self._reading[0][0] < end:
+            waiting = heapq.heappop(self._reading)[2]
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def ended(self, event: Ended) -> None:
+        """The outcome of an invocation is read."""
+        self._tell(event.id, event)
+
+    def all_ended(self) -> None:
+        """Any outcome may have been read: let all look who wait for one."""
+        for id_ in list(self._outcomes):
+            self._tell(id_, None)
+
+    def _tell(self, id_: str, event: Ended | None) -> None:
+        for waiting in self._outcomes.pop(id_, ()):
+            if not waiting.done():
+                waiting.set_result(event)
+
+
+def _too_many(waiting: int, what: str) -> OverloadedError:
+    return OverloadedError(
+        f"{waiting:,} callers wait for {what} on this node, which is its limit; try again later."
+    )

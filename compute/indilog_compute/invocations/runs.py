@@ -1,0 +1,228 @@
+"""The invocations that run on this compute node: each is called, and what came of it recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from indilog.base.errors import (
+    DataLossError,
+    FunctionFailedError,
+    IndilogError,
+    NotReadyError,
+    TooLargeError,
+    UnknownFunctionError,
+    WorkerCrashedError,
+)
+from indilog.base.ids import MetalogPosition
+from indilog.base.log import Entry, Log
+from indilog.link.link_messages import Failed, Returned, error_from, failed
+from indilog.sdk.outcomes import own_append_missing
+from indilog_compute.invocations.checkpoint import Invocation
+from indilog_compute.invocations.records import (
+    Accepted,
+    Ended,
+    Event,
+    Failure,
+    Freed,
+    decoded,
+    encoded,
+)
+from indilog_compute.workers.call import Call
+
+_PAUSE_S_MIN: Final = 0.05
+_PAUSE_S_MAX: Final = 5.0
+"""What cannot begin or be recorded at the moment is tried again after pauses that double."""
+_FREE_S: Final = 1.0
+"""A platform that stops takes this long to say what it frees."""
+
+
+class StartCall(Protocol):
+    """Starts a call of a function on this compute node."""
+
+    def __call__(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        position: MetalogPosition,
+        depth: int,
+        invocation: str,
+    ) -> Call:
+        """Start `app.function`; errors as `FunctionHost.call`."""
+
+
+StopCall = Callable[[Call], None]
+
+
+class Runs:
+    """Runs invocations here.
+
+    Args:
+        executor: gives the name under which this node runs them.
+
+    Attributes:
+        begun_again: how many were begun that somebody had begun before.
+    """
+
+    def __init__(
+        self, log: Log, start: StartCall, stop: StopCall, executor: Callable[[], str]
+    ) -> None:
+        self.begun_again = 0
+        self._log = log
+        self._start = start
+        self._stop = stop
+        self._executor = executor
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, invocation: Invocation) -> None:
+        """Run an invocation, and record what comes of it."""
+        self.begun_again += invocation.tries > 1
+        task = asyncio.get_running_loop().create_task(self._run(invocation, self._executor()))
+        self._running[invocation.id] = task
+        task.add_done_callback(partial(self._ended, invocation.id))
+
+    def abandon(self, id: str) -> None:  # noqa: A002 - it is called so
+        """Stop running an invocation, if it runs."""
+        if (task := self._running.pop(id, None)) is not None:
+            task.cancel()
+
+    async def stop(self, open_: Iterable[Invocation]) -> None:
+        """Stop running all; those that are open are said to be free."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        freed = [
+            Entry(encoded(Freed(self._executor(), i.id, is_lost=False)), (i.stream,)) for i in open_
+        ]
+        with suppress(IndilogError, TimeoutError):
+            if freed:
+                async with asyncio.timeout(_FREE_S):
+                    await self._log.append_batch(freed)
+
+    # --- inside
+
+    def _ended(self, id: str, task: asyncio.Task[None]) -> None:  # noqa: A002 - it is called so
+        if self._running.get(id) is task:
+            del self._running[id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            structlog.get_logger().error("invocation not run", invocation=id, exc_info=error)
+
+    async def _run(self, invocation: Invocation, executor: str) -> None:
+        try:
+            outcome = await self._outcome(await self._accepted(invocation))
+        except DataLossError as error:  # its arguments are gone for good
+            outcome = failed(error)
+        except Exception:  # noqa: BLE001 - outermost: it must not stay open for ever
+            structlog.get_logger().exception("invocation failed", invocation=invocation.id)
+            sentence = "The platform failed on this invocation; its log says why."
+            outcome = failed(IndilogError(sentence))
+        if isinstance(outcome, Failed) and isinstance(error_from(outcome), WorkerCrashedError):
+            await self._record(Freed(executor, invocation.id, is_lost=True), invocation)
+            return
+        try:
+            await self._record(_ended(executor, invocation.id, outcome), invocation)
+        except TooLargeError as error:
+            told = failed(_cannot_be_kept(invocation.function, error), outcome.position)
+            await self._record(_ended(executor, invocation.id, told), invocation)
+
+    async def _accepted(self, invocation: Invocation) -> Accepted:
+        """Return what was recorded of it, as soon as that can be read."""
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                record = await self._log.read(invocation.seqnum)
+                if record is None:
+                    raise own_append_missing(invocation.seqnum)
+            except IndilogError as error:
+                if not error.retryable:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                continue
+            accepted = decoded(record.data)
+            assert isinstance(accepted, Accepted), "the fold says so"
+            return accepted
+
+    async def _outcome(self, accepted: Accepted) -> Returned | Failed:
+        """Call the function until it has begun; return what came of it."""
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                outcome = await self._call(accepted)
+            except UnknownFunctionError as error:
+                if pause_s == _PAUSE_S_MAX:
+                    return failed(error)
+                outcome = None  # a node that takes over may not have its deployment yet
+            except IndilogError as error:
+                outcome = failed(error)
+            if outcome is not None and not _could_not_begin(outcome):
+                return outcome
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    async def _call(self, accepted: Accepted) -> Returned | Failed:
+        call = self._start(
+            accepted.function,
+            accepted.arguments,
+            position=accepted.position,
+            depth=accepted.depth,
+            invocation=accepted.id,
+        )
+        try:
+            return await asyncio.shield(call.outcome)  # being cancelled is no outcome of the call
+        except asyncio.CancelledError:
+            self._stop(call)
+            raise
+
+    async def _record(self, event: Event, invocation: Invocation) -> None:
+        """Append until it is certain; a second copy has no effect."""
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                await self._log.append(encoded(event), tags=[invocation.stream])
+            except TooLargeError:
+                raise
+            except IndilogError as error:
+                structlog.get_logger().warning(
+                    "outcome not recorded yet", invocation=invocation.id, reason=str(error)
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+            else:
+                return
+
+
+def _could_not_begin(outcome: Returned | Failed) -> bool:
+    return isinstance(outcome, Failed) and isinstance(error_from(outcome), NotReadyError)
+
+
+def _cannot_be_kept(function: str, error: TooLargeError) -> FunctionFailedError:
+    """Return what came of a function that ran, and whose result no record holds."""
+    return FunctionFailedError(
+        f"{function} ran, and what it did stays, but its result cannot be kept: its record has "
+        f"{error.size:,} bytes, the limit is {error.limit:,}; keep large results in a log and "
+        "return their seqnums.",
+        kind=TooLargeError.__name__,
+    )
+
+
+def _ended(executor: str, id: str, outcome: Returned | Failed) -> Ended:  # noqa: A002
+    if isinstance(outcome, Returned):
+        return Ended(executor, id, outcome.position, outcome.result)
+    failure = Failure(outcome.kind, outcome.message, outcome.attributes)
+    return Ended(executor, id, outcome.position, None, failure)
+
+
+def outcome_in(event: Ended) -> Returned | Failed:
+    """Return the outcome that a record has."""
+    if event.failure is None:
+        return Returned(event.position, event.result or b"null")
+    failure = event.failure
+    return Failed(failure.kind, failure.message, failure.attributes, event.position)

@@ -1,0 +1,551 @@
+"""The service of one compute node that runs invocations from the log: it follows `$invocations`,
+does what the node's `Executor` decides, and answers those who start invocations or ask for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final
+
+import structlog
+
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    CallOutcomeUnknownError,
+    DataLossError,
+    IndilogError,
+    InvocationCancelledError,
+    NotReadyError,
+    OverloadedError,
+)
+from indilog.base.ids import MAX_SEQNUM, MetalogPosition, SeqNum
+from indilog.base.log import Entry, LogSource, Record, Session
+from indilog.base.subscription import pages
+from indilog.config import NodeConfig
+from indilog.link.link_messages import Failed, Returned
+from indilog.sdk.log_clock import LogClock
+from indilog.sdk.losses import Losses
+from indilog_compute.invocations.checkpoint import Invocation
+from indilog_compute.invocations.checkpoints import Checkpoints
+from indilog_compute.invocations.executor import (
+    Abandon,
+    Action,
+    Append,
+    Begin,
+    Executor,
+    Now,
+    WriteCheckpoint,
+)
+from indilog_compute.invocations.fold import Fold, FoldLimits
+from indilog_compute.invocations.invocation_status import Told, forgotten, told_of
+from indilog_compute.invocations.keys import check_key, known_with
+from indilog_compute.invocations.notices import Notices
+from indilog_compute.invocations.outcome_waiters import Arrivals
+from indilog_compute.invocations.records import (
+    INVOCATIONS_LOG,
+    Accepted,
+    Checkpointed,
+    Claimed,
+    Ended,
+    Failure,
+    application_of,
+    decoded,
+    encoded,
+    stream_of,
+)
+from indilog_compute.invocations.runs import Runs, StartCall, StopCall, outcome_in
+from indilog_compute.invocations.scheduling import Scheduled, Schedules
+
+_AGAIN_S: Final = 1.0
+"""After an error it goes on after this."""
+_ENTRIES_MAX: Final = 100
+"""What is appended at once, so that it fits however small a batch may be."""
+
+
+class InvocationService:
+    """Runs invocations on one compute node, and tells what came of any.
+
+    Args:
+        node: names the compute node; an earlier process of that name is surely dead. None: no
+            earlier process is known to be.
+        rank: which of the compute nodes it is, from 0.
+        record_bytes_max: data of a record, for checkpoints.
+        start: starts a call of a function here.
+        stop: stops one.
+    """
+
+    def __init__(
+        self,
+        logs: LogSource,
+        config: NodeConfig,
+        *,
+        node: str | None,
+        rank: int = 0,
+        record_bytes_max: int,
+        start: StartCall,
+        stop: StopCall,
+    ) -> None:
+        self._config = config
+        self._node = node or secrets.token_hex(6)
+        self._log = logs.log(INVOCATIONS_LOG, Session())
+        self._fold = Fold(_limits(config))
+        self._schedules = Schedules(rank, config)
+        self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
+        self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
+        self._arrivals = Arrivals(config.calls_pending_max, share_max=config.app_pending_share_max)
+        self._checkpoints = Checkpoints(
+            self._log,
+            self._arrivals,
+            current=lambda: self._fold,
+            record_bytes_max=record_bytes_max,
+        )
+        self._clock = LogClock(_passed_s)
+        self._given: tuple[Scheduled, ...] = ()
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._read_to: SeqNum | None = None
+        self._disagreed = self._passed_over = ""
+        self._broken: IndilogError | None = None
+        self._appending = 0
+        self._lost_to: SeqNum = 0
+        self._losses = Losses(
+            "invocations", "What was accepted there is not run, what ended there may run again."
+        )
+        self._given_up = 0
+        self._unread, self._unadvanced = Notices(_AGAIN_S), Notices(_AGAIN_S)
+
+    async def start(self) -> None:
+        """Follow the log, and run what is to run, from now on.
+
+        Raises:
+            NotReadyError: the log cannot be read.
+        """
+        await self._restore()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._act())]
+
+    async def stop(self) -> None:
+        """Stop: what runs is freed, to be run again."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        open_ = self._fold.open
+        await self._runs.stop([open_[id_] for id_ in self._executor.begun if id_ in open_])
+
+    # --- starting invocations
+
+    async def accept(
+        self,
+        function: str,
+        arguments: bytes,
+        *,
+        position: MetalogPosition = 0,
+        depth: int = 0,
+        delay_s: float = 0.0,
+        key: str = "",
+    ) -> str:
+        """Record that `function` is to run after `delay_s`; return the invocation's id.
+
+        With a `key`, the first invocation of the function that was recorded with it is the one that
+        runs, and its id is returned.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments, or is none.
+            OverloadedError, NotReadyError: nothing was done; try again later.
+            CallOutcomeUnknownError: it may run or not.
+        """
+        check_key(function, key)
+        if (known := self.known(function, arguments, key)) is not None:
+            return known
+        self._check_room(application_of(function))
+        event = Accepted(
+            id=secrets.token_hex(12),
+            executor=self._executor.name,
+            function=function,
+            arguments=arguments,
+            position=position,
+            stream=stream_of(delay_s, key),
+            delay_s=delay_s,
+            depth=depth,
+            key=key,
+        )
+        if not key:
+            await self._recorded(event)
+            return event.id
+        with self._arrivals.room_for_record():  # refused now, while nothing is done
+            seqnum = await self._recorded(event)
+        await self._arrivals.seqnum(seqnum, self._fold.end)
+        decided = self.known(function, arguments, key)
+        if decided is None:
+            raise CallOutcomeUnknownError(
+                f"{function} was recorded, but its key is forgotten already; "
+                "results_kept_max or results_kept_s is too small."
+            )
+        return decided
+
+    def known(self, function: str, arguments: bytes, key: str) -> str | None:
+        """Return the id of the invocation of `function` that has the key, as far as the log is read
+        here; None: there is none, or no key.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments.
+        """
+        return known_with(self._fold, function, arguments, key)
+
+    async def known_by_now(self, function: str, arguments: bytes, key: str) -> str | None:
+        """Return what `known` does, on whichever node it was recorded before this was asked.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments.
+            OverloadedError, NotReadyError, QuorumUnavailableError: the log cannot be read up to
+                now; try again later.
+        """
+        self._check_followed()
+        await self._read_up_to_now()
+        return known_with(self._fold, function, arguments, key)
+
+    async def _recorded(self, event: Accepted) -> SeqNum:
+        self._appending += 1
+        try:
+            return await self._log.append(encoded(event), tags=[event.stream])
+        except AppendOutcomeUnknownError as error:
+            raise CallOutcomeUnknownError(
+                f"It is not known whether {event.function} was recorded to run: {error}"
+            ) from error
+        finally:
+            self._appending -= 1
+
+    def _check_followed(self) -> None:
+        if self._broken is not None:
+            raise NotReadyError(f"Invocations are not run here: {self._broken}")
+
+    def _check_room(self, application: str) -> None:
+        self._check_followed()
+        of_application = self._fold.open_by_application[application]
+        if of_application >= self._config.app_invocations_open_max:
+            raise OverloadedError(
+                f"{of_application:,} asynchronous calls of {application} wait or run, which is the "
+                "limit of one application; try again later, or cancel some: "
+                "`indilog invocation cancel`."
+            )
+        held = len(self._fold.open) + self._appending
+        if held >= self._config.invocations_open_max:
+            raise OverloadedError(
+                f"{held:,} asynchronous calls wait or run, which is the limit; try again later."
+            )
+
+    async def cancel(self, id: str) -> Told | None:  # noqa: A002 - it is called so
+        """Cancel an invocation, durably; return it as it is then, None: it is not known.
+
+        One that waits never begins. One that runs is told to stop, and may have had effects. Of
+        one that is over nothing changes.
+
+        Raises:
+            OverloadedError, NotReadyError, QuorumUnavailableError: nothing was done.
+            AppendOutcomeUnknownError: it may be cancelled; doing so again is harmless.
+        """
+        found = self._fold.get(id)
+        if found is None:
+            await self._read_up_to_now()
+            found = self._fold.get(id)
+        if found is not None and found.ended is None:
+            ended = Ended(self._executor.name, id, 0, None, _cancelled(found))
+            with self._arrivals.room_for_record():
+                seqnum = await self._log.append(encoded(ended), tags=[found.stream])
+            await self._arrivals.seqnum(seqnum, self._fold.end)
+            found = self._fold.get(id)
+        return await told_of(self._log, found) if found is not None else None
+
+    def open_of(self, application: str) -> int:
+        """Return how many invocations of an application wait or run."""
+        return self._fold.open_by_application[application]
+
+    # --- asking for them
+
+    async def told(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002 - it is called so
+        """Return an invocation, waiting up to `wait_s` for its outcome; None: there was none, or it
+        was forgotten.
+
+        Raises:
+            DataLossError: it is not known, and records of invocations are lost.
+        """
+        found = self._fold.get(id)
+        if found is None:
+            await self._read_up_to_now()
+            found = self._fold.get(id)
+        if found is None:
+            if self._losses:
+                raise DataLossError(f"Invocation {id} is not known. {self._losses.sentence}")
+            return None
+        if found.ended is None and wait_s > 0:
+            room = self._arrivals.room_for_outcome(application_of(found.function))
+            with suppress(TimeoutError, OverloadedError), room:
+                async with asyncio.timeout(wait_s):
+                    await self._arrivals.outcome(id)
+            found = self._fold.get(id) or found
+        return await told_of(self._log, found)
+
+    async def outcome(self, id: str) -> Returned | Failed:  # noqa: A002 - it is called so
+        """Return what came of an invocation, waiting for it as long as it takes; there is room for
+        who asks (`room_for_outcome`).
+
+        Raises:
+            CallOutcomeUnknownError: it is forgotten already.
+            NotReadyError, QuorumUnavailableError: the log cannot be read; it goes on.
+        """
+        if self._fold.get(id) is None:
+            await self._read_up_to_now()
+        while True:
+            found = self._fold.get(id)
+            if found is None:
+                raise forgotten(id)
+            if found.ended is None:
+                if (event := await self._arrivals.outcome(id)) is not None:
+                    return outcome_in(event)
+                continue
+            told = await told_of(self._log, found)
+            if told is None or told.outcome is None:  # trimmed: others have forgotten it already
+                raise forgotten(id)
+            return told.outcome
+
+    def room_for_outcome(self, function: str) -> AbstractContextManager[None]:
+        """Keep room for one who is going to wait for an outcome of `function`.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        return self._arrivals.room_for_outcome(application_of(function))
+
+    async def _read_up_to_now(self) -> None:
+        """Wait until what anybody was told is recorded has been read here."""
+        last = await self._last(fresh=True)
+        if last is not None:
+            await self._arrivals.seqnum_for_caller(last, self._fold.end)
+
+    async def _last(self, *, fresh: bool) -> SeqNum | None:
+        """Return the seqnum of the last record that can be read."""
+        bound = MAX_SEQNUM
+        while True:
+            try:
+                last = await self._log.read_prev(bound=bound, fresh=fresh)
+            except DataLossError as error:
+                if error.seqnum is None or error.seqnum > bound:
+                    raise
+                if not error.seqnum:
+                    return None
+                bound = error.seqnum - 1
+            else:
+                return last.seqnum if last is not None else None
+
+    def schedule(self, schedules: Iterable[Scheduled]) -> None:
+        """Keep these schedules from now on, and no others."""
+        self._given = tuple(schedules)
+        self._take_schedules()
+        self._news.set()
+
+    def _take_schedules(self) -> None:
+        if self._clock.has_begun:
+            self._schedules.take(self._given, ahead_s=time.time() - self._clock.now())
+
+    def schedules(self) -> list[dict[str, Any]]:
+        """Return when each schedule was last due and is next, ISO 8601."""
+        return self._schedules.status(self._fold, time.time())
+
+    def status(self) -> dict[str, Any]:
+        """Return figures for people and metrics."""
+        open_ = self._fold.open.values()
+        return {
+            "open": len(open_),
+            "scheduled": sum(i.executor is None for i in open_),
+            "running_here": len(self._executor.begun),
+            "results_kept": self._fold.kept,
+            "begun_again": self._runs.begun_again,
+            "given_up_as_dead": self._given_up,
+            "lost_ranges": len(self._losses),
+        }
+
+    # --- inside
+
+    def _new_name(self) -> str:
+        return f"{self._node}#{secrets.token_hex(6)}"
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                if not await self._read_on():
+                    await self._restore()
+            except Exception as error:  # noqa: BLE001 - outermost: others depend on it
+                self._unread.tell("invocations not followed", error, time.monotonic())
+                self._broken = _broken_by(error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _read_on(self) -> bool:
+        """Apply records until some are lost, which are passed over; False: until it is known that
+        others have trimmed some that were not read here.
+        """
+        try:
+            async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
+                is_whole = self._took(page)
+                self._arrivals.read(self._fold.end)
+                self._news.set()
+                if not is_whole:
+                    return False
+                self._unread.over()
+        except DataLossError as error:
+            bound = max(self._fold.end, self._lost_to)
+            self._lost_to = self._losses.read_on_after(error, bound)
+        return True
+
+    async def _restore(self) -> None:
+        """Begin with the newest checkpoint, if there is one; nothing is done before what follows it
+        is read.
+        """
+        found = await self._checkpoints.newest()
+        await self._clock.begin(self._log)
+        self._take_schedules()
+        self._read_to = await self._last(fresh=False)
+        if found is not None:
+            end = found.checkpoint.end
+            structlog.get_logger().info("invocations read from a checkpoint", end=end)
+            self._fold = Fold.restored(_limits(self._config), found)
+            self._executor.follows(self._fold)
+            self._arrivals.all_ended()
+        self._passed_over = self._disagreed
+
+    def _took(self, page: Sequence[Record]) -> bool:
+        """Apply records; False: a checkpoint tells that some before it were not read here."""
+        for record in page:
+            event = decoded(record.data)
+            if event is None:
+                structlog.get_logger().error(
+                    "invocation record not understood", seqnum=record.seqnum
+                )
+            if isinstance(event, Checkpointed) and not self._agrees(event):
+                return False
+            self._clock.read(record.ordered_at)
+            self._fold.apply(record.seqnum, record.ordered_at, event)
+            self._broken = None
+            if isinstance(event, Ended):
+                self._arrivals.ended(event)
+        return True
+
+    def _agrees(self, event: Checkpointed) -> bool:
+        """Tell whether a checkpoint says what is known here, or cannot be read whole."""
+        if self._fold.agrees(event):
+            return True
+        if event.id != self._passed_over:  # otherwise `_restore` has looked for it already
+            self._disagreed = event.id
+            return False
+        structlog.get_logger().error("a checkpoint is lost; going on without it", end=event.end)
+        return True
+
+    async def _act(self) -> None:
+        """Do what the executor decides, one round after the other."""
+        while True:
+            self._news.clear()
+            try:
+                did = await self._round()
+            except Exception as error:  # noqa: BLE001 - outermost: the next round may do better
+                self._unadvanced.tell("invocations not advanced", error, time.monotonic())
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            self._unadvanced.over()
+            if not did:
+                await self._rest()
+
+    async def _round(self) -> bool:
+        """Do what is to be done now; return whether something was recorded for it."""
+        if self._read_to is not None:
+            await self._arrivals.seqnum(self._read_to, self._fold.end)
+        if self._fold.is_given_up(self._executor.name):
+            structlog.get_logger().warning("given up as dead; going on under another name")
+            self._given_up += 1
+            for abandon in self._executor.renamed(self._new_name()):
+                self._runs.abandon(abandon.id)
+        actions = self._executor.actions(self._now())
+        entries = [entry for action in actions if (entry := self._done(action)) is not None]
+        places: list[SeqNum] = []
+        for start in range(0, len(entries), _ENTRIES_MAX):
+            places += await self._log.append_batch(entries[start : start + _ENTRIES_MAX])
+        if places:
+            await self._arrivals.seqnum(places[-1], self._fold.end)
+            self._executor.recorded(time.monotonic())
+            if self._claimed_too_early(actions):
+                await self._clock.ask(self._log)
+        if WriteCheckpoint() in actions:  # last: one that fails holds up nothing
+            await self._checkpoints.write()
+        return bool(entries)
+
+    def _claimed_too_early(self, actions: Sequence[Action]) -> bool:
+        """Whether something was claimed that was not due yet when the log ordered the claim."""
+        fold = self._fold
+        claims = (a.event for a in actions if isinstance(a, Append))
+        ids = [id_ for claim in claims if isinstance(claim, Claimed) for id_ in claim.ids]
+        return any(id_ in fold.open and fold.open[id_].due > fold.clock for id_ in ids)
+
+    def _now(self) -> Now:
+        return Now(time.monotonic(), self._clock.now(), time.time())
+
+    def _done(self, action: Action) -> Entry | None:
+        """Do an action, or return what is to be appended for it."""
+        match action:
+            case Begin(invocation):
+                self._runs.begin(invocation)
+                self._executor.begun.add(invocation.id)
+            case Abandon(id_):
+                self._runs.abandon(id_)
+                self._executor.begun.discard(id_)
+            case Append(event, tags):
+                return Entry(encoded(event), tags)
+            case WriteCheckpoint():
+                pass
+        return None
+
+    async def _rest(self) -> None:
+        """Wait for a record, or until it is time to do something."""
+        with suppress(TimeoutError):
+            # `wait_for` may lose a cancellation
+            async with asyncio.timeout(self._executor.rest_s(self._now())):
+                await self._news.wait()
+
+
+def _passed_s() -> float:
+    """Return seconds that nothing sets and that pass while the machine sleeps, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _broken_by(error: Exception) -> IndilogError | None:
+    """Return why nothing can be run here after `error`; None: it may pass."""
+    if isinstance(error, IndilogError):
+        return None if error.retryable else error
+    return IndilogError(f"{type(error).__name__}; the log says why.")
+
+
+def _limits(config: NodeConfig) -> FoldLimits:
+    return FoldLimits(
+        results_kept_s=config.results_kept_s,
+        results_kept_max=config.results_kept_max,
+        keys_kept_max=config.keys_kept_max,
+        results_kept_bytes_max=config.results_kept_bytes_max,
+        retry_s_min=config.invocation_retry_s_min,
+        retry_s_max=config.invocation_retry_s_max,
+        app_kept_share_max=config.app_kept_share_max,
+    )
+
+
+def _cancelled(invocation: Invocation) -> Failure:
+    """Return the answer to callers of a cancelled invocation.
+
+    It may begin while that is recorded.
+    """
+    told = (
+        f"{invocation.function} was cancelled; if it had begun, it was told to stop, and may have "
+        "had effects."
+    )
+    return Failure(InvocationCancelledError.__name__, told, {})

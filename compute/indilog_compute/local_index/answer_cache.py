@@ -1,0 +1,153 @@
+"""The Answer Cache: answers of the index tier that can never change (thesis 10).
+
+A record is immutable and so is what lies before it. When the index tier says that the first record
+with a tag from bound b on is at s, then there is none in [b, s), for ever; when it says that the
+last one up to b is at s, and b lies below the log's tail, there is none in (s, b]. Such an answer
+is kept as a *zone* around the record at s: no other record of the tag lies in [below, above]. Zones
+of one record grow together. "There is none from b on" and "the last one of all" are not kept: the
+next append may change them.
+
+So lookups that the Tag Cache never can serve, above all for the first record of a tag, are asked of
+the index tier once. Only a trim changes an answer: it forgets the tag.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from typing import Final
+
+from indilog.base.ids import SeqNum, ShardId, TagHash
+from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found
+
+ZONE_BYTES: Final = 560
+"""What the only zone of a tag costs in CPython; those of one tag together cost less."""
+
+
+class _Zone:
+    """No other record of the tag lies in [below, above]."""
+
+    __slots__ = ("above", "below", "shard")
+
+    def __init__(self, shard: ShardId, below: SeqNum, above: SeqNum) -> None:
+        self.shard = shard
+        self.below = below
+        self.above = above
+
+
+class AnswerCache:
+    """At most `entries_max` zones in at most `bytes_max` bytes; the least recently used goes first.
+
+    Attributes:
+        hits: lookups answered.
+        misses: lookups of a bound that lies in no zone.
+    """
+
+    __slots__ = ("_entries_max", "_seqnums", "_zones", "hits", "misses")
+
+    def __init__(self, entries_max: int, *, bytes_max: int = 1 << 40) -> None:
+        self._entries_max = min(entries_max, bytes_max // ZONE_BYTES)
+        self._zones: OrderedDict[tuple[TagHash, SeqNum], _Zone] = OrderedDict()
+        """By tag and record, the least recently used first."""
+        self._seqnums: dict[TagHash, array[int]] = {}
+        """The records of each tag that have a zone, ascending."""
+        self.hits = self.misses = 0
+
+    def __len__(self) -> int:
+        """How many zones it holds."""
+        return len(self._zones)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held, by the measured cost of a zone."""
+        return len(self._zones) * ZONE_BYTES
+
+    def learn_next(self, tag: TagHash, bound: SeqNum, seqnum: SeqNum, shard: ShardId) -> None:
+        """Keep that the first record of `tag` from `bound` on is at `seqnum`."""
+        assert bound <= seqnum, "the first from a bound on is not before it"
+        self._learn(tag, seqnum, _Zone(shard, bound, seqnum))
+
+    def learn_prev(
+        self, tag: TagHash, bound: SeqNum, seqnum: SeqNum, shard: ShardId, tail: SeqNum
+    ) -> None:
+        """Keep that the last record of `tag` up to `bound`, and below `tail`, is at `seqnum`.
+
+        `tail` is the end of the log that was asked about: beyond it the answer may change.
+        """
+        assert seqnum <= bound, "the last up to a bound is not after it"
+        assert seqnum < tail, "what is not written yet was not found"
+        self._learn(tag, seqnum, _Zone(shard, seqnum, min(bound, tail - 1)))
+
+    def _learn(self, tag: TagHash, seqnum: SeqNum, zone: _Zone) -> None:
+        if not self._entries_max:
+            return
+        known = self._zones.get((tag, seqnum))
+        if known is not None:
+            known.below = min(known.below, zone.below)
+            known.above = max(known.above, zone.above)
+            self._zones.move_to_end((tag, seqnum))
+            return
+        if len(self._zones) >= self._entries_max:
+            (other, place), _ = self._zones.popitem(last=False)
+            self._remove(other, place)
+        self._zones[tag, seqnum] = zone
+        seqnums = self._seqnums.setdefault(tag, array("Q"))
+        seqnums.insert(bisect_left(seqnums, seqnum), seqnum)
+
+    def _remove(self, tag: TagHash, seqnum: SeqNum) -> None:
+        seqnums = self._seqnums[tag]
+        del seqnums[bisect_left(seqnums, seqnum)]
+        if not seqnums:
+            del self._seqnums[tag]
+
+    def forget(self, tag: TagHash) -> None:
+        """Forget all about `tag`: some of its records were trimmed."""
+        for seqnum in self._seqnums.pop(tag, ()):
+            del self._zones[tag, seqnum]
+
+    def find_next(self, tag: TagHash, bound: SeqNum, tail: SeqNum) -> Answer:
+        """Return the first record from `bound` on, if it is known and lies below `tail`."""
+        seqnums = self._seqnums.get(tag)
+        if seqnums is not None:
+            place = bisect_left(seqnums, bound)
+            if place < len(seqnums) and (seqnum := seqnums[place]) < tail:
+                zone = self._zones[tag, seqnum]
+                if zone.below <= bound:
+                    return self._hit(tag, seqnum, zone)
+        self.misses += 1
+        return MISS
+
+    def find_prev(self, tag: TagHash, bound: SeqNum, tail: SeqNum) -> Answer:
+        """Return the last record up to `bound`, if it is known and lies below `tail`."""
+        seqnums = self._seqnums.get(tag)
+        if seqnums is not None:
+            place = bisect_right(seqnums, bound)
+            if place and (seqnum := seqnums[place - 1]) < tail:
+                zone = self._zones[tag, seqnum]
+                if bound <= zone.above:
+                    return self._hit(tag, seqnum, zone)
+            if not place and not self._zones[tag, seqnums[0]].below:
+                self.hits += 1
+                return EMPTY  # before the first record of all
+        self.misses += 1
+        return MISS
+
+    def _hit(self, tag: TagHash, seqnum: SeqNum, zone: _Zone) -> Found:
+        self.hits += 1
+        self._zones.move_to_end((tag, seqnum))
+        return Found(seqnum, zone.shard)
+
+    def check_invariants(self) -> None:
+        """Assert the bound, and that zones of one tag do not overlap."""
+        assert len(self._zones) <= self._entries_max, "more zones than allowed"
+        kept = [(tag, s) for tag, seqnums in self._seqnums.items() for s in seqnums]
+        assert sorted(kept) == sorted(self._zones), "every zone is found by its tag"
+        for tag, seqnums in self._seqnums.items():
+            seqnum_before = above_before = -1
+            for seqnum in seqnums:
+                zone = self._zones[tag, seqnum]
+                assert zone.below <= seqnum <= zone.above, "a zone lies around its record"
+                assert seqnum_before < zone.below, "no other record lies in it"
+                assert above_before < seqnum, "nor in the one before"
+                seqnum_before, above_before = seqnum, zone.above

@@ -1,0 +1,66 @@
+"""The Popularity Cache: where older records that were read lately are (thesis 5.1.2).
+
+Holds seqnums below the head of the Suffix only, learned from lookups that missed. It knows single
+seqnums, not what lies between them, so it can only have point hits (algorithm 2).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cachetools import LRUCache
+
+from indilog.base.ids import SeqNum, ShardId
+from indilog_compute.local_index.answers import MISS, Answer, Found
+
+ENTRY_BYTES: Final = 200
+"""What one entry costs in CPython: two ints, two dictionary slots and one of an ordered one."""
+
+
+class PopularityCache:
+    """Remembers the shards of at most `entries_max` seqnums, in at most `bytes_max` bytes; forgets
+    the least recently used.
+
+    Attributes:
+        hits: lookups answered.
+        misses: lookups of a seqnum that is not held.
+    """
+
+    __slots__ = ("_entries_max", "_shards", "hits", "misses")
+
+    def __init__(self, entries_max: int, *, bytes_max: int = 1 << 40) -> None:
+        self._entries_max = min(entries_max, bytes_max // ENTRY_BYTES)
+        self._shards: LRUCache[SeqNum, ShardId] = LRUCache(self._entries_max)
+        self.hits = self.misses = 0
+
+    def __len__(self) -> int:
+        """How many seqnums it holds."""
+        return len(self._shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held, by the measured cost of an entry."""
+        return len(self._shards) * ENTRY_BYTES
+
+    def learn(self, seqnum: SeqNum, shard: ShardId) -> None:
+        """Remember the answer of a lookup that missed."""
+        if self._entries_max:
+            self._shards[seqnum] = shard
+
+    def find(self, bound: SeqNum) -> Answer:
+        """Return the record at `bound` if it is held; the same for both directions."""
+        shard = self.shard_of(bound)
+        return MISS if shard is None else Found(bound, shard)
+
+    def shard_of(self, seqnum: SeqNum) -> ShardId | None:
+        """Return the shard of `seqnum`; None: not known here."""
+        shard = self._shards.get(seqnum)
+        if shard is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return shard
+
+    def check_invariants(self) -> None:
+        """Assert that the bound holds."""
+        assert len(self._shards) <= self._entries_max, "more entries than allowed"

@@ -1,0 +1,213 @@
+"""The Suffix: which shard holds each of the newest records of the whole log (thesis 5.1.1).
+
+A chain with one member a cut. A member's key is the highest seqnum of the cut; of the upper bounds
+of its productive shards it keeps only their distances to the key, in 2 bytes, and the shard ids, in
+2 bytes. All members lie one after the other in flat arrays:
+
+    keys       [  6,        9,           ... ]    highest seqnum of each member
+    ends       [  2,        5,           ... ]    where the member's part of the next two ends
+    distances  [  0, 3,     0, 1, 2,     ... ]    key - upper bound, ascending
+    shards     [  1, 0,     2, 1, 0,     ... ]    so a member lists its shards from the last one on
+
+A cut whose upper bounds are further apart than 2 bytes can say becomes several members: a member is
+any run of consecutive upper bounds, so nothing else changes. A shard's own records may be as many
+as they like, because only upper bounds are stored.
+
+Bounded by the number of members and in bytes. The oldest member is evicted by moving `_start`; the
+arrays are moved down once an eighth of the limit is dead, which costs one short memmove per some
+thousand cuts. When the bytes are exceeded (cuts with very many shards), an eighth goes at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from sys import getsizeof
+from typing import Final
+
+from indilog.base.ids import SeqNum, ShardId
+from indilog.kernel.metalog import Span
+from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
+
+DISTANCE_MAX: Final = 0xFFFF
+_DEAD_MIN: Final = 64
+_MEMBER_BYTES: Final = 16
+_BOUND_BYTES: Final = 4
+_ARRAYS_BYTES: Final = 1024
+"""What the four arrays have beside their contents, and keep ready beyond a sixteenth."""
+
+
+class Suffix:
+    """Knows the shard of every seqnum in [head, tail); contiguous, so inside there is no miss.
+
+    Attributes:
+        head: the lowest seqnum that it knows; equal to `tail` when it knows none.
+        tail: the log's tail after the cuts applied so far.
+        hits: lookups answered.
+        misses: lookups below the head.
+    """
+
+    __slots__ = (
+        "_base", "_bytes_max", "_cuts_max", "_dead_max", "_distances", "_ends", "_keys", "_shards",
+        "_start", "head", "hits", "misses", "tail",
+    )  # fmt: skip
+
+    def __init__(self, cuts_max: int, tail: SeqNum = 0, *, bytes_max: int = 1 << 40) -> None:
+        self._cuts_max = cuts_max if bytes_max else 0
+        self._bytes_max = bytes_max
+        self._dead_max = max(_DEAD_MIN, cuts_max // 8)
+        self._keys = array("Q")
+        self._ends = array("Q")
+        self._distances = array("H")
+        self._shards = array("H")
+        self._start = 0
+        """Members before this one are evicted, and still in the arrays."""
+        self._base = 0
+        """`_ends` count from the first member ever; the arrays begin this much later."""
+        self.head = self.tail = tail
+        self.hits = self.misses = 0
+
+    def __len__(self) -> int:
+        """How many members the chain has."""
+        return len(self._keys) - self._start
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arrays, with what is evicted and not yet moved away."""
+        return sum(map(getsizeof, (self._keys, self._ends, self._distances, self._shards)))
+
+    def apply(self, spans: Sequence[Span]) -> None:
+        """Add one cut: what one metalog entry ordered, ascending by shard and seqnum."""
+        near: list[Span] = []
+        end = self.tail
+        for span in spans:
+            assert span.first_seqnum == end, "cuts follow on without gaps"
+            if not span.length:
+                continue
+            end += span.length
+            if near and end - near[0].end_seqnum > DISTANCE_MAX:
+                self._add_member(near)
+                near = []
+            near.append(span)
+        if near:
+            self._add_member(near)
+        self.tail = end
+        self._evict()
+
+    def _add_member(self, spans: Sequence[Span]) -> None:
+        key = spans[-1].end_seqnum - 1
+        self._keys.append(key)
+        for span in reversed(spans):
+            self._distances.append(key - (span.end_seqnum - 1))
+            self._shards.append(span.shard)
+        self._ends.append(self._base + len(self._shards))
+
+    def _evict(self) -> None:
+        excess = len(self) - self._cuts_max
+        too_large = self._too_large()
+        if excess <= 0 and not too_large:
+            return
+        if too_large:
+            excess = max(excess, len(self) // 8 + 1)
+        self._start += min(excess, len(self))
+        self.head = self._keys[self._start - 1] + 1
+        if self._start >= self._dead_max or self._too_large():
+            self._move_down()
+
+    def _too_large(self) -> bool:
+        """Whether the arrays may take more than they should: they grow by a sixteenth at a time."""
+        contents = _MEMBER_BYTES * len(self._keys) + _BOUND_BYTES * len(self._shards)
+        return contents > (self._bytes_max - _ARRAYS_BYTES) // 17 * 16
+
+    def _move_down(self) -> None:
+        """Free what is evicted: amortised over `_dead_max` cuts, and no Python loop."""
+        base = self._ends[self._start - 1]
+        dead = base - self._base
+        del self._keys[: self._start], self._ends[: self._start]
+        del self._distances[:dead], self._shards[:dead]
+        self._base = base
+        self._start = 0
+
+    def find_next(self, bound: SeqNum) -> Answer:
+        """Return the record at `bound`, which is the first from there on (algorithm 1)."""
+        if bound < self.head or not self._cuts_max:
+            self.misses += 1
+            return MISS
+        self.hits += 1
+        if bound >= self.tail:
+            return EMPTY
+        return Found(bound, self._shard_at(bound))
+
+    def find_prev(self, bound: SeqNum) -> Answer:
+        """Return the record at `bound`, or the last of the log if `bound` lies beyond it."""
+        holds_last = self.tail == 0 or self.head < self.tail
+        if bound < self.head or not holds_last or not self._cuts_max:
+            self.misses += 1
+            return MISS
+        self.hits += 1
+        if not self.tail:
+            return EMPTY
+        bound = min(bound, self.tail - 1)
+        return Found(bound, self._shard_at(bound))
+
+    def find_range(self, bound: SeqNum, limit: int) -> RangeAnswer:
+        """Return the first `limit` records from `bound` on, fewer where the log ends."""
+        if bound < self.head or not self._cuts_max:
+            self.misses += 1
+            return MISS
+        self.hits += 1
+        end = max(bound, min(bound + limit, self.tail))
+        shards: list[ShardId] = []
+        reached = bound
+        for shard, run_end in self._runs(bound, end):
+            shards += [shard] * (run_end - reached)
+            reached = run_end
+        return Matches(range(bound, end), shards)
+
+    def shard_of(self, seqnum: SeqNum) -> ShardId | None:
+        """Return the shard of `seqnum`; None: not known here, or not written yet."""
+        if self.head <= seqnum < self.tail:
+            self.hits += 1
+            return self._shard_at(seqnum)
+        self.misses += 1
+        return None
+
+    def _shard_at(self, seqnum: SeqNum) -> ShardId:
+        """Find the member, then the shard in it: two binary searches (Alg1:9, Alg1:11-12)."""
+        member = bisect_left(self._keys, seqnum, self._start)
+        first, end = self._part(member)
+        if end - first == 1:
+            return ShardId(self._shards[first])
+        distance = self._keys[member] - seqnum
+        return ShardId(self._shards[bisect_right(self._distances, distance, first, end) - 1])
+
+    def _part(self, member: int) -> tuple[int, int]:
+        """Return where a member's distances and shards are: from, end."""
+        first = self._ends[member - 1] - self._base if member else 0
+        return first, self._ends[member] - self._base
+
+    def _runs(self, start: SeqNum, end: SeqNum) -> Iterator[tuple[ShardId, SeqNum]]:
+        """Yield, ascending, the shards of [start, end) and where the run of each ends."""
+        if start >= end:
+            return
+        for member in range(bisect_left(self._keys, start, self._start), len(self._keys)):
+            key = self._keys[member]
+            first, stop = self._part(member)
+            for index in range(stop - 1, first - 1, -1):
+                run_end = key - self._distances[index] + 1
+                if run_end > start:
+                    yield ShardId(self._shards[index]), min(run_end, end)
+                if run_end >= end:
+                    return
+
+    def check_invariants(self) -> None:
+        """Assert that the bounds hold and that the chain is contiguous from head to tail."""
+        assert len(self) <= self._cuts_max, "more members than allowed"
+        assert self._start < self._dead_max, "evicted members are moved away in time"
+        assert len(self._keys) == len(self._ends), "a member has a key and a part"
+        assert len(self._shards) == len(self._distances), "a distance has a shard"
+        assert self.head <= self.tail, "the head never passes the tail"
+        assert not self._cuts_max or self.size_bytes <= max(self._bytes_max, _ARRAYS_BYTES)
+        assert len(self) == 0 or self._keys[-1] == self.tail - 1, "the chain ends at the tail"
+        assert len(self) > 0 or self.head == self.tail, "no members, nothing known"

@@ -1,0 +1,531 @@
+"""The Tag Cache: where the newest records of the tags in use are (thesis 5.1.3, 5.7).
+
+A map from tag to a row (`tag_rows`): its highest seqnums and their shards. Fed with type-S index
+data of every metalog position in order; so from a tag's head on nothing with this tag is missing.
+What lies below the head is unknown, unless the row is complete or knows the tag's minimum.
+
+**Last access.** Each tag has the metalog position of its last event: insert, update, read hit
+(proven absence included). When a limit is exceeded, the tags with the lowest are forgotten whole.
+
+**What the index tier tells.** Completeness and minimum, and older records of a tag that is read
+often, come from the index tier; `expectations` says which of its answers still fit.
+
+**No long pauses.** A dictionary of 10^6 tags stops everything for 0.06 s whenever it is rebuilt, an
+ordered one for 0.3 s (measured). So the map is split by the low bits of the tag, which are as good
+as random, into partitions of some ten thousand tags, plain dictionaries kept in the order of
+events. What is evicted next: in one partition after the other, the tags at the front whose last
+access is at or below a *horizon*; when all partitions are done, the horizon moves to the oldest
+access left plus a 64th of its age. So a tag may be forgotten before one whose last access was
+earlier by less than that; with one partition (a small cache) the order is exact.
+
+**Memory.** Bounded in seqnums and in bytes, by costs measured in CPython. A tag that outgrows its
+limit may exceed it by an eighth before the oldest are cut off, so that cutting is amortised; what
+is really held is what counts toward the total.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+from indilog.base.ids import MetalogPosition, SeqNum, ShardId, TagHash
+from indilog.roles.tags_sorted import RowsByTag
+from indilog.wire.messages import ShardTags
+from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Matches, RangeAnswer
+from indilog_compute.local_index.expectations import Expectations
+from indilog_compute.local_index.index_parts import columns_of
+from indilog_compute.local_index.tag_rows import (
+    ACCESSED_MASK,
+    ACCESSED_SHIFT,
+    COMPLETE_BIT,
+    SEQNUM_SHIFT,
+    First,
+    Held,
+    TagRow,
+    accessed_of,
+    head_of,
+    next_in,
+    prev_in,
+    range_in,
+    single_of,
+    touched,
+)
+
+SEQNUM_BYTES: Final = 12
+TAG_BYTES: Final = 164
+"""What a tag costs in CPython beside its seqnum: two ints and a slot of a dictionary, which is two
+thirds full at most and a third at least.
+"""
+ROW_BYTES: Final = 288
+"""What a tag's arrays cost beside their contents."""
+_TAGS_PER_PARTITION: Final = 16_384
+_PARTITIONS_MAX: Final = 1024
+_HORIZON_STEPS: Final = 64
+_EVICTED_AT_ONCE: Final = 512
+
+_Partition: TypeAlias = dict[TagHash, Held]
+"""Tags in the order of their last events, the oldest first."""
+
+
+def _move_to_end(partition: _Partition, tag: TagHash, held: Held) -> None:
+    """Make `tag` the last that had an event, and `held` what is held of it."""
+    del partition[tag]
+    partition[tag] = held
+
+
+class TagCache:
+    """Knows, for the tags that it holds, every record from the tag's head on, and sometimes all.
+
+    Holds at most `bytes_max` bytes, `seqnums_max` seqnums in all and, but for the slack of an
+    eighth, `seqnums_per_tag_max` of one tag. With a limit of 0 it holds nothing and everything is a
+    miss.
+
+    Attributes:
+        held: how many seqnums it holds.
+        hits: lookups answered, proven absence included.
+        misses: lookups of an unknown tag, or below the head of one that is not complete.
+    """
+
+    __slots__ = (
+        "_bytes_enough", "_bytes_max", "_cursor", "_cut_above", "_enough", "_expectations",
+        "_horizon", "_mask", "_partitions", "_per_tag_max", "_position", "_rows", "_seqnums_max",
+        "_tags", "held", "hits", "misses",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        seqnums_max: int,
+        seqnums_per_tag_max: int,
+        position: MetalogPosition = 0,
+        *,
+        bytes_max: int = 1 << 40,
+    ) -> None:
+        self._bytes_max = bytes_max
+        self._seqnums_max = seqnums_max if seqnums_per_tag_max and bytes_max else 0
+        self._enough = seqnums_max - min(_EVICTED_AT_ONCE, seqnums_max // 32)
+        self._bytes_enough = bytes_max - min(_EVICTED_AT_ONCE * TAG_BYTES, bytes_max // 32)
+        self._per_tag_max = min(seqnums_per_tag_max, seqnums_max)
+        self._cut_above = min(self._per_tag_max + self._per_tag_max // 8, seqnums_max)
+        tags_max = min(seqnums_max, bytes_max // TAG_BYTES)
+        partitions = 1 << (tags_max // _TAGS_PER_PARTITION).bit_length()
+        self._partitions: list[_Partition] = [{} for _ in range(min(partitions, _PARTITIONS_MAX))]
+        self._mask = len(self._partitions) - 1
+        self._position = position
+        """How many metalog positions are applied: the time of read hits."""
+        self._horizon = 0
+        """Eviction takes tags whose last access is at or below this,"""
+        self._cursor = 0
+        """from this partition on."""
+        self._expectations = Expectations(tags_max if self._seqnums_max else 0)
+        self._tags = 0
+        self._rows = 0
+        """How many tags have arrays."""
+        self.held = 0
+        self.hits = self.misses = 0
+
+    def __len__(self) -> int:
+        """How many tags it holds."""
+        return self._tags
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it may hold anything."""
+        return self._seqnums_max > 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held, by the measured cost of a tag, of its arrays and of a seqnum."""
+        tags = self._tags + len(self._expectations)
+        return tags * TAG_BYTES + self._rows * ROW_BYTES + self.held * SEQNUM_BYTES
+
+    # --- index data
+
+    def apply(self, parts: Sequence[ShardTags], position: MetalogPosition) -> None:
+        """Add the index data of one metalog position, ascending and well-formed."""
+        self._position = position
+        if self._seqnums_max:
+            for part in parts:
+                self._apply_part(part)
+                self._make_room()
+        self._position += 1
+
+    def apply_sorted(self, rows: RowsByTag, position: MetalogPosition) -> None:
+        """Add the index data of several positions at once, the last of which is `position`: all are
+        events of that one.
+        """
+        self._position = position
+        if self._seqnums_max:
+            self._add_sorted(rows)
+            self._make_room()
+        self._position += 1
+
+    def _add_sorted(self, rows: RowsByTag) -> None:
+        """Add the records of one tag after the other."""
+        partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
+        position, told = self._position, self._expectations.told
+        seqnums, shards = memoryview(rows.seqnums), memoryview(rows.shards)
+        seqnum_at, shard_at = seqnums.cast("Q"), shards.cast("H")
+        for tag, start, end in rows.groups:
+            partition = partitions[tag & mask]
+            held = partition.get(tag)
+            added = end - start
+            if held is None:
+                shard = ShardId(shard_at[start])
+                partition[tag] = single_of(seqnum_at[start], shard, position)
+                self._tags += 1
+                if told and tag in told:
+                    self._begin(partition, tag)
+                if added == 1:
+                    self.held += 1
+                    continue
+            row = self._with_arrays(partition, tag)
+            rest = start if held is not None else start + 1
+            row.seqnums.frombytes(seqnums[8 * rest : 8 * end])
+            row.shards.frombytes(shards[2 * rest : 2 * end])
+            self.held += added
+            if row.accessed != position:
+                row.accessed = position
+                _move_to_end(partition, tag, row)
+            if len(row.seqnums) > cut_above:
+                self._cut(tag, row)
+
+    def _apply_part(self, part: ShardTags) -> None:
+        columns = columns_of(part)
+        for tag in columns.runs:
+            self._extend(tag, columns.seqnums_of_run, part.shard)
+        self._add(columns.tags, columns.seqnums, part.shard)
+
+    def _extend(self, tag: TagHash, seqnums: range, shard: ShardId) -> None:
+        """Add a run of records with one tag."""
+        partition = self._partitions[tag & self._mask]
+        if tag not in partition:
+            partition[tag] = single_of(seqnums[0], shard, self._position)
+            self._tags += 1
+            self.held += 1
+            seqnums = seqnums[1:]
+            if tag in self._expectations.told:
+                self._begin(partition, tag)
+        row = self._with_arrays(partition, tag)
+        row.seqnums.extend(seqnums)
+        row.shards.extend(array("H", (shard,)) * len(seqnums))
+        row.accessed = self._position
+        _move_to_end(partition, tag, row)
+        self.held += len(seqnums)
+        if len(row.seqnums) > self._cut_above:
+            self._cut(tag, row)
+
+    def _add(self, tags: Iterable[TagHash], seqnums: Iterable[SeqNum], shard: ShardId) -> None:
+        """Add records one by one, `seqnums` as many as `tags`: the hot loop of the index."""
+        partitions, mask, cut_above = self._partitions, self._mask, self._cut_above
+        position, told = self._position, self._expectations.told
+        accessed_and_shard = position << ACCESSED_SHIFT | shard
+        added = created = 0
+        for tag, seqnum in zip(tags, seqnums, strict=True):
+            partition = partitions[tag & mask]
+            row = partition.get(tag)
+            if row is None:
+                partition[tag] = seqnum << SEQNUM_SHIFT | accessed_and_shard
+                created += 1
+                if told and tag in told:
+                    self._begin(partition, tag)
+                continue
+            if isinstance(row, int):
+                row = self._with_arrays(partition, tag)
+            of_tag = row.seqnums
+            if of_tag[-1] == seqnum:
+                continue  # a record that has a tag twice is there once
+            of_tag.append(seqnum)
+            row.shards.append(shard)
+            added += 1
+            if row.accessed != position:
+                row.accessed = position
+                _move_to_end(partition, tag, row)
+            if len(of_tag) > cut_above:
+                self._cut(tag, row)
+        self._tags += created
+        self.held += added + created
+
+    def _with_arrays(self, partition: _Partition, tag: TagHash) -> TagRow:
+        """Return the row of a tag that is held, with arrays if it had none."""
+        held = partition[tag]
+        if isinstance(held, int):
+            held = partition[tag] = TagRow(held)
+            self._rows += 1
+        return held
+
+    def _begin(self, partition: _Partition, tag: TagHash) -> None:
+        """Let a new row begin with what the index tier has told of its tag."""
+        self._know_first(partition, tag, self._expectations.told.pop(tag))
+
+    def _know_first(self, partition: _Partition, tag: TagHash, first: First | None) -> None:
+        """Take in the first record below a row's head; None: there is none, the row is complete."""
+        held = partition[tag]
+        if first is not None:
+            row = self._with_arrays(partition, tag)
+            row.minimum = None if row.complete else first
+        elif isinstance(held, int):
+            partition[tag] = held | COMPLETE_BIT
+        else:
+            held.complete, held.minimum = True, None
+
+    def _cut(self, tag: TagHash, row: TagRow) -> None:
+        """Forget the oldest of one tag: its head moves up."""
+        excess = len(row.seqnums) - self._per_tag_max
+        row.cut(excess)
+        self.held -= excess
+        self._expectations.lose(tag)
+
+    # --- eviction
+
+    def _make_room(self) -> None:
+        """Forget whole tags, least recently accessed first, when a limit is exceeded.
+
+        Some more than necessary go, because the way to the front of a dictionary leads past what
+        was deleted there before.
+        """
+        if self.held <= self._seqnums_max and self.size_bytes <= self._bytes_max:
+            return
+        while self._excessive():
+            self._evict_from(self._partitions[self._cursor])
+            if self._excessive():
+                self._cursor += 1
+                if self._cursor == len(self._partitions):
+                    self._cursor = 0
+                    self._horizon = self._next_horizon()
+
+    def _excessive(self) -> bool:
+        """Whether more is held than eviction leaves."""
+        over = self.held > self._enough or self.size_bytes > self._bytes_enough
+        return over and self._tags > 0
+
+    def _evict_from(self, partition: _Partition) -> None:
+        """Forget tags of one partition up to the horizon, until it is enough."""
+        evicted: list[TagHash] = []
+        horizon, left, bytes_left = self._horizon, self.held, self.size_bytes
+        enough, bytes_enough = self._enough, self._bytes_enough
+        for tag, held in partition.items():
+            if left <= enough and bytes_left <= bytes_enough:
+                break
+            if isinstance(held, int):
+                if held >> ACCESSED_SHIFT & ACCESSED_MASK > horizon:
+                    break
+                left -= 1
+                bytes_left -= TAG_BYTES + SEQNUM_BYTES
+            else:
+                if held.accessed > horizon:
+                    break
+                seqnums = len(held.seqnums)
+                left -= seqnums
+                bytes_left -= TAG_BYTES + ROW_BYTES + seqnums * SEQNUM_BYTES
+                self._rows -= 1
+            evicted.append(tag)
+        for tag in evicted:
+            del partition[tag]
+        self._expectations.lose_all(evicted)
+        self.held = left
+        self._tags -= len(evicted)
+
+    def _next_horizon(self) -> MetalogPosition:
+        """Return the oldest last access of all, and a little later: so sweeps are worth it."""
+        oldest = min(
+            (accessed_of(next(iter(p.values()))) for p in self._partitions if p), default=0
+        )
+        return oldest + (self._position - oldest) // _HORIZON_STEPS
+
+    # --- what the index tier tells
+
+    def knows(self, tag: TagHash) -> bool:
+        """Whether there is no reason to ask the index tier if `tag` is new."""
+        return tag in self._partitions[tag & self._mask] or tag in self._expectations
+
+    def has_recent(self, tag: TagHash, seqnums: int) -> bool:
+        """Whether the newest `seqnums` records of `tag`, or all that there are, are held."""
+        held = self._partitions[tag & self._mask].get(tag)
+        if held is None:
+            return self._expectations.is_new(tag)
+        if isinstance(held, int):
+            return bool(held & COMPLETE_BIT) or seqnums <= 1
+        return held.complete or len(held.seqnums) >= seqnums
+
+    def expect(self, tag: TagHash, limit: SeqNum) -> None:
+        """The index tier is asked about the records of `tag` below `limit`, the tail applied here.
+
+        `learn_first`, `refill` or `give_up` is called with the same limit.
+        """
+        self._expectations.expect(tag, limit)
+        self._make_room()
+
+    def give_up(self, tag: TagHash, limit: SeqNum) -> None:
+        """No answer will come."""
+        self._expectations.fulfil(tag, limit)
+
+    def learn_first(self, tag: TagHash, limit: SeqNum, first: First | None) -> None:
+        """The index tier has answered: the first record of `tag` below `limit`; None: none has it.
+
+        Dropped if records of the tag were lost since it was asked.
+        """
+        if not self._expectations.fulfil(tag, limit):
+            return
+        partition = self._partitions[tag & self._mask]
+        held = partition.get(tag)
+        if held is None:
+            self._expectations.tell(tag, first)
+        elif first is None or first.seqnum < head_of(held):
+            self._know_first(partition, tag, first)
+        elif first.seqnum == head_of(held):
+            self._know_first(partition, tag, None)
+        self._make_room()
+
+    def refill(
+        self,
+        tag: TagHash,
+        limit: SeqNum,
+        seqnums: Sequence[SeqNum],
+        shards: Sequence[ShardId],
+        *,
+        complete: bool,
+    ) -> None:
+        """The index tier has answered: the newest records of `tag` below `limit`, ascending.
+
+        Dropped if records of the tag were lost since it was asked.
+
+        Args:
+            tag: a tag that was expected.
+            limit: what it was expected with.
+            seqnums: the newest below `limit`.
+            shards: the shard of each.
+            complete: whether these are all that there are below `limit`.
+        """
+        if not self._expectations.fulfil(tag, limit):
+            return
+        self._expectations.told.pop(tag, None)
+        partition = self._partitions[tag & self._mask]
+        if tag not in partition:
+            if not seqnums:
+                self._expectations.tell(tag, None)
+                return
+            partition[tag] = single_of(seqnums[-1], shards[-1], self._position)
+            self._tags += 1
+            self.held += 1
+        if seqnums:
+            self._put_older(partition, tag, seqnums, shards, limit)
+        if complete:
+            self._know_first(partition, tag, None)
+        row = partition[tag]
+        _move_to_end(partition, tag, touched(row, self._position))
+        if isinstance(row, TagRow) and len(row.seqnums) > self._cut_above:
+            self._cut(tag, row)
+        self._make_room()
+
+    def _put_older(
+        self,
+        partition: _Partition,
+        tag: TagHash,
+        seqnums: Sequence[SeqNum],
+        shards: Sequence[ShardId],
+        limit: SeqNum,
+    ) -> None:
+        """Put records below `limit` before what a row has from there on, unless it has more."""
+        held = partition[tag]
+        if head_of(held) <= seqnums[0]:
+            return
+        row = self._with_arrays(partition, tag)
+        before = len(row.seqnums)
+        row.put_before(seqnums, shards, limit)
+        self.held += len(row.seqnums) - before
+        if row.minimum is not None and row.minimum.seqnum >= row.head:
+            row.complete, row.minimum = True, None
+
+    def forget_below(self, tag: TagHash, until: SeqNum) -> None:
+        """Forget the records of `tag` below `until`, which were trimmed, and that there were any.
+
+        Bounds below the new head are misses, so that the index tier tells what was trimmed.
+        """
+        self._expectations.forget(tag)
+        partition = self._partitions[tag & self._mask]
+        held = partition.get(tag)
+        if held is None:
+            return
+        row = self._with_arrays(partition, tag)
+        row.complete, row.minimum = False, None
+        before = len(row.seqnums)
+        row.put_before((), (), until)
+        self.held -= before - len(row.seqnums)
+        if not row.seqnums:
+            del partition[tag]
+            self._tags -= 1
+            self._rows -= 1
+
+    # --- lookups
+
+    def find_next(self, tag: TagHash, bound: SeqNum) -> Answer:
+        """Return the first record with `tag` and seqnum >= `bound` (algorithms 3 and 4)."""
+        held = self._partitions[tag & self._mask].get(tag)
+        if held is None:
+            return self._counted(self._expectations.next(tag, bound))
+        answer = next_in(held, bound) if isinstance(held, int) else held.next(bound)
+        if answer is MISS:
+            self.misses += 1
+        else:
+            self._hit(tag, held)
+        return answer
+
+    def find_prev(self, tag: TagHash, bound: SeqNum) -> Answer:
+        """Return the last record with `tag` and seqnum <= `bound`."""
+        held = self._partitions[tag & self._mask].get(tag)
+        if held is None:
+            return self._counted(self._expectations.prev(tag, bound))
+        answer = prev_in(held, bound) if isinstance(held, int) else held.prev(bound)
+        if answer is MISS:
+            self.misses += 1
+        else:
+            self._hit(tag, held)
+        return answer
+
+    def find_range(self, tag: TagHash, bound: SeqNum, limit: int) -> RangeAnswer:
+        """Return the first `limit` records with `tag` from `bound` on; fewer: there are no more."""
+        held = self._partitions[tag & self._mask].get(tag)
+        if held is None:
+            answer = self._counted(self._expectations.next(tag, bound))
+            return Matches((), ()) if answer is EMPTY else MISS
+        matches = range_in(held, bound, limit)
+        if matches is MISS:
+            self.misses += 1
+        else:
+            self._hit(tag, held)
+        return matches
+
+    def _hit(self, tag: TagHash, held: Held) -> None:
+        """Count a read hit: an event of the tag."""
+        self.hits += 1
+        if accessed_of(held) != self._position:
+            partition = self._partitions[tag & self._mask]
+            _move_to_end(partition, tag, touched(held, self._position))
+
+    def _counted(self, answer: Answer) -> Answer:
+        if answer is MISS:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return answer
+
+    def check_invariants(self) -> None:
+        """Assert the bounds, the order, and that the counters say what is really held."""
+        tags = [held for partition in self._partitions for held in partition.values()]
+        rows = [held for held in tags if not isinstance(held, int)]
+        lengths = [len(row.seqnums) for row in rows]
+        assert self._tags == len(tags), "tags are counted"
+        assert self._rows == len(rows), "arrays are counted"
+        assert self.held == len(tags) - len(rows) + sum(lengths), "seqnums are counted"
+        assert self.held <= self._seqnums_max, "more seqnums than allowed"
+        assert self.size_bytes <= self._bytes_max or not tags, "more bytes than allowed"
+        assert max(lengths, default=0) <= self._cut_above, "more seqnums of a tag than allowed"
+        for row in rows:
+            assert len(row.seqnums) == len(row.shards) > 0, "a seqnum has a shard"
+            assert row.minimum is None or (not row.complete and row.minimum.seqnum < row.head)
+        for partition in self._partitions:
+            accesses = list(map(accessed_of, partition.values()))
+            assert accesses == sorted(accesses), "a partition is in the order of events"
+            assert not partition.keys() & self._expectations.told.keys(), "a row knows by itself"
+        self._expectations.check_invariants()

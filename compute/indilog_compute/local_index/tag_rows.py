@@ -1,0 +1,171 @@
+"""What the Tag Cache holds of one tag: its row (thesis 5.1.3, figure 5.2).
+
+A row is the highest seqnums of the tag, ascending, with their shards, and the metalog position of
+the tag's last event. From the *head*, the oldest seqnum kept, on nothing is missing. Below it a row
+may know two things more, the fields of the extended Tag Cache:
+
+- *complete*: there is nothing below the head;
+- *minimum*: the first record that ever had the tag; what lies between it and the head is not known.
+
+Most tags of some workloads have one record and never a second one. Such a row is one integer,
+`seqnum << 64 | complete << 63 | last access << 16 | shard`; a `TagRow` is made of it when a second
+record or a minimum comes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias, cast
+
+from indilog.base.ids import MetalogPosition, SeqNum, ShardId
+from indilog_compute.local_index.answers import EMPTY, MISS, Answer, Found, Matches, RangeAnswer
+
+SEQNUM_SHIFT: Final = 64
+COMPLETE_BIT: Final = 1 << 63
+ACCESSED_SHIFT: Final = 16
+ACCESSED_MASK: Final = 2**47 - 1
+SHARD_MASK: Final = 0xFFFF
+
+
+class First(NamedTuple):
+    """The first record that ever had a tag."""
+
+    seqnum: SeqNum
+    shard: ShardId
+
+
+class TagRow:
+    """A row with arrays; `seqnums` has at least one and is as long as `shards`.
+
+    Attributes:
+        minimum: None: not known, or `complete` says it.
+    """
+
+    __slots__ = ("accessed", "complete", "minimum", "seqnums", "shards")
+
+    def __init__(self, single: int) -> None:
+        self.seqnums = array("Q", (single >> SEQNUM_SHIFT,))
+        self.shards = array("H", (single & SHARD_MASK,))
+        self.accessed: MetalogPosition = accessed_of(single)
+        self.complete = bool(single & COMPLETE_BIT)
+        self.minimum: First | None = None
+
+    @property
+    def head(self) -> SeqNum:
+        """The oldest seqnum kept."""
+        return self.seqnums[0]
+
+    def cut(self, excess: int) -> None:
+        """Forget the `excess` oldest: the head moves up, a complete row keeps its minimum."""
+        if self.complete:
+            self.minimum = First(self.head, ShardId(self.shards[0]))
+            self.complete = False
+        del self.seqnums[:excess], self.shards[:excess]
+
+    def put_before(self, seqnums: Sequence[SeqNum], shards: Sequence[ShardId], end: SeqNum) -> None:
+        """Replace everything below `end` by these, ascending, all below `end`."""
+        kept = bisect_left(self.seqnums, end)
+        self.seqnums[:kept] = array("Q", seqnums)
+        self.shards[:kept] = array("H", shards)
+
+    def next(self, bound: SeqNum) -> Answer:
+        """Return the first record from `bound` on (algorithm 4)."""
+        if bound < self.head:
+            if self.complete:
+                return Found(self.head, ShardId(self.shards[0]))
+            if self.minimum is not None and bound <= self.minimum.seqnum:
+                return Found(*self.minimum)
+            return MISS
+        index = bisect_left(self.seqnums, bound)
+        if index == len(self.seqnums):
+            return EMPTY
+        return Found(self.seqnums[index], ShardId(self.shards[index]))
+
+    def prev(self, bound: SeqNum) -> Answer:
+        """Return the last record up to `bound`.
+
+        From the head on there always is one. The head itself is held, so a bound at it is a hit;
+        one below is none, even by one, unless more is known: the bound itself may be what was
+        evicted (PITFALLS 9).
+        """
+        if bound < self.head:
+            if self.complete or (self.minimum is not None and bound < self.minimum.seqnum):
+                return EMPTY
+            if self.minimum is not None and bound == self.minimum.seqnum:
+                return Found(*self.minimum)
+            return MISS
+        index = bisect_right(self.seqnums, bound) - 1
+        return Found(self.seqnums[index], ShardId(self.shards[index]))
+
+    def range(self, bound: SeqNum, limit: int) -> RangeAnswer:
+        """Return the first `limit` records from `bound` on; fewer: there are no more."""
+        if bound < self.head and not self.complete:
+            if limit == 1 and isinstance(first := self.next(bound), Found):
+                return Matches((first.seqnum,), (first.shard,))
+            return MISS
+        index = bisect_left(self.seqnums, bound)
+        seqnums = self.seqnums[index : index + limit]
+        shards = self.shards[index : index + limit]
+        return Matches(seqnums.tolist(), cast("list[ShardId]", shards.tolist()))
+
+
+Held: TypeAlias = int | TagRow
+"""What is held of a tag: a single record as one integer, or arrays."""
+
+
+def single_of(
+    seqnum: SeqNum, shard: ShardId, accessed: MetalogPosition, *, complete: bool = False
+) -> int:
+    """Return the row of a tag with one record."""
+    flag = COMPLETE_BIT if complete else 0
+    return seqnum << SEQNUM_SHIFT | flag | accessed << ACCESSED_SHIFT | shard
+
+
+def head_of(held: Held) -> SeqNum:
+    """Return the oldest seqnum kept."""
+    return held >> SEQNUM_SHIFT if isinstance(held, int) else held.seqnums[0]
+
+
+def accessed_of(held: Held) -> MetalogPosition:
+    """Return the metalog position of the tag's last event."""
+    if isinstance(held, int):
+        return held >> ACCESSED_SHIFT & ACCESSED_MASK
+    return held.accessed
+
+
+def touched(held: Held, position: MetalogPosition) -> Held:
+    """Return the row with its last event at `position`."""
+    if isinstance(held, int):
+        return held & ~(ACCESSED_MASK << ACCESSED_SHIFT) | position << ACCESSED_SHIFT
+    held.accessed = position
+    return held
+
+
+def next_in(held: Held, bound: SeqNum) -> Answer:
+    """Return the first record from `bound` on, as `TagRow.next`."""
+    if not isinstance(held, int):
+        return held.next(bound)
+    seqnum = held >> SEQNUM_SHIFT
+    if bound > seqnum:
+        return EMPTY
+    if bound == seqnum or held & COMPLETE_BIT:
+        return Found(seqnum, ShardId(held & SHARD_MASK))
+    return MISS
+
+
+def prev_in(held: Held, bound: SeqNum) -> Answer:
+    """Return the last record up to `bound`, as `TagRow.prev`."""
+    if not isinstance(held, int):
+        return held.prev(bound)
+    seqnum = held >> SEQNUM_SHIFT
+    if bound >= seqnum:
+        return Found(seqnum, ShardId(held & SHARD_MASK))
+    return EMPTY if held & COMPLETE_BIT else MISS
+
+
+def range_in(held: Held, bound: SeqNum, limit: int) -> RangeAnswer:
+    """Return the first `limit` records from `bound` on, as `TagRow.range`."""
+    row = TagRow(held) if isinstance(held, int) else held
+    return row.range(bound, limit)

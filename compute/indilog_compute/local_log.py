@@ -1,0 +1,406 @@
+"""The log as seen from inside a compute node: `Log` over an engine in this process.
+
+The hot paths of the platform end here: an append is a future and a few list operations, a read that
+the local index and the record cache answer never leaves the call. Such reads do not suspend, so
+that one in `_READS_PER_TURN` gives the loop a turn, or a busy reader would starve everyone else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+from indilog.base.errors import NotReadyError, TooLargeError, TrimmedError
+from indilog.base.ids import (
+    EMPTY_TAG,
+    MAX_SEQNUM,
+    MetalogPosition,
+    NodeId,
+    SeqNum,
+    UserTag,
+    log_tag,
+    names_match,
+    tag_columns,
+    tag_hash,
+)
+from indilog.base.log import (
+    Entry,
+    Log,
+    Record,
+    Session,
+    check_batch,
+    check_bound,
+    check_limit,
+    check_record,
+    check_tags,
+    check_time,
+    check_wait,
+)
+from indilog.base.retention import Retention, checked_retention
+from indilog.config import ClusterConfig
+from indilog.kernel.metalog import Floor
+from indilog.kernel.records import HEADER_BYTES, RECORD_OVERHEAD_BYTES
+from indilog.roles.role import Ordered
+from indilog.runtime.node import NodeShell
+from indilog.sdk.retention_log import RETENTION_LOG, record_policy, recorded_policy
+from indilog.wire.messages import Direction
+from indilog_compute.engine import Engine
+from indilog_compute.reads.operation import PENDING, Answered, Tail
+from indilog_compute.retention_service import RetentionService
+
+_READS_PER_TURN: Final = 128
+
+_FoundT = TypeVar("_FoundT", Record, list[Record])
+
+
+class LocalLogs:
+    """Gives out logs of one engine; a `LogSource`."""
+
+    def __init__(
+        self, shell: NodeShell, node: NodeId, engine: Engine, limits: ClusterConfig
+    ) -> None:
+        self._shell = shell
+        self.node = node
+        self.engine = engine
+        self.limits = limits
+        self.future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
+        """Makes a waiter for the engine."""
+        self.wake: Callable[[], None] = functools.partial(shell.wake, node)
+        """Lets the engine's turn come; raises `NotReadyError` if the platform has stopped."""
+        self.hasten: Callable[[], None] = functools.partial(shell.hasten, node)
+        """As `wake`, for callers that may wait for more than an append is answered by."""
+        self._reads = 0
+        self.retention: RetentionService | None = None
+        """What enforces policies here; at one compute node of a platform only."""
+
+    @property
+    def position(self) -> MetalogPosition:
+        """The metalog position that is applied here; other nodes may be ahead."""
+        return self.engine.position
+
+    def log(self, name: str, session: Session | None = None) -> LocalLog:
+        """Return the log `name`.
+
+        Raises:
+            InvalidTagError: no log can have that name.
+        """
+        return LocalLog(self, name, session or Session())
+
+    async def paced(self, session: Session, position: MetalogPosition) -> None:
+        """Wait until what was read at `position` is synced, then let `session` know the position;
+        give the loop a turn now and then.
+
+        Raises:
+            NotReadyError: the platform has stopped: what was read may never have been synced, and
+                after a restart another entry may have that position.
+        """
+        self._reads += 1
+        if self._reads >= _READS_PER_TURN:
+            self._reads = 0
+            await asyncio.sleep(0)
+        if self._shell.holding:
+            await self._shell.settled()
+        if self._shell.ended:
+            raise NotReadyError("The platform has stopped; open it again.")
+        session.saw(position)
+
+
+class LocalLog(Log):
+    """One log, through an engine in this process."""
+
+    __slots__ = (
+        "_bytes_max", "_engine", "_future", "_limits", "_logs", "_names", "_session", "_tag",
+        "_tags_max", "_wake", "name",
+    )  # fmt: skip
+
+    def __init__(self, logs: LocalLogs, name: str, session: Session) -> None:
+        self.name = name
+        self._logs = logs
+        self._engine = logs.engine
+        self._limits = logs.limits
+        self._bytes_max = logs.limits.record_bytes_max
+        self._tags_max = logs.limits.record_tags_max
+        self._session = session
+        self._future = logs.future
+        self._wake = logs.wake
+        self._tag = log_tag(name)
+        self._names = name.encode()
+
+    @property
+    def scope(self) -> object:
+        """The engine's logs: they are of one platform (`Log.scope`)."""
+        return self._logs
+
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        """Append a record; see `Log.append`."""
+        if type(tags) is not tuple:
+            tags = _as_tuple(tags)
+        if type(data) is not bytes or len(data) > self._bytes_max or len(tags) > self._tags_max:
+            check_record(data, tags, bytes_max=self._bytes_max, tags_max=self._tags_max)
+        hashes, names = tag_columns(self.name, tags)
+        waiter = self._future()
+        engine = self._engine
+        self._wake()
+        engine.append(data, hashes, names, waiter)
+        ordered: Ordered = await waiter
+        seqnum, position = ordered
+        self._session.position = max(self._session.position, position)
+        return seqnum
+
+    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+        """Append records, all or none; see `Log.append_batch`."""
+        if not entries:
+            return []
+        limits = self._limits
+        check_batch(entries, records_max=limits.batch_records_max)
+        records, size = [], HEADER_BYTES
+        for entry in entries:
+            tags = _as_tuple(entry.tags)
+            check_record(entry.data, tags, bytes_max=self._bytes_max, tags_max=self._tags_max)
+            hashes, names = tag_columns(self.name, tags)
+            records.append((entry.data, hashes, names))
+            size += len(entry.data) + len(names) + 8 * len(hashes) + RECORD_OVERHEAD_BYTES
+        if size > limits.batch_bytes_max:
+            raise TooLargeError(
+                "The batch's size in bytes", size=size, limit=limits.batch_bytes_max
+            )
+        waiter = self._logs.future()
+        self._wake()
+        self._engine.append_batch(records, waiter)
+        ordered: Ordered = await waiter
+        first, position = ordered
+        self._session.saw(position)
+        return list(range(first, first + len(records)))
+
+    async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
+        """Return the record at `seqnum`; see `Log.read`."""
+        record = await self._read(Direction.NEXT, EMPTY_TAG, check_bound(seqnum), fresh=fresh)
+        if record is None or record.seqnum != seqnum:
+            return None
+        return record if names_match(record.names, self.name, None) else None
+
+    async def read_next(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> Record | None:
+        """Return the first record with `tag` from `bound` on; see `Log.read_next`."""
+        bound = check_bound(bound)
+        if wait is None or not (wait_s := check_wait(wait)):
+            return await self._read_matching(Direction.NEXT, tag, bound, fresh=fresh)
+        read = functools.partial(self._read_matching, Direction.NEXT, tag, bound)
+        return await self._waited(read, tag, bound, wait_s, fresh=fresh)
+
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
+    ) -> Record | None:
+        """Return the last record with `tag` up to `bound`; see `Log.read_prev`."""
+        return await self._read_matching(Direction.PREV, tag, check_bound(bound), fresh=fresh)
+
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        """Return a page of records; see `Log.read_range`."""
+        bound, limit = check_bound(bound), check_limit(limit)
+        read = functools.partial(self._read_page, tag, bound, limit)
+        if wait is None or not (wait_s := check_wait(wait)):
+            return await read(fresh=fresh)
+        return await self._waited(read, tag, bound, wait_s, fresh=fresh) or []
+
+    async def _read_page(
+        self, tag: UserTag | None, bound: SeqNum, limit: int, *, fresh: bool
+    ) -> list[Record]:
+        tag_wanted = self._hash(tag)
+        while True:
+            waiter = self._logs.future()
+            position = self._session.position
+            self._engine.read_page(
+                tag_wanted, bound, position, limit, waiter, log=self._tag, fresh=fresh
+            )
+            self._logs.hasten()
+            page = self._seen(await waiter)
+            assert isinstance(page, list)
+            fresh = False
+            matching = [r for r in page if names_match(r.names, self.name, tag)]
+            if matching or not page:
+                return matching
+            bound = page[-1].seqnum + 1
+
+    async def tail(self) -> SeqNum:
+        """Return the first seqnum not yet written; see `Log.tail`."""
+        return (await self._told_tail()).seqnum
+
+    async def now(self) -> float:
+        """Return the time of the log; see `Log.now`."""
+        return (await self._told_tail()).time_us / 1e6
+
+    async def _told_tail(self) -> Tail:
+        waiter = self._logs.future()
+        self._engine.read_tail(waiter)
+        self._logs.hasten()
+        tail = self._seen(await waiter)
+        assert isinstance(tail, Tail)
+        return tail
+
+    async def find_time(self, time: float) -> SeqNum:
+        """Return the first seqnum ordered at `time` or later; see `Log.find_time`."""
+        waiter = self._logs.future()
+        # What this node knows to be ordered must not lie at or above the answer for a later time.
+        position = max(self._session.position, self._engine.position)
+        self._engine.times.start(check_time(time), position, waiter)
+        self._logs.hasten()
+        seqnum = self._seen(await waiter)
+        assert isinstance(seqnum, int)
+        return seqnum
+
+    async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
+        """Forget the records below `until`; see `Log.trim`."""
+        floor = Floor(self._hash(tag), check_bound(until), tag is None, self._hash(None))
+        waiter = self._logs.future()
+        self._engine.trims.start(floor, waiter)
+        self._logs.hasten()
+        self._seen(await waiter)
+
+    async def set_retention(
+        self, *, age_s: float | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Set this log's policy; see `Log.set_retention`."""
+        retention = checked_retention(self.name, age_s, size_bytes)
+        policies = self._logs.log(RETENTION_LOG, self._session)
+        await record_policy(policies, self.name, retention)
+
+    async def retention(self) -> Retention:
+        """Return this log's policy; see `Log.retention`."""
+        return await recorded_policy(self._logs.log(RETENTION_LOG, self._session), self.name)
+
+    async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep aux data beside a record; see `Log.set_aux`."""
+        if type(aux) is not bytes:
+            raise TypeError(f"Aux data is bytes, not {type(aux).__name__}; encode it first.")
+        if len(aux) > self._limits.aux_bytes_max:
+            raise TooLargeError(
+                "The aux data's size in bytes", size=len(aux), limit=self._limits.aux_bytes_max
+            )
+        if await self.read(seqnum) is not None:
+            self._engine.set_aux(seqnum, aux)
+            self._logs.hasten()
+
+    # --- inside
+
+    def _hash(self, tag: UserTag | None) -> int:
+        return self._tag if tag is None else tag_hash(self.name, tag)
+
+    def _seen(self, answer: object) -> object:
+        assert isinstance(answer, Answered)
+        self._session.saw(answer.position)
+        if isinstance(answer.value, TrimmedError):
+            raise answer.value
+        return answer.value
+
+    async def _read(
+        self,
+        direction: Direction,
+        tag: int,
+        bound: SeqNum,
+        log_names: bytes | None = None,
+        *,
+        fresh: bool = False,
+    ) -> Record | None:
+        """Read by the tag's hash; the record may carry another text with the same hash."""
+        engine, session = self._engine, self._session
+        waiter = self._logs.future()
+        try:
+            answer = engine.read(
+                direction, tag, bound, session.position, waiter, log_names,
+                log=self._tag, fresh=fresh,
+            )  # fmt: skip
+        except TrimmedError:
+            await self._logs.paced(session, engine.position)
+            raise
+        if answer is PENDING:
+            self._logs.hasten()
+            value = self._seen(await waiter)
+            assert value is None or isinstance(value, Record)
+            return value
+        position = engine.position if tag == EMPTY_TAG else engine.tag_position
+        await self._logs.paced(session, position)
+        return answer  # type: ignore[return-value]
+
+    async def _read_matching(
+        self, direction: Direction, tag: UserTag | None, bound: SeqNum, *, fresh: bool = False
+    ) -> Record | None:
+        hashed = self._hash(tag)
+        log_names = self._names if tag is None else None
+        while True:
+            record = await self._read(direction, hashed, bound, log_names, fresh=fresh)
+            fresh = False
+            if record is None or names_match(record.names, self.name, tag):
+                return record
+            bound = record.seqnum + (1 if direction is Direction.NEXT else -1)
+            if bound < 0:
+                return None
+
+    async def _waited(
+        self,
+        read: Callable[..., Awaitable[_FoundT | None]],
+        tag: UserTag | None,
+        bound: SeqNum,
+        wait_s: float,
+        *,
+        fresh: bool,
+    ) -> _FoundT | None:
+        """Read until something is found or the time is over; no timer runs for a wait without end.
+
+        Watches first, then reads: what arrives in between fires the watch.
+        """
+        hashed = self._hash(tag)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait_s
+        while True:
+            watch = self._logs.future()
+            self._engine.watches.add(hashed, bound, watch)
+            timer: asyncio.TimerHandle | None = None
+            try:
+                found = await read(fresh=fresh)
+                fresh = False
+                if found or loop.time() >= end:
+                    return found
+                if end < math.inf:
+                    timer = loop.call_at(end, _resolve_none(watch))
+                if self._engine.deadline() is None:
+                    self._logs.hasten()  # lest an idle engine never looks whether an entry was lost
+                await watch
+            finally:
+                self._engine.watches.remove(hashed, watch)
+                if timer is not None:
+                    timer.cancel()
+
+
+def _as_tuple(tags: Iterable[UserTag]) -> tuple[UserTag, ...]:
+    """Return tags as a tuple.
+
+    Raises:
+        InvalidTagError: they are one text; its letters are hardly meant.
+    """
+    check_tags(tags)
+    return tuple(tags)
+
+
+def _resolve_none(waiter: asyncio.Future[object]) -> Callable[[], None]:
+    def resolve() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    return resolve

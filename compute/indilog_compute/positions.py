@@ -1,0 +1,57 @@
+"""Which session positions there are: one that no node has reached is refused at once.
+
+A read at a session's position waits until this node has applied it. A position from nowhere
+(another platform's, a made-up one) would wait for `read_timeout_s` and then be told to try again,
+for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from indilog.base.ids import MetalogPosition
+from indilog.base.log import LogSource, Session
+
+
+@runtime_checkable
+class HasPosition(Protocol):
+    """Logs that know how far this node is."""
+
+    @property
+    def position(self) -> MetalogPosition:
+        """The metalog position that is applied here."""
+
+
+class Positions:
+    """Tells which positions the log has reached.
+
+    Args:
+        logs: asked where the log ends, if a position is ahead of what is known.
+    """
+
+    def __init__(self, logs: LogSource) -> None:
+        self._logs = logs
+        # Once: asking whether something fits a protocol costs as much as an append.
+        self._applied = logs if isinstance(logs, HasPosition) else None
+        self._reached: MetalogPosition = 0
+
+    def is_known(self, position: MetalogPosition) -> bool:
+        """Tell whether a position is certainly reached, without asking."""
+        if position <= self._reached:
+            return True
+        return self._applied is not None and position <= self._applied.position
+
+    async def fault(self, position: MetalogPosition) -> str | None:
+        """Return what is wrong with a position, as the end of a sentence about it; None: nothing.
+
+        Raises:
+            NotReadyError, QuorumUnavailableError: the log does not say how far it is.
+        """
+        if self.is_known(position):
+            return None
+        session = Session()
+        await self._logs.log("positions", session).tail()
+        self._reached = max(self._reached, session.position)
+        if position <= self._reached:
+            return None
+        return f"is {position}, but the log is at {self._reached}; is it another log's?"

@@ -1,0 +1,91 @@
+"""Which reads of records are asked of a second replica as well (decision 0012).
+
+A replica that is slow for a moment (a sync, a long page, a pause) would hold up whoever reads from
+it. So what takes longer than 99 of 100 reads took lately is asked of another replica too; the first
+answer wins. Hedges are bounded to a share of all reads: when every replica is slow, asking
+twice would only make it worse (Dean and Barroso 2013, "The tail at scale").
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from typing import Final
+
+from indilog.base.ids import Instant
+
+_SAMPLES: Final = 512
+"""Reads whose times are remembered."""
+_SAMPLES_MIN: Final = 100
+"""With fewer nothing is said of the slowest one in a hundred."""
+_SAMPLES_PER_ESTIMATE: Final = 32
+_TOKENS_MAX: Final = 16.0
+"""Hedges that may come at once after a time without any."""
+
+
+class Hedges:
+    """Tries that may be hedged, in the order of sending, and how long tries take.
+
+    Guarantee: at most `share_max` of the tries so far were hedged.
+
+    Attributes:
+        delay_s: after this long a try is hedged; follows the 99th percentile of the last 512.
+        hedged: tries that were.
+    """
+
+    __slots__ = (
+        "_delay_s_min", "_estimated", "_share_max", "_tokens", "_tried", "_waiting", "delay_s",
+        "hedged",
+    )  # fmt: skip
+
+    def __init__(self, *, share_max: float, delay_s_min: float, delay_s_max: float) -> None:
+        self._share_max = share_max
+        self._delay_s_min = delay_s_min
+        self._waiting: deque[tuple[Instant, int]] = deque()
+        self._tokens = 0.0
+        self._tried: deque[float] = deque(maxlen=_SAMPLES)
+        self._estimated = 0
+        self.delay_s = delay_s_max
+        self.hedged = 0
+
+    def sent(self, request: int, now: Instant) -> None:
+        """Take note of a try that another replica could answer as well."""
+        if self._share_max > 0:
+            self._tokens = min(self._tokens + self._share_max, _TOKENS_MAX)
+            self._waiting.append((now, request))
+
+    def took(self, seconds: float) -> None:
+        """Take note of how long a try took."""
+        self._tried.append(seconds)
+        self._estimated += 1
+        if self._estimated >= _SAMPLES_PER_ESTIMATE and len(self._tried) >= _SAMPLES_MIN:
+            self._estimated = 0
+            ordered = sorted(self._tried)
+            self.delay_s = max(ordered[len(ordered) * 99 // 100], self._delay_s_min)
+
+    def due(self, now: Instant, under_way: Container[int]) -> list[int]:
+        """Take out the tries that are to be hedged now; `under_way` says which still wait."""
+        found: list[int] = []
+        self._drop_answered(under_way)
+        while self._waiting and self._waiting[0][0] + self.delay_s <= now:
+            _, request = self._waiting.popleft()
+            if request in under_way and self._tokens >= 1:
+                self._tokens -= 1
+                self.hedged += 1
+                found.append(request)
+        return found
+
+    def deadline(self, under_way: Container[int]) -> Instant | None:
+        """When the oldest try that is not answered is to be hedged."""
+        self._drop_answered(under_way)
+        if not self._waiting or self._tokens < 1:
+            return None
+        return Instant(self._waiting[0][0] + self.delay_s)
+
+    def clear(self) -> None:
+        """Forget all tries."""
+        self._waiting.clear()
+
+    def _drop_answered(self, under_way: Container[int]) -> None:
+        while self._waiting and self._waiting[0][1] not in under_way:
+            self._waiting.popleft()

@@ -1,0 +1,55 @@
+"""Reads that a compute node answers on the spot: proven by its local index, held by its record
+cache, and not trimmed (ARCHITECTURE 9.1).
+"""
+
+from __future__ import annotations
+
+from indilog.base.ids import EMPTY_TAG, SeqNum, TagHash
+from indilog.base.log import Record
+from indilog.wire.messages import Direction
+from indilog_compute.local_index import Empty, Found, LocalIndex
+from indilog_compute.reads.log_floors import LogFloors
+from indilog_compute.reads.operation import PENDING, Pending
+from indilog_compute.reads.record_cache import RecordCache
+
+
+class LocalReads:
+    """What local index, record cache and floors say together."""
+
+    __slots__ = ("_cache", "_floors")
+
+    def __init__(self, cache: RecordCache, floors: LogFloors) -> None:
+        self._cache = cache
+        self._floors = floors
+
+    def answer(
+        self, local: LocalIndex, direction: Direction, tag: TagHash, log: TagHash, bound: SeqNum
+    ) -> Record | Pending | None:
+        """Return the record or None (proven); `PENDING`: others have to be asked.
+
+        Raises:
+            TrimmedError: the bound, or all that could be found, is trimmed.
+        """
+        if direction is Direction.NEXT:
+            answer = local.find_next(tag, bound)
+        else:
+            answer = local.find_prev(tag, bound)
+        if isinstance(answer, Found):
+            seqnum = answer.seqnum
+            if tag == EMPTY_TAG and log and seqnum != bound:
+                return PENDING  # the one at the bound was trimmed
+            if self._floors.permit(direction, tag, log, bound, seqnum):
+                return self.cached(tag, log, seqnum) or PENDING
+        elif isinstance(answer, Empty) and self._floors.permit(direction, tag, log, bound, None):
+            return None
+        return PENDING
+
+    def cached(self, tag: TagHash, log: TagHash, seqnum: SeqNum) -> Record | None:
+        """Return a record from the cache, if it can be told that it is not dead.
+
+        It may be dead in all its tags since it was cached; by one of them it is not found then.
+        """
+        record = self._cache.get(seqnum)
+        if record is None or tag not in (EMPTY_TAG, log):
+            return record
+        return None if self._floors.may_be_dead(seqnum, record.names) else record

@@ -1,0 +1,285 @@
+"""One read of one caller, as the read side of a compute node keeps it while it is under way
+(ARCHITECTURE 9).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from indilog.base.errors import DataLossError, TrimmedError
+from indilog.base.ids import EMPTY_TAG, Instant, MetalogPosition, NodeId, SeqNum, ShardId, TagHash
+from indilog.base.log import Record
+from indilog.roles.role import Answer
+from indilog.wire.messages import (
+    STORED_RECORD_OVERHEAD_BYTES,
+    Direction,
+    LookupResult,
+    RecordsRead,
+)
+from indilog_compute.reads.lookup_routes import Route
+
+
+class Pending:
+    """The type of `PENDING`."""
+
+
+PENDING: Final = Pending()
+"""The answer to a direct read comes later, to its waiter."""
+
+
+class Answered(NamedTuple):
+    """The value of a read, and the metalog position that it reflects."""
+
+    value: object
+    position: MetalogPosition
+
+
+class Tail(NamedTuple):
+    """The primary's word: where the log ends, and its time, microseconds since 1970."""
+
+    seqnum: SeqNum
+    time_us: int
+
+
+class Stage(enum.Enum):
+    """What an operation waits for."""
+
+    POSITION = enum.auto()
+    """That the metalog and the index data are applied up to the session's position."""
+    LOOKUP = enum.auto()
+    """The index tier, or storage on its behalf."""
+    PROBE = enum.auto()
+    """The record at the bound itself, which may or may not be of the log asked for."""
+    RECORDS = enum.auto()
+    """Records at known seqnums."""
+    TAIL = enum.auto()
+    """The primary's word where the log ends."""
+
+
+class Asked(NamedTuple):
+    """What replicas of one shard were asked for: one of them, or after a hedge two."""
+
+    replicas: tuple[NodeId, ...]
+    seqnums: tuple[SeqNum, ...]
+
+
+class Operation:
+    """One read by one caller, over all its tries.
+
+    Attributes:
+        fresh: whether the read is to see all that is committed when it comes: it begins with the
+            primary's word.
+        page: whether a list of up to `count` records is wanted; else one record (`count` 1).
+        log_names: for a read of every record of a log (`tag=None`), how the names of its records
+            begin.
+        limit: of a lookup under way, the seqnum below which it looks.
+        route: of a lookup under way, whom it asks.
+        trims: of a lookup under way, `LocalIndex.trims` when it was asked.
+        seqnums, shards: the records to fetch, in the order of the answer, once they are known.
+        asked: what each shard was asked for in this try, and of whom, while it has not answered.
+        asked_at: when this try went to storage.
+        log: the tag of the log that is read; 0: not of one log.
+        told: the floor, and the position of a trim, that it waits for since a lookup told of it.
+        trimmed: of `seqnums`, those that turned out to be trimmed.
+        denied: replicas that said "unknown" about something wanted.
+        names: of records whose data is damaged at a replica, as far as it said so.
+    """
+
+    __slots__ = (
+        "asked", "asked_at", "attempt", "bound", "count", "created", "denied", "direction", "fresh",
+        "limit", "log", "log_names", "names", "page", "position", "probed", "records", "reflects",
+        "route", "seqnums", "shards", "stage", "started", "tag", "told", "trimmed", "trims",
+        "waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        direction: Direction,
+        tag: TagHash,
+        bound: SeqNum,
+        position: MetalogPosition,
+        waiter: object,
+        *,
+        count: int = 1,
+        page: bool = False,
+        fresh: bool = False,
+        log: TagHash = 0,
+        log_names: bytes | None = None,
+    ) -> None:
+        self.log = log
+        self.trimmed: set[SeqNum] = set()
+        self.told: tuple[SeqNum, MetalogPosition] | None = None
+        self.direction = direction
+        self.tag = tag
+        self.bound = bound
+        self.position = position
+        self.waiter = waiter
+        self.count = count
+        self.page = page
+        self.log_names = log_names
+        self.created = self.started = Instant(0.0)
+        self.attempt = 0
+        self.fresh = fresh
+        self.stage = Stage.TAIL if fresh else Stage.POSITION
+        self.probed = False
+        self.reflects: MetalogPosition = 0
+        self.seqnums: Sequence[SeqNum] = ()
+        self.shards: Sequence[ShardId] = ()
+        self.records: dict[SeqNum, Record] = {}
+        self.limit: SeqNum = 0
+        self.route: Route | None = None
+        self.asked: dict[ShardId, Asked] = {}
+        self.asked_at = Instant(0.0)
+        self.trims = 0
+        self.denied: set[tuple[NodeId, ShardId]] = set()
+        self.names: dict[SeqNum, bytes] = {}
+
+    def answer(self, value: object) -> Answer:
+        """Tell the caller, as of what is reflected."""
+        return Answer(self.waiter, Answered(value, self.reflects))
+
+    @property
+    def whole(self) -> bool:
+        """Whether it reads all records of a log, or of the logspace, not those of a tag."""
+        return self.tag in (EMPTY_TAG, self.log)
+
+    @property
+    def at_seqnum(self) -> bool:
+        """Whether it reads the record at its bound: one of a log that is looked up by no tag."""
+        return self.tag == EMPTY_TAG and self.log != 0
+
+    def passed_by(self, seqnum: SeqNum) -> bool:
+        """Whether it wants the record at its bound and another one was found: that one is trimmed.
+
+        Seqnums are dense: if there are later records, there was one at the bound.
+        """
+        return self.at_seqnum and seqnum != self.bound
+
+    def step_over(self, seqnum: SeqNum) -> bool:
+        """Go on behind a record that is dead in its tags; False: there is nothing behind it."""
+        self.bound = seqnum + (1 if self.direction is Direction.NEXT else -1)
+        self.start_anew()
+        return self.bound >= 0
+
+    def start_anew(self) -> None:
+        """Forget what was found and who denied it."""
+        self.records.clear()
+        self.trimmed.clear()
+        self.denied.clear()
+        self.asked = {}
+
+    def leave_out_trimmed(self) -> None:
+        """Forget the seqnums that turned out to be trimmed."""
+        kept = [
+            (seqnum, shard)
+            for seqnum, shard in zip(self.seqnums, self.shards, strict=True)
+            if seqnum not in self.trimmed
+        ]
+        self.seqnums = [seqnum for seqnum, _ in kept]
+        self.shards = [shard for _, shard in kept]
+
+    def value_of_nothing(self, floor: SeqNum) -> object:
+        """Return the answer when a lookup found nothing at or above `floor`."""
+        if self.bound < floor or (self.direction is Direction.PREV and floor > 0):
+            return TrimmedError(floor)
+        if self.at_seqnum and self.bound < self.limit:
+            # Seqnums are dense: there was a record.
+            return TrimmedError(self.bound + 1)
+        return [] if self.page else None
+
+    def told_trimmed(self, error: TrimmedError, position: MetalogPosition) -> TrimmedError | None:
+        """Return what is trimmed as of `reflects`, when a lookup says so as of `position`.
+
+        None: it is not known yet; the read has to go on at `self.position`. It does not wait twice
+        for a floor: `position` may be that of a trim of something else.
+        """
+        floor = error.first_seqnum
+        if self.reflects >= position:
+            return error
+        if self.told is not None and self.reflects >= self.told[1]:
+            known = self.told[0]
+            if known == floor or (self.direction is Direction.NEXT and self.bound < known):
+                return TrimmedError(known)
+        self.told = floor, position
+        self.position = max(self.position, position)
+        return None
+
+    def contradicted_by(self, message: RecordsRead) -> str | None:
+        """Say why an answer from storage cannot be one to what was asked; None: it can."""
+        seqnums = [record.seqnum for record in message.records]
+        seqnums += message.unknown
+        seqnums += message.trimmed
+        if not seqnums:
+            return "an answer about no record"
+        if self.stage is Stage.LOOKUP:
+            if self.count > 1 or len(seqnums) > 1:
+                return "records of a page that nobody asked storage for"
+            return None if self._may_match(seqnums[0]) else "a match beyond what was looked for"
+        asked = self.asked.get(message.shard)
+        if asked is None:
+            return "records of a shard that was not asked"
+        if len(set(seqnums)) < len(seqnums) or not set(seqnums).issubset(asked.seqnums):
+            return "records that nobody asked for"
+        return None
+
+    def may_still_hear_of(self, shard: ShardId) -> bool:
+        """Tell whether a replica of `shard` was asked that has not said "unknown"."""
+        asked = self.asked.get(shard)
+        return asked is not None and any((r, shard) not in self.denied for r in asked.replicas)
+
+    def gathered(self, bytes_max: int) -> Record | list[Record]:
+        """Return the record read, or the page: up to the first gap, and bounded in bytes."""
+        page: list[Record] = []
+        size_bytes = 0
+        for seqnum in self.seqnums:
+            record = self.records.get(seqnum)
+            if record is None:
+                break
+            size_bytes += (
+                len(record.data)
+                + len(record.names)
+                + len(record.aux or b"")
+                + STORED_RECORD_OVERHEAD_BYTES
+            )
+            if page and size_bytes > bytes_max:
+                break
+            page.append(record)
+        return page if self.page else page[0]
+
+    @staticmethod
+    def match_in(message: RecordsRead) -> SeqNum:
+        """Return the only match that storage was told to send; `contradicted_by` found nothing."""
+        return (
+            message.records[0].seqnum
+            if message.records
+            else (message.unknown or message.trimmed)[0]
+        )
+
+    def lost_by(self, message: LookupResult) -> DataLossError | None:
+        """Return what to raise when a lookup came across lost records before it found anything.
+
+        A read of the record at its bound is not concerned by later ones.
+        """
+        lost = message.lost
+        if lost is None or (self.at_seqnum and lost.start > self.bound):
+            return None
+        return lost.error()
+
+    def lookup_contradicted_by(self, message: LookupResult) -> bool:
+        """Tell whether this cannot be the result of the lookup that was asked for."""
+        seqnums, shards, lost = message.seqnums, message.shards, message.lost
+        if lost is not None and not all(map(self._may_match, (lost.start, lost.end - 1))):
+            return True
+        if len(seqnums) != len(shards) or len(seqnums) > self.count:
+            return True
+        return not all(map(self._may_match, seqnums)) or any(
+            before >= after for before, after in pairwise(seqnums)
+        )
+
+    def _may_match(self, seqnum: SeqNum) -> bool:
+        if self.direction is Direction.NEXT:
+            return self.bound <= seqnum < self.limit
+        return 0 <= seqnum <= self.bound and seqnum < self.limit

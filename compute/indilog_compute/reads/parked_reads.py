@@ -1,0 +1,75 @@
+"""Reads that wait until this node has applied the position of their session (ARCHITECTURE 9)."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Final
+
+from indilog.base.ids import Instant, MetalogPosition
+from indilog_compute.reads.operation import Operation, Stage
+
+_HEAP_REST_MAX: Final = 1_000
+
+
+class ParkedReads:
+    """The reads that wait for a position, oldest first; `Reads` bounds how many there are."""
+
+    __slots__ = ("_by_position", "_numbers", "_parked", "_timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self._parked: dict[Operation, None] = {}
+        self._by_position: list[tuple[MetalogPosition, int, Operation]] = []
+        """A heap; it may hold reads that were taken out by time."""
+        self._numbers = itertools.count()
+        self._timeout_s = timeout_s
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def add(self, operation: Operation) -> None:
+        """Let a read wait until its position is applied."""
+        operation.stage = Stage.POSITION
+        self._parked[operation] = None
+        entry = (operation.position, next(self._numbers), operation)
+        heapq.heappush(self._by_position, entry)
+
+    def reached(self, position: MetalogPosition) -> list[Operation]:
+        """Take out the reads that need no more than `position`, oldest position first.
+
+        Costs what is taken out, however many wait for later positions.
+        """
+        reached: list[Operation] = []
+        while self._by_position and self._by_position[0][0] <= position:
+            operation = heapq.heappop(self._by_position)[2]
+            if operation in self._parked:
+                reached.append(operation)
+        return self._taken(reached)
+
+    def expired(self, now: Instant) -> list[Operation]:
+        """Take out the oldest reads that have taken too long."""
+        expired: list[Operation] = []
+        for operation in self._parked:
+            if now < operation.created + self._timeout_s:
+                break
+            expired.append(operation)
+        self._taken(expired)
+        if len(self._by_position) > 2 * len(self._parked) + _HEAP_REST_MAX:
+            self._by_position = [e for e in self._by_position if e[2] in self._parked]
+            heapq.heapify(self._by_position)
+        return expired
+
+    def clear(self) -> list[Operation]:
+        """Take out all reads."""
+        self._by_position.clear()
+        return self._taken(list(self._parked))
+
+    def deadline(self) -> Instant | None:
+        """When the oldest one takes too long."""
+        oldest = next(iter(self._parked), None)
+        return Instant(oldest.created + self._timeout_s) if oldest is not None else None
+
+    def _taken(self, operations: list[Operation]) -> list[Operation]:
+        for operation in operations:
+            del self._parked[operation]
+        return operations

@@ -1,0 +1,516 @@
+"""The read side of a compute node: operations that could not be answered on the spot (ARCHITECTURE
+9, thesis 5.4).
+
+A read that the local index proves and the record cache holds never comes here. The others take one
+of these ways:
+
+- the local index found the seqnum: ask a replica of its shard (read type 1);
+- a miss: ask one replica of every index shard, all about the log below one `limit`; storage answers
+  directly for a single match (read types 2 and 3), the aggregator for none or for a page;
+- the reader's session is ahead of what is applied here: wait for it, then decide;
+- a fresh read: ask the primary what is committed, raise the session to it, then decide.
+
+Every try has a request number of its own, so late answers of earlier tries find nothing. A try that
+takes longer than `lookup_timeout_s` is started again with other replicas, a read that takes longer
+than `read_timeout_s` fails as retryable. A replica's "unknown" is never taken for "absent": the
+next replica is asked, and when all say it, the record is lost. "Trimmed" is an answer of its own:
+the floor of the log or tag tells what the caller hears; a record that is dead in all its tags is
+passed over where a whole log is read (ARCHITECTURE 13).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from indilog.base.errors import (
+    IndilogError,
+    OverloadedError,
+    QuorumUnavailableError,
+    TrimmedError,
+)
+from indilog.base.ids import EMPTY_TAG, Instant, NodeId, SeqNum, ShardId
+from indilog.base.log import Record
+from indilog.base.resend import Resend
+from indilog.config import Config
+from indilog.kernel.metalog import MetalogReplay
+from indilog.kernel.view import Views
+from indilog.roles.role import Answer, Effect, Ignore, Send
+from indilog.wire.messages import (
+    Direction,
+    LookupResult,
+    RecordsRead,
+    TailIs,
+    TailWanted,
+)
+from indilog.wire.tag_messages import TagFirsts
+from indilog_compute.local_index import Empty, Found, LocalIndex, Matches, Miss
+from indilog_compute.reads.local_reads import LocalReads
+from indilog_compute.reads.log_floors import LogFloors
+from indilog_compute.reads.lookup_routes import LookupRoutes
+from indilog_compute.reads.operation import Operation, Stage, Tail
+from indilog_compute.reads.parked_reads import ParkedReads
+from indilog_compute.reads.record_cache import RecordCache
+from indilog_compute.reads.storage_questions import StorageQuestions
+from indilog_compute.reads.tag_questions import TagQuestions
+from indilog_compute.reads.tail_questions import TailQuestions
+from indilog_compute.reads.tier_lookups import TierLookups
+
+
+class Reads:
+    """All reads of one compute node that are under way.
+
+    Direct calls (`start`) only enqueue; `begin` decides them within the turn. `local` and `replay`
+    belong to the engine, which applies metalog and index data to them.
+    """
+
+    def __init__(
+        self, node: NodeId, views: Views, config: Config, cache: RecordCache, floors: LogFloors
+    ) -> None:
+        self._node = node
+        self._views = views
+        self._config = config.node
+        self._cache = cache
+        self._floors = floors
+        self._local_reads = LocalReads(cache, floors)
+        self._local: LocalIndex | None = None
+        self._replay = MetalogReplay()
+        self._starting: list[Operation] = []
+        self._parked = ParkedReads(config.node.read_timeout_s)
+        self._requests: OrderedDict[int, Operation] = OrderedDict()
+        self._next_request = 0
+        self._now = Instant(0.0)
+        self._storage = StorageQuestions(node, views, config.node)
+        self._tails = TailQuestions(Resend(config.node.resend_s, config.node.resend_s_max))
+        routes = LookupRoutes(
+            views[-1], config.cluster.aggregation, pause_s=config.node.lookup_timeout_s
+        )
+        self._tier = TierLookups(cache, routes)
+        self.questions = TagQuestions(config.node, routes, self._number)
+        """What is asked so that later reads find more here."""
+
+    def number_from(self, request: int) -> None:
+        """Number tries above `request`, so that answers meant for an earlier life find nothing."""
+        self._next_request = request
+
+    @property
+    def last_request(self) -> int:
+        """The number of the newest try."""
+        return self._next_request
+
+    @property
+    def parked(self) -> bool:
+        """Whether reads wait for a position that is not applied yet."""
+        return bool(self._parked)
+
+    @property
+    def pending(self) -> int:
+        """Reads that wait for something."""
+        waiting = len(self._starting) + len(self._parked) + len(self._tails)
+        return waiting + len(self._requests)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any read waits for something; for a node that only appends, at little cost."""
+        return bool(self._starting or self._requests or self._parked or self._tails)
+
+    @property
+    def hedged(self) -> int:
+        """Tries for which a further replica was asked, since the start."""
+        return self._storage.hedges.hedged
+
+    def begin_turn(self, now: Instant) -> None:
+        """Take note of the time: it holds for all that the turn sends."""
+        self._now = now
+
+    def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
+        """Take the engine's index and replay into use; reads waited until now."""
+        self._local, self._replay = local, replay
+        self.questions.joined(local, replay)
+
+    def start(self, operation: Operation) -> None:
+        """Take an operation on; it is decided when the turn ends.
+
+        Raises:
+            OverloadedError: too many reads wait already.
+        """
+        if self.pending >= self._config.lookups_pending_max:
+            raise OverloadedError(f"{self.pending:,} reads wait for an answer; try again later.")
+        self._starting.append(operation)
+
+    def begin(self, now: Instant) -> list[Effect]:
+        """Decide what was started since the last turn."""
+        effects: list[Effect] = []
+        while self._starting:
+            operation = self._starting[0]
+            operation.created = now
+            effects += self._decide(operation, now)
+            del self._starting[0]
+        return effects + self.questions.begin(now) + self._ask_for_tail(now)
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """Return figures for people: what the index tier was asked, and what it answered."""
+        return {"index_tier": dict(self._tier.figures), "tag_questions": self.questions.status()}
+
+    def advanced(self, now: Instant) -> list[Effect]:
+        """Decide the operations whose position is applied now."""
+        if not self._parked or self._local is None:
+            return []
+        ready = self._parked.reached(self._local.tag_position)
+        return [effect for operation in ready for effect in self._decide(operation, now)]
+
+    def abandon(self, error: IndilogError) -> list[Effect]:
+        """Fail every read."""
+        parked, asking = self._parked.clear(), self._tails.clear()
+        waiting = (*self._starting, *parked, *self._requests.values(), *asking)
+        operations = list(dict.fromkeys(waiting))
+        self._starting.clear()
+        self._requests.clear()
+        self._storage.hedges.clear()
+        return [self._fail(operation, error) for operation in operations]
+
+    # --- deciding
+
+    def _decide(self, operation: Operation, now: Instant) -> list[Effect]:
+        operation.started = now
+        if operation.stage is Stage.TAIL:
+            self._tails.add(operation)
+            return []
+        local = self._local
+        if local is None or operation.position > local.tag_position:
+            self._parked.add(operation)
+            return []
+        # The Suffix, which answers for the empty tag, is ahead of the Tag Cache.
+        whole = operation.tag == EMPTY_TAG
+        operation.reflects = self._replay.position if whole else local.tag_position
+        try:
+            if operation.page:
+                return self._decide_page(operation, local)
+            return self._decide_one(operation, local)
+        except TrimmedError as error:
+            if operation.bound < error.first_seqnum:
+                operation.reflects = self._replay.position  # floors of logs are ahead of tags
+            return [operation.answer(error)]
+
+    def _decide_one(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        find = local.find_next if operation.direction is Direction.NEXT else local.find_prev
+        answer = find(operation.tag, operation.bound)
+        match answer:
+            case Found(seqnum, shard):
+                if self._permitted(operation, seqnum):
+                    return self._collect(operation, (seqnum,), (shard,))
+            case Empty():
+                if self._permitted(operation, None):
+                    return [operation.answer(None)]
+            case Miss():
+                if self._permitted(operation, operation.bound):
+                    return self._try_bound(operation, local) or self._look_up(operation)
+            case unreachable:
+                assert_never(unreachable)
+        return self._look_up(operation)
+
+    def _permitted(self, how: Operation, found: SeqNum | None) -> bool:
+        return self._floors.permit(how.direction, how.tag, how.log, how.bound, found)
+
+    def _decide_page(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        if not self._permitted(operation, operation.bound):
+            return self._look_up(operation)
+        match local.find_range(operation.tag, operation.bound, operation.count):
+            case Miss():
+                return self._look_up(operation)
+            case Matches(seqnums, shards) if seqnums:
+                return self._collect(operation, seqnums, shards)
+            case Matches():
+                return [operation.answer([])]
+            case unreachable:
+                assert_never(unreachable)
+
+    def _try_bound(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        """Answer without the index tier if the record at the bound is the one: from the cache, or
+        from storage.
+        """
+        record = self._tier.at_bound(operation, self._replay.tail)
+        if record is None or self._may_be_trimmed(operation, record):
+            return self._probe(operation, local)
+        self._tier.came_from_cache()
+        operation.reflects = self._replay.position
+        return [operation.answer(record)]
+
+    def _may_be_trimmed(self, operation: Operation, record: Record) -> bool:
+        if operation.whole:
+            return self._floors.may_be_dead(record.seqnum, record.names)
+        return self._floors.may_be_trimmed(record.seqnum, operation.tag)
+
+    def _probe(self, operation: Operation, local: LocalIndex) -> list[Effect]:
+        """Try the record at the bound itself: every log has most seqnums of a logspace, or all."""
+        if operation.log_names is None or operation.probed:
+            return []
+        operation.probed = True
+        shard = local.shard_of(operation.bound)
+        if shard is None:
+            return []
+        operation.stage = Stage.PROBE
+        operation.reflects = self._replay.position
+        return self._ask_storage(operation, {shard: [operation.bound]})
+
+    def _look_up(self, operation: Operation) -> list[Effect]:
+        self.questions.missed(operation.tag)
+        request = self._request(operation)
+        return self._tier.ask(operation, request, self._replay, self._local)
+
+    def _collect_learned(
+        self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
+    ) -> list[Effect]:
+        if self._local is not None:
+            for seqnum, shard in zip(seqnums, shards, strict=True):
+                self._local.learn(seqnum, shard)
+        return self._collect(operation, seqnums, shards)
+
+    def _collect(
+        self, operation: Operation, seqnums: Sequence[SeqNum], shards: Sequence[ShardId]
+    ) -> list[Effect]:
+        """Gather the records at `seqnums`: from the cache, and from storage what is not there."""
+        if operation.passed_by(seqnums[0]):
+            return [operation.answer(TrimmedError(seqnums[0]))]
+        operation.stage = Stage.RECORDS
+        operation.seqnums, operation.shards = seqnums, shards
+        missing: dict[ShardId, list[SeqNum]] = {}
+        for seqnum, shard in zip(seqnums, shards, strict=True):
+            if seqnum in operation.records:
+                continue
+            record = self._local_reads.cached(operation.tag, operation.log, seqnum)
+            if record is not None:
+                operation.records[seqnum] = record
+            else:
+                missing.setdefault(shard, []).append(seqnum)
+        if not missing:
+            return [operation.answer(operation.gathered(self._config.page_bytes_max))]
+        return self._ask_storage(operation, missing)
+
+    def _ask_storage(
+        self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]]
+    ) -> list[Effect]:
+        """Ask one replica of each shard that has not said "unknown"; fail if there is none left."""
+        turn = self._next_request + 1 + operation.attempt
+        if (lost := self._storage.choose(operation, missing, turn)) is not None:
+            return [self._fail(operation, lost)]
+        return self._storage.ask(operation, self._request(operation), self._replay, self._now)
+
+    def _ask_for_tail(self, now: Instant) -> list[Effect]:
+        if not self._tails.is_due(now):
+            return []
+        request = self._tails.asked(self._number(), now)
+        return [Send(self._views[-1].primary, TailWanted(request))]
+
+    def _number(self) -> int:
+        self._next_request += 1
+        return self._next_request
+
+    def _request(self, operation: Operation) -> int:
+        request = self._number()
+        self._requests[request] = operation
+        return request
+
+    # --- answers
+
+    def on_message(
+        self, sender: NodeId, message: RecordsRead | LookupResult | TagFirsts, now: Instant
+    ) -> list[Effect]:
+        """Take in what storage or the index tier answered."""
+        match message:
+            case RecordsRead():
+                return self._on_records(sender, message, now)
+            case LookupResult():
+                return self._on_result(message, now)
+            case TagFirsts():
+                return self.questions.on_firsts(sender, message)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_records(self, sender: NodeId, message: RecordsRead, now: Instant) -> list[Effect]:
+        """Take in records from storage; a late answer to an earlier try finds nothing."""
+        operation = self._requests.get(message.request)
+        if operation is None:
+            return []
+        if (reason := self._storage.refusal(sender, operation, message)) is not None:
+            return [Ignore(message, reason)]
+        if message.trimmed and operation.reflects < message.position:
+            # Whose trim it is, and how far it goes, is known at that position.
+            del self._requests[message.request]
+            operation.position = max(operation.position, message.position)
+            operation.start_anew()
+            return self._decide(operation, now)
+        return self._on_records_wanted(operation, sender, message, now)
+
+    def _on_records_wanted(
+        self, operation: Operation, sender: NodeId, message: RecordsRead, now: Instant
+    ) -> list[Effect]:
+        records = self._records_of(operation, message)
+        if message.unknown:
+            operation.denied.add((sender, message.shard))
+            operation.names.update(message.names)
+            operation.records.update({r.seqnum: r for r in records})
+            if operation.may_still_hear_of(message.shard):
+                return []
+        elif operation.asked:
+            self._storage.hedges.took(now - operation.asked_at)
+        match operation.stage:
+            case Stage.PROBE:
+                del self._requests[message.request]
+                return self._on_probed(operation, records, now)
+            case Stage.LOOKUP:
+                return self._on_looked_up(operation, message, records, now)
+            case Stage.RECORDS:
+                return self._on_fetched(operation, message, records, now)
+            case Stage.POSITION | Stage.TAIL:
+                raise AssertionError("such an operation is not waiting for records")
+            case unreachable:
+                assert_never(unreachable)
+
+    def _records_of(self, operation: Operation, message: RecordsRead) -> list[Record]:
+        if operation.stage is Stage.LOOKUP:
+            self._tier.came(operation, operation.match_in(message), message.shard, self._local)
+        return [self._cache.take_in(stored) for stored in message.records]
+
+    def _on_probed(self, operation: Operation, records: list[Record], now: Instant) -> list[Effect]:
+        prefix = operation.log_names
+        assert prefix is not None
+        for record in records:
+            if record.names == prefix or record.names.startswith(prefix + b"\x1f"):
+                return [operation.answer(record)]
+        operation.denied.clear()
+        return self._decide(operation, now)
+
+    def _on_looked_up(
+        self, operation: Operation, message: RecordsRead, records: list[Record], now: Instant
+    ) -> list[Effect]:
+        seqnums = tuple(r.seqnum for r in records) or message.unknown or message.trimmed
+        del self._requests[message.request]
+        if seqnums[0] != operation.bound and operation.route is not None:
+            self._tier.routes.answered(operation.route)  # at the bound, one index shard did alone
+        if message.trimmed and not operation.passed_by(seqnums[0]):
+            return self._pass_over(operation, message.trimmed[-1], now)
+        operation.records.update({r.seqnum: r for r in records})
+        return self._collect_learned(operation, seqnums, (message.shard,) * len(seqnums))
+
+    def _pass_over(self, operation: Operation, seqnum: SeqNum, now: Instant) -> list[Effect]:
+        """Go on behind a record that is trimmed in all its tags, if a whole log is read."""
+        if not operation.whole or operation.tag == EMPTY_TAG:
+            return [operation.answer(TrimmedError(seqnum + 1))]
+        if operation.step_over(seqnum):
+            return self._decide(operation, now)
+        return [operation.answer(None)]
+
+    def _on_fetched(
+        self, operation: Operation, message: RecordsRead, records: list[Record], now: Instant
+    ) -> list[Effect]:
+        operation.records.update({r.seqnum: r for r in records})
+        operation.trimmed.update(message.trimmed)
+        del operation.asked[message.shard]
+        if operation.asked:
+            return []
+        del self._requests[message.request]
+        if operation.trimmed:
+            last = operation.seqnums[-1]
+            operation.leave_out_trimmed()
+            if not operation.seqnums:
+                return self._pass_over(operation, last, now)
+        first_missing = next((s for s in operation.seqnums if s not in operation.records), None)
+        if first_missing is None or (operation.page and first_missing != operation.seqnums[0]):
+            return [operation.answer(operation.gathered(self._config.page_bytes_max))]
+        return self._collect(operation, operation.seqnums, operation.shards)
+
+    def _on_result(self, message: LookupResult, now: Instant) -> list[Effect]:
+        """Take in the aggregator's word: nothing matches, or where the records are."""
+        if (effects := self.questions.on_result(message)) is not None:
+            return effects
+        operation = self._requests.get(message.request)
+        if operation is None:
+            return []
+        if operation.stage is not Stage.LOOKUP:
+            return [Ignore(message, "a lookup's result while no lookup is under way")]
+        if operation.lookup_contradicted_by(message):
+            return [Ignore(message, "a result of another lookup than was asked for")]
+        del self._requests[message.request]
+        if operation.route is not None:
+            self._tier.routes.answered(operation.route)
+        if message.position <= self._replay.position:
+            self._floors.learned(operation.log, message.log_floor)
+        if not message.seqnums:
+            return self._on_none(operation, message, now)
+        self._tier.came(operation, message.seqnums[0], message.shards[0], self._local)
+        return self._collect_learned(operation, message.seqnums, message.shards)
+
+    def _on_none(self, operation: Operation, message: LookupResult, now: Instant) -> list[Effect]:
+        if (lost := operation.lost_by(message)) is not None:
+            return [self._fail(operation, lost)]
+        value = operation.value_of_nothing(message.floor)
+        if isinstance(value, TrimmedError):
+            value = operation.told_trimmed(value, message.position)
+            if value is None:
+                operation.start_anew()
+                return self._decide(operation, now)
+        self._tier.none_came()
+        return [operation.answer(value)]
+
+    def on_tail(self, message: TailIs, now: Instant) -> list[Effect]:
+        """Take in the primary's word where the log ends; fresh reads go on from there."""
+        effects: list[Effect] = []
+        for operation in self._tails.answered(message.request):
+            if operation.fresh:
+                operation.stage = Stage.POSITION
+                operation.position = max(operation.position, message.position)
+                effects += self._decide(operation, now)
+            else:
+                operation.reflects = message.position
+                effects.append(operation.answer(Tail(message.tail, message.time_us)))
+        return effects + self._ask_for_tail(now)
+
+    def _fail(self, operation: Operation, error: IndilogError) -> Effect:
+        return Answer(operation.waiter, error)
+
+    # --- time
+
+    def deadline(self) -> Instant | None:
+        """When a try, or a read that waits for its position, takes too long."""
+        times: list[float] = []
+        if self._requests:
+            oldest = next(iter(self._requests.values()))
+            times.append(oldest.started + self._config.lookup_timeout_s)
+        if (parked := self._parked.deadline()) is not None:
+            times.append(parked)
+        if (asking := self._tails.deadline(self._config.read_timeout_s)) is not None:
+            times.append(asking)
+        if (hedging := self._storage.hedges.deadline(self._requests)) is not None:
+            times.append(hedging)
+        if (questions := self.questions.deadline()) is not None:
+            times.append(questions)
+        return Instant(min(times)) if times else None
+
+    def on_time(self, now: Instant) -> list[Effect]:
+        """Start overdue tries again elsewhere; fail reads that took too long."""
+        self.questions.on_time(now)
+        effects: list[Effect] = []
+        while self._requests:
+            request, operation = next(iter(self._requests.items()))
+            if operation.started + self._config.lookup_timeout_s > now:
+                break
+            del self._requests[request]
+            operation.attempt += 1
+            if operation.stage is Stage.LOOKUP and operation.route is not None:
+                self._tier.routes.timed_out(operation.route, now)
+            if now >= operation.created + self._config.read_timeout_s:
+                effects.append(self._fail(operation, self._unavailable()))
+            else:
+                effects += self._decide(operation, now)
+        expired = self._parked.expired(now)
+        expired += self._tails.expired(now, self._config.read_timeout_s)
+        effects += [self._fail(operation, self._unavailable()) for operation in expired]
+        effects += self._storage.hedge(self._requests, self._replay, now)
+        return effects + self._ask_for_tail(now)
+
+    def _unavailable(self) -> QuorumUnavailableError:
+        return QuorumUnavailableError(
+            f"The read found no answer within {self._config.read_timeout_s:g} s; try again."
+        )

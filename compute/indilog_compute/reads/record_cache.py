@@ -1,0 +1,236 @@
+"""The record cache of a compute node: what it appended or read lately (thesis 5.4.2).
+
+Two generations share one budget of bytes. *Own appends* come in spans, as the batches that they
+were; a span is kept and evicted whole, oldest first, so an append costs next to nothing here.
+*Records read* from storage come one by one and are evicted least recently used first. When the
+budget is exceeded, the generation that has more than half of it gives way: either may use what the
+other one leaves.
+
+Auxiliary data is kept beside both, under a budget of its own, and only there: so a record never
+comes with older aux data than was set last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from indilog.base.ids import SeqNum
+from indilog.base.log import Record
+from indilog.wire.messages import StoredRecord
+
+SPAN_RECORD_BYTES: Final = 64
+"""What an own append costs beside its contents: the header of its bytes and two list slots."""
+READ_RECORD_BYTES: Final = 320
+"""What a record read costs beside its contents: the object, its fields, a slot in the order."""
+AUX_BYTES: Final = 192
+"""What aux data costs beside its contents."""
+_DEAD_MAX: Final = 256
+
+
+class _Span(NamedTuple):
+    """Consecutive records that one cut ordered, as they were appended."""
+
+    datas: list[bytes]
+    names: list[bytes]
+    time: float
+    ordered_at: float
+    size_bytes: int
+
+
+_EVICTED: Final = _Span([], [], 0.0, 0.0, 0)
+
+
+class RecordCache:
+    """Holds at most `bytes_max` bytes of records and `aux_bytes_max` of aux data; 0: holds nothing.
+
+    A record is immutable, so what is found is right; what is not found may exist.
+
+    Attributes:
+        hits: records found.
+        misses: records not found.
+    """
+
+    __slots__ = (
+        "_aux", "_aux_bytes", "_aux_bytes_max", "_bytes_max", "_firsts", "_read", "_read_bytes",
+        "_span_bytes", "_span_records", "_spans", "_start", "hits", "misses",
+    )  # fmt: skip
+
+    def __init__(self, bytes_max: int, aux_bytes_max: int = 0) -> None:
+        self._bytes_max = bytes_max
+        self._aux_bytes_max = aux_bytes_max
+        self._firsts: list[SeqNum] = []
+        """First seqnum of each span, ascending; those before `_start` are evicted."""
+        self._spans: list[_Span] = []
+        self._start = 0
+        self._span_bytes = 0
+        self._span_records = 0
+        self._read: OrderedDict[SeqNum, Record] = OrderedDict()
+        self._read_bytes = 0
+        self._aux: OrderedDict[SeqNum, bytes] = OrderedDict()
+        self._aux_bytes = 0
+        self.hits = self.misses = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of both generations, overhead included."""
+        return self._span_bytes + self._read_bytes
+
+    def add_span(
+        self,
+        first_seqnum: SeqNum,
+        datas: list[bytes],
+        names: list[bytes],
+        time: float,
+        ordered_at: float,
+        size_bytes: int,
+    ) -> None:
+        """Keep own appends that were ordered at `first_seqnum` and up; later ones come later.
+
+        The lists are kept, not copied: nobody may change them afterwards.
+
+        Args:
+            first_seqnum: where the first record is.
+            datas: the data of each record.
+            names: the names of each record (`indilog.base.ids.tag_columns`).
+            time: when the writer took them in, seconds since 1970 (`Record.time`).
+            ordered_at: the stamp of the entry that ordered them, seconds since 1970.
+            size_bytes: how many bytes `datas` and `names` have together.
+        """
+        assert not self._firsts or first_seqnum >= self._end(), "own appends ascend"
+        size_bytes += SPAN_RECORD_BYTES * len(datas)
+        if size_bytes > self._bytes_max:
+            return
+        self._firsts.append(first_seqnum)
+        self._spans.append(_Span(datas, names, time, ordered_at, size_bytes))
+        self._span_bytes += size_bytes
+        self._span_records += len(datas)
+        if self._span_bytes + self._read_bytes > self._bytes_max:
+            self._evict()
+
+    def add(self, record: Record) -> None:
+        """Keep a record that storage gave; its aux data too, unless some was set here."""
+        seqnum = record.seqnum
+        if record.aux is not None:
+            if seqnum not in self._aux:
+                self.set_aux(seqnum, record.aux)
+            record = _with_aux(record, None)
+        size_bytes = _read_size(record)
+        if size_bytes > self._bytes_max or seqnum in self._read:
+            return
+        self._read[seqnum] = record
+        self._read_bytes += size_bytes
+        if self._span_bytes + self._read_bytes > self._bytes_max:
+            self._evict()
+
+    def take_in(self, stored: StoredRecord) -> Record:
+        """Keep a record from storage; return it as people see it: aux data set here is newer."""
+        if (aux := self.aux_of(stored.seqnum)) is None:
+            aux = stored.aux
+        record = Record(
+            stored.seqnum,
+            stored.names,
+            stored.data,
+            stored.time_us / 1e6,
+            stored.ordered_us / 1e6,
+            aux,
+        )
+        self.add(record)
+        return record
+
+    def get(self, seqnum: SeqNum) -> Record | None:
+        """Return the record at `seqnum` with its aux data, or None if it is not held."""
+        index = bisect_right(self._firsts, seqnum, self._start) - 1
+        if index >= self._start:
+            span = self._spans[index]
+            offset = seqnum - self._firsts[index]
+            if offset < len(span.datas):
+                self.hits += 1
+                names, data = span.names[offset], span.datas[offset]
+                aux = self.aux_of(seqnum)
+                return Record(seqnum, names, data, span.time, span.ordered_at, aux)
+        record = self._read.get(seqnum)
+        if record is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._read.move_to_end(seqnum)
+        aux = self.aux_of(seqnum)
+        if aux is None:
+            return record
+        return _with_aux(record, aux)
+
+    def holds(self, seqnum: SeqNum) -> bool:
+        """Whether `get` would find `seqnum`; neither a hit nor a miss."""
+        index = bisect_right(self._firsts, seqnum, self._start) - 1
+        if index >= self._start and seqnum - self._firsts[index] < len(self._spans[index].datas):
+            return True
+        return seqnum in self._read
+
+    def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep `aux` beside the record at `seqnum`, in place of what was set before."""
+        replaced = self._aux.pop(seqnum, None)
+        if replaced is not None:
+            self._aux_bytes -= AUX_BYTES + len(replaced)
+        if AUX_BYTES + len(aux) > self._aux_bytes_max:
+            return
+        self._aux[seqnum] = aux
+        self._aux_bytes += AUX_BYTES + len(aux)
+        while self._aux_bytes > self._aux_bytes_max:
+            _, evicted = self._aux.popitem(last=False)
+            self._aux_bytes -= AUX_BYTES + len(evicted)
+
+    def status(self) -> dict[str, int]:
+        """Return records, bytes, hits and misses, for people and for metrics."""
+        return {
+            "entries": self._span_records + len(self._read), "bytes": self.size_bytes,
+            "aux_entries": len(self._aux), "aux_bytes": self._aux_bytes,
+            "hits": self.hits, "misses": self.misses,
+        }  # fmt: skip
+
+    def _end(self) -> SeqNum:
+        """Return the seqnum after the newest own append."""
+        return self._firsts[-1] + len(self._spans[-1].datas)
+
+    def aux_of(self, seqnum: SeqNum) -> bytes | None:
+        """Return the aux data kept for `seqnum`, whether or not its record is held."""
+        if not self._aux:
+            return None
+        aux = self._aux.get(seqnum)
+        if aux is not None:
+            self._aux.move_to_end(seqnum)
+        return aux
+
+    def _evict(self) -> None:
+        """Make room: the generation that has more than half of the budget gives way."""
+        while self._span_bytes + self._read_bytes > self._bytes_max:
+            if self._span_bytes * 2 > self._bytes_max:
+                self._span_bytes -= self._spans[self._start].size_bytes
+                self._span_records -= len(self._spans[self._start].datas)
+                self._spans[self._start] = _EVICTED
+                self._start += 1
+            else:
+                _, record = self._read.popitem(last=False)
+                self._read_bytes -= _read_size(record)
+        if self._start > _DEAD_MAX and self._start * 2 > len(self._spans):
+            del self._spans[: self._start], self._firsts[: self._start]
+            self._start = 0
+
+    def check_invariants(self) -> None:
+        """Assert the bounds, and that the counters say what is really held."""
+        spans = self._spans[self._start :]
+        assert self._span_bytes == sum(span.size_bytes for span in spans), "spans are counted"
+        assert self._read_bytes == sum(map(_read_size, self._read.values())), "reads are counted"
+        assert self.size_bytes <= self._bytes_max, "more bytes of records than allowed"
+        aux_bytes = sum(AUX_BYTES + len(aux) for aux in self._aux.values())
+        assert self._aux_bytes == aux_bytes <= self._aux_bytes_max, "aux data is counted, bounded"
+        assert len(self._firsts) == len(self._spans), "a span has a first seqnum"
+
+
+def _with_aux(record: Record, aux: bytes | None) -> Record:
+    return Record(record.seqnum, record.names, record.data, record.time, record.ordered_at, aux)
+
+
+def _read_size(record: Record) -> int:
+    return READ_RECORD_BYTES + len(record.data) + len(record.names)

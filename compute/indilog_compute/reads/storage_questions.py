@@ -1,0 +1,127 @@
+"""Whom a compute node asks for records: one replica of each shard, another one when it takes long
+(ARCHITECTURE 9, `indilog_compute.reads.hedging`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from indilog.base.errors import DataLossError
+from indilog.base.ids import Instant, NodeId, SeqNum, ShardId, UserTag, log_tag, names_decoded
+from indilog.config import NodeConfig
+from indilog.kernel.metalog import MetalogReplay
+from indilog.kernel.view import Views, placement_of
+from indilog.roles.role import Effect, Send
+from indilog.wire.messages import ReadRecords, RecordsRead
+from indilog_compute.reads.hedging import Hedges
+from indilog_compute.reads.operation import Asked, Operation
+
+
+class StorageQuestions:
+    """Asks storage for the records of operations.
+
+    Attributes:
+        hedges: when further replicas are asked.
+    """
+
+    def __init__(self, node: NodeId, views: Views, config: NodeConfig) -> None:
+        self._node = node
+        self._views = views
+        self.hedges = Hedges(
+            share_max=config.hedged_reads_share_max,
+            delay_s_min=config.hedge_delay_s_min,
+            delay_s_max=config.lookup_timeout_s,
+        )
+
+    def choose(
+        self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]], turn: int
+    ) -> DataLossError | None:
+        """Choose a replica of each shard that has not said "unknown"; return what is lost if there
+        is none left.
+        """
+        asked: dict[ShardId, Asked] = {}
+        for shard, seqnums in missing.items():
+            replicas = self._left(operation, shard)
+            if not replicas:
+                return _lost(operation, shard, seqnums)
+            asked[shard] = Asked((replicas[turn % len(replicas)],), tuple(seqnums))
+        operation.asked = asked
+        return None
+
+    def ask(
+        self, operation: Operation, request: int, replay: MetalogReplay, now: Instant
+    ) -> list[Effect]:
+        """Ask those that were chosen."""
+        operation.asked_at = now
+        if any(len(self._left(operation, shard)) > 1 for shard in operation.asked):
+            self.hedges.sent(request, now)
+        return [
+            Send(replicas[0], self._wanted(request, shard, seqnums, replay))
+            for shard, (replicas, seqnums) in operation.asked.items()
+        ]
+
+    def _wanted(
+        self, request: int, shard: ShardId, seqnums: tuple[SeqNum, ...], replay: MetalogReplay
+    ) -> ReadRecords:
+        return ReadRecords(request, self._node, shard, seqnums, replay.trims, replay.last)
+
+    def hedge(
+        self, requests: Mapping[int, Operation], replay: MetalogReplay, now: Instant
+    ) -> list[Effect]:
+        """Ask further replicas for what takes longer than usual; the first answer wins."""
+        effects: list[Effect] = []
+        for request in self.hedges.due(now, requests):
+            operation = requests[request]
+            for shard, (replicas, seqnums) in list(operation.asked.items()):
+                left = [r for r in self._left(operation, shard) if r not in replicas]
+                if left:
+                    further = left[request % len(left)]
+                    operation.asked[shard] = Asked((*replicas, further), seqnums)
+                    effects.append(Send(further, self._wanted(request, shard, seqnums, replay)))
+        return effects
+
+    def refusal(self, sender: NodeId, operation: Operation, message: RecordsRead) -> str | None:
+        """Return why an answer is not taken, or None."""
+        placement = placement_of(self._views, message.shard)
+        if placement is None or sender not in placement.replicas:
+            return "records from a node that does not keep their shard"
+        return operation.contradicted_by(message)
+
+    def _left(self, operation: Operation, shard: ShardId) -> list[NodeId]:
+        placement = placement_of(self._views, shard)
+        if placement is None:
+            return []
+        return [r for r in placement.replicas if (r, shard) not in operation.denied]
+
+
+def _lost(operation: Operation, shard: ShardId, missing: Sequence[SeqNum]) -> DataLossError:
+    """Say which records are lost: of those asked for, the first one and all up to one that is here.
+
+    Further ones are met by whoever reads on.
+    """
+    first = missing[0]
+    behind = itertools.dropwhile(lambda seqnum: seqnum != first, operation.seqnums)
+    lost = list(itertools.takewhile(frozenset(missing).__contains__, behind)) or [first]
+    last = max(lost)
+    which = f"seqnum {first}" if first == last else f"seqnums {first} to {last}"
+    return DataLossError(
+        f"No replica of shard {shard} holds {which}: lost by damage. Read on from seqnum "
+        f"{last + 1}, or backwards from below {first}.",
+        seqnum=first,
+        next_seqnum=last + 1,
+        tags=_tags_of(lost, operation),
+    )
+
+
+def _tags_of(lost: Sequence[SeqNum], operation: Operation) -> list[UserTag]:
+    """Return the tags of lost records, if all are known to be of the log that is read."""
+    known: dict[UserTag, None] = {}
+    for seqnum in lost:
+        if (names := operation.names.get(seqnum)) is None:
+            return []
+        log, tags = names_decoded(names)
+        if log_tag(log) != operation.log:
+            return []
+        known.update(dict.fromkeys(tags))
+    return list(known)

@@ -1,0 +1,302 @@
+"""What an engine asks the index tier on its own account, so that its Tag Cache can answer (thesis
+5.7 and 10).
+
+*Is this tag new?* With `local_index = "extended"`, an append with a tag that the Tag Cache does not
+know asks for the tag's first record. All tags of a turn are asked about together, and all index
+shards are asked: the index shards together know it, and no tag has a home that moves when index
+shards come and go (decision 0011).
+
+*What are the newest records of this tag?* A tag whose lookups missed `refill_after_misses` times is
+popular and not held: its newest records are asked for, and put where index data would have put
+them. At most `refills_per_s_max` a second, `refills_pending_max` at once.
+
+Both ask about the log as of `tag_position`, which is what the Tag Cache has applied. Nobody waits
+for the answers; one that does not come is given up, and costs further misses.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Final
+
+from cachetools import LRUCache
+
+from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, Instant, NodeId, SeqNum, ShardId, TagHash
+from indilog.config import NodeConfig
+from indilog.kernel.metalog import MetalogReplay
+from indilog.roles.role import Effect, Ignore, Send
+from indilog.wire.messages import (
+    Direction,
+    IndexLookup,
+    LookupResult,
+)
+from indilog.wire.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
+from indilog_compute.local_index import First, LocalIndex
+from indilog_compute.reads.lookup_routes import LookupRoutes, Route
+
+_TAGS_AT_ONCE: Final = 4096
+
+
+class _Question:
+    """What was asked and is not answered by everybody."""
+
+    __slots__ = ("asked", "firsts", "limit", "missing", "route", "tags", "untold")
+
+    def __init__(
+        self, tags: tuple[TagHash, ...], limit: SeqNum, route: Route, asked: Instant
+    ) -> None:
+        self.tags = tags
+        self.limit = limit
+        self.route = route
+        self.asked = asked
+        self.missing = set(route.replicas)
+        """Who has not answered about the tags' first records."""
+        self.firsts: dict[TagHash, First] = {}
+        self.untold: set[TagHash] = set()
+
+
+class TagQuestions:
+    """The questions of one engine about tags.
+
+    Args:
+        config: the limits.
+        routes: chooses whom to ask.
+        new_request: numbers requests; shared with the engine's reads.
+    """
+
+    def __init__(
+        self, config: NodeConfig, routes: LookupRoutes, new_request: Callable[[], int]
+    ) -> None:
+        self._config = config
+        self._routes = routes
+        self._new_request = new_request
+        self._local: LocalIndex | None = None
+        self._replay = MetalogReplay()
+        self._unasked: dict[TagHash, None] = {}
+        """Tags that were appended this turn and are not known."""
+        self._news: OrderedDict[int, _Question] = OrderedDict()
+        """Questions about first records, by request, oldest first."""
+        self._news_tags = 0
+        self._misses: LRUCache[TagHash, int] = LRUCache(config.refill_candidates_max)
+        self._popular: dict[TagHash, None] = {}
+        self._refills: OrderedDict[int, _Question] = OrderedDict()
+        self._allowance = float(config.refills_per_s_max)
+        self._allowed_at = Instant(0.0)
+        self._figures = {"new_tags_asked": 0, "refills": 0, "given_up": 0}
+
+    def joined(self, local: LocalIndex, replay: MetalogReplay) -> None:
+        """Take the engine's index and replay into use."""
+        self._local, self._replay = local, replay
+
+    def status(self) -> dict[str, int]:
+        """Return figures for people: what was asked, what was given up, what is under way."""
+        return self._figures | {"pending": self._news_tags + len(self._refills)}
+
+    # --- what the engine notices
+
+    def appended(self, tags: Iterable[TagHash]) -> None:
+        """A record with these tags goes into the open batch: ask about those that are not known."""
+        local = self._local
+        if local is None or not local.has_tag_cache:
+            return
+        room = self._config.new_tags_pending_max - self._news_tags
+        for tag in tags:
+            if len(self._unasked) < room and not local.knows_tag(tag):
+                self._unasked[tag] = None
+
+    def missed(self, tag: TagHash) -> None:
+        """A lookup of `tag` goes to the index tier."""
+        if tag == EMPTY_TAG or not self._config.refills_per_s_max:
+            return
+        misses = self._misses.get(tag, 0) + 1
+        self._misses[tag] = misses
+        if misses >= self._config.refill_after_misses:
+            self._misses.pop(tag, None)
+            if len(self._popular) < self._config.refill_candidates_max:
+                self._popular[tag] = None
+
+    def begin(self, now: Instant) -> list[Effect]:
+        """Ask what there is to ask."""
+        effects: list[Effect] = []
+        if self._unasked:
+            effects += self._ask_firsts(now)
+        if self._popular:
+            effects += self._ask_refills(now)
+        return effects
+
+    # --- new tags
+
+    def _ask_firsts(self, now: Instant) -> list[Effect]:
+        local = self._local
+        assert local is not None, "tags are collected once the index is there"
+        effects: list[Effect] = []
+        unasked = list(self._unasked)
+        self._unasked.clear()
+        for start in range(0, len(unasked), _TAGS_AT_ONCE):
+            tags = tuple(unasked[start : start + _TAGS_AT_ONCE])
+            for tag in tags:
+                local.expect(tag)
+            request = self._new_request()
+            route = self._routes.choose(request, now)
+            self._news[request] = _Question(tags, local.tag_tail, route, now)
+            column = array("Q", tags).tobytes()
+            wanted = TagFirstsWanted(
+                request, column, local.tag_tail, local.tag_position,
+                self._replay.trims, self._replay.last,
+            )  # fmt: skip
+            effects += [Send(node, wanted) for node in route.replicas]
+            self._news_tags += len(tags)
+            self._figures["new_tags_asked"] += len(tags)
+        return effects
+
+    def on_firsts(self, sender: NodeId, message: TagFirsts) -> list[Effect]:
+        """Take in what one index shard knows; what all of them know is told to the index."""
+        question = self._news.get(message.request)
+        if question is None or sender not in question.missing:
+            return []
+        if len(message.seqnums) != 8 * len(question.tags) or len(message.shards) * 4 != len(
+            message.seqnums
+        ):
+            return [Ignore(message, "first records of other tags than were asked about")]
+        columns = array("Q", message.seqnums), array("H", message.shards)
+        if any(question.limit <= seqnum < NOT_TOLD for seqnum in columns[0]):
+            return [Ignore(message, "a first record beyond what was looked for")]
+        question.missing.discard(sender)
+        for tag, seqnum, shard in zip(question.tags, *columns, strict=True):
+            if seqnum == NOT_TOLD:
+                question.untold.add(tag)
+            elif seqnum != NO_RECORD:
+                first = First(seqnum, ShardId(shard))
+                question.firsts[tag] = min(first, question.firsts.get(tag, first))
+        if not question.missing:
+            self._end_news(message.request)
+            self._tell(question)
+        return []
+
+    def _tell(self, question: _Question) -> None:
+        assert self._local is not None, "what was asked, was asked about an index"
+        self._routes.answered(question.route)
+        for tag in question.tags:
+            if tag in question.untold:
+                self._local.give_up(tag, question.limit)
+            else:
+                self._local.learn_first(tag, question.limit, question.firsts.get(tag))
+
+    def _end_news(self, request: int) -> None:
+        self._news_tags -= len(self._news.pop(request).tags)
+
+    # --- refills
+
+    def _ask_refills(self, now: Instant) -> list[Effect]:
+        effects: list[Effect] = []
+        rate = self._config.refills_per_s_max
+        self._allowance = min(
+            float(rate), self._allowance + max(0.0, now - self._allowed_at) * rate
+        )  # fmt: skip
+        self._allowed_at = now
+        while self._popular and len(self._refills) < self._config.refills_pending_max:
+            if self._allowance < 1:
+                self._popular.clear()  # those that still are popular miss again
+                break
+            tag = next(iter(self._popular))
+            del self._popular[tag]
+            effects += self._ask_refill(tag, now)
+        return effects
+
+    def _ask_refill(self, tag: TagHash, now: Instant) -> list[Effect]:
+        """Ask for the newest records of a tag, unless that would bring nothing new."""
+        local, count = self._local, self._config.refill_seqnums_max
+        if local is None or not local.has_tag_cache or local.has_recent(tag, count):
+            return []
+        local.expect(tag)
+        self._allowance -= 1
+        self._figures["refills"] += 1
+        request = self._new_request()
+        route = self._routes.choose(request, now)
+        self._refills[request] = _Question((tag,), local.tag_tail, route, now)
+        lookup = IndexLookup(
+            request=request,
+            direction=Direction.PREV,
+            tag=tag,
+            bound=MAX_SEQNUM,
+            limit=local.tag_tail,
+            position=local.tag_position,
+            count=count,
+            aggregator=route.aggregator,
+            trims=self._replay.trims,
+            epoch=self._replay.last,
+        )
+        return [Send(node, lookup) for node in route.replicas]
+
+    def on_result(self, message: LookupResult) -> list[Effect] | None:
+        """Take in the newest records of a tag; None: they are the answer to somebody else."""
+        question = self._refills.get(message.request)
+        if question is None:
+            return None
+        if not self._possible(message, question):
+            return [Ignore(message, "a result of another lookup than was asked for")]
+        del self._refills[message.request]
+        self._routes.answered(question.route)
+        assert self._local is not None, "what was asked, was asked about an index"
+        incomplete = message.floor or message.lost is not None
+        if incomplete and not message.seqnums:
+            # All of them were trimmed or lost: that is not the same as that there never was one.
+            self._local.give_up(question.tags[0], question.limit)
+            return []
+        self._local.refill(
+            question.tags[0],
+            question.limit,
+            message.seqnums[::-1],
+            message.shards[::-1],
+            complete=not incomplete and len(message.seqnums) < self._config.refill_seqnums_max,
+        )
+        return []
+
+    def _possible(self, message: LookupResult, question: _Question) -> bool:
+        seqnums, shards = message.seqnums, message.shards
+        return (
+            len(seqnums) == len(shards) <= self._config.refill_seqnums_max
+            and all(0 <= seqnum < question.limit for seqnum in seqnums)
+            and all(0 <= shard < 1 << 16 for shard in shards)
+            and all(later > earlier for later, earlier in pairwise(seqnums))
+        )
+
+    # --- time
+
+    def deadline(self) -> Instant | None:
+        """When the oldest question is given up."""
+        oldest = [
+            next(iter(asked.values())).asked for asked in (self._news, self._refills) if asked
+        ]
+        return Instant(min(oldest) + self._config.lookup_timeout_s) if oldest else None
+
+    def on_time(self, now: Instant) -> None:
+        """Give up what was not answered in time."""
+        overdue = now - self._config.lookup_timeout_s
+        for questions in (self._news, self._refills):
+            while questions:
+                request, question = next(iter(questions.items()))
+                if question.asked > overdue:
+                    break
+                if questions is self._news:
+                    self._end_news(request)
+                else:
+                    del questions[request]
+                self._give_up(question, now)
+
+    def _give_up(self, question: _Question, now: Instant) -> None:
+        assert self._local is not None, "what was asked, was asked about an index"
+        self._figures["given_up"] += len(question.tags)
+        self._routes.timed_out(question.route, now)
+        for tag in question.tags:
+            self._local.give_up(tag, question.limit)
+
+    def check_invariants(self) -> None:
+        """Assert the bounds."""
+        assert self._news_tags == sum(len(q.tags) for q in self._news.values())
+        assert self._news_tags <= self._config.new_tags_pending_max
+        assert len(self._refills) <= self._config.refills_pending_max
+        assert not self._unasked or self._local is not None

@@ -1,0 +1,131 @@
+"""Finding the seqnum that belongs to a time (`Log.find_time`, decision 0012).
+
+Metalog entries carry the primary's clock, which never goes back along the metalog; storage nodes
+have all of them. What one finds is final, because later entries are later. That nothing was ordered
+so late is believed only of a node that has applied the asker's position; the others are behind.
+"""
+
+from __future__ import annotations
+
+from indilog.base.errors import IndilogError, OverloadedError, QuorumUnavailableError
+from indilog.base.ids import Instant, MetalogPosition, NodeId
+from indilog.base.resend import Resend
+from indilog.config import NodeConfig
+from indilog.kernel.view import Views
+from indilog.roles.role import Answer, Effect, Ignore, Send
+from indilog.wire.time_messages import TimeFound, TimeLookup
+from indilog_compute.reads.operation import Answered
+
+
+class _Lookup:
+    """One question of one caller, over all its tries."""
+
+    __slots__ = ("attempt", "behind", "created", "position", "resend", "time_us", "waiter")
+
+    def __init__(
+        self, time_us: int, position: MetalogPosition, waiter: object, resend: Resend
+    ) -> None:
+        self.time_us = time_us
+        self.position = position
+        self.waiter = waiter
+        self.attempt = 0
+        self.behind: set[NodeId] = set()
+        """Nodes that said in this round that they are behind."""
+        self.created: Instant | None = None
+        self.resend = resend
+
+
+class TimeLookups:
+    """The questions of one compute node that are under way; at most `lookups_pending_max`."""
+
+    def __init__(self, views: Views, config: NodeConfig) -> None:
+        self._views = views
+        self._lookups_max = config.lookups_pending_max
+        self._resend_s = config.resend_s, config.resend_s_max
+        self._timeout_s = config.read_timeout_s
+        self._starting: list[int] = []
+        self._lookups: dict[int, _Lookup] = {}
+        self._next_request = 0
+
+    def __len__(self) -> int:
+        return len(self._lookups)
+
+    def number_from(self, request: int) -> None:
+        """Number questions above `request`, so that answers to an earlier life find nothing."""
+        self._next_request = request
+
+    def start(self, time_us: int, position: MetalogPosition, waiter: object) -> None:
+        """Ask when the turn ends; the waiter gets `Answered(seqnum)`.
+
+        Raises:
+            OverloadedError: too many questions wait already.
+        """
+        if len(self._lookups) >= self._lookups_max:
+            raise OverloadedError(f"{len(self._lookups):,} times are looked up; try again later.")
+        self._next_request += 1
+        self._lookups[self._next_request] = _Lookup(
+            time_us, position, waiter, Resend(*self._resend_s)
+        )
+        self._starting.append(self._next_request)
+
+    def on_found(self, sender: NodeId, message: TimeFound, now: Instant) -> list[Effect]:
+        """Take in a storage node's word; ask the next one if it is behind."""
+        lookup = self._lookups.get(message.request)
+        if lookup is None:
+            return []
+        nodes = self._views[-1].storage_nodes
+        if sender not in nodes or message.seqnum < 0 or message.position < 0:
+            return [Ignore(message, "a time found by no storage node, or at no seqnum")]
+        if message.found or message.position >= lookup.position:
+            del self._lookups[message.request]
+            return [Answer(lookup.waiter, Answered(message.seqnum, message.position))]
+        lookup.behind.add(sender)
+        lookup.resend.progressed()
+        if len(lookup.behind) == len(nodes):
+            lookup.resend.sent(now)  # all are: they are asked again after a pause
+            return []
+        lookup.attempt += 1
+        return [self._ask(message.request, lookup, now)]
+
+    def advance(self, now: Instant) -> list[Effect]:
+        """Ask what was started, and again what was not answered; fail what takes too long."""
+        effects: list[Effect] = [
+            self._ask(request, self._lookups[request], now) for request in self._starting
+        ]
+        self._starting.clear()
+        due = [r for r, lookup in self._lookups.items() if lookup.resend.is_due(now)]
+        for request in due:
+            lookup = self._lookups[request]
+            if lookup.created is not None and now >= lookup.created + self._timeout_s:
+                del self._lookups[request]
+                effects.append(Answer(lookup.waiter, self._unavailable()))
+            else:
+                lookup.attempt += 1
+                lookup.behind.clear()
+                effects.append(self._ask(request, lookup, now))
+        return effects
+
+    def _ask(self, request: int, lookup: _Lookup, now: Instant) -> Effect:
+        lookup.resend.sent(now)
+        if lookup.created is None:
+            lookup.created = now
+        nodes = self._views[-1].storage_nodes
+        node = nodes[(request + lookup.attempt) % len(nodes)]
+        return Send(node, TimeLookup(request, lookup.time_us))
+
+    def _unavailable(self) -> QuorumUnavailableError:
+        return QuorumUnavailableError(
+            f"No storage node found the time within {self._timeout_s:g} s; try again."
+        )
+
+    def deadline(self) -> Instant | None:
+        """When the next question is sent again."""
+        due = (lookup.resend.due for lookup in self._lookups.values())
+        return min((at for at in due if at is not None), default=None)
+
+    def abandon(self, error: IndilogError) -> list[Effect]:
+        """Fail every question."""
+        lookups = list(self._lookups.values())
+        self._lookups.clear()
+        self._starting.clear()
+        return [Answer(lookup.waiter, error) for lookup in lookups]

@@ -1,0 +1,113 @@
+"""Who waits for a record with a tag to appear (ARCHITECTURE 9.5): woken by index data, never by
+polling.
+
+A watch says that there may be something, not what: its owner reads again. It fires once.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Final
+
+from indilog.base.errors import OverloadedError
+from indilog.base.ids import SeqNum, TagHash
+from indilog.roles.index_feed import ReadyBlock
+
+_TAG_BYTES: Final = 8
+_TAGS_PER_SEARCH: Final = 16
+"""Looking for one tag among as many costs what it costs to look each of these up."""
+
+
+class Watches:
+    """The waiting readers of one engine, by tag; at most `watches_max`."""
+
+    def __init__(self, watches_max: int) -> None:
+        self._watches_max = watches_max
+        self._by_tag: dict[TagHash, dict[object, SeqNum]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, tag: TagHash, bound: SeqNum, waiter: object) -> None:
+        """Let `waiter` wait for a record with `tag` at `bound` or beyond.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        if self._count >= self._watches_max:
+            raise OverloadedError(f"{self._count:,} reads wait for a record; try again later.")
+        self._by_tag.setdefault(tag, {})[waiter] = bound
+        self._count += 1
+
+    def remove(self, tag: TagHash, waiter: object) -> None:
+        """Forget a watch; harmless if it has fired."""
+        watches = self._by_tag.get(tag, {})
+        if waiter in watches:
+            del watches[waiter]
+            self._count -= 1
+            if not watches:
+                del self._by_tag[tag]
+
+    def fired_by(self, block: ReadyBlock) -> list[object]:
+        """Take out the waiters for whom index data may have brought something."""
+        fired: list[object] = []
+        for part in block.parts:
+            # Of lost records, any tag may be meant.
+            for tag in list(self._by_tag) if part.lost else self._watched_in(part.tags):
+                mine = [w for w, bound in self._by_tag[tag].items() if bound < block.tail]
+                for waiter in mine:
+                    self.remove(tag, waiter)
+                fired += mine
+        return fired
+
+    def _watched_in(self, tags: bytes) -> Iterable[TagHash]:
+        """Return the watched tags among `tags`, u64 each."""
+        watched = self._by_tag
+        if len(watched) * _TAGS_PER_SEARCH > len(tags) // _TAG_BYTES:
+            return watched.keys() & array("Q", tags)
+        return [tag for tag in watched if _is_in(tag, tags)]
+
+    def clear(self) -> list[object]:
+        """Take out all waiters."""
+        waiters = [waiter for watches in self._by_tag.values() for waiter in watches]
+        self._by_tag.clear()
+        self._count = 0
+        return waiters
+
+
+def _is_in(tag: TagHash, tags: bytes) -> bool:
+    """Tell whether `tag` is one of `tags`, u64 each: not in the middle of two of them."""
+    packed = tag.to_bytes(_TAG_BYTES, sys.byteorder)
+    place = tags.find(packed)
+    while place > 0 and place % _TAG_BYTES:
+        place = tags.find(packed, place + 1)
+    return place >= 0
+
+
+class ReadyWaiters:
+    """Who waits until the node has joined; at most `waiters_max`."""
+
+    def __init__(self, waiters_max: int) -> None:
+        self._waiters_max = waiters_max
+        self._waiters: list[object] = []
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(self, waiter: object) -> None:
+        """Let one more wait.
+
+        Raises:
+            OverloadedError: too many do already.
+        """
+        if len(self._waiters) >= self._waiters_max:
+            raise OverloadedError(f"{len(self._waiters):,} callers wait for this node.")
+        self._waiters.append(waiter)
+
+    def take(self) -> list[object]:
+        """Take out all of them."""
+        waiters, self._waiters = self._waiters, []
+        return waiters

@@ -1,0 +1,278 @@
+"""Enforces retention policies by trimming: the work of a round (ARCHITECTURE 13, decision 0015).
+
+By age it asks the log what time it is, and what was ordered before a time. By size it reads each
+record once and keeps marks (a seqnum, and how many bytes came before it), at most about `_MARKS` a
+log; so memory is bounded, and what is retained is read again after a restart. Trimming twice is
+harmless, so two nodes that do this at once do no harm.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from indilog.base.errors import DataLossError, IndilogError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log, LogSource, Record, Session
+from indilog.base.retention import Retention
+from indilog.config import KIB, NodeConfig
+from indilog.sdk.retention_log import RETENTION_LOG
+
+_MARKS: Final = 1000
+_PAGE_COST_BYTES_MIN: Final = 64 * KIB
+"""What a page counts at least, of the bytes that a round may read."""
+_FAILURES_MAX: Final = 10
+"""A round ends after so many logs that failed."""
+
+
+class SizeMarks:
+    """Where the newest `size_bytes` of a log begin, known to a thousandth of it.
+
+    Attributes:
+        bound: the first seqnum that was not read.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.bound: SeqNum = 0
+        self._size_bytes = size_bytes
+        self._step_bytes = max(1, size_bytes // _MARKS)
+        self._read_bytes = 0
+        self._marks: list[tuple[SeqNum, int]] = []
+        """Seqnums, and the bytes that were read before each."""
+        self._trimmed: SeqNum = 0
+
+    @property
+    def until(self) -> SeqNum:
+        """What to trim below; 0: nothing."""
+        return self._marks[0][0] if self._marks and self._marks[0][0] > self._trimmed else 0
+
+    @property
+    def marks(self) -> int:
+        """How many marks are held."""
+        return len(self._marks)
+
+    def take(self, page: Sequence[Record]) -> int:
+        """Count a page of records; return its bytes."""
+        before = self._read_bytes
+        for record in page:
+            if not self._marks:
+                self._trimmed = max(self._trimmed, record.seqnum)  # nothing lies below it
+            if not self._marks or self._read_bytes - self._marks[-1][1] >= self._step_bytes:
+                self._marks.append((record.seqnum, self._read_bytes))
+            self._read_bytes += len(record.data) + len(record.names)
+            self.bound = record.seqnum + 1
+        excess = self._read_bytes - self._size_bytes
+        first_kept = bisect_left(self._marks, excess, key=lambda mark: mark[1])
+        del self._marks[: min(first_kept, len(self._marks) - 1)]
+        return self._read_bytes - before
+
+    def trimmed(self, until: SeqNum) -> None:
+        """Take note that the log is trimmed below `until`."""
+        self._trimmed = max(self._trimmed, until)
+
+    def restart_at(self, floor: SeqNum) -> None:
+        """Everything that was read has been trimmed: go on at `floor`."""
+        self._marks.clear()
+        self.bound, self._trimmed = floor, max(self._trimmed, floor)
+
+
+class _Kept:
+    """A log with a policy.
+
+    Attributes:
+        floor: nothing of the log lies below that can be read.
+    """
+
+    def __init__(self, log: Log, policy: Retention) -> None:
+        self.log = log
+        self.policy = policy
+        self.floor: SeqNum = 0
+        self.sizes = SizeMarks(policy.size_bytes) if policy.size_bytes is not None else None
+
+    async def old_until(self, now: float) -> SeqNum:
+        """Return below which seqnum there is something older than the policy's age at `now`, the
+        time of the log; 0: nothing.
+        """
+        age_s = self.policy.age_s
+        if age_s is None:
+            return 0
+        until = await self.log.find_time(max(0.0, now - age_s))
+        if until <= self.floor:
+            return 0
+        first = await self._first()
+        # The read saw all that lies below `until`: what it passed over need not be asked again.
+        self.floor = until if first is None else min(first, until)
+        return until if first is not None and first < until else 0
+
+    async def _first(self) -> SeqNum | None:
+        while True:
+            try:
+                record = await self.log.read_next(bound=self.floor)
+            except TrimmedError as error:
+                self.floor = max(error.first_seqnum, self.floor + 1)
+            except DataLossError as error:  # it was there, and may be trimmed like the others
+                return self.floor if error.seqnum is None else error.seqnum
+            else:
+                return record.seqnum if record is not None else None
+
+    async def read_page(self, tail: SeqNum) -> int | None:
+        """Read a page for the size; return its bytes, None when all below `tail` is read."""
+        sizes = self.sizes
+        assert sizes is not None, "only logs with a bound in bytes are read"
+        if sizes.bound >= tail:
+            return None
+        try:
+            page = await self.log.read_range(bound=sizes.bound)
+        except TrimmedError as error:
+            sizes.restart_at(error.first_seqnum)
+            return 0
+        except DataLossError as error:
+            if error.next_seqnum is None or error.next_seqnum <= sizes.bound:
+                raise
+            sizes.bound = error.next_seqnum  # its size counts as 0, so no more is trimmed for it
+            return 0
+        if not page:
+            sizes.bound = tail
+            return None
+        return sizes.take(page)
+
+    async def trim(self, until: SeqNum) -> None:
+        await self.log.trim(until)
+        self.floor = max(self.floor, until)
+        if self.sizes is not None:
+            self.sizes.trimmed(until)
+
+
+class RetentionRounds:
+    """Trims logs by their policies.
+
+    Args:
+        logs: whose logs.
+        pause: awaited with the seconds that what was read may take at least.
+    """
+
+    def __init__(
+        self, logs: LogSource, config: NodeConfig, pause: Callable[[float], Awaitable[None]]
+    ) -> None:
+        self._logs = logs
+        self._session = Session()
+        self._bytes_per_s = config.retention_bytes_per_s
+        self._round_bytes_max = config.retention_bytes_per_s * config.retention_interval_s
+        self._pause = pause
+        self._policies = logs.log(RETENTION_LOG, self._session)
+        self._kept: dict[str, _Kept] = {}
+        self._trims = 0
+        self._last_trim: dict[str, object] = {}
+        self._failed: list[tuple[str, IndilogError]] = []
+
+    def status(self) -> dict[str, object]:
+        """Return figures for people and metrics."""
+        return {
+            "logs": len(self._kept),
+            "size_marks": sum(k.sizes.marks for k in self._kept.values() if k.sizes is not None),
+            "trims": self._trims,
+            **self._last_trim,
+        }
+
+    def take(self, policies: Mapping[str, Retention]) -> None:
+        """Enforce these policies from now on."""
+        for name in [n for n in self._kept if n not in policies]:
+            del self._kept[name]
+        for name, policy in policies.items():
+            kept = self._kept.get(name)
+            if kept is None or kept.policy != policy:
+                self._kept[name] = _Kept(self._logs.log(name, self._session), policy)
+
+    async def run(self) -> bool:
+        """Trim what the policies do not keep now; return whether there is more to read.
+
+        A log that fails is tried again in the next round, after the others.
+
+        Raises:
+            IndilogError: the log does not tell its time now; nothing was trimmed.
+        """
+        self._failed.clear()
+        now = await self._policies.now()
+        await self._trim_by_age(now)
+        is_more = await self._trim_by_size(now)
+        if self._failed:
+            name, error = self._failed[0]
+            structlog.get_logger().warning(
+                "retention not enforced", logs=len(self._failed), log=name, reason=str(error)
+            )
+        return is_more
+
+    # --- by age
+
+    async def _trim_by_age(self, now: float) -> None:
+        for name, kept in list(self._kept.items()):
+            if len(self._failed) >= _FAILURES_MAX:
+                return
+            try:
+                if until := await kept.old_until(now):
+                    await self._trim(name, kept, until, now)
+            except IndilogError as error:
+                self._note_failure(name, kept, error)
+
+    # --- by size
+
+    async def _trim_by_size(self, now: float) -> bool:
+        reading = [name for name, kept in self._kept.items() if kept.sizes is not None]
+        if not reading:
+            return False
+        try:
+            is_more = await self._read_up_to(await self._policies.tail(), reading)
+        except IndilogError as error:
+            self._failed.append((reading[0], error))
+            return False
+        for name, kept in list(self._kept.items()):
+            if kept.sizes is not None and (until := kept.sizes.until):
+                try:
+                    await self._trim(name, kept, until, now)
+                except IndilogError as error:
+                    self._note_failure(name, kept, error)
+        return is_more
+
+    async def _read_up_to(self, tail: SeqNum, reading: list[str]) -> bool:
+        """Read a page of each log in turn, until all are read or the round has read enough; return
+        whether there is more.
+        """
+        left = self._round_bytes_max
+        while reading:
+            for name in list(reading):
+                if left <= 0 or len(self._failed) >= _FAILURES_MAX:
+                    return left <= 0
+                cost = await self._read_page(name, self._kept[name], tail)
+                if cost is None:
+                    reading.remove(name)
+                    continue
+                cost = max(cost, _PAGE_COST_BYTES_MIN)
+                left -= cost
+                await self._pause(cost / self._bytes_per_s)
+        return False
+
+    async def _read_page(self, name: str, kept: _Kept, tail: SeqNum) -> int | None:
+        self._kept[name] = self._kept.pop(name)  # those that were not read come first next time
+        try:
+            return await kept.read_page(tail)
+        except IndilogError as error:
+            self._note_failure(name, kept, error)
+            return None
+
+    # --- both
+
+    async def _trim(self, name: str, kept: _Kept, until: SeqNum, now: float) -> None:
+        await kept.trim(until)
+        self._trims += 1
+        self._last_trim = {
+            "last_trim_log": name, "last_trim_until": until, "last_trim_time": now,
+        }  # fmt: skip
+        structlog.get_logger().info("log trimmed by its retention", log=name, until=until)
+
+    def _note_failure(self, name: str, kept: _Kept, error: IndilogError) -> None:
+        self._failed.append((name, error))
+        self._kept.pop(name, None)
+        self._kept[name] = kept

@@ -1,0 +1,72 @@
+"""The service of one compute node that enforces retention policies, round after round.
+
+It follows the policies' log, and waits without a timer while no log has a policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from indilog.base.errors import IndilogError
+from indilog.base.log import LogSource
+from indilog.config import NodeConfig
+from indilog.sdk.retention_log import PolicyLog
+from indilog_compute.retention import RetentionRounds
+
+_AGAIN_S: Final = 1.0
+"""It rests for this between two rounds; after an error twice as long each time, up to the interval.
+"""
+
+
+class RetentionService:
+    """Enforces the policies of all logs, through one compute node."""
+
+    def __init__(self, logs: LogSource, config: NodeConfig) -> None:
+        self._interval_s = config.retention_interval_s
+        self._policies = PolicyLog(logs, logs_max=config.retention_logs_max)
+        self._rounds = RetentionRounds(logs, config, asyncio.sleep)
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Enforce policies from now on."""
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """End; a trim under way may still happen."""
+        if self._running is not None:
+            self._running.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._running
+
+    def status(self) -> dict[str, object]:
+        """Return figures for people and metrics."""
+        return {**self._rounds.status(), "policies_beyond_the_limit": self._policies.beyond}
+
+    async def _run(self) -> None:
+        again_s = min(_AGAIN_S, self._interval_s)
+        rest_s = again_s
+        while True:
+            try:
+                await self._policies.catch_up()
+                self._rounds.take(self._policies.newest)
+                is_more = bool(self._policies.newest) and await self._rounds.run()
+                if not is_more:
+                    await self._rest()
+                rest_s = again_s
+            except IndilogError as error:
+                structlog.get_logger().warning("retention not enforced", reason=str(error))
+                rest_s = min(2 * rest_s, self._interval_s)
+            except Exception:  # noqa: BLE001 - outermost: the next round may do better
+                structlog.get_logger().exception("retention failed")
+                rest_s = min(2 * rest_s, self._interval_s)
+            await asyncio.sleep(rest_s)
+
+    async def _rest(self) -> None:
+        """Wait for the next round, or until a policy is set."""
+        wait_s = self._interval_s if self._policies.newest else math.inf
+        await self._policies.until_more(wait_s)

@@ -1,0 +1,546 @@
+"""The append side of a compute node: one shard, one writer (ARCHITECTURE 8, thesis 5.3 and 5.5.1).
+
+A writer first takes its shard over: it claims it under a new epoch on all replicas, which refuse
+every older writer from then on, and opens it at the smallest stored prefix of those that know all
+they ever had. What lies beyond that was never on the ack quorum, so no cut can have ordered it. If
+no replica knows (all are new, or damaged), it opens at the longest prefix, and not below what the
+metalog has ordered. A replica that forgets its writer, because its disk was lost, is claimed and
+opened again by itself: it fetches the rest from the others. Then records collect in the open batch,
+which is sent when the turn ends. While `frames_in_flight_max` batches are on their way further
+records collect, so batches grow with the load (self-clocking).
+
+A batch leaves memory when a metalog entry orders its records. If that does not come the replicas
+are asked what they have, after `resend_s` and then ever more seldom; a batch is sent again only to
+a replica that says it lacks it. So replicas that are slow are not given more to do. After
+`append_timeout_s` its callers are told that the outcome is unknown; the batch stays, because
+localids must follow on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from typing import assert_never
+
+from indilog.base.errors import (
+    AppendOutcomeUnknownError,
+    IndilogError,
+    NotReadyError,
+    OverloadedError,
+    SealedError,
+)
+from indilog.base.ids import Epoch, Instant, LocalId, MetalogPosition, NodeId, ShardId, TagHash
+from indilog.base.resend import Resend
+from indilog.config import Config
+from indilog.kernel.metalog import Span
+from indilog.kernel.records import RECORD_OVERHEAD_BYTES, BatchBuilder, record_bytes, tags_bytes_max
+from indilog.roles.role import Answer, Appended, Effect, Ignore, Send
+from indilog.wire.messages import (
+    AppendBatch,
+    Message,
+    ShardClaim,
+    ShardClaimed,
+    ShardOpen,
+    ShardOpened,
+    ShardStored,
+    ShardStoredWanted,
+)
+from indilog_compute.full_disks import FullDisks
+
+
+class Takeover(enum.Enum):
+    """How far the writer is in taking over its shard."""
+
+    CLAIMING = enum.auto()
+    OPENING = enum.auto()
+    OPEN = enum.auto()
+    LOST = enum.auto()
+    """A writer with a newer epoch has it."""
+
+
+class _Batch:
+    """Records that go together; sent when it has bytes, ordered when it leaves the queue."""
+
+    __slots__ = ("accepted", "builder", "encoded", "end", "first", "sent", "waiters")
+
+    def __init__(self) -> None:
+        self.builder = BatchBuilder()
+        self.waiters: list[object | None] = []
+        self.first: LocalId = -1
+        self.end: LocalId = -1
+        self.encoded = b""
+        self.accepted = Instant(0.0)
+        self.sent = Instant(0.0)
+
+
+class OrderedBatch:
+    """A batch that has its place in the total order now."""
+
+    __slots__ = ("data", "first_seqnum", "names", "size_bytes", "time", "waiters")
+
+    def __init__(self, batch: _Batch, first_seqnum: int) -> None:
+        self.first_seqnum = first_seqnum
+        self.data = batch.builder.data
+        self.names = batch.builder.names
+        self.size_bytes = batch.builder.bytes
+        self.time = int(batch.accepted * 1e6) / 1e6
+        """As readers of the stored batch see it, which counts in microseconds."""
+        self.waiters = batch.waiters
+
+
+class ShardWriter:
+    """Owns one shard under one epoch."""
+
+    def __init__(
+        self, shard: ShardId, replicas: Sequence[NodeId], epoch: Epoch, config: Config
+    ) -> None:
+        node = config.node
+        self.shard = shard
+        self.epoch = epoch
+        self.takeover = Takeover.CLAIMING
+        self.replicas = tuple(replicas)
+        self._frame_records_max = node.frame_records_max
+        self._in_flight_bytes_max = config.cluster.batch_bytes_max
+        self._frame_bytes = min(node.frame_bytes, config.cluster.batch_bytes_max)
+        self._room = config.cluster.batch_bytes_max - tags_bytes_max(config.cluster.record_tags_max)
+        """Bytes that an open batch may reach with the data of one more record."""
+        self._frames_in_flight_max = node.frames_in_flight_max
+        self._pending_max = node.append_pending_max
+        self._pending_bytes_max = node.append_pending_bytes_max
+        self._timeout_s = node.append_timeout_s
+        self._resend_s = node.resend_s, node.resend_s_max
+        self._resend = Resend(*self._resend_s)
+        """When to ask the replicas again."""
+        self._open = _Batch()
+        self._closed: deque[_Batch] = deque()
+        self._in_flight: deque[_Batch] = deque()
+        self._claimed: dict[NodeId, ShardClaimed] = {}
+        self._cut: LocalId | None = None
+        """How much of the shard is ordered, once that is known."""
+        self._opened: set[NodeId] = set()
+        self._next: LocalId = -1
+        self._pending = 0
+        self._pending_bytes = 0
+        self._in_flight_bytes = 0
+        self._full_disks = FullDisks()
+        self._reopening: dict[NodeId, Resend] = {}
+        """Replicas that forgot this writer, and when to claim them again."""
+        self._sent_again: dict[NodeId, tuple[LocalId, Resend]] = {}
+        """To whom batches were sent again, from which localid on, and when to do it again."""
+
+    @property
+    def pending(self) -> int:
+        """Appends that wait to be ordered."""
+        return self._pending
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether a disk that appends need is full."""
+        return bool(self._full_disks)
+
+    # --- appends
+
+    def add(
+        self, data: bytes, tags: Sequence[TagHash], names: bytes, waiter: object | None
+    ) -> None:
+        """Put one record into the open batch.
+
+        Raises:
+            OverloadedError: too many records, or bytes, wait to be ordered.
+            SealedError: another writer has the shard.
+            DiskFullError: a replica, or the primary, has no disk space left.
+        """
+        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
+            raise self._overloaded()
+        if self._full_disks.until or self.takeover is Takeover.LOST:
+            raise self._refusal()
+        size = len(data)
+        self._pending += 1
+        self._pending_bytes += size
+        batch = self._open
+        if batch.builder.bytes + size > self._room:
+            self._close()
+            batch = self._open
+        builder, waiters = batch.builder, batch.waiters
+        # As `BatchBuilder.add`, without the call.
+        builder.data.append(data)
+        builder.names.append(names)
+        builder.tags.extend(tags)
+        builder.counts.append(len(tags))
+        builder.bytes += size + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
+        waiters.append(waiter)
+        if len(waiters) >= self._frame_records_max or builder.bytes >= self._frame_bytes:
+            self._close()
+
+    def add_batch(
+        self,
+        records: Sequence[tuple[bytes, Sequence[TagHash], bytes]],
+        waiter: object,
+    ) -> None:
+        """Put records into one batch, so that they are stored and ordered together, or not at all.
+
+        They share the open batch with others if there is room: a batch is atomic as a whole.
+
+        Raises: as `add`; then none of them is taken.
+        """
+        if self._pending >= self._pending_max or self._pending_bytes >= self._pending_bytes_max:
+            raise self._overloaded()
+        if self.takeover is Takeover.LOST or self._full_disks:
+            raise self._refusal()
+        size = sum(len(data) for data, _, _ in records)
+        whole = sum(record_bytes(*record) for record in records)
+        if self._is_full(len(records), whole):
+            self._close()
+        for data, tags, names in records:
+            self._open.builder.add(data, tags, names)
+        self._open.waiters += [waiter, *[None] * (len(records) - 1)]
+        self._pending += len(records)
+        self._pending_bytes += size
+        if self._is_full():
+            self._close()
+
+    def _is_full(self, records: int = 0, size_bytes: int = 0) -> bool:
+        """Whether the open batch has reached its limits, or would with so much more."""
+        batch = self._open
+        return (
+            len(batch.waiters) + records >= self._frame_records_max
+            or batch.builder.bytes + size_bytes >= self._frame_bytes
+        )
+
+    def _overloaded(self) -> OverloadedError:
+        return OverloadedError(
+            f"{self._pending:,} appends ({self._pending_bytes:,} bytes) wait to be ordered; "
+            "try again when some are done."
+        )
+
+    def _close(self) -> None:
+        if self._open.waiters:
+            self._closed.append(self._open)
+            self._open = _Batch()
+
+    def flush(self, now: Instant) -> list[Effect]:
+        """Send what collected, as far as the frames in flight allow."""
+        if self.takeover is not Takeover.OPEN:
+            return []
+        effects: list[Effect] = []
+        while (self._closed or self._open.waiters) and (
+            len(self._in_flight) < self._frames_in_flight_max
+            and self._in_flight_bytes < self._in_flight_bytes_max
+        ):
+            if not self._closed:
+                self._close()
+            batch = self._closed.popleft()
+            self._seal(batch, now)
+            self._in_flight.append(batch)
+            self._in_flight_bytes += len(batch.encoded)
+            message = AppendBatch(batch.encoded)
+            effects += [Send(replica, message) for replica in self.replicas]
+        return effects
+
+    def _seal(self, batch: _Batch, now: Instant) -> None:
+        batch.first, batch.end = self._next, self._next + len(batch.builder)
+        batch.accepted = batch.sent = now
+        batch.encoded = batch.builder.build(
+            shard=self.shard, epoch=self.epoch, first=batch.first, time_us=int(now * 1e6)
+        )
+        self._next = batch.end
+
+    def fenced_by(self, span: Span) -> bool:
+        """Whether a newer writer has records in `span`: then this one has lost its shard."""
+        return span.writer > self.epoch
+
+    def ordered(self, span: Span) -> list[OrderedBatch]:
+        """Take out the batches that `span` of this shard orders.
+
+        A span may begin with records of an earlier writer. Cuts fall between batches, so a batch is
+        in it whole. One that a newer writer shares says nothing about our batches: `fenced_by`
+        comes first.
+        """
+        assert not self.fenced_by(span), "what a newer writer appended is not ours"
+        done: list[OrderedBatch] = []
+        self._resend.progressed()
+        self._cut = end = span.first_localid + span.length
+        while self._in_flight and self._in_flight[0].end <= end:
+            batch = self._in_flight.popleft()
+            self._in_flight_bytes -= len(batch.encoded)
+            assert batch.first >= span.first_localid, "spans of a shard follow on"
+            self._pending -= len(batch.waiters)
+            self._pending_bytes -= sum(map(len, batch.builder.data))
+            offset = batch.first - span.first_localid
+            done.append(OrderedBatch(batch, span.first_seqnum + offset))
+        return done
+
+    # --- taking the shard over
+
+    def start(self, now: Instant) -> list[Effect]:
+        """Claim the shard."""
+        return self._ask(now)
+
+    def _ask(self, now: Instant) -> list[Effect]:
+        self._resend.sent(now)
+        if self.takeover is Takeover.CLAIMING:
+            claim = ShardClaim(self.shard, self.epoch)
+            return [Send(r, claim) for r in self.replicas if r not in self._claimed]
+        if self.takeover is Takeover.OPENING:
+            opening = ShardOpen(self.shard, self.epoch, self._next)
+            return [Send(r, opening) for r in self.replicas if r not in self._opened]
+        return []
+
+    def on_message(
+        self, sender: NodeId, message: ShardClaimed | ShardOpened | ShardStored, now: Instant
+    ) -> list[Effect]:
+        """Take in what a replica says of the shard."""
+        if message.shard != self.shard:
+            return [Ignore(message, "about a shard that is not written here")]
+        match message:
+            case ShardClaimed():
+                return self.on_claimed(sender, message, now)
+            case ShardOpened():
+                return self.on_opened(sender, message)
+            case ShardStored():
+                return self.on_stored(sender, message, now)
+            case unreachable:
+                assert_never(unreachable)
+
+    def on_claimed(self, sender: NodeId, message: ShardClaimed, now: Instant) -> list[Effect]:
+        """Count a replica; when all refuse older writers, open at what all have."""
+        if message.epoch > self.epoch:
+            return self.give_up()
+        if sender not in self.replicas or message.epoch != self.epoch:
+            return [Ignore(message, "claim of another epoch or of no replica")]
+        if self.takeover is not Takeover.CLAIMING:
+            return self._open_again(sender)
+        self._claimed[sender] = message
+        return self._open_shard(now)
+
+    def joined(self, cut: LocalId, now: Instant) -> list[Effect]:
+        """Take note how much of the shard is ordered, as far as the node knows now.
+
+        If it joins again, the outcome of batches that were ordered meanwhile is not known here.
+        """
+        self._cut = cut
+        unknown = AppendOutcomeUnknownError(
+            "The order of the newest records was corrected meanwhile; the record is in the log."
+        )
+        effects: list[Effect] = []
+        while self._in_flight and self._in_flight[0].end <= cut:
+            batch = self._in_flight.popleft()
+            self._in_flight_bytes -= len(batch.encoded)
+            self._pending -= len(batch.waiters)
+            self._pending_bytes -= sum(map(len, batch.builder.data))
+            effects += _answers(batch, unknown)
+        return effects + self._open_shard(now)
+
+    def _open_shard(self, now: Instant) -> list[Effect]:
+        """Ask for the shard to be opened where all replicas have it, and not below what is ordered.
+
+        A replica that lost its newest batch, and nothing behind it that says so, believes that it
+        has all it ever had (0009); the metalog knows better.
+        """
+        claims = self._claimed.values()
+        claiming = self.takeover is Takeover.CLAIMING
+        if not claiming or self._cut is None or len(claims) < len(self.replicas):
+            return []
+        known = [claim.stored for claim in claims if claim.authoritative]
+        stored = min(known) if known else max(claim.stored for claim in claims)
+        self._next = max(self._cut, stored)
+        self.takeover = Takeover.OPENING
+        self._resend.progressed()
+        return self._ask(now)
+
+    def _claim_again(self, replica: NodeId, now: Instant) -> list[Effect]:
+        """Claim the shard of a replica that forgot this writer; again only after a pause."""
+        resend = self._reopening.setdefault(replica, Resend(*self._resend_s))
+        if self.takeover is Takeover.LOST or (resend.due is not None and now < resend.due):
+            return []
+        resend.sent(now)
+        return [Send(replica, ShardClaim(self.shard, self.epoch))]
+
+    def _open_again(self, replica: NodeId) -> list[Effect]:
+        """Let such a replica continue at what is not ordered yet."""
+        if replica not in self._reopening or self.takeover is Takeover.LOST:
+            return []
+        start = self._in_flight[0].first if self._in_flight else self._next
+        return [Send(replica, ShardOpen(self.shard, self.epoch, start))]
+
+    def on_opened(self, sender: NodeId, message: ShardOpened) -> list[Effect]:
+        """Count a replica; when all are open, appends flow."""
+        if sender not in self.replicas or message.epoch != self.epoch:
+            return [Ignore(message, "shard opened for another epoch or by no replica")]
+        if self.takeover is not Takeover.OPENING:
+            if self._reopening.pop(sender, None) is None:
+                return []
+            return self._in_flight_to(sender, message.start)
+        if message.start != self._next:
+            return [Ignore(message, "opened where nobody said")]
+        self._opened.add(sender)
+        if len(self._opened) == len(self.replicas):
+            self.takeover = Takeover.OPEN
+            self._resend.progressed()
+        return []
+
+    def on_stored(self, sender: NodeId, message: ShardStored, now: Instant) -> list[Effect]:
+        """Send again what a replica says it lacks, unless a newer writer has the shard.
+
+        From one localid on ever more seldom: a replica that refuses a batch for good must not get
+        it without end.
+        """
+        if message.epoch > self.epoch:
+            return self.give_up()
+        if sender not in self.replicas:
+            return [Ignore(message, "stored by a node that is no replica")]
+        if message.epoch < self.epoch:
+            return self._claim_again(sender, now)
+        start, resend = self._sent_again.get(sender, (-1, Resend(*self._resend_s)))
+        if message.stored != start:
+            resend.progressed()
+        elif resend.due is not None and now < resend.due:
+            return []
+        lacking = self._in_flight_to(sender, message.stored)
+        if lacking:
+            resend.sent(now)
+            self._sent_again[sender] = (message.stored, resend)
+        return lacking
+
+    def _in_flight_to(self, replica: NodeId, start: LocalId) -> list[Effect]:
+        return [
+            Send(replica, AppendBatch(batch.encoded))
+            for batch in self._in_flight
+            if batch.first >= start
+        ]
+
+    def on_disk_full(self, sender: NodeId, *, full: bool, now: Instant) -> list[Effect]:
+        """Refuse appends while a disk is full; what is under way may still find room."""
+        self._full_disks.told(sender, full=full, now=now)
+        if not full:
+            return []
+        self._close()
+        effects = [e for batch in self._closed for e in _answers(batch, self._full_disks.error())]
+        self._pending = sum(len(batch.waiters) for batch in self._in_flight)
+        self._pending_bytes -= sum(sum(map(len, b.builder.data)) for b in self._closed)
+        self._closed.clear()
+        return effects
+
+    def give_up(self) -> list[Effect]:
+        """Tell all callers that another writer has the shard; it is not taken back."""
+        self.takeover = Takeover.LOST
+        unknown = AppendOutcomeUnknownError(
+            f"Another writer took over shard {self.shard}; the record may or may not be in the log."
+        )
+        return self._tell_all(unsent=self._lost(), sent=unknown)
+
+    def abandon(self) -> list[Effect]:
+        """Tell all callers that this node stops."""
+        unsent = NotReadyError("The platform was closed; nothing was appended.")
+        unknown = AppendOutcomeUnknownError(
+            "The platform was closed before the append was ordered; the record may or may not be "
+            "in the log."
+        )
+        return self._tell_all(unsent=unsent, sent=unknown)
+
+    def _tell_all(self, *, unsent: IndilogError, sent: IndilogError) -> list[Effect]:
+        self._closed.append(self._open)
+        self._open = _Batch()
+        effects = [e for batch in self._closed for e in _answers(batch, unsent)]
+        effects += [e for batch in self._in_flight for e in _answers(batch, sent)]
+        self._closed.clear()
+        self._in_flight.clear()
+        self._pending = self._pending_bytes = self._in_flight_bytes = 0
+        return effects
+
+    def _refusal(self) -> IndilogError:
+        return self._lost() if self.takeover is Takeover.LOST else self._full_disks.error()
+
+    def _lost(self) -> SealedError:
+        return SealedError(f"Another writer took over shard {self.shard}; append elsewhere.")
+
+    # --- time
+
+    def deadline(self) -> Instant | None:
+        """When something is to be said again, or given up."""
+        due = self._asked_again_at()
+        if (full := self._full_disks.deadline()) is not None:
+            due = full if due is None else min(due, full)
+        if self._in_flight and (expires := self._expires_at()) is not None:
+            due = expires if due is None else min(due, expires)
+        return due
+
+    def _asked_again_at(self) -> Instant | None:
+        if self.takeover in (Takeover.CLAIMING, Takeover.OPENING):
+            return self._resend.due
+        if not self._in_flight:
+            return None if self.takeover is Takeover.OPEN else self._resend.due
+        return self._resend.due or Instant(self._in_flight[0].sent + self._resend_s[0])
+
+    def _expires_at(self) -> Instant | None:
+        """When the first batch that callers wait for takes too long."""
+        for batch in self._in_flight:
+            if batch.waiters[0] is not None or any(w is not None for w in batch.waiters):
+                return Instant(batch.accepted + self._timeout_s)
+        return None
+
+    def on_time(self, now: Instant) -> list[Effect]:
+        """Ask again what was not answered; tell callers of a batch that takes too long."""
+        self._full_disks.expire(now)
+        effects = self._expire_in_flight(now)
+        if (due := self._asked_again_at()) is None or now < due:
+            return effects
+        if self.takeover is not Takeover.OPEN:
+            return effects + self._ask(now) + self._expire_waiting(now)
+        self._resend.sent(now)
+        effects += self._to_all(ShardStoredWanted(self.shard, self.epoch))
+        return effects + self._expire_waiting(now)
+
+    def _expire_in_flight(self, now: Instant) -> list[Effect]:
+        unknown = AppendOutcomeUnknownError(
+            f"The append was not ordered within {self._timeout_s:g} s; the record may or may not "
+            "be in the log."
+        )
+        effects: list[Effect] = []
+        for batch in self._in_flight:
+            if now < batch.accepted + self._timeout_s:
+                break
+            effects += _answers(batch, unknown)
+        return effects
+
+    def _expire_waiting(self, now: Instant) -> list[Effect]:
+        """Refuse what waits too long for its turn: nothing of it was sent."""
+        effects: list[Effect] = []
+        self._close()
+        for batch in self._closed:
+            batch.accepted = batch.accepted or now
+        while self._closed and now >= self._closed[0].accepted + self._timeout_s:
+            batch = self._closed.popleft()
+            self._pending -= len(batch.waiters)
+            self._pending_bytes -= sum(map(len, batch.builder.data))
+            effects += _answers(
+                batch,
+                NotReadyError(
+                    f"Shard {self.shard} took nothing for {self._timeout_s:g} s; "
+                    "nothing was appended."
+                ),
+            )
+        return effects
+
+    def _to_all(self, message: Message) -> list[Effect]:
+        return [Send(replica, message) for replica in self.replicas]
+
+    def check_invariants(self) -> None:
+        """In flight, batches follow on; the count of pending appends is what the queues hold."""
+        batches = [*self._in_flight, *self._closed, self._open]
+        assert self._pending == sum(len(b.waiters) for b in batches)
+        for before, after in zip(self._in_flight, list(self._in_flight)[1:], strict=False):
+            assert before.end == after.first
+
+
+def _answers(batch: _Batch, error: IndilogError) -> list[Effect]:
+    """Tell the callers of a batch, once; the batch keeps its place."""
+    effects: list[Effect] = [Answer(w, error) for w in batch.waiters if w is not None]
+    batch.waiters = [None] * len(batch.waiters)
+    return effects
+
+
+def acknowledgements(batches: Sequence[OrderedBatch], position: MetalogPosition) -> list[Effect]:
+    """Return what tells the callers of ordered batches where their records are."""
+    return [Appended(b.waiters, b.first_seqnum, position) for b in batches]

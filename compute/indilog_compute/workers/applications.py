@@ -1,0 +1,499 @@
+"""What is deployed on this compute node: deployed here, followed from other nodes, loaded into the
+workers.
+
+The log of deployments decides: its newest record of a name is what runs, on every compute node. A
+deployment made here is tried, loaded everywhere and recorded before calls go to it; one that
+appears in the log is tried and loaded as soon as it is seen, and one that is undeployed there takes
+no new calls from then on. What does not load any more is tried again at growing distances, in a
+process that runs nobody's calls, and then loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from indilog.base.deployed import AppInfo, FunctionSpec
+from indilog.base.errors import (
+    DeployError,
+    DiskFullError,
+    IndilogError,
+    NotReadyError,
+)
+from indilog.base.log import LogSource
+from indilog.config import NodeConfig
+from indilog.link.link_messages import Limits, LinkLostError
+from indilog.link.worker_messages import Load, Loaded, RunServices, Unload
+from indilog_compute.deployments import Deployment, DeploymentLog, Placed
+from indilog_compute.invocations.notices import Notices
+from indilog_compute.workers.call import Deployed
+from indilog_compute.workers.loading import Trials, load_into
+from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.refusals import (
+    checked_name,
+    name_taken,
+    not_theirs,
+    problem_of,
+    undeployed_already,
+    unknown_app,
+    unknown_function,
+)
+from indilog_compute.workers.retries import Retries
+
+_WORKERS_LOST_MAX: Final = 2
+"""An application that lost this many workers while they imported it is tried elsewhere first."""
+_FOLLOW_WAIT_S: Final = 30.0
+_FOLLOW_AGAIN_S: Final = 1.0
+"""After an error the log is looked at again after this."""
+
+
+class Applications:
+    """The applications of one compute node.
+
+    Args:
+        directory: for processes that try new code.
+        workers: gives those that take calls.
+        on_change: called when `all` has changed, or which of it cannot be loaded.
+
+    Attributes:
+        generation: grows with every change of what is deployed.
+    """
+
+    def __init__(
+        self,
+        node: NodeConfig,
+        logs: LogSource,
+        limits: Limits,
+        *,
+        directory: Path,
+        workers: Callable[[], tuple[WorkerProcess, ...]],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_change = on_change
+        self.generation = 0
+        self._node = node
+        self._workers = workers
+        self._log = DeploymentLog(logs)
+        self._trials = Trials(limits, directory, node)
+        self._apps: dict[str, Deployed] = {}
+        self._numbers = itertools.count(1)
+        self._loading = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        self._behind = asyncio.Event()
+        self._retries = Retries(
+            pause_s_min=node.import_retry_s_min, pause_s_max=node.import_retry_s_max
+        )
+        self._retrying: asyncio.Task[None] | None = None
+        self._failed = asyncio.Event()
+        self._notices, self._uncollected = Notices(_FOLLOW_AGAIN_S), Notices(_FOLLOW_AGAIN_S)
+
+    async def read(self) -> None:
+        """Take what the log says is deployed, to be loaded into workers as they come up.
+
+        Raises:
+            NotReadyError: the log cannot be read.
+        """
+        await self._log.catch_up()
+        for placed in filter(self._is_behind, self._log.newest.values()):
+            number = next(self._numbers)
+            deployed = Deployed(number, placed.deployment, placed.seqnum, placed.since)
+            self._apps[deployed.record.name] = deployed
+        self.generation += 1
+        self._on_change()
+
+    def follow(self) -> None:
+        """Take what other compute nodes deploy, and try again what does not load, from now on."""
+        self._following = asyncio.ensure_future(self._follow())
+        self._retrying = asyncio.ensure_future(self._retry())
+
+    async def stop(self) -> None:
+        """Follow no more, and try no more code."""
+        tasks = [task for task in (self._following, self._retrying) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._trials.stop()
+
+    # --- questions
+
+    @property
+    def count(self) -> int:
+        """How many are deployed."""
+        return len(self._apps)
+
+    def all(self) -> list[Deployed]:
+        """Return what is deployed, by name."""
+        return [self._apps[name] for name in sorted(self._apps)]
+
+    def app(self, name: str) -> Deployed:
+        """Return an application.
+
+        Raises:
+            UnknownFunctionError: it is not deployed; since when, or with what may have been meant.
+            DataLossError: its newest deployment is lost.
+        """
+        if (deployed := self._apps.get(name)) is None:
+            raise self._log.lost.get(name) or unknown_app(name, self._apps, self._log)
+        return deployed
+
+    def function(self, name: str) -> tuple[Deployed, FunctionSpec]:
+        """Return `app.function`.
+
+        Raises:
+            UnknownFunctionError: there is none; with what may have been meant.
+            DataLossError: the newest deployment of the application is lost.
+        """
+        app, _, function = name.partition(".")
+        deployed = self._apps.get(app)
+        spec = deployed.functions.get(function) if deployed is not None else None
+        if deployed is None or spec is None:
+            lost = self._log.lost.get(app) if deployed is None else None
+            raise lost or unknown_function(name, self._apps, self._log)
+        return deployed, spec
+
+    # --- changes
+
+    async def deploy(self, sources: Mapping[str, str], *, name: str | None, owner: str) -> AppInfo:
+        """Deploy sources; see `FunctionHost.deploy`."""
+        if name is not None:
+            self._check_owner(checked_name(name), owner)
+        if not self._workers():
+            raise NotReadyError("No function worker is up to take the application; try again.")
+        number = next(self._numbers)
+        load = Load(number, name, dict(sources))
+        self._check_owner((await self._trials.imported(load)).name, owner)
+        async with self._loading:
+            try:
+                loaded = await self._load_everywhere(load)
+                self._check_owner(loaded.name, owner)
+                info = await self._recorded(number, loaded, load.sources, owner)
+            except BaseException:
+                self._unload_number(number)
+                raise
+        structlog.get_logger().info("deployed", app=info.name, version=info.version)
+        return info
+
+    async def undeploy(self, name: str, *, owner: str) -> AppInfo:
+        """Take an application away; see `FunctionHost.undeploy`."""
+        await self._log.catch_up(fresh=True)
+        placed = self._log.newest.get(name)
+        if placed is None:
+            raise self._log.lost.get(name) or unknown_app(name, self._apps, self._log)
+        if placed.deployment.is_undeployed:
+            raise undeployed_already(placed)
+        if placed.deployment.owner != owner:
+            raise not_theirs(placed.deployment)
+        async with self._loading:
+            await self._log.append(placed.deployment.undeployed())
+            await self._log.catch_up()
+            self._take_away(self._log.newest[name])
+            self._look_behind()
+        structlog.get_logger().info("undeployed", app=name)
+        return placed.deployment.info
+
+    async def load_into_new(self, worker: WorkerProcess) -> bool:
+        """Load everything into a worker that runs no calls yet; False: it did not survive that.
+
+        An application that does not load any more is logged, and its calls say why.
+        """
+        async with self._loading:
+            for deployed in self._apps.values():
+                if deployed.workers_lost < _WORKERS_LOST_MAX:
+                    await self._load_again(worker, deployed)
+                if worker.link.is_lost:
+                    return False
+            return True
+
+    def unload(self, deployed: Deployed) -> None:
+        """The last call of a version that was replaced, or undeployed, is over."""
+        self._unload_number(deployed.number)
+
+    def run_services(self, worker: WorkerProcess) -> None:
+        """Have `worker` run the services of what is deployed and loaded there."""
+        loaded = [d.number for d in self._apps.values() if d.number in worker.deployments]
+        worker.link.tell(RunServices(tuple(loaded)))
+
+    def end_services(self) -> None:
+        """The platform stops: have no worker run services any more."""
+        for worker in self._workers():
+            worker.link.tell(RunServices(()))
+
+    # --- inside: deploying
+
+    def _run_services(self) -> None:
+        for worker in self._workers():
+            self.run_services(worker)
+
+    async def _recorded(
+        self, number: int, loaded: Loaded, sources: dict[str, str], owner: str
+    ) -> AppInfo:
+        """Record what was loaded, and let calls go to it, if the log says that it is the newest.
+
+        Another compute node may have recorded one of that name a moment before, or since.
+        """
+        before = self._apps.get(loaded.name)
+        record = Deployment(
+            name=loaded.name,
+            version=before.record.version + 1 if before is not None else 1,
+            owner=owner,
+            sources=sources,
+            functions=loaded.functions,
+            services=loaded.services,
+            schedules=loaded.schedules,
+        )
+        seqnum = await self._log.append(record)
+        await self._log.catch_up()
+        placed = self._log.newest[record.name]
+        if placed.seqnum == seqnum:
+            self._replace(Deployed(number, placed.deployment, seqnum, placed.since))
+        self._look_behind()
+        if placed.deployment.is_undeployed:
+            raise DeployError(
+                f"App {record.name} was undeployed at the same time; deploy it again."
+            )
+        if placed.deployment.owner != owner:
+            raise name_taken(record.name, placed.deployment.owner)
+        if placed.seqnum != seqnum:
+            self._unload_number(number)
+        return placed.deployment.info
+
+    def _look_behind(self) -> None:
+        """Have taken what others deployed or undeployed meanwhile."""
+        if any(map(self._is_behind, self._log.newest.values())):
+            self._behind.set()
+
+    def _check_owner(self, name: str, owner: str) -> None:
+        there = self._apps.get(name)
+        if there is not None and there.record.owner != owner:
+            raise name_taken(name, there.record.owner)
+
+    def _replace(self, deployed: Deployed) -> None:
+        """Send new calls to `deployed`; unload the version before when its last call is over."""
+        before = self._apps.get(deployed.record.name)
+        self._apps[deployed.record.name] = deployed
+        if deployed.problem is not None:
+            self._try_later(deployed)
+        self._changed()
+        if before is not None:
+            before.successor = deployed
+            self._retire(before)
+
+    def _take_away(self, placed: Placed) -> None:
+        """Send no new calls to an application that is undeployed; its services end now, and it is
+        unloaded when its last call is over.
+        """
+        if placed.deployment.is_undeployed and self._is_behind(placed):
+            before = self._apps.pop(placed.deployment.name)
+            self._changed()
+            before.is_undeployed = True
+            self._retire(before)
+
+    def _changed(self) -> None:
+        self.generation += 1
+        self._run_services()
+        self._on_change()
+
+    def _retire(self, before: Deployed) -> None:
+        self._retries.loaded(before)
+        if before.running == 0:
+            self.unload(before)
+
+    # --- inside: following
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._collect()
+                await self._news()
+                self._behind.clear()
+                await self._log.catch_up()
+                for placed in list(self._log.newest.values()):
+                    if self._is_behind(placed):
+                        await self._take(placed)
+            except Exception as error:  # noqa: BLE001 - outermost: calls need what others deploy
+                self._notices.tell("deployments not followed", error, loop.time())
+                self._behind.set()
+                await asyncio.sleep(_FOLLOW_AGAIN_S)
+            else:
+                self._notices.over()
+
+    async def _collect(self) -> None:
+        """Trim what no start needs; if that fails, again with the next news."""
+        try:
+            await self._log.collect()
+        except IndilogError as error:
+            now = asyncio.get_running_loop().time()
+            self._uncollected.tell("deployments not trimmed", error, now)
+        else:
+            self._uncollected.over()
+
+    async def _news(self) -> None:
+        """Wait until the log has deployments that were not read, or not taken."""
+        waits = [
+            asyncio.ensure_future(self._behind.wait()),
+            asyncio.ensure_future(self._log.until_more(_FOLLOW_WAIT_S)),
+        ]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in done:
+                wait.result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _take(self, placed: Placed) -> None:
+        """Run what another compute node deployed; if it does not import here, its calls say so. Or
+        take away what it undeployed.
+
+        Raises:
+            NotReadyError: it could not be tried.
+        """
+        record = placed.deployment
+        if record.is_undeployed:
+            async with self._loading:
+                self._take_away(placed)
+            structlog.get_logger().info("undeployment followed", app=record.name)
+            return
+        number = next(self._numbers)
+        deployed = Deployed(number, record, placed.seqnum, placed.since)
+        load = Load(number, record.name, record.sources)
+        try:
+            if self._node.workers > 0:
+                await self._trials.imported(load)
+        except (DeployError, DiskFullError) as error:  # others deploy what has room
+            deployed.workers_lost = _WORKERS_LOST_MAX
+            deployed.problem = problem_of(record, error)
+        async with self._loading:
+            if self._log.newest[record.name] is not placed or not self._is_behind(placed):
+                self._look_behind()  # meanwhile there is more, perhaps its end
+                return
+            if deployed.problem is None and self._node.workers > 0:
+                await self._load_everywhere(load)
+            self._replace(deployed)
+        structlog.get_logger().info(
+            "deployment followed", app=record.name, version=record.version, problem=deployed.problem
+        )
+
+    def _is_behind(self, placed: Placed) -> bool:
+        running = self._apps.get(placed.deployment.name)
+        if running is None:
+            return not placed.deployment.is_undeployed
+        return running.seqnum < placed.seqnum
+
+    # --- inside: loading
+
+    async def _load_everywhere(self, load: Load) -> Loaded:
+        """Load into every worker; one that dies meanwhile is replaced by one that loads it too."""
+        workers = self._workers()
+        answers = await asyncio.gather(
+            *(self._load(worker, load) for worker in workers), return_exceptions=True
+        )
+        loaded = None
+        for worker, answer in zip(workers, answers, strict=True):
+            if isinstance(answer, Loaded):
+                loaded = answer
+            elif not worker.link.is_lost:
+                raise answer
+        if loaded is None:
+            raise NotReadyError("No function worker is up to take the application; try again.")
+        return loaded
+
+    async def _load(self, worker: WorkerProcess, load: Load) -> Loaded:
+        return await load_into(worker, load, timeout_s=self._node.import_timeout_s)
+
+    async def _load_again(self, worker: WorkerProcess, deployed: Deployed) -> None:
+        record = deployed.record
+        try:
+            await self._load(worker, Load(deployed.number, record.name, record.sources))
+        except LinkLostError:
+            return  # it was gone before
+        except IndilogError as error:
+            deployed.workers_lost += worker.link.is_lost
+            if not worker.was_ended_by_others:
+                self._does_not_load(deployed, error)
+            elif deployed.workers_lost >= _WORKERS_LOST_MAX:
+                self._try_later(deployed)
+        else:
+            healed, deployed.problem, deployed.workers_lost = deployed.problem, None, 0
+            self._retries.loaded(deployed)
+            if healed is not None:
+                self._on_change()
+
+    def _does_not_load(self, deployed: Deployed, error: IndilogError) -> None:
+        record = deployed.record
+        deployed.problem = problem_of(record, error)
+        structlog.get_logger().error(
+            "app not loaded", app=record.name, version=record.version, reason=str(error)
+        )
+        self._on_change()
+        self._try_later(deployed)
+
+    # --- inside: trying again
+
+    def _try_later(self, deployed: Deployed) -> None:
+        """Give it a turn, unless another version has taken its place meanwhile."""
+        if not self._is_newest(deployed):
+            return
+        self._retries.failed(deployed, asyncio.get_running_loop().time())
+        self._failed.set()
+
+    async def _retry(self) -> None:
+        """Try again what does not load, one application after the other."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._failed.clear()
+            if (deployed := self._retries.taken(loop.time())) is not None:
+                try:
+                    await self._tried_again(deployed)
+                except Exception:  # noqa: BLE001 - outermost: others wait for their turns
+                    structlog.get_logger().exception("app not tried", app=deployed.record.name)
+                    self._try_later(deployed)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._retries.next_at):
+                    await self._failed.wait()
+
+    async def _tried_again(self, deployed: Deployed) -> None:
+        """Import an application where it can harm nobody, then in the workers that lack it."""
+        record = deployed.record
+        try:
+            await self._trials.imported(Load(deployed.number, record.name, record.sources))
+        except DeployError as error:
+            if self._is_newest(deployed):
+                self._does_not_load(deployed, error)
+            return
+        except IndilogError:  # no process could be started
+            self._try_later(deployed)
+            return
+        async with self._loading:
+            if self._is_newest(deployed):
+                await self._load_where_it_lacks(deployed)
+
+    async def _load_where_it_lacks(self, deployed: Deployed) -> None:
+        """Load into one worker after the other, up to the first that does not survive it."""
+        deployed.workers_lost = _WORKERS_LOST_MAX - 1  # a worker that comes up imports it, too
+        for worker in self._workers():
+            if deployed.number not in worker.deployments:
+                await self._load_again(worker, deployed)
+                if deployed.number not in worker.deployments:
+                    self._try_later(deployed)
+                    return
+                self.run_services(worker)
+        record = deployed.record
+        structlog.get_logger().info("app imports again", app=record.name, version=record.version)
+
+    def _is_newest(self, deployed: Deployed) -> bool:
+        return self._apps.get(deployed.record.name) is deployed
+
+    def _unload_number(self, number: int) -> None:
+        for worker in self._workers():
+            worker.deployments.discard(number)
+            worker.link.tell(Unload(number))

@@ -1,0 +1,60 @@
+"""What a worker process that ends under people's code leaves behind: where it was.
+
+In the worker, fatal signals and (while code is imported) `os._exit` write the stack to a file; the
+compute node reads from it which line of the deployed code it was. An exit by other means leaves
+nothing, and no line is named then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TextIO
+
+from indilog_compute.workers.loader import PACKAGE
+
+_FILE: Final = "last_words"
+_BYTES_MAX: Final = 64 * 1024
+_FRAME: Final = re.compile(rf'File ".*?/{PACKAGE}\d+/(.+?)", line (\d+)')
+
+
+class LastWords:
+    """The worker's side: fatal signals are told from now on, instead of a core dump."""
+
+    def __init__(self, directory: Path) -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        self._file: TextIO = (directory / _FILE).open("w")
+        faulthandler.enable(self._file)
+
+    @contextlib.contextmanager
+    def exits_told(self) -> Iterator[None]:
+        """While the block runs, `os._exit` tells where it was called before it ends the process."""
+        really_exit = os._exit
+
+        def told(status: int) -> None:
+            faulthandler.dump_traceback(self._file, all_threads=False)
+            really_exit(status)
+
+        os._exit = told  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            os._exit = really_exit
+
+
+def place_left(directory: Path) -> str | None:
+    """Return where in deployed code the worker that had `directory` was when it ended, such as
+    `social.py, line 12`; None: it did not tell.
+    """
+    try:
+        with (directory / _FILE).open(errors="replace") as file:
+            text = file.read(_BYTES_MAX)
+    except OSError:
+        return None
+    found = _FRAME.search(text)
+    return f"{found[1]}, line {found[2]}" if found else None

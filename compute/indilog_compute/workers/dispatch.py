@@ -1,0 +1,349 @@
+"""Which worker runs which call: a pure machine without I/O.
+
+A call goes to the worker with the fewest running calls. When no slot is free for it, it waits; the
+applications that wait take turns, and the calls of one application start in the order in which they
+came. A call made by a running call never waits: its parent holds a slot until it ends, so waiting
+could lock up the node; such calls need no slot and have a bound of their own. A worker can be
+suspended: it gets no new calls.
+
+One application cannot stop another (docs/decisions/0033): while several are deployed, each gets at
+most a share of what the others leave, of the slots and of the places for pending calls. So some of
+both stay free, however many applications take all that they get.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from indilog.base.errors import NotReadyError, OverloadedError
+
+
+class Admitted(Hashable, Protocol):
+    """What the dispatcher knows of a call."""
+
+    @property
+    def application(self) -> str:
+        """The name of the application that it runs."""
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a running call made it."""
+
+
+CallT = TypeVar("CallT", bound=Admitted)
+WorkerT = TypeVar("WorkerT", bound=Hashable)
+
+
+class Shares(NamedTuple):
+    """The shares of one application while several are deployed, each between 0 and 1.
+
+    `slots`: of the slots that no other application uses. `pending`: of the calls that may be
+    pending, without those of other applications.
+    """
+
+    slots: float
+    pending: float
+
+
+class _Application:
+    """The calls of one application: how many hold a slot, how many are nested, which wait."""
+
+    __slots__ = ("nested", "slots", "waiting")
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self.nested = 0
+        self.waiting: OrderedDict[Any, None] = OrderedDict()
+
+    @property
+    def pending(self) -> int:
+        """Calls that hold a slot or wait for one."""
+        return self.slots + len(self.waiting)
+
+
+class _Worker:
+    """The calls of one worker: how many hold a slot, and how many there are of each kind."""
+
+    __slots__ = ("kinds", "load", "slots")
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self.load = 0
+        self.kinds: Counter[tuple[str, bool]] = Counter()
+
+
+class Dispatcher(Generic[WorkerT, CallT]):
+    """Admission and placement of calls.
+
+    Args:
+        worker_calls_max: slots of a worker: calls that it runs at once, besides those made by
+            running calls.
+        calls_max: calls that wait or run before a further one is refused; as many again may be
+            running that were made by other calls.
+        shares: of one application.
+        is_shared: tells whether several applications are deployed.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker_calls_max: int,
+        calls_max: int,
+        shares: Shares,
+        is_shared: Callable[[], bool],
+    ) -> None:
+        self._worker_calls_max = worker_calls_max
+        self._calls_max = calls_max
+        self._shares = shares
+        self._is_shared = is_shared
+        self._workers: dict[WorkerT, _Worker] = {}
+        self._suspended: set[WorkerT] = set()
+        self._applications: dict[str, _Application] = {}
+        """Those with calls that wait or run."""
+        self._turns: OrderedDict[str, _Application] = OrderedDict()
+        """Those with calls that wait, the one whose turn is next first."""
+        self._slots_used = self._nested = self._waiting = 0
+
+    @property
+    def running(self) -> int:
+        """Calls that run."""
+        return self._slots_used + self._nested
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a slot."""
+        return self._waiting
+
+    @property
+    def workers(self) -> int:
+        """Workers that take calls."""
+        return len(self._workers)
+
+    @property
+    def least_loaded(self) -> WorkerT | None:
+        """The worker that a call would go to, if it takes calls."""
+        worker = min(self._workers, key=self._load, default=None)
+        return worker if worker not in self._suspended else None
+
+    def admit(self, call: CallT) -> WorkerT | None:
+        """Return the worker that runs `call` now, or None: it waits for a slot.
+
+        Raises:
+            OverloadedError: a bound is reached; the call is not kept.
+            NotReadyError: there is no worker for a nested call, which cannot wait.
+        """
+        self._check_room(call)
+        return self._place(call, is_first=False)
+
+    def again(self, call: CallT) -> WorkerT | None:
+        """As `admit`, for a call that was admitted but never begun: it is not refused for their
+        number, and waits before all others of its application.
+
+        Raises:
+            NotReadyError: there is no worker for a nested call, which cannot wait.
+        """
+        return self._place(call, is_first=True)
+
+    def withdraw_all(self) -> list[CallT]:
+        """Forget and return all waiting calls."""
+        waiting: list[CallT] = [call for app in self._turns.values() for call in app.waiting]
+        for call in waiting:
+            self._drop(call)
+        return waiting
+
+    def is_suspended(self, worker: WorkerT) -> bool:
+        """Tell whether `worker` gets no calls at the moment."""
+        return worker in self._suspended
+
+    def withdraw(self, call: CallT) -> bool:
+        """Forget a waiting call; tell whether it was waiting."""
+        application = self._turns.get(call.application)
+        if application is None or call not in application.waiting:
+            return False
+        self._drop(call)
+        return True
+
+    def finished(self, worker: WorkerT, call: CallT) -> list[tuple[CallT, WorkerT]]:
+        """`call` of `worker` ended: return the calls that start now, each with its worker.
+
+        The calls of a worker that was removed are not counted any more.
+        """
+        if worker not in self._workers:
+            return []
+        kind = call.application, call.is_nested
+        self._workers[worker].kinds[kind] -= 1
+        assert self._workers[worker].kinds[kind] >= 0, "every finished call was started"
+        self._workers[worker].load -= 1
+        self._workers[worker].slots -= not call.is_nested
+        self._end(*kind, 1)
+        return self._fill() if self._waiting else []
+
+    def add(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
+        """A worker takes calls from now on; return those that start now."""
+        assert worker not in self._workers, "a worker is added once"
+        self._workers[worker] = _Worker()
+        return self._fill()
+
+    def suspend(self, worker: WorkerT) -> None:
+        """`worker` starts no further calls until `resume`, except nested ones for which there is no
+        other.
+        """
+        if worker in self._workers:
+            self._suspended.add(worker)
+
+    def resume(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
+        """`worker` takes calls again; return those that start now."""
+        self._suspended.discard(worker)
+        return self._fill()
+
+    def remove(self, worker: WorkerT) -> None:
+        """A worker is gone, and its running calls with it."""
+        self._suspended.discard(worker)
+        if (gone := self._workers.pop(worker, None)) is not None:
+            for (application, is_nested), count in gone.kinds.items():
+                if count:
+                    self._end(application, is_nested, count)
+
+    def check_invariants(self) -> None:
+        """Check that the counts agree and that no call waits that could run."""
+        running: Counter[tuple[str, bool]] = Counter()
+        for worker in self._workers.values():
+            assert worker.load == worker.kinds.total(), "a worker's load is its calls"
+            running.update(worker.kinds)
+        counted = {(name, False): app.slots for name, app in self._applications.items()}
+        counted |= {(name, True): app.nested for name, app in self._applications.items()}
+        assert +running == +Counter(counted), "what runs is counted by worker and application"
+        assert self.running == running.total(), "the total is the sum of the workers"
+        waiting = {n: app for n, app in self._applications.items() if app.waiting}
+        assert dict(self._turns) == waiting, "an application with waiting calls has a turn"
+        assert self._waiting == sum(len(app.waiting) for app in waiting.values())
+        assert self._next() is None, "no call waits that could run"
+
+    # --- inside
+
+    def _check_room(self, call: CallT) -> None:
+        application = self._applications.get(call.application)
+        if call.is_nested:
+            pending, own = self._nested, application.nested if application else 0
+        else:
+            pending = self._slots_used + self._waiting
+            own = application.pending if application else 0
+        if pending >= self._calls_max:
+            raise OverloadedError(
+                f"{pending:,} calls run or wait on this node, which is its limit "
+                "(calls_pending_max); try again later."
+            )
+        if own >= self._share(self._shares.pending, self._calls_max - (pending - own)):
+            raise OverloadedError(
+                f"{own:,} calls of app {call.application} run or wait on this node, which is all "
+                "that one application may have while others are deployed "
+                "(app_pending_share_max of calls_pending_max); try again later."
+            )
+
+    def _share(self, share: float, of: int) -> int:
+        """Return how much one application may have of what the others leave: 1 at least."""
+        return max(1, int(share * of)) if self._is_shared() else of
+
+    def _place(self, call: CallT, *, is_first: bool) -> WorkerT | None:
+        """Start `call` or let it wait; None: it waits."""
+        name = call.application
+        if call.is_nested:
+            if (worker := min(self._workers, key=self._load, default=None)) is None:
+                raise NotReadyError("No function worker is up at the moment; try again.")
+        else:
+            waits = name in self._turns and not is_first
+            worker = self._free_worker() if not waits and self._may_start(name) else None
+        if worker is not None:
+            self._start(call, worker)
+            return worker
+        application = self._turns[name] = self._application(name)
+        application.waiting[call] = None
+        self._waiting += 1
+        if is_first:
+            application.waiting.move_to_end(call, last=False)
+        return None
+
+    def _fill(self) -> list[tuple[CallT, WorkerT]]:
+        """Start what can start, by turns; return that."""
+        started: list[tuple[CallT, WorkerT]] = []
+        while (following := self._next()) is not None:
+            call, worker = following
+            self._start(call, worker)
+            self._drop(call)
+            if call.application in self._turns:
+                self._turns.move_to_end(call.application)
+            started.append(following)
+        return started
+
+    def _next(self) -> tuple[CallT, WorkerT] | None:
+        """Return the waiting call that may start, of the application whose turn it is."""
+        if not self._turns or (worker := self._free_worker()) is None:
+            return None
+        for name, application in self._turns.items():
+            if self._may_start(name):
+                return next(iter(application.waiting)), worker
+        return None
+
+    def _may_start(self, name: str) -> bool:
+        """Tell whether an application has a slot left of its share."""
+        application = self._applications.get(name)
+        own = application.slots if application is not None else 0
+        slots = len(self._workers) * self._worker_calls_max
+        return own < self._share(self._shares.slots, slots - (self._slots_used - own))
+
+    def _free_worker(self) -> WorkerT | None:
+        """Return the least loaded worker with a free slot."""
+        return min(filter(self._has_slot, self._workers), key=self._load, default=None)
+
+    def _load(self, worker: WorkerT) -> tuple[bool, int]:
+        return worker in self._suspended, self._workers[worker].load
+
+    def _has_slot(self, worker: WorkerT) -> bool:
+        has_slot = self._workers[worker].slots < self._worker_calls_max
+        return has_slot and worker not in self._suspended
+
+    def _start(self, call: CallT, worker: WorkerT) -> None:
+        """Count a call that runs now."""
+        application, counted = self._application(call.application), self._workers[worker]
+        counted.kinds[call.application, call.is_nested] += 1
+        counted.load += 1
+        if call.is_nested:
+            application.nested += 1
+            self._nested += 1
+        else:
+            application.slots += 1
+            counted.slots += 1
+            self._slots_used += 1
+
+    def _end(self, name: str, is_nested: bool, count: int) -> None:  # noqa: FBT001 - of a kind
+        """Count calls of a kind that run no more."""
+        application = self._applications[name]
+        if is_nested:
+            application.nested -= count
+            self._nested -= count
+        else:
+            application.slots -= count
+            self._slots_used -= count
+        self._forget(name)
+
+    def _drop(self, call: CallT) -> None:
+        """Take a call out of those that wait."""
+        application = self._turns[call.application]
+        del application.waiting[call]
+        self._waiting -= 1
+        if not application.waiting:
+            del self._turns[call.application]
+        self._forget(call.application)
+
+    def _application(self, name: str) -> _Application:
+        if (application := self._applications.get(name)) is None:
+            application = self._applications[name] = _Application()
+        return application
+
+    def _forget(self, name: str) -> None:
+        """Forget an application without calls."""
+        application = self._applications[name]
+        if not (application.nested or application.pending):
+            del self._applications[name]

@@ -1,0 +1,451 @@
+"""The function host: what the gateway, clients and workers ask to run functions (ARCHITECTURE 1, 8;
+the compute node's side).
+
+It keeps worker processes up (`WorkerPool`), has every deployed application loaded in each of them
+(`Applications`), and gives calls to them (`CallRouter`). Calls that run when a new version comes
+finish on the version that they started with. A worker that dies is replaced, and the calls that it
+had begun fail: they may have had effects, so nobody runs them again unasked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from indilog.apps.app import check_delay
+from indilog.base.deployed import AppInfo
+from indilog.base.errors import (
+    FunctionFailedError,
+    InvalidArgumentsError,
+    OverloadedError,
+    UnknownFunctionError,
+)
+from indilog.base.ids import MetalogPosition
+from indilog.base.log import LogSource
+from indilog.config import Config
+from indilog.link.link_messages import Failed, Greeting, Limits, Question, Returned
+from indilog.link.worker_messages import CheckArguments, RunServices
+from indilog_compute.invocations.invocation_status import Told
+from indilog_compute.invocations.keys import kept_with_key
+from indilog_compute.invocations.scheduling import Scheduled
+from indilog_compute.invocations.service import InvocationService
+from indilog_compute.positions import Positions
+from indilog_compute.workers.applications import Applications
+from indilog_compute.workers.call import Call
+from indilog_compute.workers.pool import WorkerPool
+from indilog_compute.workers.process import WorkerProcess
+from indilog_compute.workers.router import CallRouter
+from indilog_compute.workers.service_figures import services_told
+from indilog_compute.workers.serving import LinkServer
+
+CALL_DEPTH_MAX: Final = 64
+"""Calls that may stand above a call."""
+
+
+def limits_of(config: Config) -> Limits:
+    """Return what the other end of a link must know."""
+    return Limits(
+        record_bytes_max=config.cluster.record_bytes_max,
+        record_tags_max=config.cluster.record_tags_max,
+        aux_bytes_max=config.cluster.aux_bytes_max,
+        result_bytes_max=config.node.result_bytes_max,
+        message_bytes_max=config.cluster.message_bytes_max,
+    )
+
+
+class FunctionHost:
+    """Runs functions on this compute node.
+
+    Args:
+        node_name: of the compute node in the view: what an earlier process of that name ran is
+            taken over at once.
+        rank: which of the compute nodes it is, from 0; the first one keeps the schedules.
+
+    Attributes:
+        limits: what the other end of a link must know.
+        positions: which session positions there are.
+    """
+
+    def __init__(
+        self, config: Config, logs: LogSource, *, node_name: str | None = None, rank: int = 0
+    ) -> None:
+        node = config.node
+        self.limits = limits_of(config)
+        self._node = node
+        self._logs = logs
+        self.positions = Positions(logs)
+        self._checking = 0
+        self._invocation_prefix = secrets.token_hex(6)
+        self._invocation_numbers = itertools.count(1)
+        self._servers: dict[WorkerProcess, LinkServer] = {}
+        directory = node.data_dir / "workers"
+        self._applications = Applications(
+            node,
+            logs,
+            self.limits,
+            directory=directory,
+            workers=lambda: self._pool.workers,
+            on_change=self._schedule,
+        )
+        self._router = CallRouter(
+            node,
+            on_idle=self._applications.unload,
+            is_shared=lambda: self._applications.count > 1,
+        )
+        self._pool = WorkerPool(
+            node,
+            directory=directory,
+            limits=self.limits,
+            serve=self._serve_worker,
+            on_up=self._worker_up,
+            on_lost=self._worker_lost,
+            drained=self._drained,
+        )
+        self._invocations = InvocationService(
+            logs,
+            node,
+            node=node_name,
+            rank=rank,
+            record_bytes_max=config.cluster.record_bytes_max,
+            start=self.call,
+            stop=self.cancel,
+        )
+
+    async def start(self) -> None:
+        """Read what is deployed, start the workers, load it into them.
+
+        An application that does not load any more is logged, and its calls say why.
+
+        Raises:
+            NotReadyError: the log cannot be read, or the workers do not start.
+        """
+        await self._applications.read()
+        await self._pool.start()
+        self._applications.follow()
+        await self._invocations.start()
+
+    async def stop(self) -> None:
+        """End the workers; calls that still run fail, those that wait were not begun, and recorded
+        invocations run again when somebody is up.
+        """
+        self._applications.end_services()
+        await self._invocations.stop()
+        self._router.stop()
+        await self._applications.stop()
+        await self._pool.stop()
+
+    # --- applications
+
+    @property
+    def generation(self) -> int:
+        """Grows with every change of what is deployed."""
+        return self._applications.generation
+
+    def apps(self) -> list[AppInfo]:
+        """Return what is deployed, by name."""
+        return [deployed.info for deployed in self._applications.all()]
+
+    async def deploy(
+        self, sources: Mapping[str, str], *, name: str | None = None, owner: str = "local"
+    ) -> AppInfo:
+        """Deploy sources (relative path → text); `name` None takes the name in the code.
+
+        When this returns, every new call goes to them, and they survive a restart.
+
+        Raises:
+            DeployError: they do not import, or are no application; what was deployed goes on.
+            AppNameTakenError: another owner has deployed an application of that name.
+            NotReadyError: no worker is up.
+        """
+        return await self._applications.deploy(sources, name=name, owner=owner)
+
+    def app(self, name: str) -> AppInfo:
+        """Return what is deployed under a name.
+
+        Raises:
+            UnknownFunctionError: nothing is; since when, if something was.
+        """
+        return self._applications.app(name).info
+
+    def is_public(self, name: str) -> bool:
+        """Tell whether `app.function` is deployed and is called without a token."""
+        try:
+            _, spec = self._applications.function(name)
+        except UnknownFunctionError:
+            return False
+        return spec.public
+
+    async def undeploy(self, name: str, *, owner: str = "local") -> AppInfo:
+        """Take an application away; return what was deployed.
+
+        When this returns, no new call goes to it here, its services and schedules have ended, and
+        it stays so after a restart; other compute nodes follow. Calls that run go on to their end.
+        A recorded invocation that has not begun fails when it is due, unless it is deployed again
+        by then. Its logs stay.
+
+        Raises:
+            UnknownFunctionError: it is not deployed.
+            AppNameTakenError: another owner has deployed it.
+            NotReadyError: the log cannot be read, or takes nothing; it stays deployed.
+            AppendOutcomeUnknownError: it may be undeployed; doing so again is harmless.
+        """
+        return await self._applications.undeploy(name, owner=owner)
+
+    # --- calls
+
+    def call(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        position: MetalogPosition = 0,
+        depth: int = 0,
+        invocation: str | None = None,
+    ) -> Call:
+        """Start `app.function` with a JSON object of arguments; `Call.outcome` is its outcome.
+
+        Raises:
+            UnknownFunctionError: there is none.
+            OverloadedError, NotReadyError: nothing was done; try again later.
+            FunctionFailedError: it is called by functions that call each other without end.
+        """
+        deployed, spec = self._applications.function(name)
+        if depth > CALL_DEPTH_MAX:
+            raise FunctionFailedError(
+                f"{name} has {depth} calls above it, the limit is {CALL_DEPTH_MAX}; do functions "
+                "call each other without end?",
+                kind="RecursionError",
+            )
+        call = Call(
+            invocation or self._invocation_id(),
+            deployed,
+            spec,
+            arguments,
+            position=position,
+            depth=depth,
+        )
+        self._router.submit(call)
+        return call
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for `call` any more: stop it, if it can be stopped."""
+        self._router.cancel(call)
+
+    async def call_once(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        key: str,
+        position: MetalogPosition = 0,
+        depth: int = 0,
+    ) -> tuple[str, Returned | Failed]:
+        """Run `app.function` unless it has been called with this idempotency key; return the
+        invocation's id, and what came of it then or comes of it now.
+
+        What came of it then is told also if the function is gone by now, or takes other arguments.
+
+        Raises:
+            InvalidArgumentsError: the key was used with other arguments, or they do not fit.
+            UnknownFunctionError, OverloadedError: nothing was done.
+            NotReadyError, QuorumUnavailableError: it may be recorded already, and run; repeat it
+                with the same key.
+            CallOutcomeUnknownError: it may run or not.
+        """
+        with self.room_for_outcome(name):
+            invocation = await self.accept_once(
+                name, arguments, key=key, position=position, depth=depth
+            )
+            return invocation, await self.outcome(invocation)
+
+    def room_for_outcome(self, name: str) -> AbstractContextManager[None]:
+        """Keep room for one who is going to start `app.function` and wait for its outcome.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        return self._invocations.room_for_outcome(name)
+
+    async def accept_once(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        key: str,
+        position: MetalogPosition = 0,
+        depth: int = 0,
+    ) -> str:
+        """Start `app.function` unless it has been called with this idempotency key; return the
+        invocation's id. Errors as `call_once`.
+        """
+        return await self._accepted(name, arguments, key=key, position=position, depth=depth)
+
+    async def outcome(self, invocation: str) -> Returned | Failed:
+        """Return what came of an invocation with a key, waiting for it as long as it takes; within
+        `room_for_outcome`. Errors as `InvocationService.outcome`.
+        """
+        return kept_with_key(await self._invocations.outcome(invocation))
+
+    async def send(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        position: MetalogPosition = 0,
+        delay_s: float = 0.0,
+        key: str = "",
+    ) -> str:
+        """Start `app.function` after `delay_s`; return the id to ask for its outcome with.
+
+        When this returns that is recorded, and survives whatever an append survives.
+
+        Raises:
+            UnknownFunctionError, InvalidArgumentsError: there is none, or the arguments, the delay
+                or the key do not fit; it is not started.
+            OverloadedError: too many wait or run already.
+            NotReadyError, QuorumUnavailableError: no worker could check the arguments, or the log
+                takes nothing now; with a key it may be recorded already: repeat it with that.
+            CallOutcomeUnknownError: it may run or not.
+        """
+        _check_delay(name, delay_s, self._node.invocation_delay_s_max)
+        return await self._accepted(name, arguments, key=key, position=position, delay_s=delay_s)
+
+    @property
+    def results_kept_s(self) -> float:
+        """How long outcomes are kept, at most."""
+        return self._node.results_kept_s
+
+    async def invocation(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002
+        """Return a recorded invocation, waiting up to `wait_s` for its outcome; None: it is not
+        known, or was forgotten.
+        """
+        return await self._invocations.told(id, wait_s=wait_s)
+
+    async def cancel_invocation(self, id: str) -> Told | None:  # noqa: A002
+        """Cancel a recorded invocation; return it as it is then, None: it is not known. Errors as
+        `InvocationService.cancel`.
+        """
+        return await self._invocations.cancel(id)
+
+    def open_invocations(self, application: str) -> int:
+        """Return how many recorded invocations of an application wait or run."""
+        return self._invocations.open_of(application)
+
+    def client_server(self) -> LinkServer:
+        """Return what serves the link of a client."""
+        return LinkServer(
+            self, self._logs, questions_max=self._node.calls_pending_max, is_client=True
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return numbers for people and metrics."""
+        apps = self._applications.all()
+        return {
+            "workers": [
+                {
+                    "index": w.index,
+                    "pid": w.pid,
+                    "calls": self._router.calls_of(w),
+                    "blocked": self._router.is_suspended(w),
+                }
+                for w in self._pool.workers
+            ],
+            "worker_restarts": self._pool.restarts,
+            "calls_moved": self._router.moved,
+            "calls_running": self._router.running,
+            "calls_waiting": self._router.waiting,
+            "calls": dict(self._router.calls),
+            "invocations": self._invocations.status(),
+            "schedules": self._invocations.schedules(),
+            "apps": {app.record.name: app.record.version for app in apps},
+            "services": services_told(self._pool.workers, apps),
+            "problems": {app.record.name: app.problem for app in apps if app.problem},
+        }
+
+    # --- inside
+
+    def _invocation_id(self) -> str:
+        return f"{self._invocation_prefix}-{next(self._invocation_numbers):x}"
+
+    async def _accepted(
+        self,
+        name: str,
+        arguments: bytes,
+        *,
+        key: str,
+        position: MetalogPosition,
+        depth: int = 0,
+        delay_s: float = 0.0,
+    ) -> str:
+        """Record a call unless its key is known: what it began then does not depend on what is
+        deployed now. Before it is refused for good, the log is asked what others have recorded.
+        """
+        if (known := self._invocations.known(name, arguments, key)) is not None:
+            return known
+        try:
+            await self._check_arguments(name, arguments)
+        except (UnknownFunctionError, InvalidArgumentsError):
+            if key and (known := await self._invocations.known_by_now(name, arguments, key)):
+                return known
+            raise
+        return await self._invocations.accept(
+            name, arguments, position=position, depth=depth, delay_s=delay_s, key=key
+        )
+
+    async def _check_arguments(self, name: str, arguments: bytes) -> None:
+        """Have a worker check the arguments of a call that is to be recorded."""
+        if self._checking >= self._node.calls_pending_max:
+            raise OverloadedError(
+                f"{self._checking:,} calls are being checked, which is the limit; try again later."
+            )
+        deployed, spec = self._applications.function(name)
+        self._checking += 1
+        try:
+            question = CheckArguments(deployed.number, spec.name, arguments)
+            await self._router.check_arguments(name, question)
+        finally:
+            self._checking -= 1
+
+    # --- inside: workers
+
+    def _serve_worker(self, worker: WorkerProcess, call: int, message: Question | Greeting) -> None:
+        server = self._servers.get(worker)
+        if server is None:
+            server = self._servers[worker] = LinkServer(
+                self, self._logs, questions_max=self._node.calls_pending_max, is_client=False
+            )
+        server.serve(worker.link, call, message)
+
+    async def _worker_up(self, worker: WorkerProcess) -> None:
+        """Load every application into a new worker, then let it take calls."""
+        if await self._applications.load_into_new(worker):
+            self._router.add(worker)
+            self._applications.run_services(worker)
+
+    def _schedule(self) -> None:
+        self._invocations.schedule(
+            Scheduled(f"{app.record.name}.{spec.function}", spec, app.since[spec])
+            for app in self._applications.all()
+            if app.problem is None
+            for spec in app.record.schedules
+        )
+
+    async def _drained(self, worker: WorkerProcess) -> None:
+        worker.link.tell(RunServices(()))  # those of the process that takes its place go on
+        await self._router.drained(worker)
+
+    def _worker_lost(self, worker: WorkerProcess) -> None:
+        self._router.remove(worker)
+        if (server := self._servers.pop(worker, None)) is not None:
+            server.close()
+
+
+def _check_delay(name: str, delay_s: float, delay_s_max: float) -> None:
+    try:
+        check_delay(delay_s, delay_s_max)
+    except ValueError as error:
+        fault = {"field": "delay", "problem": str(error)}
+        raise InvalidArgumentsError(f"{name} was not started: {error}", [fault]) from None

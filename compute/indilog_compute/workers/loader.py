@@ -1,0 +1,341 @@
+"""Importing deployed sources in a worker: each deployment is a package of its own, so that versions
+live side by side.
+
+The sources are written to a private directory and imported under a package name that no other
+deployment has. Code may import its own modules absolutely, as it would at its author's (`import
+graph`, `from social import objects`): such names are looked up in the deployment first, by an
+`__import__` that only the deployment's modules see.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import re
+import shutil
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any, Final
+
+from indilog.apps.app import App, Function, check_app_name
+from indilog.base.deployed import FunctionSpec
+from indilog.base.errors import DeployError, DiskFullError, InvalidArgumentsError
+
+PACKAGE: Final = "indilog_deployed_"
+"""Names of deployments' packages begin so."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_ENTRIES: Final = ("__init__", "app", "main")
+_NOT_IMPORTED: Final = ("__main__", "conftest", "setup")
+
+
+class Loaded:
+    """One deployment in this process.
+
+    Attributes:
+        app: the application that its sources define.
+        functions: by name.
+    """
+
+    def __init__(self, app: App, package: str, directory: Path) -> None:
+        self.app = app
+        self.functions: dict[str, Function] = app.functions
+        self._package = package
+        self._directory = directory
+
+    def specs(self) -> tuple[FunctionSpec, ...]:
+        """What callers may know of the functions."""
+        return tuple(_spec(function) for function in self.functions.values())
+
+    def place(self, error: BaseException) -> str | None:
+        """Return where in the deployed files an error was raised, such as `social.py, line 12`."""
+        return _place_of(error, self._package)
+
+    def without_home(self, text: str) -> str:
+        """Return `text` with the deployed files and modules named as their author names them."""
+        return without_home(text, self._package)
+
+    def unload(self) -> None:
+        """Forget the modules and remove the files; running calls may go on with what they hold."""
+        _forget(self._package, self._directory)
+
+
+def load(deployment: int, name: str | None, sources: Mapping[str, str], directory: Path) -> Loaded:
+    """Import `sources` (relative path → text) and return the application in them.
+
+    `name` None keeps the name that the code gives its `App`. On failure nothing stays behind.
+
+    Raises:
+        DeployError: a path leads elsewhere, the code does not import (with file and line), it
+            defines no application or several, or a function's type hints cannot be used.
+    """
+    package = f"{PACKAGE}{deployment}"
+    home = directory / package
+    _write(home, sources)
+    finder = _Finder(package, home, _own_names(sources))
+    sys.meta_path.insert(0, finder)
+    try:
+        app = _imported(package, sources)
+        if name is not None:
+            app.name = check_app_name(name)
+        _check(app)
+    except BaseException:
+        sys.meta_path.remove(finder)
+        _forget(package, home)
+        raise
+    return Loaded(app, package, home)
+
+
+# --- from sources to an application
+
+
+def _write(home: Path, sources: Mapping[str, str]) -> None:
+    if not any(path.endswith(".py") for path in sources):
+        raise DeployError("There is no Python file in what was deployed.")
+    for path, text in sources.items():
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
+            raise DeployError(f"{path!r} is not a path inside an application.")
+        target = home.joinpath(*parts)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        except (OSError, UnicodeEncodeError) as error:
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise DiskFullError(
+                    f"There is no disk space left to write {path!r}; make room, then deploy it "
+                    "again."
+                ) from error
+            raise DeployError(f"{path!r} cannot be written: {error}.") from error
+
+
+def _own_names(sources: Mapping[str, str]) -> frozenset[str]:
+    """Return the names that the deployment's modules may import absolutely."""
+    return frozenset(
+        PurePosixPath(path).parts[0].removesuffix(".py")
+        for path in sources
+        if path.endswith(".py") and path != "__init__.py"
+    )
+
+
+def _imported(package: str, sources: Mapping[str, str]) -> App:
+    for module in _import_order(sources):
+        _import(package, module)
+        if found := _apps(package):
+            return _only(found)
+    if empty := [app.name for app in _found(package) if not app.functions]:
+        raise DeployError(
+            f"App {empty[0]} has no functions; decorate at least one with @app.function."
+        )
+    raise DeployError(
+        "The code defines no application; write app = indilog.App(...) and decorate functions "
+        "with @app.function."
+    )
+
+
+def _import_order(sources: Mapping[str, str]) -> list[str]:
+    """Return the modules to import until an application appears: likely entries first."""
+    modules = sorted(
+        ".".join(PurePosixPath(path).with_suffix("").parts)
+        for path in sources
+        if path.endswith(".py")
+    )
+
+    def place(module: str) -> tuple[int, int]:
+        last = module.rpartition(".")[2]
+        return module.count("."), _ENTRIES.index(last) if last in _ENTRIES else len(_ENTRIES)
+
+    wanted = [m for m in modules if m.rpartition(".")[2] not in _NOT_IMPORTED]
+    packages = [m.removesuffix(".__init__") for m in sorted(wanted, key=place)]
+    return [m for m in packages if not m.rpartition(".")[2].startswith("test_")]
+
+
+def _import(package: str, module: str) -> None:
+    full = package if module == "__init__" else f"{package}.{module}"
+    try:
+        importlib.import_module(package)
+        importlib.import_module(full)
+    except BaseException as error:  # a person's code may raise anything, KeyboardInterrupt too
+        raise DeployError(_sentence(error, package)) from error
+
+
+def _sentence(error: BaseException, package: str) -> str:
+    """Say where in the deployed files an import went wrong, and how."""
+    told = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
+    told = without_home(told, package)
+    if isinstance(error, SyntaxError) and error.filename:
+        file = _place(error.filename, package)
+        return f"{file}, line {error.lineno}: {type(error).__name__}: {error.msg}."
+    place = _place_of(error, package)
+    return f"{place or 'The code does not import'}: {told}."
+
+
+def _place_of(error: BaseException, package: str) -> str | None:
+    """Return the innermost line of the deployed files in the traceback of `error`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f"/{package}/" in f.filename]
+    return f"{_place(own[-1].filename, package)}, line {own[-1].lineno}" if own else None
+
+
+def _place(filename: str, package: str) -> str:
+    return filename.partition(f"/{package}/")[2] or filename
+
+
+def without_home(text: str, package: str) -> str:
+    """Return `text` with the deployment's files and modules named as their author names them."""
+    return re.sub(rf"[^\s'\"(]*/{package}/", "", text).replace(f"{package}.", "")
+
+
+def _found(package: str) -> list[App]:
+    modules = [m for name, m in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]
+    found = {id(v): v for m in modules for v in vars(m).values() if isinstance(v, App)}
+    return list(found.values())
+
+
+def _apps(package: str) -> list[App]:
+    return [
+        app
+        for app in _found(package)
+        if any(_is_own(function, package) for function in app.functions.values())
+    ]
+
+
+def _is_own(function: Function, package: str) -> bool:
+    return f"{function.body.__module__}.".startswith(f"{package}.")
+
+
+def _only(found: list[App]) -> App:
+    if len(found) > 1:
+        names = ", ".join(sorted(app.name for app in found))
+        raise DeployError(f"The code defines {len(found)} applications ({names}); deploy each one.")
+    return found[0]
+
+
+def _check(app: App) -> None:
+    for function in app.functions.values():
+        try:
+            function.signature  # noqa: B018 - worked out now, so that a mistake shows now
+        except TypeError as error:
+            raise DeployError(str(error)) from error
+    for schedule in app.schedules:
+        try:
+            app.functions[schedule.function].signature.arguments(b"{}")
+        except InvalidArgumentsError as error:
+            missing = ", ".join(fault["field"] for fault in error.errors)
+            raise DeployError(
+                f"{app.name}.{schedule.function} is called by a schedule, without arguments; give "
+                f"{missing} a default."
+            ) from error
+
+
+def _spec(function: Function) -> FunctionSpec:
+    return FunctionSpec(
+        name=function.name,
+        doc=function.doc,
+        arguments=function.signature.arguments_schema,
+        result=function.signature.result_schema,
+        timeout_s=function.timeout_s,
+        is_async=function.is_async,
+        public=function.public,
+    )
+
+
+def _forget(package: str, directory: Path) -> None:
+    for name in [n for n in list(sys.modules) if f"{n}.".startswith(f"{package}.")]:
+        del sys.modules[name]
+    sys.meta_path[:] = [
+        f for f in sys.meta_path if not (isinstance(f, _Finder) and f.package == package)
+    ]
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+# --- Python's import machinery, for one deployment
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of one deployment, and nothing else."""
+
+    def __init__(self, package: str, home: Path, own_names: frozenset[str]) -> None:
+        self.package = package
+        self._home = home
+        self._own_names = own_names
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - Python's signature
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return where a module of the deployment is; None for every other module."""
+        if not f"{fullname}.".startswith(f"{self.package}."):
+            return None
+        place = self._home.joinpath(*fullname.split(".")[1:])
+        init, single = place / "__init__.py", place.with_suffix(".py")
+        if place == self._home or (place.is_dir() and (init.exists() or not single.exists())):
+            return self._package_spec(fullname, place, init)
+        if not single.exists():
+            return None
+        loader = _Loader(fullname, str(single), self)
+        return importlib.util.spec_from_file_location(fullname, single, loader=loader)
+
+    def _package_spec(
+        self, fullname: str, place: Path, init: Path
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not place.is_dir():
+            return None
+        if init.exists():
+            return importlib.util.spec_from_file_location(
+                fullname,
+                init,
+                loader=_Loader(fullname, str(init), self),
+                submodule_search_locations=[str(place)],
+            )
+        spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
+        spec.submodule_search_locations = [str(place)]
+        return spec
+
+    def own(self, name: str) -> str | None:
+        """Return the full name of a module that the deployment has under `name`, or None."""
+        if name.partition(".")[0] not in self._own_names:
+            return None
+        return f"{self.package}.{name}"
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Runs a module with an `__import__` that looks in the deployment first."""
+
+    def __init__(self, fullname: str, path: str, finder: _Finder) -> None:
+        super().__init__(fullname, path)
+        self._finder = finder
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code."""
+        scoped = dict(vars(builtins))
+        scoped["__import__"] = self._import
+        module.__dict__["__builtins__"] = scoped
+        super().exec_module(module)
+
+    def _import(
+        self,
+        name: str,
+        globals_: Mapping[str, Any] | None = None,
+        locals_: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        own = self._finder.own(name) if level == 0 else None
+        if own is None:
+            return builtins.__import__(name, globals_, locals_, fromlist or (), level)
+        module = importlib.import_module(own)
+        if not fromlist:
+            return sys.modules[f"{self._finder.package}.{name.partition('.')[0]}"]
+        for attribute in fromlist:
+            if attribute != "*" and not hasattr(module, attribute) and hasattr(module, "__path__"):
+                importlib.import_module(f"{own}.{attribute}")
+        return module

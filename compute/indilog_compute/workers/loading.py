@@ -1,0 +1,153 @@
+"""Having code imported in a worker process, and first in one that runs nobody's calls.
+
+Importing code runs it, and it may do anything: end the process, crash the interpreter, never
+return. So new code goes through a trial first: a process of its own, ended afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import signal
+from pathlib import Path
+from typing import Final
+
+from indilog.base.errors import DeployError, NotReadyError
+from indilog.config import NodeConfig
+from indilog.link.link_messages import (
+    Answer,
+    Failed,
+    Greeting,
+    Limits,
+    LinkLostError,
+    Question,
+    error_from,
+)
+from indilog.link.worker_messages import Load, Loaded
+from indilog_compute.workers import process
+from indilog_compute.workers.process import WorkerProcess, output_limits
+
+_TRIALS_MAX: Final = 2
+"""Processes that try new code at once; further deployments wait."""
+_TRIAL: Final = -1
+"""Index of a process that is none of the node's workers."""
+
+
+async def load_into(worker: WorkerProcess, load: Load, *, timeout_s: float) -> Loaded:
+    """Have `worker` import what `load` says.
+
+    A worker that does not come back from it within `timeout_s` is ended.
+
+    Raises:
+        DeployError: it does not import; or the worker did not survive it (then its link is lost).
+        NotReadyError: the worker is gone already.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer: Answer = await worker.link.ask(load)
+    except TimeoutError:
+        worker.abort()
+        await worker.stopped()
+        raise DeployError(
+            f"{_where(worker)}the code did not import within {timeout_s:g} s; move work out of "
+            "module level."
+        ) from None
+    if isinstance(answer, Loaded):
+        worker.deployments.add(load.deployment)
+        return answer
+    if isinstance(answer, Failed) and answer.kind != LinkLostError.__name__:
+        raise error_from(answer)
+    ended = _ended(await worker.stopped())
+    raise DeployError(f"{_where(worker)}importing the code ends the Python process ({ended}).")
+
+
+def _where(worker: WorkerProcess) -> str:
+    return f"{worker.last_place}: " if worker.last_place else "At module level "
+
+
+def _ended(code: int) -> str:
+    try:
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+class Trials:
+    """Imports code in processes that exist for that only.
+
+    Args:
+        directory: below which each has its private directory.
+        node: how long importing may take, and how much of its output is logged.
+    """
+
+    def __init__(self, limits: Limits, directory: Path, node: NodeConfig) -> None:
+        self._limits = limits
+        self._directory = directory
+        self._import_timeout_s = node.import_timeout_s
+        self._output = output_limits(node)
+        self._environment = node.environment_passed
+        self._numbers = itertools.count(1)
+        self._running: set[WorkerProcess] = set()
+        self._stopping = False
+        self._slots = asyncio.Semaphore(_TRIALS_MAX)
+
+    async def imported(self, load: Load) -> Loaded:
+        """Return what the sources define, having imported them where they can harm nobody.
+
+        Raises:
+            DeployError: they do not import, in one sentence with the place.
+            NotReadyError: no process could be started.
+        """
+        async with self._slots:
+            if self._stopping:
+                raise self._stopped()
+            directory = self._directory / f"trial-{next(self._numbers)}"
+            try:
+                return await self._tried(load, directory)
+            except OSError as error:
+                raise NotReadyError(
+                    f"No process could be started to try the code: {error}."
+                ) from error
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    async def stop(self) -> None:
+        """End what is being tried, and try no more."""
+        self._stopping = True
+        running = list(self._running)
+        for worker in running:
+            worker.kill()
+        await asyncio.gather(*(worker.stopped() for worker in running))
+
+    def _stopped(self) -> NotReadyError:
+        return NotReadyError("The platform stopped before the code was deployed.")
+
+    async def _tried(self, load: Load, directory: Path) -> Loaded:
+        worker = await process.start(
+            _TRIAL,
+            self._limits,
+            directory=directory,
+            threads_max=1,
+            output=self._output,
+            environment=self._environment,
+            serve=_refused,
+            on_lost=lambda _: None,
+        )
+        self._running.add(worker)
+        try:
+            if not await worker.until_ready():
+                raise NotReadyError("The process that tries new code does not start; try again.")
+            return await load_into(worker, load, timeout_s=self._import_timeout_s)
+        except DeployError:
+            if self._stopping:
+                raise self._stopped() from None
+            raise
+        finally:
+            self._running.discard(worker)
+            worker.kill()
+            await asyncio.shield(asyncio.ensure_future(worker.stopped()))
+
+
+def _refused(_worker: WorkerProcess, _call: int, _message: Question | Greeting) -> None:
+    raise NotReadyError("Code that is being imported cannot use the platform yet.")

@@ -1,0 +1,204 @@
+"""Keeping worker processes up: each place is filled again when its process dies, at a growing
+distance while it dies at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from indilog.base.errors import NotReadyError
+from indilog.config import NodeConfig
+from indilog.link.link_messages import Limits
+from indilog_compute.workers import process
+from indilog_compute.workers.process import STOP_S, Serve, WorkerProcess, output_limits
+
+_RESTART_S: Final = 0.1
+_RESTART_S_MAX: Final = 5.0
+_STABLE_S: Final = 10.0
+"""A worker that lived this long is started again at once."""
+_START_S: Final = 60.0
+_STOPPING_S: Final = 0.5
+"""When the platform stops: calls have had their time, so a blocked worker is killed after this."""
+
+
+class WorkerPool:
+    """A fixed number of worker processes.
+
+    A process where a thread runs on for `worker_stop_s` after its call was over is replaced: it
+    gets no further calls, another one takes its place, and it ends when its last call has. In each
+    place at most one such process lives on beside the one that took over.
+
+    Args:
+        node: the limits.
+        directory: below which each process has its private directory; emptied at start.
+        serve: gets the questions of the workers.
+        on_up: awaited when a process can run functions.
+        on_lost: called when a process is gone, before its calls fail.
+        drained: gives a process no further calls and waits until it has none.
+
+    Attributes:
+        restarts: how many processes took the place of another one.
+    """
+
+    def __init__(
+        self,
+        node: NodeConfig,
+        *,
+        directory: Path,
+        limits: Limits,
+        serve: Serve,
+        on_up: Callable[[WorkerProcess], Awaitable[None]],
+        on_lost: Callable[[WorkerProcess], None],
+        drained: Callable[[WorkerProcess], Awaitable[None]],
+    ) -> None:
+        self._node = node
+        self._size = node.workers
+        self._directory = directory
+        self._limits = limits
+        self._serve = serve
+        self._on_up = on_up
+        self._on_lost = on_lost
+        self._drained = drained
+        self._up: dict[int, WorkerProcess] = {}
+        self._draining: dict[int, asyncio.Task[None]] = {}
+        self._started = itertools.count(1)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready: set[int] = set()
+        self._all_ready = asyncio.Event()
+        self._all_up = asyncio.Event()
+        self._stopping = False
+        self.restarts = 0
+
+    @property
+    def workers(self) -> tuple[WorkerProcess, ...]:
+        """The processes that can run functions now."""
+        return tuple(self._up.values())
+
+    async def start(self) -> None:
+        """Start all processes and wait until each was up once.
+
+        Raises:
+            NotReadyError: they do not start; the log says why.
+        """
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._tasks = [asyncio.ensure_future(self._keep(index)) for index in range(self._size)]
+        try:
+            if self._size > 0:
+                async with asyncio.timeout(_START_S):
+                    await self._all_ready.wait()
+                await self._all_up.wait()  # `on_up` has limits of its own
+        except TimeoutError:
+            await self.stop()
+            raise NotReadyError("The function workers do not start; the log says why.") from None
+
+    async def stop(self) -> None:
+        """End all processes; when this returns they are gone, and their files too."""
+        self._stopping = True
+        for worker in list(self._up.values()):
+            worker.link.close()
+        tasks = [*self._tasks, *self._draining.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # --- inside
+
+    async def _keep(self, index: int) -> None:
+        restart_s = _RESTART_S
+        while not self._stopping:
+            started = asyncio.get_running_loop().time()
+            await self._live_once(index)
+            lived_s = asyncio.get_running_loop().time() - started
+            restart_s = _RESTART_S if lived_s > _STABLE_S else min(restart_s * 2, _RESTART_S_MAX)
+            await asyncio.sleep(restart_s)
+            self.restarts += 1
+
+    async def _live_once(self, index: int) -> None:
+        """Run a process until it is gone, or has to be replaced."""
+        directory = self._directory / f"{index}-{next(self._started)}"
+        try:
+            worker = await process.start(
+                index,
+                self._limits,
+                directory=directory,
+                threads_max=2 * self._node.worker_calls_max,
+                output=output_limits(self._node),
+                environment=self._node.environment_passed,
+                serve=self._serve,
+                on_lost=self._lost,
+                on_threads_left=self._threads_left,
+            )
+        except OSError as error:
+            structlog.get_logger().error("worker not started", worker=index, reason=str(error))
+            return
+        try:
+            if await worker.until_ready():
+                self._ready.add(index)
+                if len(self._ready) == self._size:
+                    self._all_ready.set()
+                await self._on_up(worker)
+                self._is_up(worker)
+            await worker.until_lost_or_replaced()
+        except BaseException:
+            await self._ended(worker, directory)
+            raise
+        if worker.link.is_lost:
+            await self._ended(worker, directory)
+        else:
+            self._draining[index] = asyncio.ensure_future(self._drain(worker, directory))
+
+    async def _drain(self, worker: WorkerProcess, directory: Path) -> None:
+        try:
+            await self._drained(worker)
+        finally:
+            await self._ended(worker, directory)
+            del self._draining[worker.index]
+
+    async def _ended(self, worker: WorkerProcess, directory: Path) -> None:
+        """End a process, if it has not ended, and remove what it leaves."""
+        within_s = _STOPPING_S if self._stopping else STOP_S
+        code = await asyncio.shield(asyncio.ensure_future(worker.stopped(within_s=within_s)))
+        shutil.rmtree(directory, ignore_errors=True)
+        if not self._stopping:
+            structlog.get_logger().warning(
+                "worker ended", worker=worker.index, exit_code=code, place=worker.last_place
+            )
+
+    def _is_up(self, worker: WorkerProcess) -> None:
+        if worker.link.is_lost:
+            return
+        self._up[worker.index] = worker
+        if len(self._up) == self._size:
+            self._all_up.set()
+
+    def _lost(self, worker: WorkerProcess) -> None:
+        if self._up.get(worker.index) is worker:
+            del self._up[worker.index]
+        self._on_lost(worker)
+
+    def _threads_left(self, worker: WorkerProcess) -> None:
+        if worker.threads_left > 0:
+            asyncio.get_running_loop().call_later(
+                self._node.worker_stop_s, self._replace_if_stuck, worker
+            )
+
+    def _replace_if_stuck(self, worker: WorkerProcess) -> None:
+        is_up = self._up.get(worker.index) is worker
+        if worker.threads_left == 0 or not is_up or worker.index in self._draining:
+            return
+        structlog.get_logger().warning(
+            "worker replaced: threads of sync functions do not end",
+            worker=worker.index,
+            pid=worker.pid,
+            threads=worker.threads_left,
+        )
+        del self._up[worker.index]
+        worker.replace()

@@ -1,0 +1,300 @@
+"""One worker process as the compute node sees it: started, spoken with over a link, ended.
+
+The link is a Unix socket pair (docs/decisions/0003): the end of the stream tells at once that the
+process died. What it prints goes to the log, line by line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from indilog.base.deployed import ServiceState
+from indilog.config import NodeConfig
+from indilog.link.link import Link, SocketLink
+from indilog.link.link_messages import LINK_VERSION, Greeting, Limits, Question, Welcome
+from indilog.link.worker_messages import Ready, ServicesTold, ThreadsLeft
+from indilog.runtime.descriptors import given_limit
+from indilog_compute.workers.claims import NodeClaims, claims_memory
+from indilog_compute.workers.crash_location import place_left
+from indilog_compute.workers.environment import environment_of_worker
+from indilog_compute.workers.output import OutputLines
+
+STOP_S: Final = 5.0
+"""A worker that does not end by itself is killed after this."""
+_LAST_ANSWERS_S: Final = 0.5
+"""What an ended worker has still sent is read for this long, if the link does not end by itself."""
+_OUTPUT_S: Final = 1.0
+"""The same for what it has printed."""
+_DROPS_TOLD_S: Final = 1.0
+"""One line in this time says how many were dropped."""
+_READ_BYTES: Final = 64 * 1024
+_SIGNALS_OF_OTHERS: Final = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+)
+"""Sent by people, supervisors and a system without memory; a crash of the code has others."""
+
+
+class OutputLimits(NamedTuple):
+    """How much of a worker's output is logged in a second; what is beyond is dropped."""
+
+    lines_per_s_max: int
+    bytes_per_s_max: int
+
+
+def output_limits(node: NodeConfig) -> OutputLimits:
+    """Return the limits of a worker's output that a node is configured with."""
+    return OutputLimits(node.worker_output_lines_per_s_max, node.worker_output_bytes_per_s_max)
+
+
+class WorkerProcess:
+    """A running worker.
+
+    Attributes:
+        index: which of the node's workers it is; its replacement has the same.
+        link: to it.
+        claims: which of its calls it has begun.
+        deployments: what is loaded there, by number.
+        threads_left: sync functions that run there although their calls are over.
+        services: how they are there.
+        last_place: valid when it has ended: where in deployed code it was, if that is known.
+        was_ended_by_others: valid when it has ended: whether a signal ended it that no fault of its
+            code raises, and that did not come from here.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        process: asyncio.subprocess.Process,
+        link: Link,
+        ready: asyncio.Event,
+        directory: Path,
+        claims: NodeClaims,
+        output: OutputLimits,
+    ) -> None:
+        self.index = index
+        self.link = link
+        self.claims = claims
+        self.threads_left = 0
+        self.services: tuple[ServiceState, ...] = ()
+        self.deployments: set[int] = set()
+        self.last_place: str | None = None
+        self.was_ended_by_others = False
+        self._is_ended_here = False
+        self._directory = directory
+        self._process = process
+        self._ready = ready
+        self._lines = OutputLines(
+            structlog.get_logger().bind(worker=index, pid=process.pid),
+            lines_per_s_max=output.lines_per_s_max,
+            bytes_per_s_max=output.bytes_per_s_max,
+        )
+        self._lost = asyncio.Event()
+        self._over = asyncio.Event()
+        self._output = asyncio.ensure_future(self._log_output())
+        self._ending = asyncio.ensure_future(self._watch_end())
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def until_ready(self) -> bool:
+        """Wait until it can run functions; False: it died before."""
+        waits = [asyncio.ensure_future(e.wait()) for e in (self._ready, self._lost)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self._ready.is_set() and not self._lost.is_set()
+
+    async def until_lost_or_replaced(self) -> None:
+        """Wait until the link is gone, or `replace` was called."""
+        await self._over.wait()
+
+    def replace(self) -> None:
+        """Another process is to take its place."""
+        self._over.set()
+
+    def lost(self) -> None:
+        """The link is gone; the process ends, or has ended."""
+        self._lost.set()
+        self._over.set()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._is_ended_here = True
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def abort(self) -> None:
+        """End it, having it say where it is stuck; it is killed if it does not obey."""
+        self._is_ended_here = True
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGABRT)
+            asyncio.get_running_loop().call_later(STOP_S, self.kill)
+
+    def let_go(self) -> None:
+        """Close its standard input, which tells it that its parent is gone."""
+        assert self._process.stdin is not None, "it was started with a pipe"
+        self._process.stdin.close()
+
+    async def stopped(self, *, within_s: float = STOP_S) -> int:
+        """Close the link, wait until the process is gone, killing it after `within_s`; return its
+        code.
+
+        When this returns the process does not exist any more, nor what it started in its process
+        group, and its output is logged.
+        """
+        self.link.close()
+        ended = {self._ending}
+        await asyncio.wait(ended, timeout=within_s)
+        if self._process.returncode is not None and not self._is_ended_here:
+            self.was_ended_by_others = -self._process.returncode in _SIGNALS_OF_OTHERS
+        self.kill()
+        await asyncio.wait(ended)
+        await asyncio.wait({self._output}, timeout=_OUTPUT_S)
+        self._output.cancel()
+        # a stranger may hold the pipes open for ever; asyncio has no public way to let go of them
+        self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
+        self.last_place = self.last_place or place_left(self._directory)
+        assert self._process.returncode is not None, "it has ended"
+        return self._process.returncode
+
+    async def _watch_end(self) -> None:
+        """Wait until the process has ended, by itself; then end its children, and the link.
+
+        A child that a function started may hold the link and the output open, so neither tells.
+        """
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        descriptor = os.pidfd_open(self.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # it led a group of its own
+        while self._process.returncode is None:  # noqa: ASYNC110 - asyncio reaps it now
+            await asyncio.sleep(0.001)
+        if not self.link.is_lost:
+            await asyncio.wait({asyncio.ensure_future(self._lost.wait())}, timeout=_LAST_ANSWERS_S)
+            self.link.close()
+
+    async def _log_output(self) -> None:
+        """Read what the worker prints until it is gone, whatever that is."""
+        output = self._process.stdout
+        assert output is not None, "it was started with a pipe"
+        loop = asyncio.get_running_loop()
+        telling: asyncio.TimerHandle | None = None
+        while chunk := await output.read(_READ_BYTES):
+            try:
+                self._lines.received(chunk, loop.time())
+                if self._lines.has_dropped and (telling is None or loop.time() >= telling.when()):
+                    telling = loop.call_later(_DROPS_TOLD_S, self._lines.tell_dropped)
+            except OSError:  # the log cannot be written; the worker goes on all the same
+                continue
+        if telling is not None:
+            telling.cancel()
+        self._lines.ended()
+
+
+Serve = Callable[[WorkerProcess, int, Question | Greeting], None]
+
+
+async def start(
+    index: int,
+    limits: Limits,
+    *,
+    directory: Path,
+    threads_max: int,
+    output: OutputLimits,
+    environment: Collection[str] = (),
+    serve: Serve,
+    on_lost: Callable[[WorkerProcess], None],
+    on_threads_left: Callable[[WorkerProcess], None] = lambda _: None,
+) -> WorkerProcess:
+    """Start a worker process; it makes `directory`, which is private to it.
+
+    `environment` names variables that it gets besides; `serve` gets its questions; `on_lost` hears
+    of its end, before its calls fail; `on_threads_left`, of a change of `threads_left`.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+    memory, (ours, theirs) = claims_memory(), socket.socketpair()
+    try:
+        claims = NodeClaims(memory)
+        process = await _spawned(theirs, memory, limits, directory, threads_max, environment)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(memory)
+    ready = asyncio.Event()
+    worker: WorkerProcess
+
+    def served(_link: Link, call: int, message: Question | Greeting) -> None:
+        if isinstance(message, Ready):
+            assert message.version == LINK_VERSION, "a worker runs the same code"
+            ready.set()
+        elif isinstance(message, ServicesTold):
+            worker.services = message.services
+        elif isinstance(message, ThreadsLeft):
+            worker.threads_left = message.count
+            on_threads_left(worker)
+        else:
+            serve(worker, call, message)
+
+    def lost(_link: Link) -> None:
+        worker.lost()
+        on_lost(worker)
+
+    link = Link(served, message_bytes_max=limits.message_bytes_max, on_lost=lost)
+    worker = WorkerProcess(index, process, link, ready, directory, claims, output)
+    ours.setblocking(False)  # noqa: FBT003 - its only form
+    try:
+        await asyncio.get_running_loop().create_unix_connection(lambda: SocketLink(link), sock=ours)
+    except BaseException:  # also when the node stops at this moment: no process stays behind
+        worker.kill()
+        await asyncio.shield(asyncio.ensure_future(worker.stopped()))
+        raise
+    link.tell(Welcome(LINK_VERSION, limits))
+    return worker
+
+
+async def _spawned(
+    stream: socket.socket,
+    claims: int,
+    limits: Limits,
+    directory: Path,
+    threads_max: int,
+    environment: Collection[str],
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-P", "-m", "indilog_compute.workers"),
+        *("--fd", str(stream.fileno())),
+        *("--claims-fd", str(claims)),
+        *("--directory", str(directory)),
+        *("--threads", str(threads_max)),
+        *("--message-bytes-max", str(limits.message_bytes_max)),
+        *("--open-files", str(given_limit())),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        pass_fds=(stream.fileno(), claims),
+        env=environment_of_worker(environment),
+        start_new_session=True,  # Ctrl-C at the terminal is the node's business, not a worker's
+    )

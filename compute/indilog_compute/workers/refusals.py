@@ -1,0 +1,91 @@
+"""What callers are told of applications that are not there, do not load, or are not theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from difflib import get_close_matches
+
+from indilog.apps.app import check_app_name
+from indilog.base.errors import AppNameTakenError, DeployError, IndilogError, UnknownFunctionError
+from indilog_compute.deployments import Deployment, DeploymentLog, Placed
+from indilog_compute.workers.call import Deployed
+
+
+def unknown_function(
+    name: str, apps: Mapping[str, Deployed], log: DeploymentLog
+) -> UnknownFunctionError:
+    """Return what the caller of a function that is none of `apps` is told."""
+    app, dot, function = name.partition(".")
+    if not dot or not function:
+        return UnknownFunctionError(f"A function is named app.function, not {name!r}.")
+    if app not in apps:
+        return unknown_app(app, apps, log)
+    near = get_close_matches(function, apps[app].functions, n=1)
+    return UnknownFunctionError(f"App {app} has no function {function!r}{_did_you_mean(near)}")
+
+
+def unknown_app(
+    name: str, apps: Mapping[str, Deployed], log: DeploymentLog
+) -> UnknownFunctionError:
+    """Return the answer about an application that is none of `apps`; `log`: what was recorded."""
+    gone = log.newest.get(name)
+    if gone is not None and gone.deployment.is_undeployed:
+        return UnknownFunctionError(
+            f"App {name} was undeployed at {_time_of(gone)}; deploy it again."
+        )
+    if log.losses:
+        return UnknownFunctionError(
+            f"No app {name!r} is deployed, or its deployment is lost: {log.losses.sentence} If it "
+            "was deployed, deploy it again."
+        )
+    near = get_close_matches(name, apps, n=1)
+    return UnknownFunctionError(f"No app {name!r} is deployed{_did_you_mean(near)}")
+
+
+def undeployed_already(gone: Placed) -> UnknownFunctionError:
+    """Return what is told who undeploys it again."""
+    name, at = gone.deployment.name, _time_of(gone)
+    return UnknownFunctionError(f"App {name} is undeployed already, since {at}; its logs stay.")
+
+
+def _time_of(placed: Placed) -> str:
+    return datetime.fromtimestamp(placed.time, UTC).isoformat(timespec="seconds")
+
+
+def _did_you_mean(near: list[str]) -> str:
+    return f"; did you mean {near[0]!r}?" if near else "; `indilog apps` lists what is."
+
+
+def problem_of(record: Deployment, error: IndilogError) -> str:
+    """Return what callers of an application that does not load are told."""
+    return (
+        f"App {record.name} does not load: {error} It is tried again from time to time; if its "
+        "code is the cause, deploy it again."
+    )
+
+
+def name_taken(name: str, owner: str) -> AppNameTakenError:
+    """Return what is told who deploys under a name that another owner has."""
+    return AppNameTakenError(
+        f"The app name {name} is taken by {owner}; deploy under another name, or as that owner."
+    )
+
+
+def not_theirs(record: Deployment) -> AppNameTakenError:
+    """Return what is told who undeploys an application of another owner."""
+    return AppNameTakenError(
+        f"App {record.name} was deployed by {record.owner}; undeploy it as that owner."
+    )
+
+
+def checked_name(name: str) -> str:
+    """Return `name` if an application may have it.
+
+    Raises:
+        DeployError: it may not.
+    """
+    try:
+        return check_app_name(name)
+    except ValueError as error:
+        raise DeployError(str(error)) from error

@@ -1,0 +1,44 @@
+"""When an application that did not load is imported again: a pure machine without I/O."""
+
+from __future__ import annotations
+
+from indilog_compute.workers.call import Deployed
+
+
+class Retries:
+    """The applications that did not load, each with the time at which it is its turn.
+
+    The pause before it is doubled with each failure, from `pause_s_min` up to `pause_s_max`.
+    """
+
+    def __init__(self, *, pause_s_min: float, pause_s_max: float) -> None:
+        self._pause_s_min = pause_s_min
+        self._pause_s_max = pause_s_max
+        self._pauses: dict[Deployed, float] = {}
+        self._times: dict[Deployed, float] = {}
+
+    @property
+    def next_at(self) -> float | None:
+        """When it is the next one's turn; None: all load."""
+        return min(self._times.values(), default=None)
+
+    def failed(self, deployed: Deployed, now: float) -> None:
+        """It did not load; if a turn of it is to come already, that stays as it is."""
+        if deployed not in self._times:
+            before = self._pauses.get(deployed)
+            pause_s = self._pause_s_min if before is None else min(2 * before, self._pause_s_max)
+            self._pauses[deployed] = pause_s
+            self._times[deployed] = now + pause_s
+
+    def loaded(self, deployed: Deployed) -> None:
+        """It loads, or is not deployed any more: it has no turn any more."""
+        self._pauses.pop(deployed, None)
+        self._times.pop(deployed, None)
+
+    def taken(self, now: float) -> Deployed | None:
+        """Return the one whose turn it is; it has no further one until it fails again."""
+        deployed = min(self._times, key=self._times.__getitem__, default=None)
+        if deployed is None or self._times[deployed] > now:
+            return None
+        del self._times[deployed]
+        return deployed

@@ -1,0 +1,478 @@
+"""Running calls on workers: who gets which, until when, and what its caller is told.
+
+The placement is `Dispatcher`'s; here are the links, the timers and the outcomes. A call's caller
+hears exactly one outcome. Its slot is free again when the worker says that it ended, or is gone:
+a call whose time is over is cancelled in the worker, and until that is done it takes room.
+
+A call that its worker has not begun can still go elsewhere (`claims`): when the worker died, or
+when its event loop does not turn (`pulse`). One that was begun may have had effects; nobody runs it
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from indilog.base.errors import (
+    CallOutcomeUnknownError,
+    IndilogError,
+    NotReadyError,
+    OverloadedError,
+    WorkerCrashedError,
+)
+from indilog.config import NodeConfig
+from indilog.link.link_messages import (
+    Answer,
+    Failed,
+    LinkLostError,
+    Returned,
+    RevokedError,
+    error_from,
+    failed,
+)
+from indilog.link.worker_messages import CheckArguments, Invoke
+from indilog_compute.workers.call import Call, Deployed
+from indilog_compute.workers.claims import NO_SLOT, SETTLE_S
+from indilog_compute.workers.dispatch import Dispatcher, Shares
+from indilog_compute.workers.liveness_probe import Pulse
+from indilog_compute.workers.process import WorkerProcess
+
+_ValueT = TypeVar("_ValueT")
+
+
+class _Worker:
+    """What the router keeps of a worker that takes calls: its pulse, the calls it has, and those
+    who wait for it to check arguments.
+    """
+
+    __slots__ = ("calls", "checks", "idle", "pulse")
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.pulse = pulse
+        self.calls: set[Call] = set()
+        self.checks: set[asyncio.Future[Answer | None]] = set()
+        self.idle: asyncio.Future[None] | None = None
+
+
+class CallRouter:
+    """Gives calls to workers.
+
+    Args:
+        node: the limits.
+        on_idle: called when the last call of a retired deployment is over.
+        is_shared: tells whether several applications are deployed.
+
+    Attributes:
+        calls: outcomes so far, by kind.
+        moved: calls that were given to another worker than the first one.
+    """
+
+    def __init__(
+        self,
+        node: NodeConfig,
+        *,
+        on_idle: Callable[[Deployed], None],
+        is_shared: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._dispatcher: Dispatcher[WorkerProcess, Call] = Dispatcher(
+            worker_calls_max=node.worker_calls_max,
+            calls_max=node.calls_pending_max,
+            shares=Shares(slots=node.app_slots_share_max, pending=node.app_pending_share_max),
+            is_shared=is_shared,
+        )
+        self._node = node
+        self._on_idle = on_idle
+        self._workers: dict[WorkerProcess, _Worker] = {}
+        self.calls: dict[str, int] = {"returned": 0, "failed": 0, "timed_out": 0, "crashed": 0}
+        self.moved = 0
+        self._stopping = False
+        self._changed = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        """Calls that run."""
+        return self._dispatcher.running
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a slot."""
+        return self._dispatcher.waiting
+
+    def calls_of(self, worker: WorkerProcess) -> int:
+        """Return how many calls `worker` has."""
+        kept = self._workers.get(worker)
+        return len(kept.calls) if kept is not None else 0
+
+    async def check_arguments(self, call: str, question: CheckArguments) -> None:
+        """Have a worker check arguments for `call` without running it.
+
+        When it dies or falls silent before it has answered another one is asked, and when none
+        takes calls the next one that does, within `worker_stop_s`.
+
+        Raises:
+            InvalidArgumentsError: they do not fit.
+            NotReadyError: no worker could tell.
+        """
+        try:
+            async with asyncio.timeout(self._node.worker_stop_s):
+                answer = await self._asked(call, question)
+        except TimeoutError:
+            raise NotReadyError(f"No function worker answers for {call}; try again.") from None
+        if isinstance(answer, Failed):
+            raise error_from(answer)
+
+    async def _asked(self, call: str, question: CheckArguments) -> Answer:
+        """Ask one worker after the other until one lives to answer."""
+        while True:
+            worker = await self._least_loaded(call)
+            with suppress(LinkLostError):
+                answer = await self._answer_of(worker, question)
+                if answer is None:
+                    continue  # it is suspended until it is heard again
+                if not _is_lost(answer):
+                    return answer
+            self.remove(worker)
+
+    async def _answer_of(self, worker: WorkerProcess, question: CheckArguments) -> Answer | None:
+        """Ask a worker that takes calls; None: its loop does not turn."""
+        kept = self._workers[worker]
+        answered: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        number = worker.link.post(question, partial(_resolve, answered))
+        kept.checks.add(answered)
+        kept.pulse.call_sent()
+        try:
+            return await answered
+        finally:
+            kept.checks.discard(answered)
+            worker.link.abandon(number)
+
+    async def _least_loaded(self, call: str) -> WorkerProcess:
+        while (worker := self._dispatcher.least_loaded) is None:
+            if self._stopping or self._node.workers == 0:
+                raise NotReadyError(f"No function worker is up to take {call}; try again.")
+            await self._changed.wait()
+        return worker
+
+    def _change(self) -> None:
+        """Let those look again who wait for a worker that takes calls."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def is_suspended(self, worker: WorkerProcess) -> bool:
+        """Tell whether `worker` gets no calls at the moment."""
+        return self._dispatcher.is_suspended(worker)
+
+    def stop(self) -> None:
+        """No call begins any more; those that wait are told so."""
+        self._stopping = True
+        self._change()
+        for call in self._dispatcher.withdraw_all():
+            self._over(call, failed(_stopped(call)))
+
+    def add(self, worker: WorkerProcess) -> None:
+        """A worker takes calls from now on, unless it died in the meantime."""
+        if worker.link.is_lost:
+            return
+        pulse = Pulse(
+            worker,
+            silent_s=self._node.worker_silent_s,
+            on_silent=self._silent,
+            on_heard=self._heard,
+        )
+        self._workers[worker] = _Worker(pulse)
+        self._run_all(self._dispatcher.add(worker))
+        self._change()
+
+    def remove(self, worker: WorkerProcess) -> None:
+        """A worker is gone; its link fails the calls that it ran."""
+        self._dispatcher.remove(worker)
+        if (kept := self._workers.pop(worker, None)) is not None:
+            kept.pulse.stop()
+            _resolve(kept.idle, None)
+
+    async def drained(self, worker: WorkerProcess) -> None:
+        """Give `worker` no further calls, and wait until it has none any more."""
+        kept = self._workers.get(worker)
+        if kept is None:
+            return
+        kept.idle = asyncio.get_running_loop().create_future()
+        self._dispatcher.suspend(worker)
+        if kept.calls:
+            await kept.idle
+        self.remove(worker)
+
+    def submit(self, call: Call) -> None:
+        """Run `call` as soon as a worker has room.
+
+        Raises:
+            OverloadedError, NotReadyError: it is not kept; nothing was done.
+        """
+        if self._stopping:
+            raise _stopped(call)
+        worker = self._dispatcher.admit(call)
+        call.deployed.running += 1
+        if worker is not None:
+            self._run_all([(call, worker)])
+        else:
+            self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for `call` any more: stop it, if it still can be stopped."""
+        self._stop(call, CallOutcomeUnknownError(f"{call.name} was cancelled by its caller."))
+
+    # --- inside: a call's way to a worker
+
+    def _run_all(self, placed: list[tuple[Call, WorkerProcess]]) -> None:
+        """Start calls on their workers; for each that cannot be, what takes its slot."""
+        for call, worker in placed:
+            if not self._started(call, worker):
+                placed += self._dispatcher.finished(worker, call)
+
+    def _started(self, call: Call, worker: WorkerProcess) -> bool:
+        self._take_newest(call)
+        if call.deployed.number not in worker.deployments:
+            problem = call.deployed.problem or (
+                f"{call.name} is not loaded in this worker yet; try again."
+            )
+            self._over(call, failed(NotReadyError(problem)))
+            return False
+        slot = worker.claims.taken()
+        question = Invoke(
+            call.deployed.number,
+            call.function.name,
+            call.arguments,
+            call.invocation,
+            call.position,
+            call.depth,
+            slot,
+        )
+        try:
+            call.number = worker.link.post(question, partial(self._answered, call, worker, slot))
+        except LinkLostError:  # it was not sent
+            self.remove(worker)
+            self._again(call)
+            return False
+        except IndilogError as error:
+            worker.claims.freed(slot)
+            self._over(call, failed(error))
+            return False
+        call.worker, call.slot = worker, slot
+        timeout_s = call.function.timeout_s or self._node.call_timeout_s
+        self._set_timer(call, timeout_s, self._time_over)
+        kept = self._workers[worker]
+        kept.calls.add(call)
+        kept.pulse.call_sent()
+        return True
+
+    def _take_newest(self, call: Call) -> None:
+        """A call that begins only now runs on the newest version of its application."""
+        newest = call.deployed
+        while newest.successor is not None:
+            newest = newest.successor
+        if newest is not call.deployed and call.function.name in newest.functions:
+            before, call.deployed = call.deployed, newest
+            call.function = newest.functions[call.function.name]
+            newest.running += 1
+            self._forget(before)
+
+    def _again(self, call: Call) -> None:
+        """Run a call that was given to a worker and certainly never begun there."""
+        if call.outcome.done():  # its time was over meanwhile
+            self._ended(call)
+            return
+        if self._stopping:
+            self._over(call, failed(_stopped(call)))
+            return
+        self.moved += 1
+        try:
+            worker = self._dispatcher.again(call)
+        except NotReadyError as error:
+            self._over(call, failed(error))
+            return
+        if worker is not None:
+            self._run_all([(call, worker)])
+        else:
+            self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
+
+    def _set_timer(self, call: Call, s: float, then: Callable[[Call], None]) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        call.timer = asyncio.get_running_loop().call_later(s, then, call)
+
+    # --- inside: its end
+
+    def _answered(self, call: Call, worker: WorkerProcess, slot: int, answer: Answer) -> None:
+        lost = _is_lost(answer)
+        if lost:
+            worker.claims.revoke(slot)
+        else:
+            worker.claims.freed(slot)
+        if call.worker is not worker or call.slot != slot:
+            return  # it was moved, and this worker says now that it has not run it
+        if lost and not worker.claims.is_begun(slot):
+            self._leave(call)
+            asyncio.get_running_loop().call_later(SETTLE_S, self._lost, call, worker, slot)
+            return
+        following = self._leave(call)
+        if isinstance(answer, Failed) and answer.kind == RevokedError.__name__:
+            self._again(call)
+        else:
+            self._over(call, self._outcome(call, answer))
+        self._run_all(following)
+
+    def _leave(self, call: Call) -> list[tuple[Call, WorkerProcess]]:
+        """The call's worker has it no more; return the calls that start now, with their workers."""
+        worker, call.worker, call.slot = call.worker, None, NO_SLOT
+        assert worker is not None, "it was sent to one"
+        if (kept := self._workers.get(worker)) is not None:
+            kept.calls.discard(call)
+            if not kept.calls:
+                _resolve(kept.idle, None)
+        return self._dispatcher.finished(worker, call)
+
+    def _lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
+        """The call's worker is gone, and had not begun it, unless in the last moment."""
+        if worker.claims.is_begun(slot):
+            self._over(call, self._crashed(call))
+        else:
+            self._again(call)
+
+    def _outcome(self, call: Call, answer: Answer) -> Returned | Failed:
+        if isinstance(answer, Returned):
+            self.calls["returned"] += 1
+            return answer
+        if isinstance(answer, Failed) and answer.kind != LinkLostError.__name__:
+            self.calls["failed"] += 1
+            return answer
+        return self._crashed(call)
+
+    def _crashed(self, call: Call) -> Failed:
+        self.calls["crashed"] += 1
+        return failed(
+            WorkerCrashedError(
+                f"The worker process died while it ran {call.name}; the call may have had effects."
+            )
+        )
+
+    def _over(self, call: Call, outcome: Returned | Failed) -> None:
+        """The call takes no room any more; tell its caller, who may have been told before."""
+        if not call.outcome.done():
+            call.outcome.set_result(outcome)
+        self._ended(call)
+
+    def _ended(self, call: Call) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        self._forget(call.deployed)
+
+    def _forget(self, deployed: Deployed) -> None:
+        deployed.running -= 1
+        if deployed.is_retired and deployed.running == 0:
+            self._on_idle(deployed)
+
+    # --- inside: calls and workers that do not end
+
+    def _waited_too_long(self, call: Call) -> None:
+        self.calls["timed_out"] += 1
+        self._stop(call, CallOutcomeUnknownError(f"{call.name} was given up while it waited."))
+
+    def _time_over(self, call: Call) -> None:
+        self.calls["timed_out"] += 1
+        worker, slot = call.worker, call.slot
+        timeout_s = call.function.timeout_s or self._node.call_timeout_s
+        told = (
+            "it was told to stop"
+            if call.function.is_async
+            else "it runs in a thread, which goes on until it returns or calls ctx.wait"
+        )
+        self._stop(
+            call,
+            CallOutcomeUnknownError(
+                f"{call.name} did not end within {timeout_s:g} s; {told}, and may have had effects."
+            ),
+        )
+        if worker is not None:
+            heard = worker.link.frames_received
+            asyncio.get_running_loop().call_later(
+                self._node.worker_stop_s, self._end_if_silent, call, worker, slot, heard
+            )
+
+    def _stop(self, call: Call, error: Exception) -> None:
+        if call.worker is None and self._dispatcher.withdraw(call):
+            self._over(
+                call, failed(OverloadedError(f"{call.name} found no free worker; try again later."))
+            )
+            return
+        if not call.outcome.done():
+            call.outcome.set_result(failed(error))
+        if call.worker is not None:
+            call.worker.link.cancel(call.number)
+
+    def _end_if_silent(self, call: Call, worker: WorkerProcess, slot: int, heard: int) -> None:
+        if call.worker is worker and call.slot == slot and worker.link.frames_received == heard:
+            structlog.get_logger().warning(
+                "worker ended: silent after a call's time was over",
+                worker=worker.index,
+                pid=worker.pid,
+                function=call.name,
+            )
+            worker.abort()
+
+    def _silent(self, worker: WorkerProcess) -> None:
+        """The worker's loop does not turn: start nothing there, move what it has not begun."""
+        kept = self._workers.get(worker)
+        if kept is None:
+            return
+        structlog.get_logger().warning(
+            "worker suspended: a function blocks its event loop",
+            worker=worker.index,
+            pid=worker.pid,
+        )
+        self._dispatcher.suspend(worker)
+        for check in kept.checks:
+            _resolve(check, None)
+        unbegun = [call for call in kept.calls if not worker.claims.is_begun(call.slot)]
+        for call in unbegun:
+            worker.claims.revoke(call.slot)
+        # the first one last: each goes before those that wait
+        slots = sorted(((call, call.slot) for call in unbegun), key=_sent, reverse=True)
+        asyncio.get_running_loop().call_later(SETTLE_S, self._move, worker, slots)
+
+    def _move(self, worker: WorkerProcess, revoked: list[tuple[Call, int]]) -> None:
+        for call, slot in revoked:
+            if call.worker is worker and call.slot == slot and not worker.claims.is_begun(slot):
+                following = self._leave(call)
+                self._again(call)
+                self._run_all(following)
+
+    def _heard(self, worker: WorkerProcess) -> None:
+        kept = self._workers.get(worker)
+        if kept is not None and kept.idle is None:
+            self._run_all(self._dispatcher.resume(worker))
+            self._change()
+
+
+def _is_lost(answer: Answer) -> bool:
+    """Whether the worker died before it answered."""
+    return isinstance(answer, Failed) and answer.kind == LinkLostError.__name__
+
+
+def _stopped(call: Call) -> NotReadyError:
+    return NotReadyError(
+        f"The platform stopped before {call.name} began; repeat it when it is back."
+    )
+
+
+def _sent(revoked: tuple[Call, int]) -> int:
+    return revoked[0].number
+
+
+def _resolve(waiting: asyncio.Future[_ValueT] | None, value: _ValueT) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(value)

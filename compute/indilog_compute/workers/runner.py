@@ -1,0 +1,286 @@
+"""Running functions in a worker process: what arrives over the link is answered here.
+
+Several calls run at once on one event loop; sync functions run in threads. A call sees the log and
+other functions through the link, with its caller's session, and gives the session back with its
+result or its failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import structlog
+
+from indilog.apps.app import Context, Function, Service
+from indilog.base.errors import (
+    CallOutcomeUnknownError,
+    DeployError,
+    FunctionFailedError,
+    IndilogError,
+    NotReadyError,
+)
+from indilog.base.log import Session
+from indilog.link import worker_messages
+from indilog.link.caller import LinkCaller
+from indilog.link.link import Link
+from indilog.link.link_messages import (
+    Answer,
+    Cancel,
+    Done,
+    Greeting,
+    Limits,
+    Question,
+    Returned,
+    RevokedError,
+    Welcome,
+    failed,
+)
+from indilog.link.remote import RemoteLogs
+from indilog.link.worker_messages import (
+    CheckArguments,
+    Invoke,
+    Load,
+    Ping,
+    RunServices,
+    ServicesTold,
+    ThreadsLeft,
+    Unload,
+)
+from indilog_compute.workers.claims import WorkerClaims
+from indilog_compute.workers.loader import Loaded, load
+from indilog_compute.workers.output import output_of
+from indilog_compute.workers.services import RunningServices
+from indilog_compute.workers.threads import FunctionThreads
+
+_MESSAGE_CHARACTERS_MAX: Final = 500
+
+Answering: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
+
+
+class LimitedLink:
+    """The link as logs see it: an `Asker`, with the platform's limits."""
+
+    __slots__ = ("__weakref__", "ask", "limits")
+
+    def __init__(self, link: Link, limits: Limits) -> None:
+        self.ask = link.ask
+        self.limits = limits
+
+
+class Runner:
+    """Answers what the compute node asks of this worker.
+
+    Args:
+        directory: where deployed sources are written; private to this process.
+        threads_max: sync functions that run at once; a further one is refused.
+        claims: where calls that begin say so.
+        around_import: a context that deployed code is imported in.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        threads_max: int,
+        claims: WorkerClaims,
+        around_import: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._around_import = around_import
+        self._directory = directory
+        self._claims = claims
+        self._threads = FunctionThreads(threads_max, self._threads_left)
+        self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._deployments: dict[int, Loaded] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._logs: RemoteLogs | None = None
+        self._asker: LimitedLink | None = None
+        self._link: Link | None = None
+        self._services = RunningServices(self._deployments, self._service_context, self._tell)
+
+    def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
+        """Start to answer one message of the compute node."""
+        match message:
+            case Invoke():
+                self._start(link, call, partial(self._run, message))
+            case Cancel():
+                self._cancel(call)
+            case Load():
+                self._start(link, call, partial(self._load, message))
+            case Unload():
+                if (loaded := self._deployments.pop(message.deployment, None)) is not None:
+                    self._loading.submit(loaded.unload)
+            case CheckArguments():
+                self._start(link, call, partial(self._check, message))
+            case RunServices():
+                self._services.run(message.deployments)
+            case Ping():
+                link.answer(call, Done(0))
+            case Welcome():
+                self._link = link
+                self._asker = LimitedLink(link, message.limits)
+                self._logs = RemoteLogs(self._asker)
+            case _:
+                raise NotReadyError(f"A worker is not asked {type(message).__name__}.")
+
+    def close(self) -> None:
+        """Wait for the threads to end."""
+        self._threads.close()
+        self._loading.shutdown()
+
+    # --- inside
+
+    def _start(self, link: Link, call: int, answering: Answering) -> None:
+        task = asyncio.get_running_loop().create_task(_answered(link, call, answering))
+        self._tasks[call] = task
+        task.add_done_callback(partial(self._ended, link, call))
+
+    def _cancel(self, call: int) -> None:
+        if (task := self._tasks.get(call)) is not None:
+            task.cancel()
+
+    def _ended(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[call]
+        if task.cancelled():  # also one that never began: its slot must become free
+            told = CallOutcomeUnknownError("The call was cancelled; it may have had effects.")
+            link.answer(call, failed(told))
+
+    def _threads_left(self, count: int) -> None:
+        self._tell(ThreadsLeft(count))
+
+    def _tell(self, greeting: ThreadsLeft | ServicesTold) -> None:
+        if self._link is not None:
+            self._link.tell(greeting)
+
+    async def _load(self, message: Load) -> Answer:
+        loop = asyncio.get_running_loop()
+        try:
+            loaded = await loop.run_in_executor(self._loading, self._imported, message)
+        except ValueError as error:  # a name that no application may have
+            raise DeployError(str(error)) from error
+        self._deployments[message.deployment] = loaded
+        app = loaded.app
+        return worker_messages.Loaded(
+            app.name, loaded.specs(), tuple(app.services), tuple(app.schedules)
+        )
+
+    def _imported(self, message: Load) -> Loaded:
+        with output_of(message.name or ""), self._around_import():
+            return load(message.deployment, message.name, message.sources, self._directory)
+
+    async def _run(self, invoke: Invoke) -> Answer:
+        loaded, function = self._function(invoke.deployment, invoke.function)
+        arguments = function.signature.arguments(invoke.arguments)
+        if not function.is_async:
+            self._threads.check_room()
+        if not self._claims.begun(invoke.slot):
+            raise RevokedError(f"{function.qualified_name} was revoked before it began.")
+        session = Session(invoke.position)
+        context = self._context(invoke, function, session)
+        context.begin()
+        given = (context,) if function.signature.takes_context else ()
+        body = partial(function.body, *given, **arguments)
+        with output_of(loaded.app.name, invoke.invocation):
+            try:
+                value = await (body() if function.is_async else self._in_thread(body))
+                return Returned(session.position, self._text(function, value))
+            except BaseException as error:  # a person's code may raise anything
+                if _is_being_cancelled(error):
+                    raise
+                return failed(_told(loaded, function, error), session.position)
+            finally:
+                context.end()
+
+    async def _in_thread(self, body: Callable[[], object]) -> object:
+        value = await self._threads.run(partial(copy_context().run, body))
+        return await value if inspect.isawaitable(value) else value
+
+    def _text(self, function: Function, value: object) -> bytes:
+        text = function.signature.result_text(value)
+        assert self._asker is not None, "the compute node says Welcome first"
+        limit = self._asker.limits.result_bytes_max
+        if len(text) > limit:
+            raise FunctionFailedError(
+                f"{function.qualified_name} returned {len(text):,} bytes, the limit is {limit:,}; "
+                "keep large results in a log and return their seqnums.",
+                kind="TooLargeError",
+            )
+        return text
+
+    async def _check(self, message: CheckArguments) -> Answer:
+        _, function = self._function(message.deployment, message.function)
+        function.signature.arguments(message.arguments)
+        return Done(0)
+
+    def _function(self, deployment: int, name: str) -> tuple[Loaded, Function]:
+        loaded = self._deployments.get(deployment)
+        if loaded is None or name not in loaded.functions:
+            raise NotReadyError(f"{name} is not loaded in this worker; try again.")
+        return loaded, loaded.functions[name]
+
+    def _context(self, invoke: Invoke, function: Function, session: Session) -> Context:
+        assert self._logs is not None, "the compute node says Welcome first"
+        assert self._asker is not None, "with its limits"
+        return Context(
+            self._logs,
+            LinkCaller(self._asker, invoke.depth + 1),
+            session=session,
+            invocation_id=invoke.invocation,
+            function=function.qualified_name,
+        )
+
+    def _service_context(self, service: Service) -> Context:
+        assert self._logs is not None, "the compute node says Welcome first"
+        assert self._asker is not None, "with its limits"
+        run = f"{service.qualified_name}-{secrets.token_hex(8)}"
+        caller = LinkCaller(self._asker, 0)
+        return Context(self._logs, caller, invocation_id=run, function=service.qualified_name)
+
+
+async def _answered(link: Link, call: int, answering: Answering) -> None:
+    """Answer `call` with what `answering` gives, or why it gives nothing."""
+    try:
+        answer = await answering()
+    except IndilogError as error:
+        answer = failed(error)
+    except Exception:  # noqa: BLE001 - outermost: the compute node must not wait for ever
+        structlog.get_logger().exception("call failed in the worker")
+        answer = failed(IndilogError("The function worker failed on this call; its log says why."))
+    link.answer(call, answer)
+
+
+def _is_being_cancelled(error: BaseException) -> bool:
+    """Tell whether `error` is our own wish that the call ends, not something the body raised."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _told(loaded: Loaded, function: Function, error: BaseException) -> FunctionFailedError:
+    """Return what the caller is told of an error that came out of a function's body.
+
+    It names the function that failed; so what a called function reported of itself goes on as it
+    is. The traceback goes to the log.
+    """
+    if isinstance(error, FunctionFailedError):
+        return error
+    kind = type(error).__name__
+    structlog.get_logger().error(
+        "function failed",
+        function=function.qualified_name,
+        place=loaded.place(error),
+        exc_info=error,
+    )
+    told = loaded.without_home(" ".join(str(error).split()))[:_MESSAGE_CHARACTERS_MAX].rstrip(".")
+    return FunctionFailedError(
+        f"{function.qualified_name} failed: {kind}{': ' if told else ''}{told}.",
+        kind=kind,
+        temporary=isinstance(error, IndilogError) and error.retryable,
+    )

@@ -1,0 +1,165 @@
+"""Services in a worker process: coroutines of deployed applications that run while their version is
+deployed, started again when they fail (docs/API.md, "Services").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from indilog.apps.app import Context, Service
+from indilog.base.deployed import ServiceActivity, ServiceState
+from indilog.link.worker_messages import ServicesTold
+from indilog_compute.workers.loader import Loaded
+from indilog_compute.workers.output import output_of
+
+RESTART_S_MIN: Final = 0.1
+RESTART_S_MAX: Final = 30.0
+_STABLE_S: Final = 60.0
+"""A service that ran this long before it failed is started again as soon as at first."""
+_CANCEL_AGAIN_S: Final = 1.0
+"""A service that was cancelled and goes on is cancelled again after this."""
+_PROBLEM_CHARACTERS_MAX: Final = 500
+
+
+class _Running:
+    """One service of one deployment, as it runs here.
+
+    Args:
+        told: called when its state has changed.
+    """
+
+    def __init__(
+        self,
+        deployment: int,
+        loaded: Loaded,
+        service: Service,
+        context: Callable[[Service], Context],
+        told: Callable[[], None],
+    ) -> None:
+        self.state = ServiceState(deployment, service.name, "running")
+        self._deployment = deployment
+        self._loaded = loaded
+        self._service = service
+        self._context = context
+        self._told = told
+        self._failures = 0
+        self._kept = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stopped(self) -> None:
+        """Cancel it until it has ended."""
+        while not self._kept.done():
+            self._kept.cancel()
+            await asyncio.wait({self._kept}, timeout=_CANCEL_AGAIN_S)
+            if not self._kept.done():
+                structlog.get_logger().warning(
+                    "service goes on although it was cancelled",
+                    service=self._service.qualified_name,
+                )
+
+    async def _keep(self) -> None:
+        restart_s = RESTART_S_MIN
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            problem = await self._run_once()
+            if problem is None:
+                self._is_now("ended")
+                return
+            self._failures += 1
+            self._is_now("waiting", problem)
+            restart_s = RESTART_S_MIN if loop.time() - began > _STABLE_S else restart_s
+            await asyncio.sleep(restart_s)
+            restart_s = min(restart_s * 2, RESTART_S_MAX)
+            self._is_now("running", problem)
+
+    async def _run_once(self) -> str | None:
+        """Run it to its end; return what went wrong, None if it returned."""
+        with output_of(self._loaded.app.name):
+            return await self._run_in_context()
+
+    async def _run_in_context(self) -> str | None:
+        context = self._context(self._service)
+        context.begin()
+        try:
+            await self._service.body(context)
+        except BaseException as error:  # a person's code may raise anything
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                return self._problem(error)
+            if not isinstance(error, asyncio.CancelledError):
+                structlog.get_logger().warning(
+                    "service raised when it was cancelled",
+                    service=self._service.qualified_name,
+                    reason=f"{type(error).__name__}: {error}"[:_PROBLEM_CHARACTERS_MAX],
+                )
+            raise asyncio.CancelledError from error
+        finally:
+            context.end()
+        return None
+
+    def _problem(self, error: BaseException) -> str:
+        place = self._loaded.place(error)
+        structlog.get_logger().error(
+            "service failed", service=self._service.qualified_name, place=place, exc_info=error
+        )
+        told = self._loaded.without_home(" ".join(f"{type(error).__name__}: {error}".split()))
+        where = f"{place}: " if place else ""
+        return f"{where}{told[:_PROBLEM_CHARACTERS_MAX].rstrip('.: ')}."
+
+    def _is_now(self, state: ServiceActivity, problem: str = "") -> None:
+        self.state = ServiceState(
+            self._deployment, self._service.name, state, self._failures, problem
+        )
+        self._told()
+
+
+class RunningServices:
+    """The services that run in this process.
+
+    Args:
+        deployments: what is loaded here, by number.
+        context: makes what a run of a service gets.
+        tell: sends how they are to the compute node.
+    """
+
+    def __init__(
+        self,
+        deployments: Mapping[int, Loaded],
+        context: Callable[[Service], Context],
+        tell: Callable[[ServicesTold], None],
+    ) -> None:
+        self._deployments = deployments
+        self._context = context
+        self._tell = tell
+        self._running: dict[int, list[_Running]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def run(self, wanted: Iterable[int]) -> None:
+        """Run the services of these deployments, and of no others; what runs already goes on."""
+        numbers = [number for number in wanted if number in self._deployments]
+        for number in [n for n in self._running if n not in numbers]:
+            for running in self._running.pop(number):
+                self._stop(running)
+        for number in numbers:
+            if number not in self._running:
+                self._running[number] = self._started(number, self._deployments[number])
+        self._say()
+
+    def _started(self, number: int, loaded: Loaded) -> list[_Running]:
+        return [
+            _Running(number, loaded, service, self._context, self._say)
+            for service in loaded.app.services.values()
+        ]
+
+    def _stop(self, running: _Running) -> None:
+        task = asyncio.get_running_loop().create_task(running.stopped())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    def _say(self) -> None:
+        states = [r.state for running in self._running.values() for r in running]
+        self._tell(ServicesTold(tuple(states)))

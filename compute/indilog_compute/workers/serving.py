@@ -1,0 +1,316 @@
+"""What a compute node does for whoever is at the other end of a link: log calls, function calls,
+and for clients deployments.
+
+One per link. When the link is gone, everything asked over it stops, except what was sent (not
+called) and what was deployed or undeployed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from indilog.base.errors import (
+    CallOutcomeUnknownError,
+    IndilogError,
+    InvalidArgumentsError,
+    NotReadyError,
+    OverloadedError,
+)
+from indilog.base.ids import MetalogPosition
+from indilog.base.log import LogSource
+from indilog.link.link import Link
+from indilog.link.link_messages import (
+    Accepted,
+    Answer,
+    AskInvocation,
+    CallFunction,
+    Cancel,
+    CancelInvocation,
+    DeployApp,
+    Deployed,
+    Failed,
+    Greeting,
+    InvocationTold,
+    LogAppend,
+    LogReadNext,
+    LogReadPrev,
+    Question,
+    Returned,
+    SendFunction,
+    UndeployApp,
+    Undeployed,
+    Welcome,
+    failed,
+)
+from indilog.link.worker_messages import (
+    CheckArguments,
+    Invoke,
+    Load,
+    Ping,
+    Ready,
+    RunServices,
+    ServicesTold,
+    ThreadsLeft,
+    Unload,
+)
+from indilog_compute.invocations.invocation_status import INVOCATION_WAIT_S_MAX
+from indilog_compute.log_service import LogService
+from indilog_compute.workers.call import Call
+
+if TYPE_CHECKING:
+    from indilog_compute.workers.host import FunctionHost
+
+_COMMONEST: Final = (LogAppend, LogReadPrev, LogReadNext)
+
+
+class _Keyed:
+    """A call with an idempotency key, whose caller may leave.
+
+    Attributes:
+        is_left: nobody wants its outcome any more.
+        waiting: what waits for its outcome, once it is recorded.
+    """
+
+    def __init__(self) -> None:
+        self.is_left = False
+        self.waiting: asyncio.Task[None] | None = None
+
+    def leave(self) -> None:
+        """Nobody wants the outcome any more."""
+        self.is_left = True
+        if self.waiting is not None:
+            self.waiting.cancel()
+
+
+class LinkServer:
+    """Serves one link.
+
+    Args:
+        is_client: the other end is a client: it may deploy and undeploy; its calls have depth 0.
+    """
+
+    def __init__(
+        self, host: FunctionHost, logs: LogSource, *, questions_max: int, is_client: bool
+    ) -> None:
+        self._host = host
+        self._log_service = LogService(logs, questions_max=questions_max)
+        self._positions = host.positions
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._is_client = is_client
+        self._calls: dict[int, Call] = {}
+        self._keyed: dict[int, _Keyed] = {}
+        self._questions_max = questions_max
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_deploying = False
+
+    def serve(self, link: Link, call: int, message: Question | Greeting) -> None:
+        """Answer one question on `link`, now or later.
+
+        A session position that is not known to be reached is checked first.
+
+        Raises:
+            IndilogError: it cannot be answered; for the link to pass on.
+        """
+        position: MetalogPosition = getattr(message, "position", 0)
+        if self._positions.is_known(position):
+            self._answer(link, call, message)
+            return
+        self._ask(call, self._checked(link, call, message, position))
+
+    def close(self) -> None:
+        """The link is gone."""
+        for asking in list(self._asking.values()):
+            asking.cancel()
+        self._log_service.close()
+        for call in list(self._calls.values()):
+            self._host.cancel(call)
+        for keyed in self._keyed.values():
+            keyed.leave()
+
+    # --- inside
+
+    def _ask(self, call: int, asking: Coroutine[Any, Any, None]) -> None:
+        """Run what ends when its asker leaves."""
+        try:
+            self._check_room(self._asking)
+        except OverloadedError:
+            asking.close()
+            raise
+        self._asking[call] = task = asyncio.get_running_loop().create_task(asking)
+        task.add_done_callback(lambda _: self._asking.pop(call, None))
+
+    async def _checked(
+        self, link: Link, call: int, message: Question | Greeting, position: MetalogPosition
+    ) -> None:
+        """Answer a question, unless its session position is from nowhere."""
+        try:
+            if fault := await self._positions.fault(position):
+                raise InvalidArgumentsError(
+                    f"Nothing was done: the session's position {fault}",
+                    [{"field": "position", "problem": fault}],
+                )
+            self._answer(link, call, message)
+        except IndilogError as error:
+            link.answer(call, failed(error))
+
+    def _answer(self, link: Link, call: int, message: Question | Greeting) -> None:
+        if isinstance(message, _COMMONEST):
+            self._log_service.serve(link, call, message)
+            return
+        match message:
+            case CallFunction() if not message.key:
+                self._call(link, call, message)
+            case CallFunction():
+                self._begin(link, call, self._called_once(call, message))
+                self._keyed[call] = _Keyed()  # at once: the next message may be its `Cancel`
+            case SendFunction():
+                self._begin(link, call, self._sent(message))
+            case Cancel():
+                self._cancel(call)
+            case DeployApp():
+                self._deploy(link, call, message)
+            case AskInvocation() | CancelInvocation():
+                self._check_is_client("ask for invocations")
+                self._ask(call, _answered(link, call, self._invocation(message)))
+            case UndeployApp():
+                self._check_is_client("undeploy")
+                self._begin(link, call, self._undeployed(message))
+            case (
+                Welcome()
+                | Ready()
+                | ThreadsLeft()
+                | ServicesTold()
+                | RunServices()
+                | Invoke()
+                | Load()
+                | Unload()
+                | CheckArguments()
+                | Ping()
+            ):
+                raise NotReadyError(f"A compute node is not asked {type(message).__name__}.")
+            case _:
+                self._log_service.serve(link, call, message)
+
+    def _check_room(self, begun: Collection[object]) -> None:
+        if len(begun) >= self._questions_max:
+            raise OverloadedError("Too many calls of this connection are being started.")
+
+    def _call(self, link: Link, number: int, message: CallFunction) -> None:
+        call = self._host.call(
+            message.function,
+            message.arguments,
+            position=message.position,
+            depth=0 if self._is_client else message.depth,
+        )
+        self._calls[number] = call
+        call.outcome.add_done_callback(partial(self._called, link, number))
+
+    def _called(self, link: Link, number: int, outcome: asyncio.Future[Returned | Failed]) -> None:
+        self._calls.pop(number, None)
+        link.answer(number, outcome.result())
+
+    def _cancel(self, number: int) -> None:
+        if (asking := self._asking.get(number)) is not None:
+            asking.cancel()
+        elif (call := self._calls.get(number)) is not None:
+            self._host.cancel(call)
+        elif (keyed := self._keyed.get(number)) is not None:
+            keyed.leave()
+        else:
+            self._log_service.cancel(number)
+
+    def _deploy(self, link: Link, number: int, message: DeployApp) -> None:
+        self._check_is_client("deploy")
+        if self._is_deploying:
+            raise NotReadyError("This client is deploying already; wait for that.")
+        self._begin(link, number, self._deployed(message))
+        self._is_deploying = True
+
+    def _check_is_client(self, what: str) -> None:
+        if not self._is_client:
+            raise NotReadyError(f"A function cannot {what}; use a client.")
+
+    def _begin(self, link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
+        """Answer with what `answering` gives; goes on when the link is gone."""
+        try:
+            self._check_room(self._tasks)
+        except OverloadedError:
+            answering.close()
+            raise
+        task = asyncio.get_running_loop().create_task(_answered(link, number, answering))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _called_once(self, number: int, message: CallFunction) -> Answer:
+        """Record a call with a key, whatever becomes of its caller, and wait for its outcome as
+        long as its caller does.
+        """
+        keyed = self._keyed[number]
+        try:
+            with self._host.room_for_outcome(message.function):
+                invocation = await self._host.accept_once(
+                    message.function,
+                    message.arguments,
+                    key=message.key,
+                    position=message.position,
+                    depth=0 if self._is_client else message.depth,
+                )
+                if keyed.is_left:
+                    raise _left(message)
+                keyed.waiting = asyncio.current_task()
+                return await self._host.outcome(invocation)
+        except asyncio.CancelledError:
+            raise _left(message) from None
+        finally:
+            del self._keyed[number]
+
+    async def _sent(self, message: SendFunction) -> Answer:
+        invocation = await self._host.send(
+            message.function,
+            message.arguments,
+            position=message.position,
+            delay_s=message.delay_s,
+            key=message.key,
+        )
+        return Accepted(invocation)
+
+    async def _invocation(self, message: AskInvocation | CancelInvocation) -> Answer:
+        id_ = message.invocation
+        if isinstance(message, CancelInvocation):
+            found = await self._host.cancel_invocation(id_)
+        else:
+            wait_s = min(max(message.wait_s, 0.0), INVOCATION_WAIT_S_MAX)
+            found = await self._host.invocation(id_, wait_s=wait_s)
+        if found is None:
+            return InvocationTold(id_)
+        return InvocationTold(id_, found.function, found.state.value, found.outcome)
+
+    async def _deployed(self, message: DeployApp) -> Answer:
+        try:
+            info = await self._host.deploy(message.sources, name=message.name, owner=message.owner)
+        finally:
+            self._is_deploying = False
+        return Deployed(info)
+
+    async def _undeployed(self, message: UndeployApp) -> Answer:
+        return Undeployed(await self._host.undeploy(message.name, owner=message.owner))
+
+
+def _left(message: CallFunction) -> CallOutcomeUnknownError:
+    return CallOutcomeUnknownError(f"{message.function} was cancelled by its caller; it goes on.")
+
+
+async def _answered(link: Link, number: int, answering: Coroutine[Any, Any, Answer]) -> None:
+    try:
+        answer = await answering
+    except IndilogError as error:
+        answer = failed(error)
+    except Exception:  # noqa: BLE001 - outermost: the asker must not wait for ever
+        structlog.get_logger().exception("question failed")
+        answer = failed(IndilogError("The platform failed on this call; its log says why."))
+    link.answer(number, answer)

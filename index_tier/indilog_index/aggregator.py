@@ -1,0 +1,69 @@
+"""The aggregator role: merges what all index shards answer to lookups (thesis 5.4, algorithm 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from indilog.base.ids import Instant, NodeId
+from indilog.config import Config
+from indilog.kernel.view import Views
+from indilog.roles.role import (
+    Effect,
+    Event,
+    FrameKind,
+    FrameRead,
+    Ignore,
+    Location,
+    Persisted,
+    Received,
+    SnapshotsAnswered,
+    SpaceChanged,
+    Started,
+)
+from indilog.wire.messages import IndexAnswer
+from indilog_index.merging import Merging
+
+
+class Aggregator:
+    """One aggregator; its guarantees are those of `Merging`."""
+
+    def __init__(self, node: NodeId, views: Views, config: Config) -> None:
+        assert node in views[-1].aggregators, f"{node} is an aggregator of the newest view"
+        self._merging = Merging(views, config.node)
+
+    def status(self) -> dict[str, int]:
+        """Return figures for people: how many lookups are pending."""
+        return {"pending": len(self._merging)}
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
+        """Never called: an aggregator persists nothing."""
+        raise AssertionError(f"no {kind.name} frame of {len(payload)} bytes at {location} is ours")
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        """Merge answers; send the results that are complete."""
+        effects = self._merging.expire(now)
+        for event in events:
+            effects += self._on_event(event, now)
+        return effects
+
+    def deadline(self) -> Instant | None:
+        """When the oldest lookup is dropped."""
+        return self._merging.deadline()
+
+    def check_invariants(self) -> None:
+        """Assert that what is complete is not kept, and not too much is."""
+        self._merging.check_invariants()
+
+    def _on_event(self, event: Event, now: Instant) -> list[Effect]:
+        match event:
+            case Received(sender=sender, message=IndexAnswer() as answer):
+                return self._merging.add(sender, answer, now)
+            case Received(message=message):
+                return [Ignore(event, f"an aggregator has no use for {type(message).__name__}")]
+            case Started():
+                return []
+            case Persisted() | FrameRead() | SnapshotsAnswered() | SpaceChanged():
+                raise AssertionError("an aggregator has no journal")
+            case unreachable:
+                assert_never(unreachable)

@@ -1,0 +1,174 @@
+"""Which records storage has discarded: what an index node may forget of them (ARCHITECTURE 13).
+
+A record dies with the floor of its log, or when it lies below the floors of all its tags. Index
+nodes know floors, but not which tags a record has: tags are hashes, in columns of their own.
+Storage reads the records and discards the batches of which all are dead. So when an index node has
+grown by an eighth since the last time, and there were trims, it asks storage which of the records
+that it has were discarded: each question is about a bounded number of runs of one shard.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indilog.base.ids import Epoch, Instant, NodeId, SeqNum, ShardId
+from indilog.config import NodeConfig
+from indilog.kernel.view import Views, placement_of
+from indilog.roles.role import Ignore, Send
+from indilog.wire.tag_messages import DISCARDED_RUNS_MAX, Discarded, DiscardedWanted
+from indilog_index.trim_feed import TrimFeed
+
+Runs: TypeAlias = NDArray[np.uint64]
+"""Runs of seqnums, ascending: a row each, its first seqnum and the one after its last."""
+
+
+class _Question(NamedTuple):
+    shard: ShardId
+    runs: Runs
+    """All that is still to be asked about."""
+    attempt: int
+
+
+class Discards:
+    """Asks about everything in the index once, when it is worth it; one question at a time.
+
+    Attributes:
+        records: how many were found to be discarded.
+    """
+
+    def __init__(self, views: Views, floors: TrimFeed, config: NodeConfig) -> None:
+        self._views = views
+        self._floors = floors
+        self._resend_s = config.resend_s
+        self._entries_min = config.index_forget_entries_min
+        self._entries = 0
+        """Entries of the index when it was asked about last."""
+        self._trims = 0
+        """How many trims were known then."""
+        self._todo: deque[_Question] = deque()
+        """The first one is asked."""
+        self._found: list[Runs] = []
+        self._due: Instant | None = None
+        self.records = 0
+
+    @property
+    def asking(self) -> bool:
+        """Whether an answer is awaited."""
+        return bool(self._todo)
+
+    def is_worth_it(self, entries: int) -> bool:
+        """Whether the index, with so many entries, may have much that was discarded."""
+        grown = entries - self._entries >= max(self._entries_min, self._entries // 8)
+        return grown and self._floors.trims > self._trims and not self.asking
+
+    def begin(self, entries: int, runs: dict[ShardId, Runs], now: Instant) -> list[Send]:
+        """Ask about `runs`, all that is in the index."""
+        self._entries, self._trims = entries, self._floors.trims
+        self._todo.extend(_Question(shard, of_shard, 0) for shard, of_shard in runs.items())
+        return self._ask(now)
+
+    def swept(self, entries: int) -> None:
+        """Take note how many entries are left."""
+        self._entries = min(self._entries, entries)
+
+    def stop(self) -> None:
+        """Forget what was asked: the index begins again."""
+        self._todo.clear()
+        self._found.clear()
+        self._due = None
+        self._entries = 0
+
+    def on_answer(
+        self, sender: NodeId, answer: Discarded, copy_of: Epoch, now: Instant
+    ) -> tuple[Runs | None, list[Send | Ignore]]:
+        """Take in an answer; return what was discarded once all is answered, and what to ask.
+
+        `copy_of`: the incarnation of the primary in whose metalog the records of the index are. Of
+        another one the seqnums may be those of other records. Trims that are not known here yet
+        come: until then the answer would make records absent that are trimmed.
+        """
+        if not self._todo or self._replica(self._todo[0]) != sender:
+            return None, []
+        shard, runs, _ = question = self._todo[0]
+        found = np.frombuffer(answer.runs, np.uint64)
+        if answer.shard != shard or len(found) % 2 or not _ascending(found):
+            return None, [Ignore(answer, "an answer about other records than were asked about")]
+        if answer.copy_of != copy_of or answer.trims > self._floors.trims:
+            return None, []  # asked again later
+        self._found.append(_within(found.reshape(-1, 2), runs[:DISCARDED_RUNS_MAX]))
+        left = runs[runs[:, 1] > np.uint64(answer.end)].copy()
+        left[:, 0] = np.maximum(left[:, 0], np.uint64(answer.end))
+        if len(left) == len(runs) and (left == runs).all():
+            left = left[:0]  # no progress
+        if len(left):
+            self._todo[0] = question._replace(runs=left, attempt=0)
+            return None, [*self._ask(now)]
+        self._todo.popleft()
+        return self._conclude(), [*self._ask(now)]
+
+    def _conclude(self) -> Runs | None:
+        if self._todo:
+            return None
+        found = np.concatenate([*self._found, np.empty((0, 2), np.uint64)])
+        self._found.clear()
+        self.records += int((found[:, 1] - found[:, 0]).sum())
+        return found[np.argsort(found[:, 0])]
+
+    def on_time(self, now: Instant) -> tuple[Runs | None, list[Send]]:
+        """Ask another replica when one stays silent; go on without a shard if all do."""
+        if self._due is None or now < self._due:
+            return None, []
+        question = self._todo[0]._replace(attempt=self._todo[0].attempt + 1)
+        placement = placement_of(self._views, question.shard)
+        if placement is not None and question.attempt < len(placement.replicas):
+            self._todo[0] = question
+            return None, self._ask(now)
+        self._todo.popleft()
+        return self._conclude(), self._ask(now)
+
+    def deadline(self) -> Instant | None:
+        """When to ask another replica."""
+        return self._due
+
+    def _ask(self, now: Instant) -> list[Send]:
+        if not self._todo:
+            self._due = None
+            return []
+        self._due = Instant(now + self._resend_s)
+        shard, runs, _ = question = self._todo[0]
+        replica = self._replica(question)
+        assert replica is not None, "only records of known shards are indexed"
+        return [Send(replica, DiscardedWanted(shard, runs[:DISCARDED_RUNS_MAX].tobytes()))]
+
+    def _replica(self, question: _Question) -> NodeId | None:
+        placement = placement_of(self._views, question.shard)
+        if placement is None:
+            return None
+        return placement.replicas[question.attempt % len(placement.replicas)]
+
+
+def _ascending(bounds: NDArray[np.uint64]) -> bool:
+    return bool((bounds[1:] >= bounds[:-1]).all())
+
+
+def _within(found: Runs, asked: Runs) -> Runs:
+    """Return those of `found` that lie in what was asked about."""
+    if not len(found):
+        return found
+    places = np.searchsorted(asked[:, 0], found[:, 0], side="right").astype(np.int64) - 1
+    inside = (places >= 0) & (found[:, 1] <= asked[np.maximum(places, 0), 1])
+    chosen: Runs = found[inside & (found[:, 0] < found[:, 1])]
+    return chosen
+
+
+def seqnums_in(runs: Runs, start: SeqNum, end: SeqNum) -> NDArray[np.uint64]:
+    """Return the seqnums of `runs` that are in [start, end), ascending."""
+    firsts = np.maximum(runs[:, 0], np.uint64(start)).astype(np.int64)
+    ends = np.minimum(runs[:, 1], np.uint64(end)).astype(np.int64)
+    lengths = np.maximum(ends - firsts, 0)
+    offsets = np.cumsum(lengths) - lengths
+    return (np.repeat(firsts - offsets, lengths) + np.arange(int(lengths.sum()))).astype(np.uint64)

@@ -1,0 +1,664 @@
+"""The index node role: the index of one index shard, and lookups in it (thesis 5.3.1, 5.4, 5.6.1).
+
+An index shard has the metalog positions that the schedule gives it
+(`indilog.kernel.index_schedule`). The node applies them strictly in order, each when the parts of
+all productive shards are there. It answers a lookup when it has applied all its positions below the
+lookup's, and looks only below the lookup's `limit`: so all index shards answer about the same
+prefix of the log (ARCHITECTURE 9.2).
+
+As the master of a lookup (thesis 5.2, "master-slave-mode") it merges the answers of all index
+shards, like an aggregator.
+
+It knows all trims that the lookup knows of, too, whichever position they have (`TrimFeed`).
+
+A published metalog entry may be replaced by another one (`indilog.kernel.lineage`, decision 0031).
+So the node knows which incarnation of the primary proposed the entry at each of its positions, and
+answers a lookup when it has heard from storage that all of it is in the metalog of the incarnation
+that the lookup names, or of a later one. If it is not, the node begins again below what was
+replaced.
+
+What it writes to its disk are snapshots, and in checkpoints what the newest snapshot has not. After
+a restart it begins with both and fetches what it misses from storage, everything if there are none.
+Memory is bounded: what is asked for seldom is in the snapshot only, and a lookup of it waits until
+it is read (`IndexStore`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, assert_never
+
+from indilog.base.ids import MAX_SEQNUM, Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.base.log import READ_RANGE_LIMIT_MAX
+from indilog.config import Config
+from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, last_below
+from indilog.kernel.index_snapshot import (
+    ReadRows,
+    RowsRead,
+    Snapshot,
+    SnapshotAnswer,
+    SnapshotInfo,
+    SnapshotOpened,
+    SnapshotWritten,
+)
+from indilog.kernel.lineage import Lineage
+from indilog.kernel.lost_ranges import within
+from indilog.kernel.view import Views, placement_of
+from indilog.roles.index_feed import IndexFeed, ReadyBlock
+from indilog.roles.role import (
+    AskSnapshots,
+    Effect,
+    Event,
+    FrameKind,
+    FrameRead,
+    Ignore,
+    Location,
+    Persisted,
+    Received,
+    Send,
+    SnapshotsAnswered,
+    SpaceChanged,
+    Started,
+)
+from indilog.wire.messages import (
+    Direction,
+    IndexAnswer,
+    IndexBlock,
+    IndexData,
+    IndexDataWanted,
+    IndexLookup,
+    ReadRecords,
+)
+from indilog.wire.tag_messages import (
+    NO_RECORD,
+    NOT_TOLD,
+    Discarded,
+    TagFirsts,
+    TagFirstsWanted,
+    TagFloors,
+)
+from indilog_index.checkpoint import Kept, checkpoint_of, restored
+from indilog_index.discards import Discards, Runs
+from indilog_index.fetch import Fetch, sources_of
+from indilog_index.index_store import IndexStore, Search
+from indilog_index.lost_records import crossed
+from indilog_index.merging import Merging
+from indilog_index.snapshots import Snapshots
+from indilog_index.spilled_lookups import SpilledLookup, SpilledLookups
+from indilog_index.tag_index import Matches
+from indilog_index.trim_feed import TrimFeed, without_trimmed
+from indilog_index.waiting import WaitingLookups
+
+_DAMAGED: Final = "a damaged snapshot; the index is rebuilt"
+_REPLACED: Final = "index data of metalog entries that were replaced; the index is rebuilt"
+_SWEEP_PAUSE_S: Final = 0.005
+"""Between two turns of a sweep, for others."""
+
+
+class IndexNode:
+    """One replica of one index shard.
+
+    Guarantees: an answer is complete for this index shard's part of the prefix that the lookup asks
+    about, whenever it is given; a lookup that cannot be answered in time is dropped, never answered
+    from less. A position whose index data no replica has holds up all lookups beyond it: absent is
+    never guessed.
+    """
+
+    def __init__(self, node: NodeId, views: Views, config: Config) -> None:
+        view = views[-1]
+        mine = [i for i, replicas in enumerate(view.index_shards) if node in replicas]
+        assert len(mine) == 1, f"{node} is an index node of the newest view"
+        self._node = node
+        self._views = views
+        self._view = view
+        self._resend_s = config.node.resend_s
+        self._storage_nodes = frozenset(n for v in views for n in v.storage_nodes)
+        self._engines = frozenset(n for v in views for n in v.engines)
+        self._merging_nodes = frozenset((*view.aggregators, *view.index_nodes))
+        self._known_shards = frozenset(shard for v in views for shard in v.shards)
+        self.index_shard = mine[0]
+        self._positions = IndexPositions.of(view.eras, self.index_shard)
+        self._config = config.node
+        self._store = self._empty_store()
+        self._feed = self._feed_from(0)
+        self._snapshots = Snapshots(view, self.index_shard, config.node)
+        self._spilled = SpilledLookups(config.node.lookups_pending_max)
+        self._waiting = WaitingLookups(
+            lookups_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
+        )
+        self._floors = TrimFeed(view.storage_nodes, config.node.resend_s)
+        self._lineage = Lineage()
+        """The incarnations that proposed the entries at the positions that are applied."""
+        self._copy_of = Epoch(0)
+        """The newest incarnation of which it is known that its metalog has those entries."""
+        self._not_of = Epoch(0)
+        """Copies of the metalogs of earlier incarnations than this have replaced entries."""
+        self._begun_again = 0
+        self._discards = Discards(views, self._floors, config.node)
+        self._swept_at = Instant(0.0)
+        self._merging = Merging(views, config.node)
+        """The lookups whose master this node is."""
+        self._fetch: Fetch | None = None
+        self._attempts = 0
+        self._unsaved = 0
+        self._kept: Kept | None = None
+        """What a checkpoint gave back, until the snapshot is open."""
+        self._kept_payload = b""
+        self._stalled_at: Instant | None = None
+        """When a new fetch begins unless something arrives before; None: nothing is missed."""
+
+    @property
+    def position(self) -> MetalogPosition:
+        """Of the positions of this index shard, all below are applied; its end if it is retired."""
+        return min(self._feed.position, self._positions.end)
+
+    @property
+    def tail(self) -> SeqNum:
+        """The seqnum after the last record in the index."""
+        return self._store.end
+
+    def status(self) -> dict[str, int]:
+        """Return figures for people: what is indexed, its bytes, and the lookups that wait."""
+        return {
+            "position": self.position,
+            "tail": self.tail,
+            **self._store.status(),
+            "snapshots_written": self._snapshots.written,
+            "snapshots_failed": self._snapshots.failed,
+            "reading": len(self._spilled),
+            "trims": self._floors.trims,
+            "floors": len(self._floors.trimmed.logs) + len(self._floors.trimmed.tags),
+            "sweeping": int(self._store.sweeping),
+            "waiting": len(self._waiting),
+            "merging": len(self._merging),
+            "begun_again": self._begun_again,
+            "discarded": self._discards.records,
+        }
+
+    @property
+    def derived(self) -> bool:
+        """Whether all of it comes from elsewhere: storage nodes and snapshots."""
+        return True
+
+    @property
+    def unsaved(self) -> int:
+        """How many positions were applied since a checkpoint was taken."""
+        return self._unsaved
+
+    def checkpoint(self) -> Callable[[], bytes]:
+        """Copy what is known here beyond the snapshot; what is returned encodes it, anywhere."""
+        self._unsaved = 0
+        if self._snapshots.opening:
+            kept = self._kept_payload
+            return lambda: kept
+        info = self._snapshots.info(self._store, self.position, self._lineage)
+        return checkpoint_of(self._store, self._floors, info)
+
+    def restore(self, payload: bytes, gone: Collection[int], /) -> None:
+        """Begin with a checkpoint, as soon as the snapshot is open.
+
+        Raises:
+            MalformedFrameError: it is of a version that this release does not know.
+        """
+        assert not self._store.end, f"at first, also if {len(gone)} segments are gone"
+        if payload:
+            self._kept_payload = payload
+            self._kept = restored(payload, self._floors)
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location) -> None:
+        """Never called: an index node persists nothing."""
+        raise AssertionError(f"no {kind.name} frame of {len(payload)} bytes at {location} is ours")
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        """Apply index data, answer the lookups that may be answered, ask for what is missed."""
+        position = self._feed.position
+        effects = self._merging.expire(now)
+        for event in events:
+            effects += self._on_event(event, now)
+        advanced = self._feed.position > position
+        for origin, lookup, _ in self._waiting.take_ready(
+            self._feed.position, self._rests_on_known
+        ):
+            effects += self._answer_any(origin, lookup, now)
+        if advanced:
+            if self._fetch is not None:
+                effects += self._fetch.go_on(self._feed.position)
+            self._store.shrink()
+        if advanced or self._store.full or self._snapshots.deadline() is not None:
+            effects += self._snapshots.write(
+                self._store, self._floors.trimmed, self.position, self._lineage, now
+            )
+        waited_for = self._waiting.for_more_than_positions
+        effects += self._floors.on_time(now, waited_for=waited_for)
+        if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
+            self._swept_at = now
+            self._store.sweep(self._config.sweep_tags_per_turn)
+        effects += self._look_for_discarded(now)
+        for waiting in self._waiting.take_expired(now):
+            effects.append(Ignore(waiting, "a lookup waited too long for index data"))
+        return effects + self._catch_up(now, advanced=advanced)
+
+    def deadline(self) -> Instant | None:
+        """When the first lookup expires, or what is missed is asked for again."""
+        instants = (
+            self._stalled_at,
+            self._waiting.deadline,
+            self._merging.deadline(),
+            self._snapshots.deadline(),
+            self._floors.deadline(),
+            self._discards.deadline(),
+            Instant(self._swept_at + _SWEEP_PAUSE_S) if self._store.sweeping else None,
+        )
+        return min((instant for instant in instants if instant is not None), default=None)
+
+    def check_invariants(self) -> None:
+        """Assert that positions are this shard's and that nobody waits for what is here."""
+        assert self._feed.position in self._positions or self._feed.position == NO_POSITION
+        first = self._waiting.first_position
+        assert first is None or first > self._feed.position, "what can be answered is answered"
+        assert (self._stalled_at is None) == (not self._missing)
+        assert self._lineage.last <= self._copy_of
+        assert self._lineage.position <= self._feed.position
+        self._merging.check_invariants()
+        self._store.check_invariants()
+
+    # --- events
+
+    def _on_event(self, event: Event, now: Instant) -> list[Effect]:
+        match event:
+            case Received():
+                return self._on_received(event, now)
+            case Started():
+                return [self._snapshots.open(), *self._floors.start(now)]
+            case SnapshotsAnswered(answer):
+                return self._on_snapshots(answer, now)
+            case Persisted() | FrameRead() | SpaceChanged():
+                raise AssertionError("an index node has no journal")
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_received(self, event: Received, now: Instant) -> list[Effect]:
+        match event.message:
+            case IndexLookup() as lookup:
+                return self._on_lookup(event, lookup, now)
+            case TagFirstsWanted() as wanted:
+                return self._on_firsts_wanted(event, wanted, now)
+            case IndexAnswer() as answer:
+                return self._merging.add(event.sender, answer, now)
+            case IndexData() as data:
+                return self._on_index_data(event, data, now)
+            case TagFloors() as floors:
+                return self._on_floors(event, floors, now)
+            case message:
+                return self._on_seldom(event, message, now)
+
+    def _on_seldom(self, event: Received, message: object, now: Instant) -> list[Effect]:
+        if isinstance(message, Discarded):
+            found, sent = self._discards.on_answer(event.sender, message, self._copy_of, now)
+            return self._forget(found, sent)
+        return [Ignore(event, f"an index node has no use for {type(message).__name__}")]
+
+    # --- index data
+
+    def _on_index_data(self, event: Received, data: IndexData, now: Instant) -> list[Effect]:
+        blocks = data.blocks
+        if event.sender not in self._storage_nodes:
+            return [Ignore(event, "index data from a node that is no storage node")]
+        if not all(self._plausible(block, data.copy_of) for block in blocks):
+            return [Ignore(event, "index data that contradicts itself")]
+        if self._snapshots.opening:
+            return []  # it is fetched when the snapshot says from where on
+        if data.copy_of < self._not_of:
+            return [Ignore(event, "index data of entries that may have been replaced")]
+        if (replaced := self._replaced_by(data)) is not None:
+            return self._begin_again_below(replaced, data.copy_of, now)
+        position, horizon = self._feed.position, self._feed.horizon
+        self._feed.put(blocks, data.copy_of)
+        effects = self._apply(event, now)
+        if self._fetch is not None and self._fetch.is_answer(event.sender, blocks):
+            effects += self._fetch.on_answer(event.sender, blocks, position, horizon)
+            self._stalled_at = None
+        return effects
+
+    def _replaced_by(self, data: IndexData) -> MetalogPosition | None:
+        """Compare what is applied with a newer copy of the metalog; return where it was replaced.
+
+        What an older copy has is not looked at: it may be the one with replaced entries.
+        """
+        applied = self._lineage.position
+        for block in data.blocks:
+            if block.position < applied and data.copy_of > self._copy_of:
+                if block.epoch != self._lineage.before(block.position + 1):
+                    return block.position
+                if block.position == self._last_applied:
+                    self._copy_of = data.copy_of
+        return None
+
+    @property
+    def _last_applied(self) -> MetalogPosition:
+        """The last position of this index shard that is applied; -1: there is none."""
+        return last_below(self._view.eras, self.index_shard, self._lineage.position)
+
+    def _apply(self, event: Event, now: Instant) -> list[Effect]:
+        """Index what is complete, as long as there is memory for it."""
+        ready = self._feed.take()
+        while not self._store.full and (block := next(ready, None)) is not None:
+            if block.previous != self._lineage.last:
+                self._feed.reject(block)
+                if block.copy_of > self._copy_of:
+                    return self._begin_again_below(self._last_applied, block.copy_of, now)
+                return [Ignore(event, "index data that follows on entries that were replaced")]
+            self._unsaved += 1
+            if not self._consistent(block):
+                self._feed.reject(block)
+                return [Ignore(event, "index data that contradicts the log before it")]
+            self._lineage.append(block.epoch, block.position)
+            self._copy_of = max(self._copy_of, block.copy_of)
+            for part in block.parts:
+                left = without_trimmed(part, self._floors.trimmed)
+                if part.tags and not left.tags and not part.lost:
+                    self._store.skip(part.first_seqnum + part.count)
+                else:
+                    self._store.add(left)
+        return []
+
+    def _on_floors(self, event: Received, message: TagFloors, now: Instant) -> list[Effect]:
+        """Forget what is trimmed; what else a trimmed log has in the index goes bit by bit."""
+        if event.sender not in self._storage_nodes:
+            return [Ignore(event, "floors from a node that is no storage node")]
+        news, effects = self._floors.on_floors(event.sender, message, now)
+        for floor in news:
+            self._store.trim(floor)
+        return list(effects)
+
+    def _look_for_discarded(self, now: Instant) -> list[Effect]:
+        """Ask storage what may be forgotten, when the index has grown and nothing else is swept."""
+        found, asked = self._discards.on_time(now)
+        effects = self._forget(found, asked)
+        if self._store.sweeping or self._snapshots.opening:
+            return effects
+        entries = self._store.entries
+        self._discards.swept(entries)
+        if self._discards.is_worth_it(entries):
+            effects += self._discards.begin(entries, self._store.runs(), now)
+        return effects
+
+    def _forget(self, found: Runs | None, sent: Sequence[Effect]) -> list[Effect]:
+        if found is not None:
+            self._store.forget(found)
+        return list(sent)
+
+    def _plausible(self, block: IndexBlock, copy_of: Epoch) -> bool:
+        """Tell whether a block is this index shard's and its columns fit each other."""
+        if block.position not in self._positions or block.tail > MAX_SEQNUM:
+            return False
+        if not block.previous <= block.epoch <= copy_of:
+            return False
+        return all(
+            part.shard in block.productive
+            and part.shard in self._known_shards
+            and 0 < part.count == len(part.tag_counts)
+            and 8 * sum(part.tag_counts) == len(part.tags)
+            and part.first_seqnum >= 0
+            and within(part.lost, part.first_seqnum, part.first_seqnum + part.count)
+            for part in block.parts
+        )
+
+    def _consistent(self, block: ReadyBlock) -> bool:
+        """Tell whether the parts are consecutive up to the block's tail, beyond what is indexed."""
+        if not block.parts:
+            return True
+        end = block.parts[0].first_seqnum
+        if end < self._store.end:
+            return False
+        for part in block.parts:
+            if part.first_seqnum != end:
+                return False
+            end += part.count
+        return end == block.tail
+
+    # --- lookups
+
+    def _on_lookup(self, event: Received, lookup: IndexLookup, now: Instant) -> list[Effect]:
+        if event.sender not in self._engines:
+            return [Ignore(event, "a lookup from a node that is no engine")]
+        if lookup.aggregator not in self._merging_nodes:
+            return [Ignore(event, "a lookup that names nobody who merges")]
+        if not 1 <= lookup.count <= READ_RANGE_LIMIT_MAX:
+            return [Ignore(event, "a lookup for too many records, or for none")]
+        return self._answer_in_time(event, lookup, now)
+
+    def _on_firsts_wanted(
+        self, event: Received, wanted: TagFirstsWanted, now: Instant
+    ) -> list[Effect]:
+        if event.sender not in self._engines:
+            return [Ignore(event, "a question from a node that is no engine")]
+        if len(wanted.tags) % 8 or not 0 < len(wanted.tags) <= 8 * READ_RANGE_LIMIT_MAX:
+            return [Ignore(event, "a question about too many tags, or about none")]
+        return self._answer_in_time(event, wanted, now)
+
+    def _answer_in_time(
+        self, event: Received, lookup: IndexLookup | TagFirstsWanted, now: Instant
+    ) -> list[Effect]:
+        """Answer what is asked about positions and trims that are applied; let the rest wait."""
+        if lookup.position <= self._feed.position and self._rests_on_known(lookup):
+            return self._answer_any(event.sender, lookup, now)
+        if not self._waiting.put(event.sender, lookup, now):
+            return [Ignore(event, "too many lookups wait for index data")]
+        return []
+
+    def _rests_on_known(self, lookup: IndexLookup | TagFirstsWanted) -> bool:
+        """Whether what is applied, and the trims known here, are those that the lookup rests on."""
+        of_its_copy = lookup.epoch <= self._copy_of or not self._lineage.position
+        return of_its_copy and self._floors.knows(lookup.trims, lookup.epoch)
+
+    def _answer_any(
+        self, origin: NodeId, lookup: IndexLookup | TagFirstsWanted, now: Instant
+    ) -> list[Effect]:
+        below = min(lookup.position, self._lineage.position)
+        if (self._lineage.before(below) or 0) > lookup.epoch:
+            return [Ignore(lookup, "a lookup that rests on entries that were replaced")]
+        if isinstance(lookup, IndexLookup):
+            return self._answer(origin, lookup, now)
+        seqnums, shards = array("Q"), array("H")
+        for tag in array("Q", lookup.tags):
+            search = Search(Direction.NEXT, tag, 0, lookup.limit, 1)
+            if self._floors.trimmed.tags.of(tag) or self._store.search(search) is not None:
+                search.take(([NOT_TOLD], [ShardId(0)]))  # trimmed, or likely on the disk
+            elif self._store.lost.any(0, *search.seqnums or [lookup.limit]):
+                search.seqnums, search.shards = [NOT_TOLD], [ShardId(0)]
+            seqnums.extend(search.seqnums or [NO_RECORD])
+            shards.extend(search.shards or [ShardId(0)])
+        columns = seqnums.tobytes(), shards.tobytes()
+        return [Send(origin, TagFirsts(lookup.request, self.index_shard, *columns))]
+
+    def _answer(self, origin: NodeId, lookup: IndexLookup, now: Instant) -> list[Effect]:
+        if lookup.bound < self._floors_of(lookup)[0]:
+            return self._found(origin, lookup, ((), ()), now)
+        search = Search(lookup.direction, lookup.tag, lookup.bound, lookup.limit, lookup.count)
+        return self._go_on(SpilledLookup(origin, lookup, search), now)
+
+    def _floors_of(self, lookup: IndexLookup) -> tuple[SeqNum, SeqNum]:
+        """Return the floor that holds for a lookup, and that of its log."""
+        trimmed = self._floors.trimmed
+        log_floor = max(trimmed.logs.of(lookup.log), trimmed.logs.of(lookup.tag))
+        return max(trimmed.tags.of(lookup.tag), log_floor), log_floor
+
+    def _go_on(self, waiting: SpilledLookup, now: Instant) -> list[Effect]:
+        """Search until the end, or until something must be read from the snapshot first."""
+        needed = self._store.search(waiting.search)
+        if needed is None:
+            return self._found(waiting.origin, waiting.lookup, waiting.search.matches, now)
+        if self._spilled.full:
+            return [Ignore(waiting.lookup, "too many lookups wait for the snapshot")]
+        return [AskSnapshots(needed)] if self._spilled.put(needed, waiting) else []
+
+    def _found(
+        self, origin: NodeId, lookup: IndexLookup, matches: Matches, now: Instant
+    ) -> list[Effect]:
+        """Tell who merges, and for an exact match storage, what was found above the floor."""
+        floor, log_floor = self._floors_of(lookup)
+        seqnums, shards = matches
+        if lookup.bound < floor:
+            seqnums, shards = (), ()
+        elif lookup.direction is Direction.PREV:
+            kept = sum(1 for seqnum in seqnums if seqnum >= floor)
+            seqnums, shards = seqnums[:kept], shards[:kept]
+        exact = lookup.count == 1 and bool(seqnums) and seqnums[0] == lookup.bound
+        lost = () if exact else crossed(self._store.lost, lookup, (seqnums, shards), floor)
+        answer = IndexAnswer(
+            lookup.request, origin, lookup.direction, self.index_shard,
+            lookup.count, exact, seqnums, shards, lookup.names_first,
+            lookup.bound, floor, log_floor, lookup.trims, self._floors.position,
+            lookup.epoch, lost,
+        )  # fmt: skip
+        if lookup.aggregator == self._node:
+            effects = self._merging.add(self._node, answer, now)
+        else:
+            effects = [Send(lookup.aggregator, answer)]
+        if exact:
+            placement = placement_of(self._views, shards[0])
+            assert placement is not None, "only records of known shards are indexed"
+            replica = placement.replicas[lookup.request % len(placement.replicas)]
+            read = ReadRecords(
+                lookup.request, origin, shards[0], seqnums, lookup.trims, lookup.epoch
+            )
+            effects.insert(0, Send(replica, read))
+        return effects
+
+    # --- snapshots
+
+    def _empty_store(self) -> IndexStore:
+        return IndexStore(
+            memory_bytes_max=self._config.index_memory_bytes_max,
+            entries_min=self._config.index_snapshot_entries_min,
+            lost_max=self._config.lost_ranges_max,
+        )
+
+    def _feed_from(self, position: MetalogPosition) -> IndexFeed:
+        return IndexFeed(
+            position,
+            positions=self._positions,
+            positions_max=self._config.index_positions_ahead_max,
+            bytes_max=self._config.index_ahead_bytes_max,
+        )
+
+    def _on_snapshots(self, answer: SnapshotAnswer, now: Instant) -> list[Effect]:
+        match answer:
+            case SnapshotOpened(snapshot):
+                return self._on_opened(snapshot)
+            case SnapshotWritten():
+                return self._on_written(answer, now)
+            case RowsRead():
+                return self._on_rows(answer, now)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _on_opened(self, snapshot: Snapshot | None) -> list[Effect]:
+        """Begin with a snapshot if it is one of ours; fetch the rest."""
+        if not self._snapshots.opening:
+            return [Ignore(snapshot, "a snapshot that nobody waits for")]
+        if snapshot is not None and not self._snapshots.is_ours(snapshot):
+            return [self._snapshots.open(below=snapshot.info.position)]
+        self._snapshots.opening = False
+        if snapshot is not None:
+            self._store.restore(snapshot)
+            self._go_on_from(snapshot.info)
+        kept, self._kept, self._kept_payload = self._kept, None, b""
+        info = snapshot.info if snapshot is not None else None
+        if kept is not None and kept.follows(info) and self._snapshots.covers_ours(kept.info):
+            self._store.go_on_with(kept.rows, kept.info)
+            self._go_on_from(kept.info)
+        return self._begin_fetch(NO_POSITION)
+
+    def _on_written(self, answer: SnapshotWritten, now: Instant) -> list[Effect]:
+        stored, base = answer.snapshot is not None, self._store.base
+        if not self._snapshots.on_written(answer.position, stored=stored, now=now):
+            return []
+        if answer.base_lost and base is not None:
+            return self._begin_again(base.info.position, _DAMAGED, now)
+        self._store.written(answer.snapshot)
+        return self._apply(SnapshotsAnswered(answer), now)
+
+    def _on_rows(self, answer: RowsRead, now: Instant) -> list[Effect]:
+        """Go on with the lookups that waited; without the rows, begin again without the file."""
+        position, group, rows = answer
+        effects: list[Effect] = []
+        base = self._store.base
+        if base is not None and base.info.position == position:
+            if rows is None:
+                effects = self._begin_again(position, _DAMAGED, now)
+            else:
+                self._store.keep(group, rows)
+        for waiting in self._spilled.take(ReadRows(position, group)):
+            effects += self._go_on(waiting, now)
+        return effects
+
+    def _go_on_from(self, info: SnapshotInfo) -> None:
+        """Take what a snapshot or a checkpoint covers for applied, and as proposed as it says."""
+        self._feed = self._feed_from(info.position)
+        self._lineage = Lineage.restored(info.lineage)
+        self._copy_of = self._lineage.last
+
+    def _begin_again_below(
+        self, replaced: MetalogPosition, copy_of: Epoch, now: Instant
+    ) -> list[Effect]:
+        """Rebuild the index without the position `replaced` and those after it: in the metalog of
+        incarnation `copy_of` there is another entry.
+        """
+        self._not_of = max(self._not_of, copy_of)
+        return self._begin_again(replaced + 1, _REPLACED, now)
+
+    def _begin_again(self, below: MetalogPosition, reason: str, now: Instant) -> list[Effect]:
+        """Rebuild the index from an older snapshot, of a position below `below`, and storage.
+
+        Lookups under way wait for it, and are searched for from their beginnings.
+        """
+        self._store = self._empty_store()
+        self._feed = self._feed_from(0)
+        self._lineage, self._copy_of = Lineage(), Epoch(0)
+        self._fetch = None
+        self._discards.stop()
+        self._begun_again += 1
+        effects: list[Effect] = [Ignore(below, reason), self._snapshots.open(below)]
+        self._waiting.begin_again()
+        return effects + [
+            Ignore(waiting.lookup, "too many lookups wait for index data")
+            for waiting in self._spilled.clear()
+            if not self._waiting.put(waiting.origin, waiting.lookup, now)
+        ]
+
+    # --- what is missed
+
+    @property
+    def _missing(self) -> bool:
+        if self._snapshots.opening or self._store.full:
+            return False  # what came could not be kept
+        return self._fetch is not None or self._feed.behind or bool(self._waiting)
+
+    def _catch_up(self, now: Instant, *, advanced: bool) -> list[Effect]:
+        """Begin a new fetch when nothing has arrived for a while although something is missed."""
+        if self._fetch is not None and self._fetch.over:
+            self._fetch = None
+        if not self._missing:
+            self._stalled_at = None
+            return []
+        effects: list[Effect] = []
+        if not advanced and self._stalled_at is not None:
+            if now < self._stalled_at:
+                return []
+            end = max(self._feed.end, self._waiting.end, self._fetch.end if self._fetch else 0)
+            effects = self._begin_fetch(end)
+        self._stalled_at = Instant(now + self._resend_s)
+        return effects
+
+    def _begin_fetch(self, end: MetalogPosition) -> list[Effect]:
+        """Ask other storage nodes than the last time, from the first position missed; one of them
+        also about the last position that is here: so it shows if that was replaced.
+        """
+        sources, last = sources_of(self._view, self._attempts), self._last_applied
+        self._fetch = Fetch(sources, start=self._feed.position, end=end, positions=self._positions)
+        self._attempts += 1
+        confirm = [Send(sources[0], IndexDataWanted(last, last + 1, 1))] if last >= 0 else []
+        return [*confirm, *self._fetch.first_pages()]

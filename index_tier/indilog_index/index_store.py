@@ -1,0 +1,525 @@
+"""The index of one index node, in memory and on the disk (in thesis 5.2 it grows without bound).
+
+Index data comes in log order, so the index is a row of *generations*, each a `TagIndex` of
+consecutive seqnums. From time to time the newest one is closed and a snapshot is written of
+everything up to there, by merging the snapshot before with the generations since. A generation that
+a snapshot covers may stay in memory, for speed, or go when memory is short: then its rows are read
+from the file, a row group at a time, and those used lately are kept. So what is seldom asked for is
+on the disk only, what comes in is in memory, and a lookup looks at both.
+
+Everything here is a value: it says which row group it needs, somebody else reads it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indilog.base.ids import MetalogPosition, SeqNum, ShardId, TagHash
+from indilog.kernel.index_snapshot import ReadRows, Rows, Snapshot, SnapshotInfo, sorted_rows
+from indilog.kernel.lost_ranges import LostRanges
+from indilog.kernel.metalog import Floor
+from indilog.wire.messages import Direction, ShardTags
+from indilog_index.discards import Runs, seqnums_in
+from indilog_index.recent_rows import AddedParts, RecentIndex
+from indilog_index.spilled import Found, GroupDirectory, RowCache, next_in, prev_in
+from indilog_index.tag_index import Matches, TagIndex
+
+_CACHE_SHARE: Final = 4
+"""Of the memory, one part in so many is for row groups and the filter of the snapshot's tags."""
+_FILTER_SHARE: Final = 16
+"""Of the memory, one part in so many is for that filter, at most."""
+_RESIDENT_SHARE: Final = 2
+"""Above one part in so many, generations go to the disk."""
+
+
+class Search:
+    """A lookup on its way through the index; goes on where it stopped to wait for the disk.
+
+    Attributes:
+        bound: where a search for the next begins, inclusive. above: where one for the previous
+            does, exclusive. left: how many matches are still wanted. seqnums, shards: those found.
+    """
+
+    __slots__ = (
+        "_base", "_groups", "above", "bound", "direction", "left", "limit", "seqnums", "shards",
+        "started", "tag",
+    )  # fmt: skip
+
+    def __init__(
+        self, direction: Direction, tag: TagHash, bound: SeqNum, limit: SeqNum, count: int
+    ) -> None:
+        self.direction = direction
+        self.tag = tag
+        self.bound = bound
+        self.limit = limit
+        self.above = min(bound + 1, limit)
+        self.left = count
+        self.seqnums: list[SeqNum] = []
+        self.shards: list[ShardId] = []
+        self.started = False
+        self._base: Snapshot | None = None
+        self._groups: deque[int] = deque()
+
+    @property
+    def matches(self) -> Matches:
+        """What was found, best first."""
+        return tuple(self.seqnums), tuple(self.shards)
+
+    def take(self, found: Found | Matches) -> None:
+        """Add matches that are worse than all before."""
+        seqnums, shards = found
+        if not seqnums:
+            return
+        self.seqnums += seqnums
+        self.shards += shards
+        self.left -= len(seqnums)
+        if self.direction is Direction.NEXT:
+            self.bound = seqnums[-1] + 1
+        else:
+            self.above = seqnums[-1]
+
+    def groups_of(self, base: Snapshot, directory: GroupDirectory) -> deque[int]:
+        """Return the row groups of `base` that are not looked through yet."""
+        if self._base is not base:
+            self._base = base
+            if self.direction is Direction.NEXT:
+                self._groups = deque(directory.first_for_next(self.tag, self.bound))
+            else:
+                self._groups = deque(directory.first_for_prev(self.tag, self.above))
+        return self._groups
+
+
+class _Generation:
+    """Consecutive seqnums from `start` on, until it is closed.
+
+    Attributes:
+        records: how many were added: the empty tag's rows in a snapshot.
+        added: what `index` was made of, as it came, without most of what is trimmed; None: it came
+            as rows, or is in the snapshot.
+        position, end: when it is closed, the position and seqnum before which everything is here.
+    """
+
+    __slots__ = ("added", "end", "index", "position", "records", "start")
+
+    def __init__(self, start: SeqNum) -> None:
+        self.start = start
+        self.index: TagIndex | RecentIndex = TagIndex(start)
+        self.added: AddedParts | None = AddedParts()
+        self.records = 0
+        self.position: MetalogPosition = 0
+        self.end: SeqNum = start
+
+    @property
+    def rows(self) -> int:
+        """How many rows it makes in a snapshot."""
+        return self.index.entries + self.records
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory it takes."""
+        added = self.added.memory_bytes if self.added is not None else 0
+        return self.index.memory_bytes + added
+
+    @property
+    def given_back(self) -> bool:
+        """Whether a checkpoint gave it back: nobody has tried yet to write it to a snapshot."""
+        return isinstance(self.index, RecentIndex)
+
+    def add(self, part: ShardTags) -> None:
+        """Add records that follow all added before."""
+        assert isinstance(self.index, TagIndex), "what was given back is closed"
+        self.index.add(part)
+        self.records += part.count
+        if self.added is not None:
+            self.added.add(part)
+
+    def settle(self) -> None:
+        """Leave nothing that waits to be sorted in: a thread may read the index from now on."""
+        if isinstance(self.index, TagIndex):
+            self.index.settle()
+
+    def trim(self, floor: Floor) -> None:
+        """Forget records below a floor; `sweep` forgets the other tags of a log's."""
+        self.index.trim(floor)
+        self._forget_added()
+
+    def sweep(self, tags: int) -> None:
+        """Go on with taking trimmed records out of other tags: as many tags as said."""
+        self.index.sweep(tags)
+        self._forget_added()
+
+    def _forget_added(self) -> None:
+        """Take out of `added` what the index has forgotten, once that is more than half.
+
+        So it costs no more than what was forgotten, however many trims that took.
+        """
+        if self.added is None or not isinstance(self.index, TagIndex) or self.index.sweeping:
+            return
+        if 2 * self.index.entries < self.added.entries:
+            self.added = AddedParts.of(self.index.rows())
+
+    def copied(self) -> Callable[[], Rows]:
+        """Copy everything; return what gives it as rows, in any thread."""
+        return self.added.copied() if self.added is not None else self.index.rows
+
+
+class Unwritten(NamedTuple):
+    """What a snapshot is to be written of: all below `position`, whose seqnums are below `tail`.
+
+    `rows` gives the rows that the snapshot before has not; it may be called in a thread.
+    `discarded` are records of which the snapshot before has rows, and the next one is to have none.
+    """
+
+    position: MetalogPosition
+    tail: SeqNum
+    rows: Callable[[], Rows]
+    discarded: NDArray[np.uint64]
+
+
+class IndexStore:
+    """Finds the records of a tag among all that were added, or are in the snapshot.
+
+    Args:
+        memory_bytes_max: bytes of generations and row groups together. A single position goes
+            beyond; so do the copies that are made while a snapshot is written.
+        entries_min: this many entries are worth a snapshot.
+        lost_max: how many ranges of lost records are kept.
+
+    Attributes:
+        filter_bytes_max: bytes that the filter of a snapshot's tags may have.
+        full: whether nothing more may be added until a snapshot is written.
+        lost: records that were added, or are in the snapshot, without knowing their tags.
+    """
+
+    def __init__(self, *, memory_bytes_max: int, entries_min: int, lost_max: int = 1024) -> None:
+        self._lost_max = lost_max
+        self.lost = LostRanges(ranges_max=lost_max)
+        self._resident_bytes_max = memory_bytes_max // _RESIDENT_SHARE
+        self._full_bytes = memory_bytes_max - memory_bytes_max // _CACHE_SHARE
+        self._entries_min = entries_min
+        self._closed: list[_Generation] = []
+        self._closed_bytes = 0
+        self._newest = _Generation(0)
+        self._base: Snapshot | None = None
+        self._directory: GroupDirectory | None = None
+        self.filter_bytes_max = memory_bytes_max // _FILTER_SHARE
+        self._cache = RowCache(memory_bytes_max // _CACHE_SHARE - self.filter_bytes_max)
+        self._writing: list[_Generation] = []
+        self._late_floors: list[Floor] = []
+        self._unread = self._left_out = np.empty(0, np.uint64)
+        """Discarded records of which the snapshot has rows; those that the next one leaves out."""
+        self.full = False
+
+    # --- figures
+
+    @property
+    def end(self) -> SeqNum:
+        """The seqnum after the last one added."""
+        return self._newest.index.end
+
+    @property
+    def base(self) -> Snapshot | None:
+        """The newest snapshot."""
+        return self._base
+
+    @property
+    def entries(self) -> int:
+        """How many pairs of record and tag are in memory."""
+        return sum(generation.index.entries for generation in (*self._closed, self._newest))
+
+    @property
+    def resident_bytes(self) -> int:
+        """About how much memory the generations take."""
+        return self._closed_bytes + self._newest.memory_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory everything takes."""
+        directory = self._directory.memory_bytes if self._directory is not None else 0
+        tags = len(self._base.tags.bits) if self._base is not None else 0
+        return self.resident_bytes + self._cache.bytes + directory + tags
+
+    @property
+    def memory_from(self) -> SeqNum:
+        """Seqnums from here on are in memory."""
+        return self._closed[0].start if self._closed else self._newest.start
+
+    def status(self) -> dict[str, int]:
+        """Return figures for people.
+
+        `tags` and `entries` are those in memory (a tag counts in each generation that has it),
+        `snapshot_rows` those in the snapshot, `spilled_rows` those that are nowhere else.
+        """
+        indexes = [generation.index for generation in (*self._closed, self._newest)]
+        rows = self._base.rows if self._base is not None else 0
+        covered = sum(g.rows for g in self._closed if self._is_covered(g))
+        return {
+            "entries": self.entries,
+            "tags": sum(index.tags for index in indexes),
+            "spans": sum(index.spans for index in indexes),
+            "generations": len(indexes),
+            "bytes": self.memory_bytes,
+            "snapshot_rows": rows,
+            "spilled_rows": max(0, rows - covered),
+            "row_groups_cached": len(self._cache),
+            "lost_ranges": len(self.lost),
+        }
+
+    # --- adding
+
+    def add(self, part: ShardTags) -> None:
+        """Add records that follow all added before; the part's columns must fit each other."""
+        for lost in part.lost:
+            self.lost.add(lost)
+        self._newest.add(part)
+        if self.resident_bytes >= self._full_bytes:
+            self._newest.settle()  # what waits is estimated from above
+            self.full = self.resident_bytes >= self._full_bytes
+
+    # --- trimming
+
+    def skip(self, end: SeqNum) -> None:
+        """Add nothing of the records up to `end`: they were trimmed before they came."""
+        self._newest.index.end = end
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether records of trimmed logs are still to be taken out of other tags."""
+        return any(g.index.sweeping for g in self._changeable)
+
+    def trim(self, floor: Floor) -> None:
+        """Forget records below a floor in memory; rows of the snapshot stay and are not shown.
+
+        What is being written must not change, and waits until it is.
+        """
+        if self._writing:
+            self._late_floors.append(floor)
+        for generation in self._changeable:
+            generation.trim(floor)
+        self._measure()
+
+    def runs(self) -> dict[ShardId, Runs]:
+        """Return the runs of consecutive seqnums in memory that may change now, by shard."""
+        parts = [generation.index.runs() for generation in self._changeable]
+        bounds = np.concatenate([bounds for bounds, _ in parts])
+        shards = np.concatenate([of_part for _, of_part in parts])
+        return {
+            ShardId(int(shard)): bounds[shards == shard] for shard in np.unique(shards).tolist()
+        }
+
+    def forget(self, discarded: Runs) -> None:
+        """Forget records of which no read may return any, in memory and in the next snapshot."""
+        for generation in self._changeable:
+            end = generation.end if generation is not self._newest else self.end
+            generation.index.forget(seqnums_in(discarded, generation.start, end))
+        if self._base is not None:
+            late = seqnums_in(discarded, 0, self._base.info.tail)
+            self._unread = np.union1d(self._unread, late)
+        self._measure()
+
+    def sweep(self, tags: int) -> None:
+        """Go on with taking trimmed records out of other tags: as many tags as said."""
+        for generation in self._changeable:
+            if generation.index.sweeping:
+                generation.sweep(tags)
+                self._measure()
+                return
+
+    @property
+    def _changeable(self) -> list[_Generation]:
+        """The generations that nobody reads in a thread."""
+        return [g for g in (*self._closed, self._newest) if g not in self._writing]
+
+    def _measure(self) -> None:
+        self._closed_bytes = sum(g.memory_bytes for g in self._closed)
+        self.full = self.resident_bytes >= self._full_bytes
+
+    # --- finding
+
+    def search(self, search: Search) -> ReadRows | None:
+        """Go on with a search; None: it is over, else what must be read first."""
+        if search.direction is Direction.NEXT:
+            return self._search_next(search)
+        return self._search_prev(search)
+
+    def _search_next(self, search: Search) -> ReadRows | None:
+        start = self.memory_from
+        if search.bound < start and (needed := self._search_base(search)) is not None:
+            return needed
+        for generation in self._closed:
+            if search.left and search.bound < generation.end:
+                self._take_next(search, generation.index)
+        if search.left:
+            self._take_next(search, self._newest.index)
+        return None
+
+    def _take_next(self, search: Search, index: TagIndex | RecentIndex) -> None:
+        search.take(index.next(search.tag, search.bound, search.limit, search.left))
+
+    def _take_prev(self, search: Search, generation: _Generation) -> None:
+        if search.left and search.above > generation.start:
+            bound, limit = search.above - 1, search.above
+            search.take(generation.index.prev(search.tag, bound, limit, search.left))
+
+    def _search_prev(self, search: Search) -> ReadRows | None:
+        if not search.started:
+            search.started = True
+            self._take_prev(search, self._newest)
+            for generation in reversed(self._closed):
+                self._take_prev(search, generation)
+            search.above = min(search.above, self.memory_from)
+        return self._search_base(search)
+
+    def _search_base(self, search: Search) -> ReadRows | None:
+        """Look through the snapshot, as far as what is on the disk only.
+
+        Of a row group all that matches is taken, also what is in memory: more of it may be on the
+        disk only when the search goes on after a wait.
+        """
+        base, directory = self._base, self._directory
+        if base is None or directory is None or not base.tags.may_hold(search.tag):
+            return None
+        start = self.memory_from
+        groups = search.groups_of(base, directory)
+        backward = search.direction is Direction.PREV
+        while groups and search.left and (backward or search.bound < start):
+            rows = self._cache.get(groups[0])
+            if rows is None:
+                return ReadRows(base.info.position, groups[0])
+            groups.popleft()
+            if backward:
+                search.take(prev_in(rows, search.tag, search.above, search.left))
+            else:
+                search.take(next_in(rows, search.tag, search.bound, search.limit, search.left))
+        return None
+
+    def keep(self, group: int, rows: Rows) -> None:
+        """Keep a row group of the newest snapshot that was read."""
+        self._cache.put(group, rows)
+
+    # --- snapshots
+
+    @property
+    def due(self) -> bool:
+        """Whether a snapshot should be written: much is new, memory is short, or one failed."""
+        if self._writing:
+            return False
+        given_back = [g for g in self._closed if g.given_back and not self._is_covered(g)]
+        fresh = [*given_back, self._newest]
+        rows, size = sum(g.rows for g in fresh), sum(g.memory_bytes for g in fresh)
+        covered = self._base.rows if self._base is not None else 0
+        return (
+            rows >= max(self._entries_min, covered // 2)
+            or (rows > 0 and size > self._resident_bytes_max)
+            or self._failed
+        )
+
+    @property
+    def _failed(self) -> bool:
+        """Whether something is closed that no snapshot has."""
+        last = self._closed[-1] if self._closed else None
+        return last is not None and not last.given_back and not self._is_covered(last)
+
+    def close_generation(self, position: MetalogPosition) -> Unwritten:
+        """Return what the next snapshot is to be written of: all that was added below `position`,
+        or once more what could not be written before.
+
+        To be followed by `written`, and no other call of this between.
+        """
+        assert not self._writing, "one snapshot at a time"
+        if not self._failed:
+            closed = self._newest
+            closed.settle()
+            closed.position, closed.end = position, self.end
+            self._closed.append(closed)
+            self._closed_bytes += closed.memory_bytes
+            self._newest = _Generation(closed.end)
+            self.full = self.resident_bytes >= self._full_bytes
+        fresh = self._writing = [g for g in self._closed if not self._is_covered(g)]
+        rows = partial(_rows_of, [generation.index for generation in fresh])
+        self._left_out = self._unread
+        return Unwritten(fresh[-1].position, fresh[-1].end, rows, self._left_out)
+
+    def written(self, snapshot: Snapshot | None) -> None:
+        """Use the snapshot that was written; None: there is none."""
+        for floor in self._late_floors:
+            for generation in self._writing:
+                generation.trim(floor)
+        self._writing, self._late_floors = [], []
+        self._measure()
+        if snapshot is not None:
+            self._unread = np.setdiff1d(self._unread, self._left_out)
+            self._adopt(snapshot)
+            self.shrink()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Begin with a snapshot instead of with nothing."""
+        assert self.end == 0, "nothing was added"
+        self._newest = _Generation(snapshot.info.tail)
+        self.lost = LostRanges(snapshot.info.lost, ranges_max=self._lost_max)
+        self._adopt(snapshot)
+
+    # --- checkpoints
+
+    def unwritten_rows(self) -> Callable[[], Rows]:
+        """Copy what the snapshot has not; return what gives it as rows, in any thread."""
+        fresh = [g for g in self._closed if not self._is_covered(g)] + [self._newest]
+        copies = [generation.copied() for generation in fresh]
+        return lambda: sorted_rows([copy() for copy in copies])
+
+    def go_on_with(self, rows: Rows, info: SnapshotInfo) -> None:
+        """Take in rows that a checkpoint has and the snapshot, if there is one, has not."""
+        start = self._newest.start
+        assert self.end == start <= info.tail, "nothing was added"
+        rows = rows.chosen(rows.seqnums >= np.uint64(start))
+        recent = _Generation(start)
+        recent.index, recent.added = RecentIndex(rows, info.tail), None
+        recent.records = len(rows.tags) - recent.index.entries
+        recent.position, recent.end = info.position, info.tail
+        self._closed.append(recent)
+        self._newest = _Generation(info.tail)
+        self.lost = LostRanges((*self.lost, *info.lost), ranges_max=self._lost_max)
+        self._measure()
+
+    def shrink(self) -> None:
+        """Let go of generations that the snapshot covers, oldest first, while memory is short."""
+        while (
+            self._closed
+            and self.resident_bytes > self._resident_bytes_max
+            and self._is_covered(self._closed[0])
+        ):
+            self._closed_bytes -= self._closed.pop(0).memory_bytes
+        self.full = self.resident_bytes >= self._full_bytes
+
+    def check_invariants(self) -> None:
+        """Assert that nothing lies between the disk and the memory."""
+        for before, after in pairwise((*self._closed, self._newest)):
+            assert before.end == after.start
+        assert self.full == (self.resident_bytes >= self._full_bytes)
+        assert self._closed_bytes == sum(g.memory_bytes for g in self._closed)
+        covered = self._base.info.tail if self._base is not None else 0
+        assert self.memory_from <= covered or not self.memory_from
+        self.lost.check_invariants()
+
+    def _adopt(self, snapshot: Snapshot) -> None:
+        self._base = snapshot
+        for generation in self._closed:
+            if self._is_covered(generation):
+                generation.added = None
+        self._directory = GroupDirectory(snapshot.groups)
+        self._cache.clear()
+        self._measure()
+
+    def _is_covered(self, generation: _Generation) -> bool:
+        return self._base is not None and generation.end <= self._base.info.tail
+
+
+def _rows_of(indexes: Sequence[TagIndex | RecentIndex]) -> Rows:
+    return sorted_rows([index.rows() for index in indexes])

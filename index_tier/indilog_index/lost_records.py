@@ -1,0 +1,67 @@
+"""Lookups that come across lost records (decision 0024): what lies before them is an answer, what
+lies behind them is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from indilog.base.ids import SeqNum
+from indilog.kernel.lost_ranges import LostRange, LostRanges
+from indilog.wire.messages import Direction, IndexLookup
+from indilog_index.tag_index import Matches
+
+_RANGES_MAX: Final = 64
+"""In one answer. Ranges of different index shards that touch are one range to a reader."""
+
+
+def crossed(
+    ranges: LostRanges, lookup: IndexLookup, matches: Matches, floor: SeqNum
+) -> tuple[LostRange, ...]:
+    """Return the lost records that a lookup came across on its way to `matches`, nearest first.
+
+    It went from the bound to the last match if there are as many as it wanted, else to the end: the
+    limit, or for PREV the floor. Every record has the empty tag, so there a lost one may match.
+    """
+    seqnums = matches[0]
+    last = seqnums[-1] if len(seqnums) == lookup.count else None
+    if lookup.direction is Direction.NEXT:
+        end = lookup.limit if last is None else last + 1
+        found = ranges.ascending(max(lookup.bound, floor), end)
+    else:
+        above = min(lookup.bound + 1, lookup.limit)
+        found = ranges.descending(floor if last is None else last, above)
+    return tuple(islice(found, _RANGES_MAX))
+
+
+def nearest(direction: Direction, found: Iterable[LostRange], floor: SeqNum) -> LostRange | None:
+    """Return the range that a lookup comes across first, of those that index shards came across,
+    as far as it is not below the floor; ranges that follow on are one.
+    """
+    left = sorted(LostRange(max(lost.start, floor), lost.end) for lost in found if lost.end > floor)
+    if not left:
+        return None
+    if direction is Direction.NEXT:
+        first = left.pop(0)
+        for lost in left:
+            if lost.start > first.end:
+                break
+            first = LostRange(first.start, max(first.end, lost.end))
+        return first
+    last = max(left, key=lambda lost: lost.end)
+    for lost in sorted(left, key=lambda lost: lost.end, reverse=True):
+        if lost.end < last.start:
+            break
+        last = LostRange(min(last.start, lost.start), last.end)
+    return last
+
+
+def before(direction: Direction, matches: Matches, lost: LostRange) -> Matches:
+    """Return the matches that a lookup comes to before the lost records."""
+    if direction is Direction.NEXT:
+        kept = sum(1 for seqnum in matches[0] if seqnum < lost.start)
+    else:
+        kept = sum(1 for seqnum in matches[0] if seqnum >= lost.end)
+    return matches[0][:kept], matches[1][:kept]

@@ -1,0 +1,178 @@
+"""Merging what all index shards answer to one lookup (thesis 5.4, algorithm 6).
+
+The inner part of an aggregator, and of an index node that is the master of a lookup (thesis 5.2,
+"master-slave-mode"). It keeps no index data, only lookups that are not answered by all index shards
+yet.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.config import NodeConfig
+from indilog.kernel.lost_ranges import LostRange
+from indilog.kernel.view import Views, placement_of
+from indilog.roles.role import Effect, Ignore, Send
+from indilog.wire.messages import Direction, IndexAnswer, LookupResult, ReadRecords
+from indilog_index.lost_records import before, nearest
+from indilog_index.tag_index import Matches
+
+
+class _Lookup:
+    """The answers to one lookup so far."""
+
+    __slots__ = (
+        "answered", "bound", "count", "direction", "done", "expires", "floor", "log_floor",
+        "lost", "matches", "position", "trims",
+    )  # fmt: skip
+
+    def __init__(self, answer: IndexAnswer, expires: Instant) -> None:
+        self.direction = answer.direction
+        self.count = answer.count
+        self.bound = answer.bound
+        self.trims = answer.trims
+        self.floor: SeqNum = 0
+        """The highest floor that any index shard knows: one that is ahead has dropped what lies
+        below.
+        """
+        self.log_floor: SeqNum = 0
+        self.position: MetalogPosition = 0
+        self.expires = expires
+        self.answered: set[int] = set()
+        """The index shards that have answered."""
+        self.matches: list[tuple[SeqNum, ShardId]] = []
+        self.lost: list[LostRange] = []
+        self.done = False
+        """An exact match was found; what else comes only completes `answered`."""
+
+    def fits(self, answer: IndexAnswer) -> bool:
+        return (self.direction, self.count, self.bound) == (
+            answer.direction, answer.count, answer.bound,
+        )  # fmt: skip
+
+    def add(self, answer: IndexAnswer) -> None:
+        self.answered.add(answer.index_shard)
+        self.done = self.done or answer.exact
+        self.matches += zip(answer.seqnums, answer.shards, strict=True)
+        self.lost += answer.lost
+        self.floor = max(self.floor, answer.floor)
+        self.log_floor = max(self.log_floor, answer.log_floor)
+        self.position = max(self.position, answer.position)
+
+    def merged(self) -> tuple[Matches, LostRange | None]:
+        """The best matches of all index shards; a seqnum is in one index shard only.
+
+        None below the floor, and none at all if the bound of a NEXT is below it. If a lookup comes
+        across lost records on the way to them: those before, and the lost ones.
+        """
+        if self.bound < self.floor:
+            return ((), ()), None
+        best = sorted(
+            (match for match in self.matches if match[0] >= self.floor),
+            reverse=self.direction is Direction.PREV,
+        )[: self.count]
+        matches = tuple(seqnum for seqnum, _ in best), tuple(shard for _, shard in best)
+        if (lost := nearest(self.direction, self.lost, self.floor)) is None:
+            return matches, None
+        left = before(self.direction, matches, lost)
+        return (matches, None) if len(left[0]) == self.count else (left, lost)
+
+
+class Merging:
+    """The lookups that one node merges.
+
+    Guarantees: a result is sent only when every index shard has answered, or one had an exact
+    match. At most `lookups_pending_max` lookups are pending, the oldest is dropped first, and each
+    is dropped after `read_timeout_s`; whoever asked starts again. A repeated answer counts once;
+    one that comes after the result begins a lookup that is dropped later.
+    """
+
+    def __init__(self, views: Views, config: NodeConfig) -> None:
+        self._views = views
+        self._index_shards = views[-1].index_shards
+        self._engines = frozenset(n for v in views for n in v.engines)
+        self._lookups_max = config.lookups_pending_max
+        self._timeout_s = config.read_timeout_s
+        self._pending: OrderedDict[tuple[NodeId, int], _Lookup] = OrderedDict()
+        """By origin and request, in the order of their first answers, which is that of expiry."""
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def deadline(self) -> Instant | None:
+        """When the oldest lookup is dropped."""
+        return next(iter(self._pending.values())).expires if self._pending else None
+
+    def check_invariants(self) -> None:
+        """Assert that what is complete is not kept, and not too much is."""
+        assert len(self._pending) <= self._lookups_max
+        everyone = len(self._index_shards)
+        assert all(0 < len(p.answered) < everyone for p in self._pending.values())
+
+    def add(self, sender: NodeId, answer: IndexAnswer, now: Instant) -> list[Effect]:
+        """Take in what `sender` answered; tell the result if it was the last answer."""
+        if (reason := self._refusal(sender, answer)) is not None:
+            return [Ignore(answer, reason)]
+        key = answer.origin, answer.request
+        pending = self._pending.get(key)
+        effects: list[Effect] = []
+        if pending is None:
+            effects = self._make_room()
+            pending = self._pending[key] = _Lookup(answer, Instant(now + self._timeout_s))
+        elif not pending.fits(answer):
+            return [Ignore(answer, "an answer to another lookup of the same number")]
+        if answer.index_shard in pending.answered:
+            return effects
+        pending.add(answer)
+        if len(pending.answered) == len(self._index_shards):
+            del self._pending[key]
+            if not pending.done:
+                effects += self._result(answer, pending)
+        return effects
+
+    def _refusal(self, sender: NodeId, answer: IndexAnswer) -> str | None:
+        """Return why an answer is not believed, or None."""
+        if not 0 <= answer.index_shard < len(self._index_shards):
+            return "an answer of an index shard that is not in this view"
+        if sender not in self._index_shards[answer.index_shard]:
+            return "an answer of a node that is not of that index shard"
+        if answer.origin not in self._engines:
+            return "an answer for a node that is no engine"
+        if not len(answer.seqnums) == len(answer.shards) <= answer.count:
+            return "an answer that contradicts itself"
+        return None
+
+    def _result(self, answer: IndexAnswer, lookup: _Lookup) -> list[Effect]:
+        """Tell the origin, or for a single match have storage tell it."""
+        (seqnums, shards), lost = lookup.merged()
+        if lookup.count > 1 or not seqnums or answer.names_first:
+            result = LookupResult(
+                answer.request, seqnums, shards,
+                lookup.floor, lookup.log_floor, lookup.position, lost,
+            )  # fmt: skip
+            return [Send(answer.origin, result)]
+        placement = placement_of(self._views, shards[0])
+        if placement is None:
+            return [Ignore(answer, "a match in a shard that no view knows")]
+        replica = placement.replicas[answer.request % len(placement.replicas)]
+        read = ReadRecords(
+            answer.request, answer.origin, shards[0], seqnums, lookup.trims, answer.epoch
+        )
+        return [Send(replica, read)]
+
+    def _make_room(self) -> list[Effect]:
+        if len(self._pending) < self._lookups_max:
+            return []
+        return [self._drop_oldest("too many lookups are pending")]
+
+    def expire(self, now: Instant) -> list[Effect]:
+        """Drop the lookups that were not completed in time."""
+        effects: list[Effect] = []
+        while (first := self.deadline()) is not None and first <= now:
+            effects.append(self._drop_oldest("an index shard did not answer in time"))
+        return effects
+
+    def _drop_oldest(self, reason: str) -> Ignore:
+        key, lookup = self._pending.popitem(last=False)
+        return Ignore((key, sorted(lookup.answered)), reason)

@@ -1,0 +1,131 @@
+"""When an index node writes a snapshot, and with which one it begins (thesis 5.6.2: an index node
+that fails is rebuilt; here from its snapshot, and storage for what came later).
+"""
+
+from __future__ import annotations
+
+from indilog.base.ids import Instant, MetalogPosition, SeqNum
+from indilog.config import NodeConfig
+from indilog.kernel.floors import Trimmed
+from indilog.kernel.index_schedule import NO_POSITION, eras_below
+from indilog.kernel.index_snapshot import (
+    OpenSnapshot,
+    Snapshot,
+    SnapshotFloors,
+    SnapshotInfo,
+    WriteSnapshot,
+)
+from indilog.kernel.lineage import Lineage
+from indilog.kernel.view import View
+from indilog.roles.role import AskSnapshots
+from indilog_index.index_store import IndexStore
+
+
+class Snapshots:
+    """The snapshots of one index node.
+
+    Attributes:
+        opening: whether the snapshot to begin with is not known yet. written: how many were
+            written. failed: how many could not be.
+    """
+
+    def __init__(self, view: View, index_shard: int, config: NodeConfig) -> None:
+        self._view = view
+        self._index_shard = index_shard
+        self._retry_s = config.index_snapshot_retry_s
+        self._writing: SnapshotInfo | None = None
+        self._trimmed_until: SeqNum = 0
+        """How far the logs were trimmed when a snapshot was last written."""
+        self._retry_at: Instant | None = None
+        self.opening = False
+        self.written = 0
+        self.failed = 0
+
+    def open(self, below: MetalogPosition = NO_POSITION + 1) -> AskSnapshots:
+        """Ask for the newest snapshot below a position; what is being written is not waited for."""
+        self.opening = True
+        self._writing = self._retry_at = None
+        return AskSnapshots(OpenSnapshot(below))
+
+    def is_ours(self, snapshot: Snapshot) -> bool:
+        """Tell whether a snapshot holds what this index shard has below its position.
+
+        One of another schedule does not: positions that it holds may be others'.
+        """
+        return self.covers_ours(snapshot.info)
+
+    def covers_ours(self, info: SnapshotInfo) -> bool:
+        """Tell whether something holds what this index shard has below its position."""
+        return (
+            info.logspace == self._view.logspace
+            and info.index_shard == self._index_shard
+            and info.eras == eras_below(self._view.eras, info.position)
+        )
+
+    def write(
+        self,
+        store: IndexStore,
+        trimmed: Trimmed,
+        position: MetalogPosition,
+        lineage: Lineage,
+        now: Instant,
+    ) -> list[AskSnapshots]:
+        """Have a snapshot of everything below `position` written, if one is due.
+
+        It is also when half of what the last one has may have been trimmed since.
+        """
+        if self._writing is not None or (self._retry_at is not None and now < self._retry_at):
+            return []
+        self._retry_at = None
+        if not (store.due or self._much_is_trimmed(store, trimmed)):
+            return []
+        base = store.base.info.position if store.base is not None else None
+        unwritten = store.close_generation(position)
+        self._writing = SnapshotInfo(
+            logspace=self._view.logspace,
+            index_shard=self._index_shard,
+            position=unwritten.position,
+            tail=unwritten.tail,
+            eras=eras_below(self._view.eras, unwritten.position),
+            lost=tuple(lost for lost in store.lost if lost.start < unwritten.tail),
+            lineage=lineage.copied(unwritten.position),
+        )
+        self._trimmed_until = trimmed.logs.highest
+        floors = SnapshotFloors(
+            *trimmed.logs.columns()[:2], *trimmed.tags.columns()[:2], unwritten.discarded
+        )
+        write = WriteSnapshot(self._writing, base, unwritten.rows, floors, store.filter_bytes_max)
+        return [AskSnapshots(write)]
+
+    def _much_is_trimmed(self, store: IndexStore, trimmed: Trimmed) -> bool:
+        base, since = store.base, self._trimmed_until
+        if base is None or store.end == base.info.tail:
+            return False
+        return min(trimmed.logs.highest, base.info.tail) - since > (base.info.tail - since) // 2
+
+    def info(self, store: IndexStore, position: MetalogPosition, lineage: Lineage) -> SnapshotInfo:
+        """Return what `store` covers, in which everything below `position` is."""
+        return SnapshotInfo(
+            logspace=self._view.logspace,
+            index_shard=self._index_shard,
+            position=position,
+            tail=store.end,
+            eras=eras_below(self._view.eras, position),
+            lost=tuple(store.lost),
+            lineage=lineage.copied(),
+        )
+
+    def on_written(self, position: MetalogPosition, *, stored: bool, now: Instant) -> bool:
+        """Take in that a snapshot was written, or not; False: it is none that is waited for."""
+        if self._writing is None or self._writing.position != position:
+            return False
+        self._writing = None
+        self.written += stored
+        self.failed += not stored
+        if not stored:
+            self._retry_at = Instant(now + self._retry_s)
+        return True
+
+    def deadline(self) -> Instant | None:
+        """When a snapshot that could not be written is tried again."""
+        return self._retry_at

@@ -1,0 +1,113 @@
+"""Lookups that ask about metalog positions which the index node has not applied yet (thesis 5.6.1).
+
+The thesis puts such a lookup into "a special queue that is processed with the next metalog update".
+Here the queue is ordered by position, bounded, and every lookup leaves it after a while.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sortedcontainers import SortedList
+
+from indilog.base.ids import Instant, MetalogPosition, NodeId
+from indilog.wire.messages import (
+    IndexLookup,
+)
+from indilog.wire.tag_messages import TagFirstsWanted
+
+
+class WaitingLookup(NamedTuple):
+    """One lookup, who asked it, and when it is given up."""
+
+    origin: NodeId
+    lookup: IndexLookup | TagFirstsWanted
+    expires: Instant
+
+
+class WaitingLookups:
+    """At most `lookups_max` lookups, each for at most `timeout_s`."""
+
+    __slots__ = ("_applied", "_by_position", "_lookups", "_lookups_max", "_timeout_s")
+
+    def __init__(self, *, lookups_max: int, timeout_s: float) -> None:
+        self._lookups_max = lookups_max
+        self._timeout_s = timeout_s
+        self._lookups: OrderedDict[tuple[NodeId, int], WaitingLookup] = OrderedDict()
+        """By origin and request, in the order of arrival, which is that of expiry."""
+        self._by_position: SortedList[tuple[MetalogPosition, NodeId, int]] = SortedList()
+        self._applied: dict[tuple[NodeId, int], None] = {}
+        """Those whose positions are applied; they wait for trims, or until it is known whether what
+        is applied was replaced.
+        """
+
+    def __len__(self) -> int:
+        return len(self._lookups)
+
+    def put(self, origin: NodeId, lookup: IndexLookup | TagFirstsWanted, now: Instant) -> bool:
+        """Let a lookup wait; False: there is no room. One that waits already goes on waiting."""
+        key = origin, lookup.request
+        if key in self._lookups:
+            return True
+        if len(self._lookups) >= self._lookups_max:
+            return False
+        self._lookups[key] = WaitingLookup(origin, lookup, Instant(now + self._timeout_s))
+        self._by_position.add((lookup.position, *key))
+        return True
+
+    def take_ready(
+        self, position: MetalogPosition, known: Callable[[IndexLookup | TagFirstsWanted], bool]
+    ) -> list[WaitingLookup]:
+        """Remove and return the lookups that ask about nothing from `position` on, and of which
+        `known` says that what they rest on is known.
+        """
+        while self._by_position and self._by_position[0][0] <= position:
+            _, origin, request = self._by_position.pop(0)
+            self._applied[origin, request] = None
+        if not self._applied:
+            return []
+        ready = [key for key in self._applied if known(self._lookups[key].lookup)]
+        for key in ready:
+            del self._applied[key]
+        return [self._lookups.pop(key) for key in ready]
+
+    @property
+    def for_more_than_positions(self) -> bool:
+        """Whether some wait although their positions are applied."""
+        return bool(self._applied)
+
+    def begin_again(self) -> None:
+        """Let all lookups wait for their positions: none is applied any more."""
+        self._by_position.update(
+            (self._lookups[key].lookup.position, *key) for key in self._applied
+        )
+        self._applied.clear()
+
+    def take_expired(self, now: Instant) -> list[WaitingLookup]:
+        """Remove and return the lookups that have waited too long."""
+        expired = []
+        while (first := self.deadline) is not None and first <= now:
+            key, waiting = self._lookups.popitem(last=False)
+            if key in self._applied:
+                del self._applied[key]
+            else:
+                self._by_position.remove((waiting.lookup.position, *key))
+            expired.append(waiting)
+        return expired
+
+    @property
+    def deadline(self) -> Instant | None:
+        """When the first lookup expires."""
+        return next(iter(self._lookups.values())).expires if self._lookups else None
+
+    @property
+    def first_position(self) -> MetalogPosition | None:
+        """The smallest position that a lookup waits for."""
+        return self._by_position[0][0] if self._by_position else None
+
+    @property
+    def end(self) -> MetalogPosition:
+        """The largest position that any lookup asks for: positions below it exist."""
+        return self._by_position[-1][0] if self._by_position else 0

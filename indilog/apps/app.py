@@ -1,0 +1,215 @@
+"""Applications: what a person writes (API.md, "A function").
+
+    app = indilog.App("social")
+
+    @app.function
+    async def follow(ctx: indilog.Context, user: str, other: str) -> int: ...
+
+A decorated function stays an ordinary function, to be called directly in tests. What it gets is a
+`Context`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias, TypeVar, overload
+
+from indilog.apps.context import Caller, Context, check_delay, current_context
+from indilog.apps.function import MARK, Function, function_of
+from indilog.base.deployed import CatchUp, ScheduleSpec
+
+__all__ = [
+    "App",
+    "Caller",
+    "Context",
+    "Function",
+    "Service",
+    "check_app_name",
+    "check_delay",
+    "current_context",
+    "function_of",
+]
+
+_BodyT = TypeVar("_BodyT", bound=Callable[..., Any])
+
+ServiceBody: TypeAlias = Callable[[Context], Coroutine[Any, Any, None]]
+_ServiceT = TypeVar("_ServiceT", bound=ServiceBody)
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+SERVICES_MAX: Final = 16
+"""Services that one application may have."""
+SCHEDULES_MAX: Final = 64
+"""Schedules that one application may have."""
+
+
+class Service:
+    """A coroutine of an application that every worker process runs while it is deployed.
+
+    Attributes:
+        name: unique among the application's services.
+    """
+
+    def __init__(self, app: App, body: ServiceBody, *, name: str) -> None:
+        self.app = app
+        self.name = name
+        self.body = body
+
+    @property
+    def qualified_name(self) -> str:
+        """`app.service`, as people read it."""
+        return f"{self.app.name}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"Service({self.qualified_name})"
+
+
+class App:
+    """A named set of functions that are deployed together.
+
+    Attributes:
+        name: 1 to 64 letters, digits, `_` and `-`, a letter first.
+        functions: by name.
+        services: by name.
+        schedules: when the platform calls which function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = check_app_name(name)
+        self.functions: dict[str, Function] = {}
+        self.services: dict[str, Service] = {}
+        self.schedules: list[ScheduleSpec] = []
+
+    @overload
+    def function(self, body: _BodyT, /) -> _BodyT: ...
+
+    @overload
+    def function(
+        self, /, *, name: str | None = None, timeout_s: float | None = None, public: bool = False
+    ) -> Callable[[_BodyT], _BodyT]: ...
+
+    def function(
+        self,
+        body: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        public: bool = False,
+    ) -> Any:
+        """Make a function callable on the platform; returns it unchanged.
+
+        Args:
+            body: the function, when this stands above it without arguments.
+            name: other than the function's own.
+            timeout_s: seconds that a call may take.
+            public: it is called over HTTP without the platform's token, as a webhook is: whoever
+                reaches the gateway may call it.
+
+        Raises:
+            ValueError: the name is taken in this application, or no name, or the time is not
+                positive.
+        """
+
+        def registered(body: _BodyT) -> _BodyT:
+            self._add(body, body.__name__ if name is None else name, timeout_s, public=public)
+            return body
+
+        return registered if body is None else registered(body)
+
+    def schedule(
+        self, expression: str, /, *, timezone: str = "UTC", catch_up: CatchUp = "last"
+    ) -> Callable[[_BodyT], _BodyT]:
+        """Have the platform call a function at the times of a cron expression (five fields).
+
+        Each due time is one recorded invocation, over all compute nodes and restarts: as with
+        `Context.send`, the body runs at least once, and one outcome is kept. The function takes
+        no arguments, or has defaults for them. It is made a function of the application if it is
+        none; several schedules may stand above one another. Runs may overlap.
+
+        Args:
+            expression: minute, hour, day of month, month, day of week, such as `*/5 * * * *`.
+            timezone: of the expression, such as `Europe/Berlin`.
+            catch_up: of due times that were missed while the platform was down, run `none`, the
+                `last` one, or `all` (the last `schedule_catch_up_max` of them).
+
+        Raises:
+            ValueError: it is no schedule, or there are too many.
+        """
+        from indilog.apps.schedule import check_schedule
+
+        def scheduled(body: _BodyT) -> _BodyT:
+            function = function_of(body)
+            if function is None or function.app is not self:
+                self._add(body, body.__name__, None)
+                function = self.functions[body.__name__]
+            spec = ScheduleSpec(function.name, expression, timezone, catch_up)
+            if len(self.schedules) >= SCHEDULES_MAX:
+                raise ValueError(f"{self.name} has {SCHEDULES_MAX} schedules, which is the limit.")
+            if check_schedule(spec) not in self.schedules:
+                self.schedules.append(spec)
+            return body
+
+        return scheduled
+
+    def service(self, body: _ServiceT, /) -> _ServiceT:
+        """Have every worker process run a coroutine while this version is deployed; as
+        `add_service`, as a decorator that returns it unchanged.
+        """
+        self.add_service(body)
+        return body
+
+    def add_service(self, body: ServiceBody, *, name: str | None = None) -> None:
+        """Have every worker process run `body(ctx)` while this version is deployed.
+
+        It is started when the version takes calls, once in each worker process of each compute
+        node, and cancelled when another version has taken its place or the platform stops. One that
+        raises is started again after a pause that doubles; one that returns is over. It takes no
+        call's place and has no time limit. Several processes run it at once, and one that was
+        thought dead may still: what must happen once is for the log to decide.
+
+        Raises:
+            ValueError: the name is taken or no name, or there are too many.
+            TypeError: it is not an async function.
+        """
+        name = body.__name__ if name is None else name
+        if not inspect.iscoroutinefunction(body):
+            raise TypeError(f"A service is an async function; make {name} one.")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"A service's name is letters, digits, _ and -, not {name!r}.")
+        if name in self.services:
+            raise ValueError(f"{self.name} has two services named {name}; rename one.")
+        if len(self.services) >= SERVICES_MAX:
+            raise ValueError(f"{self.name} has {SERVICES_MAX} services, which is the limit.")
+        self.services[name] = Service(self, body, name=name)
+
+    def _add(
+        self, body: Callable[..., Any], name: str, timeout_s: float | None, *, public: bool = False
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"A function's name is letters, digits, _ and -, not {name!r}.")
+        there = self.functions.get(name)
+        if there is not None and there.body is not body:  # `schedule` may have made it one
+            raise ValueError(f"{self.name} has two functions named {name}; rename one.")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s of {name} must be greater than 0, not {timeout_s}.")
+        function = Function(self, body, name=name, timeout_s=timeout_s, public=public)
+        self.functions[name] = function
+        setattr(body, MARK, function)
+
+    def __repr__(self) -> str:
+        return f"App({self.name!r}, functions={sorted(self.functions)})"
+
+
+def check_app_name(name: str) -> str:
+    """Return `name` if an application may have it.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"An app's name is 1 to 64 letters, digits, _ and -, a letter first, not {name!r}."
+        )
+    return name

@@ -1,0 +1,280 @@
+"""What a running function has in hand: logs, other functions, its identity (API.md, "A function").
+
+Nothing here knows where it runs: a `Context` reaches the log and other functions through what its
+worker gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - `map` waits for several calls, sync functions for one
+import concurrent.futures
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, Protocol, TypeVar, overload
+
+import structlog
+
+from indilog.apps.function import Function, function_of
+from indilog.apps.signature import arguments_text, plain_value
+from indilog.base.log import Log, LogSource, Session, check_log_name
+
+_ResultT = TypeVar("_ResultT")
+
+DELAY_S_MAX: Final = 10 * 365 * 24 * 3600
+"""Seconds: nothing is started later than in ten years."""
+MAP_CALLS_MAX: Final = 32
+"""Calls that one `Context.map` runs at once, unless told otherwise."""
+
+
+class Caller(Protocol):
+    """How a context reaches other functions."""
+
+    async def call(
+        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+    ) -> bytes:
+        """Run `app.function` and return its result as JSON text; `session` goes in and is raised.
+
+        With an idempotency `key` it is run once.
+        """
+
+    async def send(
+        self, function: str, arguments: bytes, session: Session, *, delay_s: float, key: str = ""
+    ) -> str:
+        """Start `app.function` later and return the invocation's id."""
+
+
+class Context:
+    """What a running function has in hand: logs, other functions, its identity.
+
+    One session goes through everything done with it: reads see the function's own appends, those
+    of its caller before the call, and those of the functions it called.
+
+    Attributes:
+        invocation_id: names this run of the function.
+    """
+
+    def __init__(
+        self,
+        logs: LogSource,
+        caller: Caller,
+        *,
+        session: Session | None = None,
+        invocation_id: str = "",
+        function: str = "",
+    ) -> None:
+        self.invocation_id = invocation_id
+        self.session = session or Session()
+        self._logs = logs
+        self._caller = caller
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self._waits: set[concurrent.futures.Future[Any]] = set()
+        self._is_over = False
+
+    def log(self, name: str) -> Log:
+        """Return the log `name`; it need not exist before.
+
+        Raises:
+            InvalidTagError: it cannot be a log's name.
+        """
+        return self._logs.log(check_log_name(name), self.session)
+
+    @property
+    def logger(self) -> structlog.typing.FilteringBoundLogger:
+        """A structured logger that names the function and the invocation."""
+        logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(
+            function=self._function, invocation=self.invocation_id
+        )
+        return logger
+
+    @overload
+    async def call(
+        self,
+        function: Callable[..., Coroutine[Any, Any, _ResultT]],
+        /,
+        *,
+        idempotency_key: str = "",
+        **arguments: object,
+    ) -> _ResultT: ...
+
+    @overload
+    async def call(
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *,
+        idempotency_key: str = "",
+        **arguments: object,
+    ) -> Any: ...  # noqa: ANN401
+
+    async def call(
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *,
+        idempotency_key: str = "",
+        **arguments: object,
+    ) -> Any:
+        """Run another function and return its result.
+
+        A function given as an object gives back its return type; one given as `"app.function"`
+        gives plain JSON values. The session goes with the call and comes back with the result, also
+        when it failed.
+
+        With an `idempotency_key` (of this function, 1 to 255 characters) the call is recorded
+        first. Whoever calls with the same key gets the outcome of the one run, also later and after
+        a crash, for `results_kept_s`. A run whose worker is lost is begun again: the body may run
+        more than once, the outcome is decided once.
+
+        Raises:
+            UnknownFunctionError, InvalidArgumentsError: it was not run; the key may have been used
+                with other arguments.
+            FunctionFailedError: it raised.
+            WorkerCrashedError, CallOutcomeUnknownError: it may have had effects.
+        """
+        name, known = _named(function)
+        text = await self._caller.call(
+            name, arguments_text(arguments), self.session, key=idempotency_key
+        )
+        if known is not None:
+            return known.signature.result(text)
+        return plain_value(text)
+
+    async def send(
+        self,
+        function: str | Callable[..., Any],
+        /,
+        *,
+        delay: float = 0.0,
+        idempotency_key: str = "",
+        **arguments: object,
+    ) -> str:
+        """Start another function without waiting for it; return the invocation's id.
+
+        With `delay` it starts that many seconds later. When this returns it is recorded, as durably
+        as an append: whatever process is lost, it is run until one outcome of it is recorded, which
+        is kept for `results_kept_s`. So its body may run more than once. One whose worker or
+        compute node was lost `invocation_tries_max` times is given up. With an `idempotency_key` as
+        `call`: the id is that of the first one with it.
+
+        Raises:
+            UnknownFunctionError, InvalidArgumentsError: there is no such function, or the arguments
+                do not fit it, or the key had others; it is not started.
+            OverloadedError: too much waits already.
+            CallOutcomeUnknownError: it may be recorded or not.
+            ValueError: the delay is negative or no number.
+        """
+        check_delay(delay)
+        name, _ = _named(function)
+        return await self._caller.send(
+            name,
+            arguments_text(arguments),
+            self.session,
+            delay_s=delay,
+            key=idempotency_key,
+        )
+
+    async def map(
+        self,
+        function: str | Callable[..., Any],
+        items: Iterable[Mapping[str, Any]],
+        *,
+        calls_max: int = MAP_CALLS_MAX,
+    ) -> list[Any]:
+        """Call a function once for each item (its keyword arguments), several at once; return the
+        results in the order of the items.
+
+        The first failure cancels the calls that still run, and is raised.
+        """
+        slots = asyncio.Semaphore(calls_max)
+
+        async def one(item: Mapping[str, Any]) -> Any:  # noqa: ANN401
+            async with slots:
+                return await self.call(function, **item)
+
+        arguments = list(items)
+        for item in arguments:
+            if not isinstance(item, Mapping):
+                raise TypeError(
+                    "map takes the keyword arguments of each call, such as [{'n': 1}, {'n': 2}], "
+                    f"not {type(item).__name__}: {item!r:.50}."
+                )
+        tasks = [asyncio.ensure_future(one(item)) for item in arguments]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def wait(self, awaitable: Awaitable[_ResultT]) -> _ResultT:
+        """For sync functions, which run in a thread: wait for what an async method returns.
+
+        `seqnum = ctx.wait(ctx.log("orders").append(b"..."))`. Never in an async function. When the
+        call is over although its thread goes on (its time was over, or its caller is gone), this
+        raises `asyncio.CancelledError`, which ends the thread.
+        """
+
+        async def awaited() -> _ResultT:
+            self.begin()  # a thread does not hand it down
+            return await awaitable
+
+        waiting = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        self._waits.add(waiting)
+        if self._is_over:  # looked at after the addition: `end` cancels what it finds
+            waiting.cancel()
+        try:
+            return waiting.result()
+        except concurrent.futures.CancelledError:
+            raise asyncio.CancelledError("The call is over.") from None
+        finally:
+            self._waits.discard(waiting)
+
+    def begin(self) -> None:
+        """For who runs the function: what the current task awaits from now on belongs to it
+        (`current_context`).
+        """
+        _CURRENT.set(self)
+
+    def end(self) -> None:
+        """For who runs the function: the call is over; `wait` ends, now and from now on."""
+        self._is_over = True
+        for waiting in list(self._waits):
+            waiting.cancel()
+
+
+_CURRENT: Final[ContextVar[Context | None]] = ContextVar("context", default=None)
+
+
+def current_context() -> Context | None:
+    """Return the context of the function that runs, None outside of functions.
+
+    For libraries whose users do not hand it on.
+    """
+    return _CURRENT.get()
+
+
+def check_delay(delay_s: float, delay_s_max: float = DELAY_S_MAX) -> float:
+    """Return `delay_s` if something may be started that much later.
+
+    Args:
+        delay_s: seconds.
+        delay_s_max: the platform's limit.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if not 0 <= delay_s <= delay_s_max:
+        raise ValueError(f"delay is a number of seconds, 0 to {delay_s_max:,.0f}, not {delay_s!r}.")
+    return delay_s
+
+
+def _named(function: str | Callable[..., Any]) -> tuple[str, Function | None]:
+    if isinstance(function, str):
+        return function, None
+    known = function_of(function)
+    if known is None:
+        raise TypeError(
+            f"{getattr(function, '__name__', function)!r} is not a function of an app; "
+            'decorate it with @app.function, or name it "app.function".'
+        )
+    return known.qualified_name, known

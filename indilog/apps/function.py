@@ -1,0 +1,75 @@
+"""One function of an application: its body, and what it takes and gives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from indilog.apps.signature import Signature
+
+if TYPE_CHECKING:
+    from indilog.apps.app import App
+
+MARK: Final = "__indilog_function__"
+"""The attribute of a decorated function that holds its `Function`."""
+
+
+class Function:
+    """One function of an application: its body, and what it takes and gives.
+
+    Attributes:
+        name: unique in its application.
+        is_async: whether the body is awaited; otherwise it runs in a thread.
+        timeout_s: after this its caller gets a `CallOutcomeUnknownError`; None: the platform's.
+        public: whether it is called over HTTP without the platform's token.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        body: Callable[..., Any],
+        *,
+        name: str,
+        timeout_s: float | None,
+        public: bool = False,
+    ) -> None:
+        self.app = app
+        self.name = name
+        self.body = body
+        self.is_async = inspect.iscoroutinefunction(body)
+        self.timeout_s = timeout_s
+        self.public = public
+        self._signature: Signature | None = None
+
+    @property
+    def qualified_name(self) -> str:
+        """`app.function`, as callers write it."""
+        return f"{self.app.name}.{self.name}"
+
+    @property
+    def doc(self) -> str:
+        """The docstring, or an empty text."""
+        return inspect.getdoc(self.body) or ""
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and gives; worked out at first use, when every type it names is defined.
+
+        Raises:
+            TypeError: its type hints cannot be used; one sentence.
+        """
+        if self._signature is None:
+            from indilog.apps.context import Context
+
+            self._signature = Signature(self.qualified_name, self.body, Context)
+        return self._signature
+
+    def __repr__(self) -> str:
+        return f"Function({self.qualified_name})"
+
+
+def function_of(function: object) -> Function | None:
+    """Return what an application knows of a decorated function, or None of any other object."""
+    found = getattr(function, MARK, None)
+    return found if isinstance(found, Function) else None

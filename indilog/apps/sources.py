@@ -1,0 +1,59 @@
+"""What a deployment consists of: the text files of a Python file, a package or a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from indilog.base.errors import DeployError
+from indilog.config import MIB
+
+SOURCES_BYTES_MAX: Final = 4 * MIB
+"""More than any platform takes; so that a folder given by mistake is not read to its end."""
+_SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests"})
+_SUFFIXES: Final = frozenset({".py", ".json", ".toml", ".txt", ".md", ".sql", ".html", ".csv"})
+
+
+def sources_of(path: Path) -> dict[str, str]:
+    """Return relative path → text of what `path` (a file, a package or a folder) consists of.
+
+    A package's files are below its name, so that it can import itself by it. Hidden, compiled and
+    test files, and other files than text, are left out.
+
+    Raises:
+        DeployError: there is nothing, no Python file in it, or too much.
+    """
+    if path.is_file():
+        if path.suffix != ".py":
+            raise DeployError(f"{path} is not a Python file.")
+        return {path.name: _text(path)}
+    if not path.is_dir():
+        raise DeployError(f"There is no file or folder {path}.")
+    root = path.resolve()
+    base = root.parent if (root / "__init__.py").exists() else root
+    sources: dict[str, str] = {}
+    size = 0
+    for file in sorted(root.rglob("*")):
+        if _is_source(file.relative_to(root)) and file.is_file():
+            sources[file.relative_to(base).as_posix()] = text = _text(file)
+            size += len(text)
+            if size > SOURCES_BYTES_MAX:
+                raise DeployError(
+                    f"{path} holds more than {SOURCES_BYTES_MAX:,} bytes; leave data files out."
+                )
+    if not any(name.endswith(".py") for name in sources):
+        raise DeployError(f"There is no Python file in {path}.")
+    return sources
+
+
+def _is_source(relative: Path) -> bool:
+    if any(part.startswith(".") or part in _SKIPPED for part in relative.parts):
+        return False
+    return relative.suffix in _SUFFIXES
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"{file} cannot be read as text: {error}.") from error

@@ -1,0 +1,227 @@
+"""Identifiers and tags: the names by which everything else speaks of nodes, shards and records.
+
+All are plain integers and strings at run time, so that they cost nothing in columns and messages. A
+tag that a person writes (text or integer) becomes 64 bits here, folded with the name of its log, so
+that two logs can never see each other's records (PITFALLS 6). The text itself travels with the
+record, and readers check it: a collision of the hash costs a retry and never shows a foreign
+record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NewType, TypeAlias
+
+from xxhash import xxh3_64_intdigest
+
+from indilog.base.errors import InvalidTagError
+
+NodeId = NewType("NodeId", str)
+"""Name of one role instance, e.g. `storage-0`; unique in a cluster, the same over restarts."""
+
+ShardId = NewType("ShardId", int)
+"""0 to 65,535: two bytes in the Suffix (thesis 5.1.1)."""
+
+SeqNum: TypeAlias = int
+"""Place in the total order of a logspace; dense from 0."""
+
+LocalId: TypeAlias = int
+"""Position in a shard; dense from 0."""
+
+MetalogPosition: TypeAlias = int
+"""How many metalog entries are applied: the logical clock of reads, sessions and indexes."""
+
+Epoch = NewType("Epoch", int)
+"""Incarnation of one writer or process; grows with every start."""
+
+ViewNumber = NewType("ViewNumber", int)
+
+Instant = NewType("Instant", float)
+"""Seconds since 1970 on a clock that never goes back within a process."""
+
+TagHash: TypeAlias = int
+"""64 bits; 0 is the empty tag, which every record of the logspace has."""
+
+UserTag: TypeAlias = str | int
+
+MAX_SEQNUM: Final = 2**63 - 1
+"""The greatest seqnum; as a bound it means the end of the log."""
+EMPTY_TAG: Final[TagHash] = 0
+TAG_BYTES_MAX: Final = 256
+LOG_NAME_BYTES_MAX: Final = 128
+
+_TAG_KEY: Final = 0x1D110C
+_SEPARATOR: Final = b"\x1f"
+_TEXT, _INTEGER = "s", "i"
+
+
+def _folded(log: str, name: str) -> TagHash:
+    """Hash one tag of one log; never 0, which is the empty tag."""
+    return xxh3_64_intdigest(f"{log}\x1f{name}".encode(), _TAG_KEY) or 1
+
+
+def _spelled(tag: UserTag) -> str:
+    """Spell a tag so that the text `7` and the integer 7 stay different."""
+    if isinstance(tag, bool) or not isinstance(tag, str | int):
+        raise InvalidTagError(f"A tag is text or an integer, not {type(tag).__name__}: {tag!r}.")
+    if isinstance(tag, int):
+        if not 0 < tag < 2**64:
+            raise InvalidTagError(f"An integer tag is between 1 and 2**64-1, not {tag}.")
+        return f"{_INTEGER}{tag}"
+    if not tag:
+        raise InvalidTagError("A tag must not be empty; leave it out, or name one.")
+    if "\x1f" in tag:
+        raise InvalidTagError("A tag must not contain the control character U+001F.")
+    try:
+        size = len(tag.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidTagError("A tag is text that can be written as UTF-8.") from error
+    if size > TAG_BYTES_MAX:
+        raise InvalidTagError(f"A tag is at most {TAG_BYTES_MAX} bytes, this one is {size}.")
+    return _TEXT + tag
+
+
+def can_be_in_tag(text: object, bytes_max: int) -> bool:
+    """Tell whether libraries can make a tag of it: text, not empty, at most `bytes_max` bytes."""
+    return isinstance(text, str) and "\x1f" not in text and 0 < _utf8_bytes(text) <= bytes_max
+
+
+def _utf8_bytes(text: str) -> int:
+    """How many bytes `text` takes as UTF-8; 0: it cannot be written so (lone surrogates)."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
+
+
+@lru_cache(maxsize=4096)
+def log_tag(log: str) -> TagHash:
+    """Return the tag that every record of `log` has.
+
+    Raises:
+        InvalidTagError: the name is empty, too long or contains U+001F.
+    """
+    if "\x1f" in log or not 0 < _utf8_bytes(log) <= LOG_NAME_BYTES_MAX:
+        raise InvalidTagError(
+            f"A log's name is 1 to {LOG_NAME_BYTES_MAX} bytes of text without U+001F, not {log!r}."
+        )
+    return _folded(log, "")
+
+
+@lru_cache(maxsize=16384, typed=True)
+def tag_hash(log: str, tag: UserTag) -> TagHash:
+    """Return the 64 bits that stand for `tag` of `log`.
+
+    Raises:
+        InvalidTagError: the tag is empty, zero, too long or of a wrong type.
+    """
+    return _folded(log, _spelled(tag))
+
+
+TagColumns: TypeAlias = tuple[tuple[TagHash, ...], bytes]
+"""What a record carries: its hashes, the log's first, and its names."""
+
+_COLUMNS_BYTES_MAX: Final = 8 * 1024 * 1024
+_COLUMNS_OVERHEAD_BYTES: Final = 512
+_HASH_BYTES: Final = 128
+"""A hash and its tag: an integer, a text's header, their places in tuples."""
+_CHAR_BYTES_MAX: Final = 4
+
+
+class _ColumnsCache:
+    """The columns of the tags in use, bounded in bytes.
+
+    In two generations, because a hit is on the way of every append and must cost no more than a
+    lookup in a dictionary: what is used again moves from the old one to the young one; when that
+    has half of the bytes, the old one is forgotten whole.
+    """
+
+    __slots__ = ("_bytes", "_bytes_max", "_old", "young")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self.young: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
+        self._old: dict[tuple[str, tuple[UserTag, ...]], TagColumns] = {}
+
+    def get(self, log: str, tags: tuple[UserTag, ...]) -> TagColumns | None:
+        key = log, tags
+        if (columns := self.young.get(key)) is not None:
+            return columns
+        if (columns := self._old.get(key)) is not None:
+            self.put(log, tags, columns)
+        return columns
+
+    def put(self, log: str, tags: tuple[UserTag, ...], columns: TagColumns) -> None:
+        hashes, names = columns
+        # The key has the names once more, as text of up to four bytes a character.
+        size_bytes = _COLUMNS_OVERHEAD_BYTES + (1 + _CHAR_BYTES_MAX) * len(names)
+        size_bytes += _HASH_BYTES * len(hashes)
+        if 2 * (self._bytes + size_bytes) > self._bytes_max:
+            self._old, self.young = self.young, {}
+            self._bytes = 0
+        self.young[log, tags] = columns
+        self._bytes += size_bytes
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self._old)
+
+
+_columns = _ColumnsCache(_COLUMNS_BYTES_MAX)
+
+
+def tag_columns(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
+    """Return what a record of `log` with `tags` carries: its hashes, the log's first, and its
+    names.
+
+    Raises:
+        InvalidTagError: a tag is empty, zero, too long or of a wrong type.
+    """
+    for tag in tags:
+        # Only of exact types equal means the same: True and 7.0 equal the integers 1 and 7.
+        if type(tag) is not str and type(tag) is not int:
+            return _columns_of(log, tags)
+    columns = _columns.young.get((log, tags))  # the hit of every append, without a call
+    if columns is None and (columns := _columns.get(log, tags)) is None:
+        columns = _columns_of(log, tags)
+        _columns.put(log, tags, columns)
+    return columns
+
+
+def _columns_of(log: str, tags: tuple[UserTag, ...]) -> TagColumns:
+    spelled = dict.fromkeys(map(_spelled, tags))
+    hashes = (log_tag(log), *(_folded(log, name) for name in spelled))
+    return hashes, "\x1f".join([log, *spelled]).encode()
+
+
+def names_decoded(names: bytes) -> tuple[str, tuple[UserTag, ...]]:
+    """Return the log and the tags that a record's names column spells."""
+    log, *spelled = names.decode().split("\x1f")
+    return log, tuple(int(n[1:]) if n[0] == _INTEGER else n[1:] for n in spelled)
+
+
+def names_bear(names: bytes, tag: TagHash) -> bool:
+    """Tell whether a record that carries `names` has a tag with this hash, its log's included."""
+    log, *spelled = names.decode().split("\x1f")
+    return tag == log_tag(log) or any(_folded(log, name) == tag for name in spelled)
+
+
+def tag_hashes_in(names: bytes) -> list[TagHash]:
+    """Return the hashes of the tags that a record carries with `names`, without its log's."""
+    log, *spelled = names.decode().split("\x1f")
+    return [_folded(log, name) for name in spelled]
+
+
+def names_match(names: bytes, log: str, tag: UserTag | None) -> bool:
+    """Tell whether a record that carries `names` is in `log` and has `tag` (None: any)."""
+    parts = names.split(_SEPARATOR)
+    if parts[0] != log.encode():
+        return False
+    return tag is None or _spelled(tag).encode() in parts[1:]
+
+
+def majority(members: Sequence[object] | int) -> int:
+    """Return how many of `members` are a majority."""
+    count = members if isinstance(members, int) else len(members)
+    return count // 2 + 1

@@ -1,0 +1,424 @@
+"""The log as a person uses it (API.md, "The log"): the interface that libraries and functions
+await.
+
+`Log` is the specification; the real log in the platform's process, the one reached over a socket,
+and the in-memory one of `indilog.testing` all pass one contract suite (`tests/contract`). Text for
+each guarantee stands here, once.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from typing import ClassVar, Final, Protocol
+
+import msgspec
+
+from indilog.base.errors import InvalidTagError, TooLargeError
+from indilog.base.ids import MAX_SEQNUM, MetalogPosition, SeqNum, UserTag, log_tag, names_decoded
+from indilog.base.retention import Retention
+from indilog.base.subscription import pages
+
+_TIME_S_MAX: Final = 1e12
+_WAIT_S_MAX: Final = 366 * 86_400.0
+READ_RANGE_LIMIT_MAX: Final = 10_000
+RECORD_TAGS_LIMIT: Final = 254
+"""Tags of a record, whatever `record_tags_max` says."""
+BATCH_RECORDS_LIMIT: Final = 100_000
+"""Records in a batch, whatever `batch_records_max` says."""
+BATCH_TAGS_LIMIT: Final = 1_000_000
+"""Tags of all records in a batch."""
+"""Records that one `read_range` may ask for."""
+RESERVED: Final = "$"
+"""First character of the names of the platform's own logs."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What `append_batch` takes: data and the tags that name its sub-streams."""
+
+    data: bytes
+    tags: Sequence[UserTag] = ()
+
+
+class Record:
+    """What was appended, and its place.
+
+    Attributes:
+        seqnum: place in the total order; dense from 0 over the whole logspace.
+        data: the bytes.
+        aux: cached bytes beside the record (`set_aux`), or None; may vanish.
+        time: when its writer accepted it, seconds since 1970 by the writer's own wall clock. For
+            people only: a writer's clock may be wrong by any amount, so nothing may be decided by
+            this time. Leases, delays, expiry and retention go by `ordered_at`.
+        ordered_at: when the log ordered it, seconds since 1970 by the clock of the primary
+            sequencer, to the microsecond. Never smaller than that of a record before it in the
+            log, and the same value for every reader. `Log.find_time` searches by it.
+    """
+
+    __slots__ = ("_names", "aux", "data", "ordered_at", "seqnum", "time")
+
+    def __init__(
+        self,
+        seqnum: SeqNum,
+        names: bytes,
+        data: bytes,
+        time: float,
+        ordered_at: float,
+        aux: bytes | None = None,
+    ) -> None:
+        self.seqnum = seqnum
+        self._names = names
+        self.data = data
+        self.time = time
+        self.ordered_at = ordered_at
+        self.aux = aux
+
+    @property
+    def tags(self) -> tuple[UserTag, ...]:
+        """The tags it was appended with, without repetitions."""
+        return names_decoded(self._names)[1]
+
+    @property
+    def names(self) -> bytes:
+        """The spelling of its log and tags, as stored (`indilog.base.ids.tag_columns`)."""
+        return self._names
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (self.seqnum, self._names, self.data) == (other.seqnum, other._names, other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.seqnum, self._names))
+
+    def __repr__(self) -> str:
+        data = self.data if len(self.data) <= 32 else self.data[:32] + b"..."
+        return f"Record(seqnum={self.seqnum}, tags={self.tags}, data={data!r})"
+
+
+class Session:
+    """What one chain of calls has seen: a metalog position that only grows.
+
+    Reads are answered at this position or a later one, and every answer raises it. It goes into
+    child calls and comes back with their results (PITFALLS 5).
+    """
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: MetalogPosition = 0) -> None:
+        self.position = position
+
+    def saw(self, position: MetalogPosition) -> None:
+        """Raise the session to `position`, if that is later."""
+        self.position = max(self.position, position)
+
+
+class LogSource(Protocol):
+    """Whatever gives access to logs by name."""
+
+    def log(self, name: str, session: Session) -> Log:
+        """Return the log `name`, read and written within `session`; it need not exist before."""
+
+
+class Log(abc.ABC):
+    """One named log: records in one total order, found by tag.
+
+    **Session.** All calls through one `Log` (and through the client or context it came from) read
+    their own writes, and never go back in time: a read reflects at least every record that an
+    earlier call of the session returned.
+
+    A read with `fresh=True` is linearizable over all sessions: it sees every record whose append
+    returned, to anybody, before the read was called. It costs a question to the primary sequencer.
+
+    **Bounds** are inclusive. `tag=None` means every record of this log. `None` as an answer is
+    proven: there is no such record below the position that the read was answered at.
+
+    **Trim.** A log has a floor, and so has each of its tags; floors only grow (`trim`). Below the
+    floor of the log, or of the tag that is asked for, a read raises `TrimmedError(floor)`: a bound
+    there (`read_next`, `read_range`, `subscribe`), a seqnum there (`read`), and a `read_prev` that
+    finds nothing at or above a floor that is not 0. Trimmed is never answered as absent. A record
+    is *dead* below the floor of its log, or when it has tags and is below the floors of all of
+    them: its bytes may go, reads of the whole log pass over it, and `read` raises `TrimmedError`,
+    whichever log it was of.
+
+    **Loss.** A read whose answer is, or may be, a record that no replica has any more raises
+    `DataLossError`; reading goes on at its `next_seqnum`. What was lost with its tags may have been
+    of any log and tag, so every read raises that would pass over it, unless the floor is above it.
+    Lost is never answered as absent.
+
+    Every call may raise `NotReadyError` or `QuorumUnavailableError` (both retryable) when the
+    platform cannot serve.
+    """
+
+    name: str
+    _resume_s: ClassVar[float] = 0.0
+    """For how long a subscription rides out errors that a repetition may heal."""
+
+    @property
+    def scope(self) -> object:
+        """What all `Log`s of one platform have in common within this process.
+
+        Libraries keep what they derived from records beside it (weakly), so that it outlives the
+        `Log` of one call. The default shares nothing. An implementation may return any hashable
+        object that lives as long as its connection and to which a weak reference can be made.
+        """
+        return self
+
+    @abc.abstractmethod
+    async def append(self, data: bytes, *, tags: Iterable[UserTag] = ()) -> SeqNum:
+        """Append a record and return its place in the total order.
+
+        When this returns, the record is durable on the ack quorum of its shard, and every later
+        read of this session sees it.
+
+        Raises:
+            AppendOutcomeUnknownError: the record may or may not be in the log; retry with a tag
+                that makes the
+                second copy harmless.
+            TooLargeError: more than `record_bytes_max` bytes or `record_tags_max` tags; nothing was
+                appended. InvalidTagError: a tag is empty, zero or of a wrong type; nothing was
+                appended. OverloadedError: too much is waiting to be ordered; nothing was appended.
+        """
+
+    @abc.abstractmethod
+    async def append_batch(self, entries: Sequence[Entry]) -> list[SeqNum]:
+        """Append at most `batch_records_max` records, all or none, at consecutive seqnums;
+        guarantees and errors as `append`.
+        """
+
+    @abc.abstractmethod
+    async def read(self, seqnum: SeqNum, *, fresh: bool = False) -> Record | None:
+        """Return the record at `seqnum`, or None if it is not (yet) there or belongs to another
+        log.
+        """
+
+    @abc.abstractmethod
+    async def read_next(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> Record | None:
+        """Return the first record with `tag` and seqnum >= `bound`.
+
+        With `wait`, the call waits up to that many seconds (`math.inf`: as long as it takes) for
+        one to appear.
+        """
+
+    @abc.abstractmethod
+    async def read_prev(
+        self, tag: UserTag | None = None, bound: SeqNum = MAX_SEQNUM, *, fresh: bool = False
+    ) -> Record | None:
+        """Return the last record with `tag` and seqnum <= `bound`."""
+
+    @abc.abstractmethod
+    async def read_range(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        limit: int = 1000,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> list[Record]:
+        """Return the first records with `tag` from `bound` on, ascending, at most `limit` (1 to
+        10,000). With `wait`, the call waits up to that many seconds for the first of them.
+
+        Fewer than `limit` may come back although there are more (a page is also bounded in bytes);
+        an empty list is proven. Continue at the last seqnum + 1.
+        """
+
+    @abc.abstractmethod
+    async def tail(self) -> SeqNum:
+        """Return the first seqnum not yet written; linearizable over all sessions."""
+
+    @abc.abstractmethod
+    async def now(self) -> float:
+        """Return the time of the log: seconds since 1970 by the clock of the primary sequencer.
+
+        No record whose append has returned was ordered later (`Record.ordered_at`), and none whose
+        append is called after this returned is ordered earlier. Linearizable over all sessions,
+        unlike any wall clock. It costs a question to the primary sequencer.
+        """
+
+    @abc.abstractmethod
+    async def find_time(self, time: float) -> SeqNum:
+        """Return the first seqnum that was ordered at `time` or later, seconds since 1970; the tail
+        if there is none.
+
+        By the clock of the primary sequencer, which never goes back along the log. So every record
+        whose append returned before `time` on that clock lies below, and every record appended
+        after it at the seqnum or above. It searches by `Record.ordered_at`, not `Record.time`.
+        """
+
+    @abc.abstractmethod
+    async def trim(self, until: SeqNum, *, tag: UserTag | None = None) -> None:
+        """Forget the records below `until`: of the whole log, or as records with `tag`.
+
+        When this returns, every read of this session finds them trimmed, also after a restart; so
+        do all others soon. A floor that is higher already stays. Memory and disk are given back
+        later, in the background.
+
+        Raises:
+            ValueError: `until` is beyond the tail; nothing was trimmed.
+            QuorumUnavailableError: it was not confirmed in time and may still happen; trimming
+                again is harmless.
+        """
+
+    @abc.abstractmethod
+    async def set_retention(
+        self, *, age_s: float | None = None, size_bytes: int | None = None
+    ) -> None:
+        """Let the platform trim this log from now on: what was ordered longer than `age_s` ago, and
+        what lies below its newest `size_bytes` (data and names).
+
+        It is the whole policy: what is not given does not bind, and without arguments everything is
+        kept. When this returns it is recorded as durably as an append, trims of this log do not
+        touch it, and every later `retention` of this session sees it. It is enforced in the
+        background, every `retention_interval_s`; what it trims is as `trim` says.
+
+        Raises:
+            ValueError: a bound is not greater than 0; nothing was changed.
+            AppendOutcomeUnknownError: it may hold or not; set it again. Further as `append`.
+        """
+
+    @abc.abstractmethod
+    async def retention(self) -> Retention:
+        """Return the policy of this log that was set last; `Retention()` if none binds."""
+
+    @abc.abstractmethod
+    async def set_aux(self, seqnum: SeqNum, aux: bytes) -> None:
+        """Keep `aux` beside an immutable record, as a cache: it may vanish, and the last writer
+        wins.
+        """
+
+    async def subscribe(
+        self, tag: UserTag | None = None, bound: SeqNum = 0
+    ) -> AsyncIterator[Record]:
+        """Yield every record with `tag` from `bound` on, in order: history first, then live,
+        without end.
+
+        Reads at most one page ahead, which is bounded in records and in bytes, so a slow consumer
+        costs bounded memory; an idle one costs nothing. Over a connection it goes on at the next
+        seqnum when the platform is back within a minute.
+        """
+        async with aclosing(pages(self, tag, bound, resume_s=self._resume_s)) as found:
+            async for page in found:
+                for record in page:
+                    yield record
+
+
+def check_log_name(name: str) -> str:
+    """Return `name` if a user may read and write that log; the same words everywhere.
+
+    Raises:
+        InvalidTagError: it is no text, empty or too long, or one of the platform's own.
+    """
+    if not isinstance(name, str):
+        raise InvalidTagError(f"A log's name is text, not {type(name).__name__}: {name!r}.")
+    if name.startswith(RESERVED):
+        raise InvalidTagError(
+            f"Names of logs that start with {RESERVED} are the platform's own; choose another "
+            f"name than {name!r}."
+        )
+    log_tag(name)  # refuses what cannot be a name
+    return name
+
+
+def check_record(data: bytes, tags: Sequence[UserTag], *, bytes_max: int, tags_max: int) -> None:
+    """Refuse what no record may be; the same words everywhere.
+
+    Raises:
+        TooLargeError: too many bytes or tags.
+        InvalidTagError: `tags` is text instead of a list of tags.
+        TypeError: the data is not bytes.
+    """
+    if not isinstance(data, bytes):
+        raise TypeError(f"A record's data is bytes, not {type(data).__name__}; encode it first.")
+    check_tags(tags)
+    if len(data) > bytes_max:
+        raise TooLargeError("The record's size in bytes", size=len(data), limit=bytes_max)
+    if len(tags) > tags_max:
+        raise TooLargeError("The record's number of tags", size=len(tags), limit=tags_max)
+
+
+def check_batch(entries: Sequence[Entry], *, records_max: int) -> None:
+    """Refuse more records than may be appended together.
+
+    Raises:
+        TooLargeError: more than `records_max`.
+    """
+    if len(entries) > records_max:
+        raise TooLargeError("The batch's number of records", size=len(entries), limit=records_max)
+
+
+def check_tags(tags: Iterable[UserTag]) -> None:
+    """Refuse a text where a list of tags is meant.
+
+    Raises:
+        InvalidTagError: `tags` is text.
+    """
+    if isinstance(tags, str):
+        raise InvalidTagError(f"tags is a list of tags; write tags=[{tags!r}].")
+
+
+def check_bound(bound: SeqNum) -> SeqNum:
+    """Return `bound` cut to the seqnums that can exist; a negative one is a mistake.
+
+    Raises:
+        ValueError: it is negative or not an integer.
+    """
+    if type(bound) is not int or bound < 0:
+        raise ValueError(f"A bound is a seqnum, 0 or greater, not {bound!r}.")
+    return min(bound, MAX_SEQNUM)
+
+
+def check_until(until: SeqNum, tail: SeqNum) -> None:
+    """Refuse to trim what is not written yet; the same words everywhere.
+
+    Raises:
+        ValueError: `until` is beyond the tail.
+    """
+    if until > tail:
+        raise ValueError(
+            f"until is {until}, but the log ends at {tail}; trim at most up to its tail."
+        )
+
+
+def check_limit(limit: int) -> int:
+    """Return `limit` if a page may have that many records.
+
+    Raises:
+        ValueError: it is below 1 or above `READ_RANGE_LIMIT_MAX`.
+    """
+    if type(limit) is not int or not 1 <= limit <= READ_RANGE_LIMIT_MAX:
+        raise ValueError(f"limit is 1 to {READ_RANGE_LIMIT_MAX:,}, not {limit!r}.")
+    return limit
+
+
+def check_wait(wait: float | None) -> float:
+    """Return how many seconds a read waits; 0: not at all; more than a year: without end.
+
+    Raises:
+        ValueError: it is negative, or no number.
+    """
+    if wait is None:
+        return 0.0
+    if type(wait) not in {int, float} or not wait >= 0:
+        raise ValueError(f"wait is a number of seconds, 0 or greater, not {wait!r}.")
+    return float(wait) if wait < _WAIT_S_MAX else math.inf
+
+
+def check_time(time: float) -> int:
+    """Return a time as microseconds since 1970.
+
+    Raises:
+        ValueError: it is negative, or no number.
+    """
+    if type(time) not in {int, float} or not 0 <= time < _TIME_S_MAX:
+        raise ValueError(f"A time is a number of seconds since 1970, not {time!r}.")
+    return round(time * 1e6)

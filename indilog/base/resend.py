@@ -1,0 +1,44 @@
+"""When to send again what was not answered: the one mechanism of all resends.
+
+A message that is not answered may be lost, or its receiver may be slow. Sending it again at a fixed
+rate would keep a slow receiver slow. So the pause doubles each time up to a bound, and begins anew
+with any progress.
+"""
+
+from __future__ import annotations
+
+from indilog.base.ids import Instant
+
+
+class Resend:
+    """The pauses of one resend.
+
+    Args:
+        base_s: the first pause, in seconds.
+        max_s: the longest one.
+
+    Attributes:
+        due: when to send again; None: nothing is awaited.
+    """
+
+    __slots__ = ("_base_s", "_max_s", "_pause_s", "due")
+
+    def __init__(self, base_s: float, max_s: float) -> None:
+        self._base_s = base_s
+        self._max_s = max(base_s, max_s)
+        self._pause_s = base_s
+        self.due: Instant | None = None
+
+    def sent(self, now: Instant) -> None:
+        """Note that it was sent: it is due again after the next pause."""
+        self.due = Instant(now + self._pause_s)
+        self._pause_s = min(2 * self._pause_s, self._max_s)
+
+    def is_due(self, now: Instant) -> bool:
+        """Whether it was sent, and the pause is over."""
+        return self.due is not None and now >= self.due
+
+    def progressed(self) -> None:
+        """Note an answer, or that nothing is awaited any more: the next pause is the first one."""
+        self._pause_s = self._base_s
+        self.due = None

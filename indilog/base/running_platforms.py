@@ -1,0 +1,209 @@
+"""Which platforms of this user run on this machine, and where each keeps its token.
+
+A platform writes one file per gateway into `/tmp/indilog-UID`, a directory of mode 0700 that must
+belong to this user, and holds a lock on that file while it serves. The kernel frees the lock when
+the process ends, however it ends. A file without its lock is stale: its port may belong to another
+service by now, so its token is not used. The file names the token's file; no token is in it.
+
+Writers hold the lock of the directory, so that no writer removes the file of another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from indilog.base.loopback import is_loopback
+
+_LOCK: Final = ".lock"
+_NEW: Final = ".new-"
+_ENDING: Final = ".json"
+_ENTRIES_MAX: Final = 1_000
+"""Files that a caller looks at; ports in use by one user are far fewer."""
+_ENTRY_BYTES_MAX: Final = 64 * 1024
+_LITERAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}  # noqa: S104
+"""The loopback address by which a gateway that listens on a wildcard or name is reached."""
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class RunningPlatform(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway that serves now.
+
+    Attributes:
+        url: with the literal loopback address that it listens on.
+        names: further host names that mean it.
+        token_file: where its token is; empty: it wants none.
+        certificate: the file with its TLS certificate; empty: it speaks plain HTTP.
+        socket: its Unix socket.
+    """
+
+    url: str
+    names: tuple[str, ...] = ()
+    token_file: str = ""
+    certificate: str = ""
+    socket: str = ""
+
+    def answers_to(self, url: str) -> bool:
+        """Tell whether `url`, one that `check_url` accepts, is this gateway's."""
+        asked, own = urlsplit(url), urlsplit(self.url)
+        return (
+            asked.scheme == own.scheme
+            and _port(url) == _port(self.url)
+            and asked.hostname in (own.hostname, *self.names)
+        )
+
+
+def running_at(
+    host: str,
+    port: int,
+    *,
+    names: Iterable[str] = (),
+    token_file: Path | None,
+    certificate: Path | None,
+    socket: Path,
+) -> RunningPlatform:
+    """Return what callers of this machine need of a gateway that listens on `host` and `port`.
+
+    Args:
+        host: a name, an address, or the wildcard `0.0.0.0` or `::`.
+        port: of TCP.
+        names: under which callers reach it besides.
+        token_file: None: it wants no token.
+        certificate: None: it speaks plain HTTP.
+        socket: its Unix socket.
+    """
+    address = _LITERAL.get(host, host)
+    literal = f"[{address}]" if ":" in address else address
+    here = ("localhost",) if is_loopback(address) else ()
+    return RunningPlatform(
+        url=f"{'https' if certificate else 'http'}://{literal}:{port}",
+        names=(*here, *names),
+        token_file=_absolute(token_file),
+        certificate=_absolute(certificate),
+        socket=_absolute(socket),
+    )
+
+
+def _absolute(file: Path | None) -> str:
+    return "" if file is None else str(file.absolute())
+
+
+def directory_of_user() -> Path:
+    """Return where the platforms of this user are registered on this machine."""
+    return Path(f"/tmp/indilog-{os.getuid()}")  # noqa: S108 - checked to be ours alone
+
+
+def platform_at(url: str, directory: Path | None = None) -> RunningPlatform | None:
+    """Return the running platform of this user whose gateway `url` is; None: there is none.
+
+    Args:
+        url: of a gateway.
+        directory: where platforms are registered, if not in `directory_of_user`.
+    """
+    directory = directory or directory_of_user()
+    if not _is_private(directory):
+        return None
+    names = sorted(name for name in os.listdir(directory) if name.endswith(_ENDING))  # noqa: PTH208
+    for name in names[:_ENTRIES_MAX]:
+        found = _live(directory / name)
+        if found is not None and found.answers_to(url):
+            return found
+    return None
+
+
+@contextmanager
+def registered(platform: RunningPlatform, directory: Path | None = None) -> Iterator[None]:
+    """Have callers of this user find `platform` while the block runs.
+
+    Raises:
+        OSError: the directory belongs to another user or cannot be written; callers then need
+            `INDILOG_TOKEN`.
+    """
+    directory = directory or directory_of_user()
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(directory):
+        raise PermissionError(f"{directory} is not a directory of mode 0700 of this user.")
+    path = directory / f"{urlsplit(platform.url).netloc}{_ENDING}"
+    with _locked(directory):
+        _remove_stale(directory)
+        entry = _written(directory, path, platform)
+    try:
+        yield
+    finally:
+        with _locked(directory):
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(entry)):
+                path.unlink()
+        os.close(entry)
+
+
+def _written(directory: Path, path: Path, platform: RunningPlatform) -> int:
+    """Write the entry and return its open descriptor, which holds its lock."""
+    new = directory / f"{_NEW}{os.getpid()}"
+    entry = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(entry, fcntl.LOCK_EX)
+        os.write(entry, msgspec.json.encode(platform))
+        new.replace(path)
+    except OSError:
+        os.close(entry)
+        raise
+    return entry
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    lock = os.open(directory / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _remove_stale(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.name != _LOCK and _live(path) is None:
+            path.unlink(missing_ok=True)
+
+
+def _live(path: Path) -> RunningPlatform | None:
+    """Return what a file says if its platform holds its lock; None: it is stale or damaged."""
+    try:
+        entry = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(entry, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        try:
+            return msgspec.json.decode(os.read(entry, _ENTRY_BYTES_MAX), type=RunningPlatform)
+        except msgspec.DecodeError:
+            return None
+    except OSError:
+        return None
+    finally:
+        os.close(entry)
+    return None
+
+
+def _is_private(directory: Path) -> bool:
+    """Tell whether it is a directory of this user that no other user can enter."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return False
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return is_ours and not stat.S_IMODE(found.st_mode) & 0o077
+
+
+def _port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or _PORTS[parts.scheme]

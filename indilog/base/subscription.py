@@ -1,0 +1,93 @@
+"""Reading a log without end: history page by page, then live, always one page ahead (API.md,
+"The log").
+
+While one page is consumed the next one is read. So a slow consumer holds at most two pages, each
+bounded in records (`SUBSCRIBE_PAGE`) and in bytes (as every page, `page_bytes_max`), and a fast one
+waits for one round trip a page. At the log's end the read ahead waits where the records appear:
+until then nothing is sent, and no timer runs.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - part of the shell: reads ahead in a task
+import contextlib
+import math
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from indilog.base.errors import IndilogError
+
+if TYPE_CHECKING:
+    from indilog.base.ids import SeqNum, UserTag
+    from indilog.base.log import Log, Record
+
+SUBSCRIBE_PAGE: Final = 256
+"""Records in one page of a subscription."""
+_PAUSE_S_MIN: Final = 0.1
+_PAUSE_S_MAX: Final = 2.0
+"""A subscription that was interrupted tries again after pauses that double up to this."""
+
+
+async def pages(
+    log: Log,
+    tag: UserTag | None,
+    bound: SeqNum,
+    *,
+    idle_s: float = math.inf,
+    resume_s: float = 0.0,
+) -> AsyncGenerator[list[Record], None]:
+    """Yield the records with `tag` from `bound` on, in order, without end, a page at a time.
+
+    Args:
+        log: the log.
+        tag: as in `Log.read_range`.
+        bound: as in `Log.read_range`.
+        idle_s: after this long without a record an empty page is yielded, as a sign of life.
+        resume_s: errors that a repetition may heal (the platform restarts) are ridden out for this
+            long in a row; then the last one is raised.
+    """
+    ahead = asyncio.ensure_future(_page(log, tag, bound, idle_s, resume_s))
+    try:
+        while True:
+            page = await ahead
+            if page:
+                bound = page[-1].seqnum + 1
+            ahead = asyncio.ensure_future(_page(log, tag, bound, idle_s, resume_s))
+            yield page
+    finally:
+        ahead.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await ahead
+
+
+async def _page(
+    log: Log, tag: UserTag | None, bound: SeqNum, idle_s: float, resume_s: float
+) -> list[Record]:
+    loop = asyncio.get_running_loop()
+    interrupted: float | None = None
+    pause_s = _PAUSE_S_MIN
+    while True:
+        try:
+            page = await log.read_range(tag, bound, limit=SUBSCRIBE_PAGE, wait=idle_s)
+        except IndilogError as error:
+            now = loop.time()
+            if interrupted is None:
+                interrupted = now
+                if error.retryable and resume_s > 0:
+                    _say("subscription interrupted", log, bound, error)
+            if not error.retryable or now + pause_s > interrupted + resume_s:
+                raise
+        else:
+            if interrupted is not None:
+                _say("subscription resumed", log, bound, None)
+            return page
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+
+def _say(what: str, log: Log, bound: SeqNum, error: Exception | None) -> None:
+    structlog.get_logger().warning(
+        what, log=log.name, seqnum=bound, reason=str(error) if error is not None else None
+    )

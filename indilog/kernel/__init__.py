@@ -1,0 +1,1 @@
+"""What all tiers share: roles and effects, the view, the metalog, records, index formats."""

@@ -1,0 +1,204 @@
+"""What is trimmed: the floors of logs and tags, and which records are dead by them (ARCHITECTURE
+13).
+
+Floors are said by `Trim` entries of the metalog and only grow, so they may be applied early, twice
+and in any order. There may be many (one for each object of a store): they are kept in sorted
+arrays, 24 bytes each, with the newest ones in a small mapping beside them. A floor of a tag goes
+when that of its log is as high: what lies below is trimmed with the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from indilog.base.ids import SeqNum, TagHash
+from indilog.kernel.metalog import Floor
+
+Column: TypeAlias = npt.NDArray[np.uint64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_UNSAID: Final = TagHash(0)
+_RECENT_MAX: Final = 1024
+_FLOOR_BYTES: Final = 24
+_RECENT_BYTES: Final = 150
+"""What a floor in the mapping costs in CPython."""
+
+
+class FloorColumns(NamedTuple):
+    """Tags that have a floor, ascending; their floors; the tags of their logs, 0 if not said."""
+
+    tags: Column
+    untils: Column
+    logs: Column
+
+
+class Floors:
+    """The floor of each tag that has one; 0 for every other.
+
+    Attributes:
+        highest: the highest of all floors: nothing at or above it is trimmed.
+    """
+
+    __slots__ = ("_logs", "_recent", "_tags", "_untils", "highest")
+
+    def __init__(self) -> None:
+        self._tags: Column = np.empty(0, np.uint64)
+        self._untils: Column = np.empty(0, np.uint64)
+        self._logs: Column = np.empty(0, np.uint64)
+        self._recent: dict[TagHash, tuple[SeqNum, TagHash]] = {}
+        self.highest: SeqNum = 0
+
+    def __len__(self) -> int:
+        """How many tags have a floor, at most: a recent one may be counted twice."""
+        return len(self._tags) + len(self._recent)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory they take."""
+        return _FLOOR_BYTES * len(self._tags) + _RECENT_BYTES * len(self._recent)
+
+    def raise_to(self, tag: TagHash, until: SeqNum, log: TagHash = _UNSAID) -> bool:
+        """Let the floor of `tag`, of `log`, be at least `until`; tell whether that is news."""
+        if until <= self.of(tag):
+            return False
+        self._recent[tag] = until, log
+        self.highest = max(self.highest, until)
+        if len(self._recent) > _RECENT_MAX + len(self._tags) // 64:
+            self._merge()
+        return True
+
+    def of(self, tag: TagHash) -> SeqNum:
+        """Return the floor of `tag`."""
+        recent = self._recent.get(tag)
+        if recent is not None:
+            return recent[0]
+        if not len(self._tags):
+            return 0
+        place = int(np.searchsorted(self._tags, np.uint64(tag)))
+        found = place < len(self._tags) and int(self._tags[place]) == tag
+        return int(self._untils[place]) if found else 0
+
+    def of_each(self, tags: Column) -> Column:
+        """Return the floor of each of many tags."""
+        self._merge()
+        if not len(self._tags):
+            return np.zeros(len(tags), np.uint64)
+        places = np.minimum(np.searchsorted(self._tags, tags), len(self._tags) - 1)
+        return np.where(self._tags[places] == tags, self._untils[places], np.uint64(0))
+
+    def columns(self) -> FloorColumns:
+        """Return all floors; the columns never change."""
+        self._merge()
+        return FloorColumns(self._tags, self._untils, self._logs)
+
+    def restore(self, columns: FloorColumns) -> None:
+        """Begin with what `columns` returned once."""
+        self._tags, self._untils, self._logs = columns
+        self._recent.clear()
+        self.highest = int(columns.untils.max()) if len(columns.untils) else 0
+
+    def above(self, tag: TagHash, count: int) -> Iterator[tuple[TagHash, SeqNum, TagHash]]:
+        """Yield the floors of the first `count` tags above `tag`, in order, with their logs."""
+        self._merge()
+        start = int(np.searchsorted(self._tags, np.uint64(tag), side="right"))
+        columns = (column[start : start + count].tolist() for column in self.columns())
+        yield from zip(*columns, strict=True)
+
+    def drop(self, log: TagHash, until: SeqNum) -> None:
+        """Forget the floors of the tags of `log` that are not above `until`."""
+        for tag, (floor, of) in list(self._recent.items()):
+            if of == log and floor <= until:
+                del self._recent[tag]
+        drop = (self._logs == log) & (self._untils <= until)
+        if drop.any():
+            self._tags, self._untils, self._logs = (
+                column[~drop] for column in (self._tags, self._untils, self._logs)
+            )
+
+    def _merge(self) -> None:
+        """Move the recent ones into the arrays."""
+        if not self._recent:
+            return
+        count = len(self._recent)
+        tags = np.fromiter(self._recent.keys(), np.uint64, count)
+        recent = self._recent.values()
+        untils = np.fromiter((until for until, _ in recent), np.uint64, count)
+        logs = np.fromiter((log for _, log in recent), np.uint64, count)
+        self._recent.clear()
+        keep = ~np.isin(self._tags, tags)
+        tags = np.concatenate((self._tags[keep], tags))
+        untils = np.concatenate((self._untils[keep], untils))
+        logs = np.concatenate((self._logs[keep], logs))
+        order = np.argsort(tags)
+        self._tags, self._untils, self._logs = tags[order], untils[order], logs[order]
+
+
+class Trimmed:
+    """All floors that the first `trims` trims say, of logs and of tags.
+
+    A record is *dead* when it lies below the floor of its log, or when it has tags and lies below
+    the floors of all of them: nobody can find it any more, but by its seqnum.
+    """
+
+    __slots__ = ("logs", "tags", "trims")
+
+    def __init__(self) -> None:
+        self.logs = Floors()
+        self.tags = Floors()
+        self.trims = 0
+
+    @property
+    def highest(self) -> SeqNum:
+        """Nothing at or above this seqnum is trimmed in any way."""
+        return max(self.logs.highest, self.tags.highest)
+
+    def apply(self, floors: Iterable[Floor]) -> list[Floor]:
+        """Take in floors; return those that are news."""
+        return [floor for floor in floors if self._raise(floor)]
+
+    def _raise(self, floor: Floor) -> bool:
+        tag, until, of_log, log = floor
+        if of_log:
+            news = self.logs.raise_to(tag, until)
+            if news:
+                self.tags.drop(tag, until)
+            return news
+        covered = log and until <= self.logs.of(log)
+        return not covered and self.tags.raise_to(tag, until, log)
+
+    def page(self, after: TagHash, count: int) -> tuple[tuple[Floor, ...], bool]:
+        """Return the floors of the first `count` tags above `after`, and whether these are all."""
+        found = [
+            Floor(tag, until, of_log, log)
+            for floors, of_log in ((self.logs, True), (self.tags, False))
+            for tag, until, log in floors.above(after, count)
+        ]
+        found.sort()
+        page = tuple(islice(found, count))
+        return page, len(found) < count
+
+    def dead(self, first_seqnum: SeqNum, tag_counts: bytes, tags: bytes) -> Mask:
+        """Tell which records are dead, of consecutive ones whose tag columns these are.
+
+        The first tag of a record is that of its log; one without any was dead when it was hollowed.
+        """
+        counts = np.frombuffer(tag_counts, np.uint8).astype(np.int64)
+        seqnums = np.arange(len(counts), dtype=np.uint64) + np.uint64(first_seqnum)
+        column: Column = np.frombuffer(tags, np.uint64)
+        dead: Mask = counts == 0
+        if not len(column):
+            return dead
+        starts = np.minimum(np.cumsum(counts) - counts, len(column) - 1)
+        dead |= self.logs.of_each(column[starts]) > seqnums
+        if self.tags.highest > first_seqnum:
+            of_tag = np.repeat(np.arange(len(counts)), counts)
+            others = np.ones(len(column), np.bool_)
+            others[starts[counts > 0]] = False
+            alive = others & (self.tags.of_each(column) <= seqnums[of_tag])
+            dead |= (counts > 1) & (np.bincount(of_tag[alive], minlength=len(counts)) == 0)
+        return dead

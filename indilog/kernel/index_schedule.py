@@ -1,0 +1,128 @@
+"""Which index shard has the index data of which metalog position: the one place that knows (thesis
+5.3.1, round robin; 5.6.3, index shards come and go).
+
+The schedule is a list of eras that only grows. Inside an era positions go round robin over its
+index shards; an index shard that a later era leaves out is retired: it gets no further positions
+and still answers for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from indilog.base.ids import MetalogPosition
+
+NO_POSITION: Final[MetalogPosition] = 2**62
+"""Beyond every position."""
+
+
+class IndexEra(msgspec.Struct, frozen=True):
+    """From `start` on, until the next era, position p belongs to `shards[p % len(shards)]`."""
+
+    start: MetalogPosition
+    shards: tuple[int, ...]
+
+
+Eras = Sequence[IndexEra]
+"""Ascending by start; the first one starts at 0."""
+
+
+def index_shard_at(eras: Eras, position: MetalogPosition) -> int:
+    """Return the index shard that gets the index data of `position`."""
+    era = next(era for era in reversed(eras) if era.start <= position)
+    return era.shards[position % len(era.shards)]
+
+
+def previous_of(eras: Eras, position: MetalogPosition) -> MetalogPosition:
+    """Return the position before `position` that the same index shard has; -1: there is none."""
+    return last_below(eras, index_shard_at(eras, position), position)
+
+
+def last_below(eras: Eras, index_shard: int, end: MetalogPosition) -> MetalogPosition:
+    """Return the last position of an index shard below `end`; -1: there is none."""
+    for era in reversed(eras):
+        if era.start < end:
+            if index_shard in era.shards:
+                step = len(era.shards)
+                last = end - 1 - (end - 1 - era.shards.index(index_shard)) % step
+                if last >= era.start:
+                    return last
+            end = era.start
+    return -1
+
+
+def eras_below(eras: Eras, position: MetalogPosition) -> tuple[IndexEra, ...]:
+    """Return the eras that say something about positions below `position`."""
+    return tuple(era for era in eras if era.start < position)
+
+
+class Stretch(NamedTuple):
+    """The positions first, first + step, ... below `end`; there is at least one."""
+
+    first: MetalogPosition
+    end: MetalogPosition
+    step: int
+
+
+class IndexPositions:
+    """The metalog positions of one index shard, ascending; there may be none."""
+
+    __slots__ = ("_stretches",)
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        self._stretches = tuple(stretches)
+
+    @classmethod
+    def of(cls, eras: Eras, index_shard: int) -> IndexPositions:
+        """Return those of one index shard."""
+        stretches = []
+        ends = [*(era.start for era in eras[1:]), NO_POSITION]
+        for era, end in zip(eras, ends, strict=True):
+            if index_shard in era.shards:
+                step = len(era.shards)
+                first = era.start + (era.shards.index(index_shard) - era.start) % step
+                if first < end:
+                    stretches.append(Stretch(first, end, step))
+        return cls(stretches)
+
+    def __contains__(self, position: MetalogPosition) -> bool:
+        for first, end, step in self._stretches:  # they do not overlap
+            if first <= position < end:
+                return not (position - first) % step
+        return False
+
+    @property
+    def end(self) -> MetalogPosition:
+        """Where they end; `NO_POSITION`: never, the index shard is not retired."""
+        return self._stretches[-1].end if self._stretches else 0
+
+    def first_from(self, position: MetalogPosition) -> MetalogPosition:
+        """Return the first of them not before `position`; `NO_POSITION`: there is none."""
+        return self.from_on(position).first
+
+    def from_on(self, position: MetalogPosition) -> Stretch:
+        """Return those not before `position`, up to where they stop being evenly spaced."""
+        for first, end, step in self._stretches:
+            if position < end:
+                following = max(first, position + (first - position) % step)
+                if following < end:
+                    return Stretch(following, end, step)
+        return Stretch(NO_POSITION, NO_POSITION, 1)
+
+    def after(self, position: MetalogPosition, count: int) -> MetalogPosition:
+        """Return the one that follows the first `count` of those not before `position`."""
+        stretch = self.from_on(position)
+        while stretch.first < NO_POSITION:
+            here = (stretch.end - stretch.first + stretch.step - 1) // stretch.step
+            if count < here:
+                return stretch.first + count * stretch.step
+            count -= here
+            stretch = self.from_on(stretch.end)
+        return NO_POSITION
+
+
+EVERY_POSITION: Final = IndexPositions([Stretch(0, NO_POSITION, 1)])
+"""What an engine follows."""

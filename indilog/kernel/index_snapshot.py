@@ -1,0 +1,417 @@
+"""Index snapshots: what an index shard knows below a metalog position, as a Parquet file (format in
+docs/FORMATS.md).
+
+A row says that the record at `seqnum`, of shard `shard`, has `tag`; every record also has a row for
+the empty tag, 0. Rows are sorted by (tag, seqnum), in row groups of bounded size: the unit in which
+a file is read again. The file's name carries the CRC of the whole file, so that damage is noticed
+wherever it is; the pages carry their own, for later reads. A Bloom filter tells of most other tags
+that the file has no row of them.
+
+Index nodes write and read snapshots through their shell, by the requests and answers defined here;
+whatever else rebuilds an index writes the same files with the functions here. pyarrow is imported
+where it is used: it takes longer to import than a command takes to run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import MetalogPosition, SeqNum
+from indilog.kernel.index_schedule import IndexEra
+from indilog.kernel.lineage import NO_ENTRIES, LineageColumns
+from indilog.kernel.lost_ranges import LostRange
+from indilog.kernel.tag_filter import TagFilter, TagFilterBuilder
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+SNAPSHOT_VERSION: Final = 2
+GROUP_ROWS: Final = 16_384
+"""Rows of a row group; the last one of a file may have fewer."""
+ROW_BYTES: Final = 18
+"""What a row takes in memory."""
+_VERSION_KEY: Final = b"indilog.kernel.index_snapshot.version"
+_INFO_KEY: Final = b"indilog.kernel.index_snapshot.info"
+_TAGS_KEY: Final = b"indilog.kernel.index_snapshot.tags"
+_NAME: Final = re.compile(r"snapshot-(?P<position>\d{20})-(?P<crc>[0-9a-f]{8})\.parquet")
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot covers: the index data of `index_shard` at all its positions below
+    `position`, according to the schedule `eras`; all its seqnums are below `tail`.
+
+    `lost`: seqnums whose tags are lost: it has rows of them for the empty tag only. `lineage`: the
+    incarnations of the primary that proposed the entries at those positions.
+    """
+
+    logspace: int = 0
+    index_shard: int
+    position: MetalogPosition
+    tail: SeqNum
+    eras: tuple[IndexEra, ...]
+    lost: tuple[LostRange, ...] = ()
+    lineage: LineageColumns = NO_ENTRIES
+
+
+class Rows(NamedTuple):
+    """Rows as columns of equal length, sorted by (tag, seqnum); no two are equal."""
+
+    tags: NDArray[np.uint64]
+    seqnums: NDArray[np.uint64]
+    shards: NDArray[np.uint16]
+
+    def part(self, start: int, end: int) -> Rows:
+        """Return the rows `start` to `end`."""
+        return Rows(self.tags[start:end], self.seqnums[start:end], self.shards[start:end])
+
+    def chosen(self, mask: NDArray[np.bool_]) -> Rows:
+        """Return the rows for which `mask` says so."""
+        return Rows(self.tags[mask], self.seqnums[mask], self.shards[mask])
+
+
+_NONE: Final[NDArray[np.uint64]] = np.empty(0, np.uint64)
+
+
+class SnapshotFloors(NamedTuple):
+    """What is trimmed: tags of logs, ascending, and their floors; the same of other tags; and
+    seqnums of records, ascending, that are trimmed whole or in all their tags.
+    """
+
+    log_tags: NDArray[np.uint64]
+    log_untils: NDArray[np.uint64]
+    tags: NDArray[np.uint64]
+    untils: NDArray[np.uint64]
+    discarded: NDArray[np.uint64] = _NONE
+
+
+class RowGroups(NamedTuple):
+    """Of each row group of a file, its smallest and largest tag and seqnum."""
+
+    first_tags: NDArray[np.uint64]
+    last_tags: NDArray[np.uint64]
+    lowest: NDArray[np.uint64]
+    highest: NDArray[np.uint64]
+
+
+class Snapshot(NamedTuple):
+    """A snapshot on the disk, and where in it what is found.
+
+    `rows`: how many there are. `tags`: of a tag that it has not, there is no row.
+    """
+
+    info: SnapshotInfo
+    groups: RowGroups
+    rows: int
+    tags: TagFilter
+
+
+# --- what an index node asks its shell for, and what it is answered
+
+
+class OpenSnapshot(NamedTuple):
+    """Find the newest intact snapshot of a position below `below`; answered by `SnapshotOpened`."""
+
+    below: MetalogPosition
+
+
+class SnapshotOpened(NamedTuple):
+    """The snapshot found; None: there is none."""
+
+    snapshot: Snapshot | None
+
+
+class WriteSnapshot(NamedTuple):
+    """Write a snapshot of the rows of `base` (None: there is none before) and those of `recent`.
+
+    Begins when everything persisted before is synced, so that no snapshot is ahead of the log.
+    `recent` is called in a thread; its rows are all beyond the base's tail. Rows of the base that
+    are trimmed by `floors` are left out. The filter of its tags has at most `filter_bytes_max`.
+    """
+
+    info: SnapshotInfo
+    base: MetalogPosition | None
+    recent: Callable[[], Rows]
+    floors: SnapshotFloors | None = None
+    filter_bytes_max: int = 1 << 20
+
+
+class SnapshotWritten(NamedTuple):
+    """The snapshot is on the disk, durably; None: it could not be written.
+
+    `base_lost`: because the one before is damaged or gone, so that it never can.
+    """
+
+    position: MetalogPosition
+    snapshot: Snapshot | None
+    base_lost: bool = False
+
+
+class ReadRows(NamedTuple):
+    """Read a row group of the snapshot of `position`; answered by `RowsRead`."""
+
+    position: MetalogPosition
+    group: int
+
+
+class RowsRead(NamedTuple):
+    """Its rows; None: they are damaged, or gone."""
+
+    position: MetalogPosition
+    group: int
+    rows: Rows | None
+
+
+SnapshotRequest: TypeAlias = OpenSnapshot | WriteSnapshot | ReadRows
+SnapshotAnswer: TypeAlias = SnapshotOpened | SnapshotWritten | RowsRead
+
+
+def without_snapshots(request: SnapshotRequest) -> SnapshotAnswer:
+    """Answer for a shell that keeps no snapshots."""
+    match request:
+        case OpenSnapshot():
+            return SnapshotOpened(None)
+        case WriteSnapshot(info):
+            return SnapshotWritten(info.position, None)
+        case ReadRows(position, group):
+            return RowsRead(position, group, None)
+        case unreachable:
+            assert_never(unreachable)
+
+
+# --- rows
+
+
+def no_rows() -> Rows:
+    """Return no rows."""
+    return Rows(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
+
+
+def sorted_rows(pieces: Sequence[Rows]) -> Rows:
+    """Return the rows of all pieces; of a tag, those of an earlier piece have smaller seqnums."""
+    if len(pieces) == 1:
+        return pieces[0]
+    tags, seqnums, shards = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    order = np.argsort(tags, kind="stable")
+    return Rows(tags[order], seqnums[order], shards[order])
+
+
+def merged(base: Iterable[Rows], recent: Rows) -> Iterator[Rows]:
+    """Yield the rows of both, sorted; of a tag, those of `base` have smaller seqnums.
+
+    Holds one piece of `base` at a time.
+    """
+    taken = 0
+    for piece in base:
+        # A tag at the end of the piece may go on in the next one, before our rows of it.
+        until = int(np.searchsorted(recent.tags, piece.tags[-1], side="left"))
+        yield sorted_rows([piece, recent.part(taken, max(taken, until))])
+        taken = max(taken, until)
+    if taken < len(recent.tags):
+        yield recent.part(taken, len(recent.tags))
+
+
+def dead_in(
+    groups: RowGroups, floors: SnapshotFloors, read: Callable[[int], Rows]
+) -> NDArray[np.uint64]:
+    """Return the seqnums, ascending, of the records whose logs are trimmed past them, and of those
+    that were discarded.
+
+    Reads the row groups of those logs' own tags.
+    """
+    found = [floors.discarded]
+    for tag, until in zip(floors.log_tags, floors.log_untils, strict=True):
+        first = int(np.searchsorted(groups.last_tags, tag, side="left"))
+        for group in range(first, int(np.searchsorted(groups.first_tags, tag, side="right"))):
+            rows = read(group)
+            found.append(rows.seqnums[(rows.tags == tag) & (rows.seqnums < until)])
+    return np.unique(np.concatenate(found))
+
+
+def untrimmed(
+    pieces: Iterable[Rows], floors: SnapshotFloors, dead: NDArray[np.uint64]
+) -> Iterator[Rows]:
+    """Yield the rows that are neither of dead records nor below the floor of their tag."""
+    for rows in pieces:
+        below = np.isin(rows.seqnums, dead)
+        for tags, untils in ((floors.log_tags, floors.log_untils), (floors.tags, floors.untils)):
+            if len(tags):
+                places = np.minimum(np.searchsorted(tags, rows.tags), len(tags) - 1)
+                below |= (tags[places] == rows.tags) & (rows.seqnums < untils[places])
+        if not below.any():
+            yield rows
+        elif not below.all():
+            left = ~below
+            yield Rows(rows.tags[left], rows.seqnums[left], rows.shards[left])
+
+
+def regrouped(pieces: Iterable[Rows], group_rows: int = GROUP_ROWS) -> Iterator[Rows]:
+    """Yield the same rows in groups of `group_rows`; the last one may be smaller."""
+    held: list[Rows] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece.tags)
+        if count >= group_rows:
+            joined = Rows(*(np.concatenate(column) for column in zip(*held, strict=True)))
+            whole = count - count % group_rows
+            for start in range(0, whole, group_rows):
+                yield joined.part(start, start + group_rows)
+            held = [joined.part(whole, count)]
+            count -= whole
+    if count:
+        yield Rows(*(np.concatenate(column) for column in zip(*held, strict=True)))
+
+
+# --- files
+
+
+def snapshot_name(position: MetalogPosition, crc: int) -> str:
+    """Return the name of the snapshot of `position` whose file has that CRC32C."""
+    return f"snapshot-{position:020d}-{crc:08x}.parquet"
+
+
+def snapshot_files(directory: Path) -> list[tuple[MetalogPosition, Path]]:
+    """Return the snapshots in `directory`, newest first, intact or not."""
+    if not directory.is_dir():
+        return []
+    found = [(m, path) for path in directory.iterdir() if (m := _NAME.fullmatch(path.name))]
+    return sorted(((int(m["position"]), path) for m, path in found), reverse=True)
+
+
+def filtered(pieces: Iterable[Rows], tags: TagFilterBuilder) -> Iterator[Rows]:
+    """Yield sorted rows again; each of their tags is added to `tags` once."""
+    last: NDArray[np.uint64] = np.empty(0, np.uint64)
+    for rows in pieces:
+        found = np.unique(rows.tags)
+        tags.add(found[found != last[-1]] if len(last) else found)
+        last = found
+        yield rows
+
+
+def write_rows(
+    file: Path, info: SnapshotInfo, pieces: Iterable[Rows], tags: TagFilterBuilder
+) -> None:
+    """Write a snapshot to `file`, and sync it; the name is the caller's business. `tags` is new."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            pa.field("tag", pa.uint64(), nullable=False),
+            pa.field("seqnum", pa.uint64(), nullable=False),
+            pa.field("shard", pa.uint16(), nullable=False),
+        ],
+        metadata={
+            _VERSION_KEY: str(SNAPSHOT_VERSION).encode(),
+            _INFO_KEY: msgspec.json.encode(info),
+        },
+    )
+    with pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding={"tag": "DELTA_BINARY_PACKED", "seqnum": "DELTA_BINARY_PACKED"},
+        write_page_checksum=True,
+    ) as writer:
+        for rows in filtered(regrouped(pieces), tags):
+            columns = [pa.array(column) for column in rows]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema), GROUP_ROWS)
+        filter_text = b64encode(tags.built().bits).decode()
+        writer.add_key_value_metadata({_TAGS_KEY.decode(): filter_text})
+    with file.open("rb+") as written:
+        os.fsync(written.fileno())
+
+
+def file_crc(file: Path) -> int:
+    """Return the CRC32C of a file."""
+    crc = 0
+    with file.open("rb") as read:
+        while chunk := read.read(_CHUNK_BYTES):
+            crc = crc32c(chunk, crc)
+    return crc
+
+
+def check_file(file: Path) -> None:
+    """Refuse a file that is not what its name says.
+
+    Raises:
+        MalformedFrameError: it is damaged.
+    """
+    name = _NAME.fullmatch(file.name)
+    assert name is not None, "files are found by their names"
+    if file_crc(file) != int(name["crc"], 16):
+        raise MalformedFrameError(f"{file} is damaged: its CRC differs from its name's.")
+
+
+def opened_snapshot(file: Path) -> tuple[ParquetFile, Snapshot]:
+    """Open a snapshot whose bytes are as they were written.
+
+    Raises:
+        MalformedFrameError: it holds none, or one of another version.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise MalformedFrameError(f"{file} is no Parquet file: {error}") from error
+    metadata = parquet.metadata.metadata or {}
+    if (version := metadata.get(_VERSION_KEY)) != str(SNAPSHOT_VERSION).encode():
+        raise MalformedFrameError(
+            f"{file} is an index snapshot of version {version!r}; this release reads version "
+            f"{SNAPSHOT_VERSION}."
+        )
+    try:
+        info = msgspec.json.decode(metadata[_INFO_KEY], type=SnapshotInfo)
+        tags = TagFilter(b64decode(metadata[_TAGS_KEY]))
+    except (KeyError, ValueError) as error:
+        raise MalformedFrameError(f"{file} does not say what it covers: {error}") from error
+    return parquet, Snapshot(info, _groups_of(parquet), parquet.metadata.num_rows, tags)
+
+
+def _groups_of(parquet: ParquetFile) -> RowGroups:
+    """Return what the statistics of a file say.
+
+    Raises:
+        MalformedFrameError: it has none.
+    """
+    metadata = parquet.metadata
+    bounds: list[list[int]] = [[], [], [], []]
+    for group in range(metadata.num_row_groups):
+        for column in (0, 1):
+            statistics = metadata.row_group(group).column(column).statistics
+            if statistics is None or statistics.min is None or statistics.max is None:
+                raise MalformedFrameError(f"row group {group} has no statistics")
+            bounds[2 * column].append(statistics.min)
+            bounds[2 * column + 1].append(statistics.max)
+    return RowGroups(*(np.array(values, np.uint64) for values in bounds))
+
+
+def read_rows(parquet: ParquetFile, group: int) -> Rows:
+    """Read a row group.
+
+    Raises:
+        MalformedFrameError: its bytes are damaged.
+    """
+    import pyarrow as pa
+
+    try:
+        table = parquet.read_row_group(group)
+    except (OSError, pa.ArrowException) as error:
+        raise MalformedFrameError(f"row group {group} cannot be read: {error}") from error
+    tags, seqnums, shards = (table.column(n).to_numpy() for n in range(3))
+    return Rows(tags, seqnums, shards)

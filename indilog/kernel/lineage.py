@@ -1,0 +1,165 @@
+"""Which incarnation of the primary proposed each entry of a copy of the metalog.
+
+A primary that lost entries proposes others in their places, under a newer epoch (decision 0006).
+One incarnation proposes once at a position and has one metalog. So two copies that have entries of
+the same epoch at one position are equal up to it, and epochs ascend along a copy: a copy is told
+from all others by where its epochs change. There are as many changes as starts of a primary.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from indilog.base.ids import Epoch, MetalogPosition
+
+
+class HasEpoch(Protocol):
+    """An entry, as far as it matters here."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The incarnation that proposed it."""
+
+
+class Fit(enum.Enum):
+    """How a page of entries fits a copy."""
+
+    FOLLOWS = enum.auto()
+    """All that the copy has equals what the page says, up to the copy's end."""
+    WITHIN = enum.auto()
+    """The page equals the copy as far as it goes, and ends before the copy's end."""
+    GAP = enum.auto()
+    """The page begins beyond the copy's end."""
+    DIFFERS = enum.auto()
+    """The copy equals the page up to a position, and has another entry there."""
+    UNRELATED = enum.auto()
+    """The entry before the page is another one here: they differ somewhere before."""
+
+
+class Comparison(NamedTuple):
+    """A fit, and up to which position the copy and the page are known to be equal."""
+
+    fit: Fit
+    equal: MetalogPosition
+
+
+class Extent(NamedTuple):
+    """How far a copy goes: which incarnation proposed its last entry, and how many it has.
+
+    A copy is a prefix of what that incarnation had. So of two extents the
+    greater one is that of the newer copy, and equal ones are those of equal copies.
+    """
+
+    last: Epoch
+    length: MetalogPosition
+
+
+class LineageColumns(msgspec.Struct, frozen=True, array_like=True):
+    """A lineage as checkpoints hold it: where each run begins, and its epoch."""
+
+    base: MetalogPosition
+    position: MetalogPosition
+    starts: tuple[MetalogPosition, ...]
+    epochs: tuple[Epoch, ...]
+
+
+NO_ENTRIES: Final = LineageColumns(0, 0, (0,), (Epoch(0),))
+"""The lineage of nothing."""
+
+
+class Lineage:
+    """The epochs of the entries at the positions [base, position), as runs.
+
+    Args:
+        base: the first position; entries before it are not known.
+        before: the epoch of the entry before `base`; 0: there is none.
+    """
+
+    __slots__ = ("_epochs", "_starts", "base", "position")
+
+    def __init__(self, base: MetalogPosition = 0, before: Epoch = Epoch(0)) -> None:  # noqa: B008 an int
+        self.base = base
+        self._starts = array("Q", [base])
+        self._epochs = array("Q", [before])
+        """The run at index i begins with the entry before `_starts[i]`, at index 0, or at it."""
+        self.position = base
+
+    @property
+    def last(self) -> Epoch:
+        """The epoch of the last entry; 0: there is none."""
+        return Epoch(self._epochs[-1])
+
+    def append(self, epoch: Epoch, position: MetalogPosition | None = None) -> None:
+        """Add the next entry; `position`: where it is, if positions are left out before it."""
+        position = self.position if position is None else position
+        assert position >= self.position, "entries are added in order"
+        if epoch != self._epochs[-1]:
+            self._starts.append(position)
+            self._epochs.append(epoch)
+        self.position = position + 1
+
+    def before(self, end: MetalogPosition) -> Epoch | None:
+        """Return the epoch of the last entry below `end`; 0: there is none; None: not known."""
+        if end < self.base or end > self.position:
+            return None
+        if end == self.base:
+            return Epoch(self._epochs[0])
+        index = bisect_right(self._starts, end - 1, lo=1) - 1
+        return Epoch(self._epochs[index])
+
+    def cut_off(self, end: MetalogPosition) -> None:
+        """Forget the entries from `end` on."""
+        assert self.base <= end <= self.position, "only what is here can be cut off"
+        while len(self._starts) > 1 and self._starts[-1] >= end:
+            self._starts.pop()
+            self._epochs.pop()
+        self.position = end
+
+    def copied(self, end: MetalogPosition | None = None) -> LineageColumns:
+        """Return a copy, for a checkpoint; `end`: of the entries below it, if there are more."""
+        position = self.position if end is None else min(end, self.position)
+        runs = bisect_left(self._starts, position, lo=1)
+        epochs = tuple(Epoch(epoch) for epoch in self._epochs[:runs])
+        return LineageColumns(self.base, position, tuple(self._starts[:runs]), epochs)
+
+    @classmethod
+    def restored(cls, columns: LineageColumns) -> Lineage:
+        """Return what was copied once."""
+        lineage = cls(columns.base)
+        lineage._starts = array("Q", columns.starts)
+        lineage._epochs = array("Q", columns.epochs)
+        lineage.position = columns.position
+        return lineage
+
+    def compare(
+        self, start: MetalogPosition, previous: Epoch, entries: Sequence[HasEpoch]
+    ) -> Comparison:
+        """Compare with consecutive entries from `start` on; `previous`: epoch of the one before."""
+        if start == self.position and previous == self._epochs[-1]:
+            return Comparison(Fit.FOLLOWS, start)
+        if start > self.position:
+            return Comparison(Fit.GAP, self.position)
+        end = start + len(entries)
+        if start < self.base:
+            if end < self.base:
+                return Comparison(Fit.WITHIN, end)
+            previous = entries[self.base - 1 - start].epoch
+            entries = entries[self.base - start :]
+            start = self.base
+        if previous != self.before(start):
+            return Comparison(Fit.UNRELATED, start)
+        for position in range(start, min(end, self.position)):
+            if entries[position - start].epoch != self.before(position + 1):
+                return Comparison(Fit.DIFFERS, position)
+        return Comparison(Fit.WITHIN if end < self.position else Fit.FOLLOWS, end)
+
+
+def is_prefix(columns: LineageColumns, of: LineageColumns) -> bool:
+    """Whether the entries of one copy, from the first position on, are the first of another's."""
+    return columns == Lineage.restored(of).copied(columns.position)

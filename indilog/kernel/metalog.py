@@ -1,0 +1,274 @@
+"""The metalog: the one thing that is agreed on, and how everybody derives the same order from it
+(ARCHITECTURE 2).
+
+An entry has a dense position. `NewRecords` is a cut, written as what it adds: how many further
+records of each productive shard are ordered. Whoever has applied the entries below position p knows
+exactly the records below seqnum `tail(p)`. Order inside an entry: ascending shard id (Scalog 4.1),
+so a shard's records of one entry are consecutive. `Trim` raises floors: what lies below is
+forgotten (ARCHITECTURE 13). Trims are counted as well, so that who needs only them sees a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import (
+    MAX_SEQNUM,
+    Epoch,
+    LocalId,
+    MetalogPosition,
+    SeqNum,
+    ShardId,
+    TagHash,
+    ViewNumber,
+)
+
+
+class NewRecords(msgspec.Struct, frozen=True, array_like=True, tag="N"):
+    """A cut: `counts[shard]` further records of each productive shard are ordered, ascending by
+    shard.
+    """
+
+    position: MetalogPosition
+    view: ViewNumber
+    epoch: Epoch
+    counts: dict[ShardId, int]
+    writers: dict[ShardId, Epoch] = {}
+    """The newest writer of each productive shard; an older one learns from it that it was fenced.
+    """
+    time_us: int = 0
+    """When it was proposed, in microseconds since 1970 on the primary's clock
+    (`indilog_ordering.entry_clock`): never smaller than that of an entry before it. It is
+    `ordered_at` of the records.
+    """
+
+
+class Floor(NamedTuple):
+    """Records with `tag` below seqnum `until` are trimmed; `of_log`: it is the tag of a whole log.
+
+    Floors only grow: of two for one tag the higher one holds, in whatever order they come.
+
+    Attributes:
+        log: the tag of the log whose records have `tag`; 0: not said. A floor that is not above
+            that of its log says nothing further.
+    """
+
+    tag: TagHash
+    until: SeqNum
+    of_log: bool
+    log: TagHash = TagHash(0)
+
+
+class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
+    """Floors of logs and tags rise; it orders no records. `number` trims came before it."""
+
+    position: MetalogPosition
+    view: ViewNumber
+    epoch: Epoch
+    number: int
+    floors: tuple[Floor, ...]
+
+    @property
+    def counts(self) -> Mapping[ShardId, int]:
+        """No records of any shard."""
+        return _NOTHING
+
+    @property
+    def writers(self) -> Mapping[ShardId, Epoch]:
+        """Nobody."""
+        return _NOBODY
+
+    @property
+    def time_us(self) -> int:
+        """No time of its own: that of the entry before it."""
+        return 0
+
+
+_NOTHING: Final[Mapping[ShardId, int]] = {}
+_NOBODY: Final[Mapping[ShardId, Epoch]] = {}
+
+Entry: TypeAlias = NewRecords | Trim
+"""Union of all entry types; `AddShard`, `FinalizeShard` and `Fence` join it with their features."""
+
+TRIM_FLOORS_MAX: Final = 1024
+"""Floors in one entry."""
+_SHARDS_MAX: Final = 1 << 16
+_ENTRY_BYTES: Final = 64
+_FLOOR_BYTES: Final = 29
+_COUNT_BYTES: Final = 12
+"""What an entry, a floor in it and a shard's number in it take at most: integers have up to nine
+bytes, shards three.
+"""
+
+
+def is_possible(entry: Entry) -> bool:
+    """Whether an entry orders what can be: shards of two bytes (thesis 5.1.1), some records; or
+    trims what can be there.
+    """
+    if isinstance(entry, Trim):
+        return len(entry.floors) <= TRIM_FLOORS_MAX and all(
+            0 <= floor.tag < 2**64 and 0 <= floor.until <= MAX_SEQNUM for floor in entry.floors
+        )
+    counts = entry.counts
+    return (
+        min(counts, default=0) >= 0
+        and max(counts, default=0) < _SHARDS_MAX
+        and (min(counts.values(), default=1) > 0)
+    )
+
+
+class Base(msgspec.Struct, frozen=True, array_like=True):
+    """What the entries below `position` add up to; it stands for them (decision 0030).
+
+    Attributes:
+        position: how many entries it stands for.
+        last: the incarnation that proposed the last of them; 0: there is none.
+        tail: how many records they order.
+        cut: how many of each shard.
+        trims: how many of them are trims. Their floors are kept by storage nodes.
+        time_us: the stamp of the last that has one.
+        writers: the newest writer of each shard.
+    """
+
+    position: MetalogPosition = 0
+    last: Epoch = Epoch(0)
+    tail: SeqNum = 0
+    cut: dict[ShardId, LocalId] = {}
+    trims: int = 0
+    time_us: int = 0
+    writers: dict[ShardId, Epoch] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether entries can add up to this."""
+        counts = (self.position, self.trims, self.time_us, *self.cut.values())
+        return (
+            all(0 <= count <= MAX_SEQNUM for count in counts)
+            and self.tail == sum(self.cut.values())
+            and self.trims <= self.position
+            and (self.last > 0) == (self.position > 0)
+            and all(0 <= shard < _SHARDS_MAX for shard in (*self.cut, *self.writers))
+        )
+
+    def with_entries(self, entries: Iterable[Entry]) -> Base:
+        """Return what the entries from `position` on add to it."""
+        replay = MetalogReplay(self.position, self.tail, self.cut, self.trims)
+        last, time_us, writers = self.last, self.time_us, dict(self.writers)
+        for entry in entries:
+            replay.apply(entry)
+            last, time_us = entry.epoch, max(time_us, entry.time_us)
+            writers.update(entry.writers)
+        return Base(replay.position, last, replay.tail, replay.cut, replay.trims, time_us, writers)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+_page_decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
+
+
+def size_bound(entry: Entry) -> int:
+    """Return how many bytes an entry takes at most, encoded; without encoding it."""
+    if isinstance(entry, Trim):
+        return _ENTRY_BYTES + _FLOOR_BYTES * len(entry.floors)
+    return _ENTRY_BYTES + _COUNT_BYTES * (len(entry.counts) + len(entry.writers))
+
+
+def entry_encoded(entry: Entry) -> bytes:
+    """Return the bytes of one entry, as journals hold them."""
+    return _encoder.encode(entry)
+
+
+def entry_decoded(payload: bytes) -> Entry:
+    """Return the entry that `payload` holds.
+
+    Raises:
+        MalformedFrameError: it holds none that this version knows.
+    """
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise MalformedFrameError(f"not a metalog entry: {error}") from error
+
+
+UNSAID = Epoch(0)
+
+
+def entries_encoded(entries: Sequence[Entry]) -> bytes:
+    """Return the bytes of several consecutive entries, as ordering journals hold them."""
+    return _encoder.encode(entries)
+
+
+def entries_decoded(payload: bytes) -> tuple[Entry, ...]:
+    """Return the entries that `payload` holds.
+
+    Raises:
+        MalformedFrameError: it holds none that this version knows.
+    """
+    try:
+        return _page_decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise MalformedFrameError(f"not metalog entries: {error}") from error
+
+
+class Span(NamedTuple):
+    """Consecutive records of one shard that one entry ordered: localid and seqnum grow together."""
+
+    shard: ShardId
+    first_localid: LocalId
+    first_seqnum: SeqNum
+    length: int
+    writer: Epoch = UNSAID
+    """The newest writer among those of its records; 0: not said."""
+
+    @property
+    def end_seqnum(self) -> SeqNum:
+        """The seqnum after the last record."""
+        return self.first_seqnum + self.length
+
+
+class MetalogReplay:
+    """The state that the entries below `position` add up to.
+
+    Invariant: `tail == sum(cut.values())` for a replay that started at the beginning. A replay may
+    also start in the middle, from somebody's `(position, tail, cut, trims)`.
+    """
+
+    __slots__ = ("cut", "last", "position", "tail", "trims")
+
+    def __init__(
+        self,
+        position: MetalogPosition = 0,
+        tail: SeqNum = 0,
+        cut: Mapping[ShardId, LocalId] | None = None,
+        trims: int = 0,
+        last: Epoch = UNSAID,
+    ) -> None:
+        self.trims = trims
+        """How many of the entries are `Trim`s."""
+        self.last = last
+        """The incarnation that proposed the last entry; 0: there is none, or it is not said."""
+        self.position = position
+        self.tail = tail
+        self.cut: dict[ShardId, LocalId] = dict(cut or {})
+
+    def apply(self, entry: Entry) -> list[Span]:
+        """Apply the entry at `position`; return what it ordered, ascending by shard and seqnum."""
+        assert entry.position == self.position, "entries are applied in order, without gaps"
+        spans: list[Span] = []
+        cut, tail = self.cut, self.tail
+        for shard in sorted(entry.counts):
+            count = entry.counts[shard]
+            first = cut.get(shard, 0)
+            spans.append(Span(shard, first, tail, count, entry.writers.get(shard, UNSAID)))
+            cut[shard] = first + count
+            tail += count
+        self.tail = tail
+        self.position += 1
+        self.last = entry.epoch
+        if isinstance(entry, Trim):
+            self.trims += 1
+        return spans

@@ -1,0 +1,307 @@
+"""The record batch: one byte string from the function to the disk and back (ARCHITECTURE 7).
+
+A batch holds consecutive records of one shard as columns, so that no tier loops over records where
+it can move a batch. Layout, little endian, without padding:
+
+    header   magic "ILRB", version u8, flags u8, logspace u16, shard u16, epoch u32, first localid
+             u64, time u64 (µs since 1970), count u32, tags u32 (sum), names bytes u32, data bytes
+             u32, columns CRC32C u32, data CRC32C u32, header CRC32C u32
+    columns  tags u64 * sum · data ends u32 * count · names ends u32 * count · data CRC32Cs
+             u32 * count · tag counts u8 * count · names (see `indilog.base.ids.tag_columns`)
+    data     concatenated
+
+The columns CRC covers the columns with the names, the data CRC all data, and each record's own CRC
+its data: so damage to data costs the records that it hit, and leaves tags, names and times readable
+(decision 0024). The first tag of a record is the tag of its log. A batch is written and read whole,
+and cuts fall between batches only: that is what makes an `append_batch` atomic and consecutive.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from struct import Struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import (
+    LOG_NAME_BYTES_MAX,
+    TAG_BYTES_MAX,
+    Epoch,
+    LocalId,
+    ShardId,
+    TagHash,
+)
+
+MAGIC: Final = b"ILRB"
+VERSION: Final = 2
+_HEADER: Final = Struct("<4sBBHHIQQIIIIII")
+_CRC: Final = Struct("<I")
+HEADER_BYTES: Final = _HEADER.size + _CRC.size
+RECORD_OVERHEAD_BYTES: Final = 13
+"""Bytes that a record adds to its batch beside its tags (8 each), names and data."""
+
+
+def record_bytes(data: bytes, tags: Sequence[TagHash], names: bytes) -> int:
+    """Return how many bytes a record adds to its batch."""
+    return len(data) + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
+
+
+def tags_bytes_max(tags_max: int) -> int:
+    """Return how many bytes a record of `tags_max` tags adds beside its data, at most."""
+    names = LOG_NAME_BYTES_MAX + tags_max * (TAG_BYTES_MAX + 2)
+    return names + 8 * (tags_max + 1) + RECORD_OVERHEAD_BYTES
+
+
+class BatchHeader(NamedTuple):
+    """The fixed part of a batch; `first` is the localid of its first record."""
+
+    logspace: int
+    shard: ShardId
+    epoch: Epoch
+    first: LocalId
+    time_us: int
+    records: int
+    tags: int
+    names_bytes: int
+    data_bytes: int
+    columns_crc: int
+    data_crc: int
+
+    @property
+    def end(self) -> LocalId:
+        """The localid after the last record."""
+        return self.first + self.records
+
+    @property
+    def body_bytes(self) -> int:
+        """How many bytes follow the header."""
+        return self.columns_bytes + self.data_bytes
+
+    @property
+    def columns_bytes(self) -> int:
+        """How many bytes the columns take, with the names."""
+        return 8 * self.tags + RECORD_OVERHEAD_BYTES * self.records + self.names_bytes
+
+
+class RawRecord(NamedTuple):
+    """One record as a batch holds it, before it has a seqnum."""
+
+    data: bytes
+    names: bytes
+    time_us: int
+
+
+class BatchBuilder:
+    """Collects records until they are packed; the open batch of a writer.
+
+    The hot part of every append: kept to a few list operations.
+
+    Attributes:
+        data, names: of each record; kept by others when the batch is packed, so not to be changed.
+        tags: of all records.
+        counts: how many each record has.
+        bytes: what the batch will have.
+    """
+
+    __slots__ = ("bytes", "counts", "data", "names", "tags")
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+        self.names: list[bytes] = []
+        self.tags: list[TagHash] = []
+        self.counts = bytearray()
+        self.bytes = HEADER_BYTES
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def add(self, data: bytes, tags: Sequence[TagHash], names: bytes) -> None:
+        """Add one record with at most 255 tags; limits are the caller's to check."""
+        self.data.append(data)
+        self.names.append(names)
+        self.tags.extend(tags)
+        self.counts.append(len(tags))
+        self.bytes += len(data) + len(names) + 8 * len(tags) + RECORD_OVERHEAD_BYTES
+
+    def build(
+        self, *, shard: ShardId, epoch: Epoch, first: LocalId, time_us: int, logspace: int = 0
+    ) -> bytes:
+        """Pack the records, as localids `first` and up of `shard`."""
+        assert self.data, "an empty batch has no place in a shard"
+        data_ends = array("I", accumulate(map(len, self.data)))
+        names_ends = array("I", accumulate(map(len, self.names)))
+        columns = b"".join(
+            (
+                array("Q", self.tags).tobytes(),
+                data_ends.tobytes(),
+                names_ends.tobytes(),
+                array("I", map(crc32c, self.data)).tobytes(),
+                self.counts,
+                *self.names,
+            )
+        )
+        data = self.data[0] if len(self.data) == 1 else b"".join(self.data)
+        header = _HEADER.pack(
+            MAGIC, VERSION, 0, logspace, shard, epoch, first, time_us, len(data_ends),
+            len(self.tags), names_ends[-1], data_ends[-1], crc32c(columns), crc32c(data),
+        )  # fmt: skip
+        return b"".join((header, _CRC.pack(crc32c(header)), columns, data))
+
+
+def batch_header(buffer: bytes | memoryview) -> BatchHeader:
+    """Read and check a batch's header; the body is not looked at, but must be all there.
+
+    Raises:
+        MalformedFrameError: too short, not a batch, of an unknown version, or the header's CRC is
+            wrong.
+    """
+    if len(buffer) < HEADER_BYTES:
+        raise MalformedFrameError(f"{len(buffer)} bytes are too few for a record batch")
+    magic, version, flags, *fields = _HEADER.unpack_from(buffer)
+    if magic != MAGIC:
+        raise MalformedFrameError("not a record batch")
+    if version != VERSION or flags:
+        raise MalformedFrameError(
+            f"record batch of version {version}, flags {flags}: this reader knows {VERSION}, 0"
+        )
+    if _CRC.unpack_from(buffer, _HEADER.size)[0] != crc32c(bytes(buffer[: _HEADER.size])):
+        raise MalformedFrameError("the header's CRC is wrong")
+    header = BatchHeader(*fields)
+    if HEADER_BYTES + header.body_bytes != len(buffer):
+        raise MalformedFrameError(
+            f"a record batch of {HEADER_BYTES + header.body_bytes} bytes came as {len(buffer)}"
+        )
+    return header
+
+
+def header_crc_stated(batch: bytes) -> int:
+    """Return the CRC that a batch's header states of itself, and so of all other CRCs; nothing is
+    checked.
+    """
+    crc: int = _CRC.unpack_from(batch, _HEADER.size)[0]
+    return crc
+
+
+class RecordBatch:
+    """A batch that was read: its CRCs are verified, its records are taken out one by one.
+
+    Args:
+        buffer: all of its bytes.
+        partly: whether a batch is taken of which only data is damaged.
+
+    Attributes:
+        damaged: indexes of the records whose data is damaged; with `partly` only.
+
+    Raises:
+        MalformedFrameError: as `batch_header`, or a CRC is wrong; with `partly`, that of the
+            columns.
+    """
+
+    __slots__ = (
+        "_data_start", "_ends", "buffer", "damaged", "header",
+    )  # fmt: skip
+
+    def __init__(self, buffer: bytes, *, partly: bool = False) -> None:
+        self.buffer = buffer
+        self.header = header = batch_header(buffer)
+        view = memoryview(buffer)
+        self._data_start = HEADER_BYTES + header.columns_bytes
+        if crc32c(view[HEADER_BYTES : self._data_start]) != header.columns_crc:
+            raise MalformedFrameError("the CRC of the columns is wrong")
+        self._ends: tuple[array[int], array[int]] | None = None
+        self.damaged: frozenset[int] = frozenset()
+        if crc32c(view[self._data_start :]) != header.data_crc:
+            if not partly:
+                raise MalformedFrameError("the CRC of the data is wrong")
+            self.damaged = self._find_damaged()
+
+    def _find_damaged(self) -> frozenset[int]:
+        """Return the records whose data is not what its CRC says; never none."""
+        count, crcs = self.header.records, HEADER_BYTES + 8 * (self.header.tags + len(self))
+        stated = array("I", self.buffer[crcs : crcs + 4 * count])
+        found = (crc32c(self.buffer[slice(*self._data_at(index))]) for index in range(count))
+        damaged = frozenset(index for index, crc in enumerate(found) if crc != stated[index])
+        return damaged or frozenset(range(count))
+
+    @property
+    def damaged_localids(self) -> list[LocalId]:
+        """The records whose data is damaged, ascending."""
+        return [self.header.first + index for index in sorted(self.damaged)]
+
+    def _data_at(self, index: int) -> tuple[int, int]:
+        start = self._data_start
+        ends = self.ends[0]
+        return start + (ends[index - 1] if index else 0), start + ends[index]
+
+    def __len__(self) -> int:
+        return self.header.records
+
+    def record(self, index: int) -> RawRecord:
+        """Return the record with localid `header.first + index`, whose data is intact."""
+        assert index not in self.damaged, "what is damaged is never given to anyone"
+        data_from, data_end = self._data_at(index)
+        return RawRecord(
+            data=self.buffer[data_from:data_end],
+            names=self.names(index),
+            time_us=self.header.time_us,
+        )
+
+    def names(self, index: int) -> bytes:
+        """Return the names of a record, which are intact."""
+        start = HEADER_BYTES + 8 * self.header.tags + RECORD_OVERHEAD_BYTES * self.header.records
+        ends = self.ends[1]
+        return self.buffer[start + (ends[index - 1] if index else 0) : start + ends[index]]
+
+    @property
+    def ends(self) -> tuple[array[int], array[int]]:
+        """Where the data and the names of each record end; not to be changed.
+
+        Taken out when they are first asked for: an append asks for none of them.
+        """
+        if self._ends is None:
+            count = self.header.records
+            start = HEADER_BYTES + 8 * self.header.tags
+            # From bytes: of a memoryview, array() would take each byte for a number.
+            self._ends = (
+                array("I", self.buffer[start : start + 4 * count]),
+                array("I", self.buffer[start + 4 * count : start + 8 * count]),
+            )
+        return self._ends
+
+    @property
+    def tag_counts(self) -> bytes:
+        """How many tags each record has; 0: it is hollow, only its place is left."""
+        start = HEADER_BYTES + 8 * self.header.tags + 12 * self.header.records
+        return self.buffer[start : start + self.header.records]
+
+    def hollowed(self, dead: Sequence[bool]) -> bytes:
+        """Return a batch of as many records, of which the dead ones have nothing but their place:
+        no tags, not even that of a log, no names, no data.
+        """
+        header, builder, at = self.header, BatchBuilder(), 0
+        tags = array("Q", self.buffer[HEADER_BYTES : HEADER_BYTES + 8 * header.tags])
+        for index, (count, hollow) in enumerate(zip(self.tag_counts, dead, strict=True)):
+            if hollow:
+                builder.add(b"", (), b"")
+            else:
+                raw = self.record(index)
+                builder.add(raw.data, tags[at : at + count], raw.names)
+            at += count
+        return builder.build(
+            shard=header.shard,
+            epoch=header.epoch,
+            first=header.first,
+            time_us=header.time_us,
+            logspace=header.logspace,
+        )
+
+    def tag_columns(self) -> tuple[bytes, bytes]:
+        """Return tag counts (u8 a record) and tags (u64 each), as they are in the batch."""
+        return (
+            self.tag_counts,
+            self.buffer[HEADER_BYTES : HEADER_BYTES + 8 * self.header.tags],
+        )

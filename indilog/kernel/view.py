@@ -1,0 +1,200 @@
+"""The view: an immutable, numbered configuration of the cluster (ARCHITECTURE 3, glossary).
+
+Every message carries the number of the view that its sender lives in. Reads walk the chain of
+views, newest first, because a shard stays where the view that created it put it. There is one view
+until reconfiguration arrives; nothing here relies on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from indilog.base.errors import ConfigError
+from indilog.base.ids import MetalogPosition, NodeId, ShardId, ViewNumber
+from indilog.kernel.index_schedule import IndexEra, eras_below, index_shard_at
+
+
+class ShardPlacement(msgspec.Struct, frozen=True):
+    """Where one shard lives: its replicas, in order of preference, and its only writer."""
+
+    replicas: tuple[NodeId, ...]
+    writer: NodeId
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Who does what. `sequencers[0]` is the primary; `index_shards[i]` are the replicas of index
+    shard i, retired ones included: an index shard keeps its number for ever.
+    """
+
+    number: ViewNumber
+    logspace: int = 0
+    sequencers: tuple[NodeId, ...]
+    shards: dict[ShardId, ShardPlacement]
+    index_shards: tuple[tuple[NodeId, ...], ...]
+    aggregators: tuple[NodeId, ...]
+    engines: tuple[NodeId, ...]
+    index_eras: tuple[IndexEra, ...] = ()
+    """Which positions go to which index shard; none: all index shards from the beginning."""
+    addresses: dict[NodeId, str] = {}
+    """Transport endpoints, e.g. `tcp://127.0.0.1:7401`; empty in one process."""
+
+    @property
+    def primary(self) -> NodeId:
+        """The sequencer that appends to the metalog."""
+        return self.sequencers[0]
+
+    @property
+    def backups(self) -> tuple[NodeId, ...]:
+        """The sequencers that replicate the metalog."""
+        return self.sequencers[1:]
+
+    @property
+    def storage_nodes(self) -> tuple[NodeId, ...]:
+        """All storage nodes, each once, ascending."""
+        return tuple(sorted({node for shard in self.shards.values() for node in shard.replicas}))
+
+    @property
+    def index_nodes(self) -> tuple[NodeId, ...]:
+        """All index nodes."""
+        return tuple(node for replicas in self.index_shards for node in replicas)
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """Everyone."""
+        return (
+            self.sequencers
+            + self.storage_nodes
+            + self.index_nodes
+            + self.aggregators
+            + self.engines
+        )
+
+    def ack_quorum(self, shard: ShardId) -> int:
+        """How many replicas must have a record before it may be ordered: all of them (ARCHITECTURE
+        8.3).
+        """
+        return len(self.shards[shard].replicas)
+
+    def shards_of(self, node: NodeId) -> tuple[ShardId, ...]:
+        """The shards that storage node `node` keeps."""
+        return tuple(s for s, placement in self.shards.items() if node in placement.replicas)
+
+    def shard_written_by(self, engine: NodeId) -> ShardId | None:
+        """The shard that `engine` appends to, if it has one."""
+        return next((s for s, placement in self.shards.items() if placement.writer == engine), None)
+
+    @property
+    def eras(self) -> tuple[IndexEra, ...]:
+        """Which positions go to which index shard (`indilog.kernel.index_schedule`)."""
+        return self.index_eras or (IndexEra(0, tuple(range(len(self.index_shards)))),)
+
+    def index_shard_at(self, position: MetalogPosition) -> int:
+        """The index shard that gets the index data of `position`."""
+        return index_shard_at(self.eras, position)
+
+    def check(self) -> None:
+        """Refuse a view that no cluster can run.
+
+        Raises:
+            ConfigError: naming what contradicts.
+        """
+        if not (self.sequencers and self.shards and self.index_shards):
+            raise ConfigError("A view needs a sequencer, a shard and an index shard.")
+        if not all(self.index_shards) or not all(p.replicas for p in self.shards.values()):
+            raise ConfigError("Every shard and every index shard needs a replica.")
+        starts = [era.start for era in self.eras]
+        if starts[0] != 0 or starts != sorted(set(starts)):
+            raise ConfigError("The eras of the index schedule start at 0 and follow one another.")
+        known = range(len(self.index_shards))
+        for era in self.eras:
+            if not era.shards or len({*era.shards} & {*known}) != len(era.shards):
+                raise ConfigError("An era of the index schedule names index shards, each once.")
+        if len(set(self.nodes)) != len(self.nodes):
+            raise ConfigError("A node has one role; a name appears twice in the view.")
+
+
+Views: TypeAlias = Sequence[View]
+"""The chain of views, oldest first."""
+
+
+def placement_of(views: Views, shard: ShardId) -> ShardPlacement | None:
+    """Return where `shard` lives, walking the chain of views from the newest; None: no view knows
+    it.
+    """
+    return next((v.shards[shard] for v in reversed(views) if shard in v.shards), None)
+
+
+def replicas_of(views: Views, shard: ShardId) -> tuple[NodeId, ...]:
+    """Return the replicas of a shard; none: no view knows it."""
+    placement = placement_of(views, shard)
+    return placement.replicas if placement is not None else ()
+
+
+def view_of(
+    *,
+    sequencers: int = 1,
+    storage_nodes: int = 1,
+    replicas: int = 1,
+    index_shards: int = 2,
+    index_replicas: int = 1,
+    aggregators: int = 1,
+    engines: int = 1,
+    addresses: dict[NodeId, str] | None = None,
+) -> View:
+    """Lay out the first view: one shard an engine, its replicas on consecutive storage nodes.
+
+    Raises:
+        ConfigError: fewer storage nodes than replicas, or a count below 1.
+    """
+    if replicas > storage_nodes:
+        raise ConfigError(
+            f"{replicas} replicas need as many storage nodes; there are {storage_nodes}."
+        )
+    view = View(
+        number=ViewNumber(1),
+        sequencers=tuple(NodeId(f"sequencer-{i}") for i in range(sequencers)),
+        shards={
+            ShardId(e): ShardPlacement(
+                replicas=tuple(
+                    NodeId(f"storage-{(e + r) % storage_nodes}") for r in range(replicas)
+                ),
+                writer=NodeId(f"engine-{e}"),
+            )
+            for e in range(engines)
+        },
+        index_shards=tuple(
+            tuple(NodeId(f"index-{i}-{r}") for r in range(index_replicas))
+            for i in range(index_shards)
+        ),
+        aggregators=tuple(NodeId(f"aggregator-{i}") for i in range(aggregators)),
+        engines=tuple(NodeId(f"engine-{i}") for i in range(engines)),
+        addresses=addresses or {},
+    )
+    view.check()
+    return view
+
+
+def with_index_tier_of(view: View, wanted: View, position: MetalogPosition) -> View:
+    """Return the view that follows `view`, with the index tier that `wanted` has.
+
+    Index shards that are new get metalog positions from `position` on. Those that `wanted` has no
+    more are retired: they keep what they have and stay where they are. Nothing that was said about
+    positions below `position` changes.
+    """
+    kept = view.index_shards[len(wanted.index_shards) :]
+    active = tuple(range(len(wanted.index_shards)))
+    eras = view.eras
+    if eras[-1].shards != active:
+        eras = (*eras_below(eras, position), IndexEra(position, active))
+    following = msgspec.structs.replace(
+        view,
+        number=ViewNumber(view.number + 1),
+        index_shards=wanted.index_shards + kept,
+        index_eras=eras,
+        aggregators=wanted.aggregators,
+    )
+    following.check()
+    return following

@@ -1,0 +1,164 @@
+"""How a program gets at a platform's gateway: its address, its token, its certificate.
+
+A token is sent only to the platform that it belongs to. It is taken from, in this order:
+
+1. the caller (`indilog.connect(url, token=...)`);
+2. `INDILOG_TOKEN`, which belongs to the URL in `INDILOG_URL` (or, without that, to the default
+   URL), and goes to no other;
+3. the token file of a platform of this user that runs on this machine and listens at that URL
+   (`indilog.base.running_platforms`).
+
+`http://localhost:PORT` of such a platform is changed to the literal address that it listens on:
+another user may listen on the same port of another loopback address. No token goes to another
+machine over plain HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from indilog.base.errors import ConfigError
+from indilog.base.loopback import is_loopback
+from indilog.base.running_platforms import RunningPlatform, platform_at
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+URL_VARIABLE: Final = "INDILOG_URL"
+TOKEN_VARIABLE: Final = "INDILOG_TOKEN"  # noqa: S105 - its name
+CA_VARIABLE: Final = "INDILOG_CA"
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """A gateway, as a client reaches it.
+
+    Attributes:
+        url: without a slash at its end.
+        token: that it wants; empty: none is known.
+        tls: for `https://`; None: plain HTTP.
+    """
+
+    url: str
+    token: str = dataclasses.field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request carries."""
+        return {"authorization": f"Bearer {self.token}"} if self.token else {}
+
+    @property
+    def for_httpx(self) -> dict[str, Any]:
+        """Arguments of `httpx.Client` and `httpx.AsyncClient`."""
+        # Without TLS an empty context spares reading the certificates of the system.
+        verify = self.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return {"base_url": self.url, "headers": self.headers, "verify": verify, "trust_env": False}
+
+
+def check_url(url: str) -> str:
+    """Return the URL of a gateway, without a slash at its end.
+
+    Raises:
+        ValueError: it is none; one sentence that shows what one looks like.
+    """
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except (ValueError, AttributeError):  # of a port; of what is no text
+        is_one = False
+    if not is_one:
+        raise ValueError(
+            f"A platform's URL is like {DEFAULT_URL}, with http:// or https:// before the host, "
+            f"not {url!r}."
+        )
+    return url.rstrip("/")
+
+
+def unauthorized_at(url: str) -> str:
+    """Return the sentence for a caller whose token the platform at `url` does not take."""
+    return (
+        f"The platform at {url} wants its token: as the user who runs it, `indilog token` on its "
+        "machine prints it; elsewhere set INDILOG_URL and INDILOG_TOKEN."
+    )
+
+
+def reach(
+    url: str,
+    *,
+    token: str | None = None,
+    ca: str | Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Endpoint:
+    """Return how to reach the gateway at `url`.
+
+    Args:
+        url: `http://HOST:PORT` or `https://HOST:PORT`.
+        token: of that platform; None: it is looked for.
+        ca: file with the certificates that `https://` trusts; None: `INDILOG_CA`, else the
+            certificate of a platform of this machine, else the system's.
+        environment: with `INDILOG_TOKEN`, `INDILOG_URL` and `INDILOG_CA`.
+
+    Raises:
+        ValueError: it is no URL, or what is given as token cannot be one.
+        ConfigError: the token would leave the machine in plain HTTP, or a file cannot be read.
+    """
+    url = check_url(url)
+    local = platform_at(url)
+    token = token if token is not None else _token_from(environment, url)
+    if token is None and local is not None:
+        token = _token_in(local)
+        if urlsplit(url).scheme == "http":
+            url = local.url + urlsplit(url).path
+    token = token or ""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ValueError("A token is ASCII text without spaces; `indilog token` prints it.")
+    parts = urlsplit(url)
+    assert parts.hostname, "it was checked"
+    if token and parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise ConfigError(
+            f"The token is not sent to {parts.hostname} over http://, where others could read it; "
+            "use https://, or a tunnel to an address of this machine."
+        )
+    tls = None
+    if parts.scheme == "https":
+        tls = _tls(ca or environment.get(CA_VARIABLE) or None, local)
+    return Endpoint(url, token, tls)
+
+
+def _token_from(environment: Mapping[str, str], url: str) -> str | None:
+    """Return the environment's token if it belongs to `url`."""
+    token = environment.get(TOKEN_VARIABLE)
+    if not token:
+        return None
+    belongs_to = environment.get(URL_VARIABLE) or DEFAULT_URL
+    return token.strip() if url == belongs_to.rstrip("/") else None
+
+
+def _token_in(platform: RunningPlatform) -> str:
+    if not platform.token_file:
+        return ""
+    try:
+        return Path(platform.token_file).read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"The token of the platform at {platform.url} cannot be read from "
+            f"{platform.token_file}: {error.strerror}."
+        ) from error
+
+
+def _tls(ca: str | Path | None, local: RunningPlatform | None) -> ssl.SSLContext:
+    if ca is None and local is None:
+        return ssl.create_default_context()
+    file = Path(ca) if ca is not None else Path(local.certificate if local else "")
+    try:
+        context = ssl.create_default_context(cafile=file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"The certificates in {file} cannot be used: {error}.") from error
+    # What is trusted may be the certificate of the gateway itself, without its issuer.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context

@@ -1,0 +1,105 @@
+"""How messages of a link stand in a byte stream: each behind its length (docs/decisions/0003).
+
+A codec without I/O: bytes in whatever pieces they arrive, frames out. What is no frame raises
+`MalformedFrameError`, upon which the link is closed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from indilog.base.errors import MalformedFrameError
+from indilog.link.link_messages import ClientQuestion, LinkMessage
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One message on a link; on the wire it follows its length as a big-endian u32."""
+
+    call: int
+    message: LinkMessage
+
+
+class ClientFrame(Frame, frozen=True, array_like=True):
+    """One message of a client."""
+
+    message: ClientQuestion
+
+
+LENGTH_BYTES: Final = 4
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoders: Final = {kind: msgspec.msgpack.Decoder(kind) for kind in (Frame, ClientFrame)}
+
+
+def frame_written(buffer: bytearray, call: int, message: LinkMessage) -> int:
+    """Append a frame to `buffer` and return its size in bytes."""
+    start = len(buffer)
+    buffer += b"\0\0\0\0"
+    _encoder.encode_into(Frame(call, message), buffer, -1)
+    size = len(buffer) - start
+    buffer[start : start + LENGTH_BYTES] = (size - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big")
+    return size
+
+
+class FrameReader:
+    """Cuts a stream of bytes, however it arrives in pieces, into frames.
+
+    Holds at most one incomplete frame, so memory is bounded by `message_bytes_max`, which may be
+    set anew between two calls. `kind` says which messages there may be.
+    """
+
+    __slots__ = ("_decoder", "_rest", "message_bytes_max")
+
+    def __init__(self, message_bytes_max: int, kind: type[Frame] = Frame) -> None:
+        self.message_bytes_max = message_bytes_max
+        self._decoder = _decoders[kind]
+        self._rest = bytearray()
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of an incomplete frame are held."""
+        return len(self._rest)
+
+    def frames(self, data: bytes) -> list[Frame]:
+        """Return the frames that are complete with `data`.
+
+        Raises:
+            MalformedFrameError: what came is no frame, or larger than `message_bytes_max`.
+        """
+        if self._rest:
+            self._rest += data
+            data = bytes(self._rest) if self._complete() else b""
+        found: list[Frame] = []
+        offset, end = 0, len(data)
+        view = memoryview(data)
+        while end - offset >= LENGTH_BYTES:
+            start = offset + LENGTH_BYTES
+            stop = start + self._size(view[offset:start])
+            if stop > end:
+                break
+            found.append(self._decoded(view[start:stop]))
+            offset = stop
+        if data:
+            self._rest = bytearray(view[offset:])
+        return found
+
+    def _complete(self) -> bool:
+        """Tell whether the first frame held is all there."""
+        if len(self._rest) < LENGTH_BYTES:
+            return False
+        return len(self._rest) >= LENGTH_BYTES + self._size(self._rest[:LENGTH_BYTES])
+
+    def _size(self, length: memoryview | bytearray) -> int:
+        size = int.from_bytes(length, "big")
+        if size > self.message_bytes_max:
+            raise MalformedFrameError(
+                f"a message of {size:,} bytes; the limit is {self.message_bytes_max:,}"
+            )
+        return size
+
+    def _decoded(self, frame: memoryview) -> Frame:
+        try:
+            return self._decoder.decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedFrameError(f"not a message of a link: {error}") from error

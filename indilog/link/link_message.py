@@ -1,0 +1,14 @@
+"""What all messages on a link have in common (`indilog.link.link_messages`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+SOURCES_LIMIT: Final = 10_000
+"""Files of a deployment."""
+
+
+class LinkStruct(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages on a link."""

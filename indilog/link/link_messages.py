@@ -1,0 +1,542 @@
+"""Every message on a link: what a function worker or a client asks of a compute node, what the node
+asks of a worker, and the answers (ARCHITECTURE 8.1, docs/decisions/0003).
+
+A link is a stream: messages arrive in order, once, or the link is closed; so `Lost:` says what
+becomes of the asker when it closes, and `Repeated:` is always "never". An asker numbers its
+questions, and the answer carries the number (`indilog.link.frames.Frame`); the two directions count
+on their own, because questions and answers are different types.
+
+Positions are metalog positions: the asker's session goes in, and what the answer was given at comes
+back (ARCHITECTURE 9). Arguments and results of functions are JSON text, passed on unopened between
+the gateway and the worker that runs the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+
+from indilog.base import errors
+from indilog.base.deployed import AppInfo
+from indilog.base.errors import IndilogError, NotReadyError
+from indilog.base.ids import MetalogPosition, SeqNum, UserTag
+from indilog.base.log import BATCH_RECORDS_LIMIT, BATCH_TAGS_LIMIT, RECORD_TAGS_LIMIT
+from indilog.link.link_message import SOURCES_LIMIT
+from indilog.link.link_message import LinkStruct as _Message
+from indilog.link.retention_messages import LogRetention, LogSetRetention, RetentionFound
+from indilog.link.worker_messages import (
+    CheckArguments,
+    Invoke,
+    Load,
+    Loaded,
+    Ping,
+    Ready,
+    RunServices,
+    ServicesTold,
+    ThreadsLeft,
+    Unload,
+)
+
+LINK_VERSION: Final = 2
+"""Both ends say it first; a link between different versions is closed."""
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """What the platform accepts; told to the other end so that it can refuse before it sends."""
+
+    record_bytes_max: int
+    record_tags_max: int
+    aux_bytes_max: int
+    result_bytes_max: int
+    message_bytes_max: int
+
+
+class RecordValue(msgspec.Struct, frozen=True, array_like=True):
+    """A record as it travels: `names` spells its log and tags (`indilog.base.ids.tag_columns`)."""
+
+    seqnum: SeqNum
+    names: bytes
+    data: bytes
+    time: float
+    ordered_at: float
+    aux: bytes | None
+
+
+# --- greetings
+
+
+class Welcome(_Message, frozen=True):
+    """compute node → worker, client: this is the version spoken here, and these are the limits.
+
+    Lost: the link is closed; the other end has asked nothing yet.
+    Repeated: never.
+    """
+
+    version: int
+    limits: Limits
+
+
+# --- the log
+
+
+class LogAppend(_Message, frozen=True):
+    """worker, client → compute node: append a record; answered by `Appended`.
+
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    data: bytes
+    tags: Annotated[tuple[UserTag, ...], msgspec.Meta(max_length=RECORD_TAGS_LIMIT)]
+
+
+class LogAppendBatch(_Message, frozen=True):
+    """worker, client → compute node: append records, all or none; answered by `Appended`.
+
+    `tags` are those of all records, one after the other, `tag_counts` says how many each has: so
+    the lengths in the message's own head bound what decoding it costs.
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    data: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=BATCH_RECORDS_LIMIT)]
+    tags: Annotated[tuple[UserTag, ...], msgspec.Meta(max_length=BATCH_TAGS_LIMIT)]
+    tag_counts: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=BATCH_RECORDS_LIMIT)
+    ]
+
+    @classmethod
+    def of(
+        cls,
+        log: str,
+        position: MetalogPosition,
+        entries: Iterable[tuple[bytes, tuple[UserTag, ...]]],
+    ) -> LogAppendBatch:
+        """Return the message for records, each with its tags."""
+        data, of_each = zip(*entries, strict=True)
+        tags = tuple(tag for tags in of_each for tag in tags)
+        return cls(log, position, data, tags, tuple(map(len, of_each)))
+
+    def entries(self) -> Iterator[tuple[bytes, tuple[UserTag, ...]]]:
+        """Yield the records, each with its tags.
+
+        Raises:
+            ValueError: the counts are not those of the records and tags.
+        """
+        if len(self.tag_counts) != len(self.data) or sum(self.tag_counts) != len(self.tags):
+            raise ValueError("The tags of a batch are not as many as it says.")
+        start = 0
+        for data, count in zip(self.data, self.tag_counts, strict=True):
+            yield data, self.tags[start : start + count]
+            start += count
+
+
+class LogRead(_Message, frozen=True):
+    """worker, client → compute node: the record at a seqnum; answered by `RecordsFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    seqnum: SeqNum
+    fresh: bool = False
+
+
+class LogReadNext(_Message, frozen=True):
+    """worker, client → compute node: the first record from `bound` on, waiting up to `wait_s` for
+    one; answered by `RecordsFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    tag: UserTag | None
+    bound: SeqNum
+    wait_s: float | None
+    fresh: bool = False
+
+
+class LogReadPrev(_Message, frozen=True):
+    """worker, client → compute node: the last record up to `bound`; answered by `RecordsFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    tag: UserTag | None
+    bound: SeqNum
+    fresh: bool = False
+
+
+class LogReadRange(_Message, frozen=True):
+    """worker, client → compute node: a page of records from `bound` on, waiting up to `wait_s` for
+    the first; answered by `RecordsFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    tag: UserTag | None
+    bound: SeqNum
+    limit: int
+    fresh: bool = False
+    wait_s: float | None = None
+
+
+class LogTail(_Message, frozen=True):
+    """worker, client → compute node: the first seqnum not yet written; answered by `TailFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+
+
+class LogNow(_Message, frozen=True):
+    """worker, client → compute node: the time of the log (`Log.now`); answered by `TimeIs`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+
+
+class LogFindTime(_Message, frozen=True):
+    """worker, client → compute node: the first seqnum ordered at `time` (seconds since 1970) or
+    later; answered by `TailFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    time: float
+
+
+class LogSetAux(_Message, frozen=True):
+    """worker, client → compute node: keep `aux` beside a record; answered by `Done`.
+
+    Lost: the aux data may not be there, which it may never be relied on to be.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    seqnum: SeqNum
+    aux: bytes
+
+
+class LogTrim(_Message, frozen=True):
+    """worker, client → compute node: forget the records below `until`; answered by `Done`.
+
+    Lost: the asker gets a `NotReadyError`; it may have happened, and twice is harmless.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    tag: UserTag | None
+    until: SeqNum
+
+
+# --- functions
+
+
+class CallFunction(_Message, frozen=True):
+    """worker, client → compute node: run `app.function` and tell me its result; answered by
+    `Returned`.
+
+    `depth` is how many calls stand above this one; a client's is 0. With an idempotency `key` it is
+    run once, recorded, and the node goes on with it when nobody waits any more.
+    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); the node cancels the
+    call.
+    Repeated: never.
+    """
+
+    function: str
+    arguments: bytes
+    position: MetalogPosition
+    depth: int
+    key: str = ""
+
+
+class SendFunction(_Message, frozen=True):
+    """worker, client → compute node: run `app.function` later, and do not wait; answered by
+    `Accepted`.
+
+    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); what was accepted runs.
+    Repeated: never.
+    """
+
+    function: str
+    arguments: bytes
+    position: MetalogPosition
+    delay_s: float
+    key: str = ""
+
+
+class AskInvocation(_Message, frozen=True):
+    """client → compute node: how far is this recorded invocation, waiting up to `wait_s` for its
+    outcome; answered by `InvocationTold`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    invocation: str
+    wait_s: float
+
+
+class CancelInvocation(_Message, frozen=True):
+    """client → compute node: cancel this recorded invocation; answered by `InvocationTold`.
+
+    Lost: the outcome is unknown to the asker; cancelling again is harmless.
+    Repeated: never.
+    """
+
+    invocation: str
+
+
+class DeployApp(_Message, frozen=True):
+    """client → compute node: deploy these sources (path → text); answered by `Deployed`.
+
+    `name` None takes the name that the code gives its `App`.
+    Lost: the outcome is unknown to the asker; deploying again is harmless.
+    Repeated: never.
+    """
+
+    name: str | None
+    owner: str
+    sources: Annotated[dict[str, str], msgspec.Meta(max_length=SOURCES_LIMIT)]
+
+
+class UndeployApp(_Message, frozen=True):
+    """client → compute node: take this application away; answered by `Undeployed`.
+
+    Lost: the outcome is unknown to the asker; undeploying again is harmless, and says if it was
+    done.
+    Repeated: never.
+    """
+
+    name: str
+    owner: str
+
+
+class Cancel(_Message, frozen=True):
+    """asker → asked: stop working on the question of this number, its answer is not wanted.
+
+    The asked one may answer all the same; the asker ignores that.
+    Lost: the link is closed, which stops everything that was asked over it.
+    Repeated: never.
+    """
+
+
+# --- answers
+
+
+class Appended(_Message, frozen=True):
+    """compute node → worker, client: the records are durable at these seqnums.
+
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`).
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    seqnums: tuple[SeqNum, ...]
+
+
+class RecordsFound(_Message, frozen=True):
+    """compute node → worker, client: the records asked for; none: proven that there is none.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    records: tuple[RecordValue, ...]
+
+
+class TailFound(_Message, frozen=True):
+    """compute node → worker, client: the seqnum asked for: the tail, or where a time begins.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    seqnum: SeqNum
+
+
+class TimeIs(_Message, frozen=True):
+    """compute node → worker, client: the time of the log, seconds since 1970 by the
+    primary's clock.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    time: float
+
+
+class Done(_Message, frozen=True):
+    """compute node → worker, client: what was asked for is done.
+
+    Lost: as with the question.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+
+
+class Returned(_Message, frozen=True):
+    """worker → compute node → worker, client: the function returned this JSON text.
+
+    Lost: the caller gets a `WorkerCrashedError` or a `CallOutcomeUnknownError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    result: bytes
+
+
+class Accepted(_Message, frozen=True):
+    """compute node → worker, client: the function will run as this invocation.
+
+    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`).
+    Repeated: never.
+    """
+
+    invocation: str
+
+
+class Deployed(_Message, frozen=True):
+    """compute node → client: this version of the application runs now.
+
+    Lost: the outcome is unknown to the asker; deploying again is harmless.
+    Repeated: never.
+    """
+
+    app: AppInfo
+
+
+class Undeployed(_Message, frozen=True):
+    """compute node → client: the application, as it was, takes no new calls.
+
+    Lost: the outcome is unknown to the asker; undeploying again is harmless, and says if it was
+    done.
+    Repeated: never.
+    """
+
+    app: AppInfo
+
+
+class Failed(_Message, frozen=True):
+    """asked → asker: it did not work; `kind` names the class of `indilog.base.errors`.
+
+    Lost: as with the question.
+    Repeated: never.
+    """
+
+    kind: str
+    message: str
+    attributes: dict[str, Any]
+    position: MetalogPosition = 0
+
+
+class InvocationTold(_Message, frozen=True):
+    """compute node → client: how far a recorded invocation is; an empty `function`: none is known.
+
+    Lost: as with the question.
+    Repeated: never.
+    """
+
+    invocation: str
+    function: str = ""
+    state: str = ""
+    outcome: Returned | Failed | None = None
+
+
+LogQuestion: TypeAlias = (
+    LogAppend | LogAppendBatch | LogRead | LogReadNext | LogReadPrev | LogReadRange | LogTail
+    | LogNow | LogSetAux | LogFindTime | LogTrim | LogSetRetention | LogRetention
+)  # fmt: skip
+Question: TypeAlias = (
+    LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
+    | DeployApp | UndeployApp | Invoke | Load | Unload
+    | RunServices | CheckArguments | Ping | Cancel
+)  # fmt: skip
+ClientQuestion: TypeAlias = (
+    LogQuestion | CallFunction | SendFunction | AskInvocation | CancelInvocation
+    | DeployApp | UndeployApp | Cancel
+)  # fmt: skip
+"""All that a client may send. Each list in it has a limit, and the decoder looks at a list's length
+before it decodes what is in it: so no message costs more time than its limits allow.
+"""
+Greeting: TypeAlias = Welcome | Ready | ThreadsLeft | ServicesTold
+Answer: TypeAlias = (
+    Appended | RecordsFound | TailFound | TimeIs | RetentionFound | Done | Returned | Accepted
+    | InvocationTold | Loaded | Deployed | Undeployed | Failed
+)  # fmt: skip
+LinkMessage: TypeAlias = Question | Greeting | Answer
+
+
+class LinkLostError(NotReadyError):
+    """The connection closed before the answer came."""
+
+
+class RevokedError(NotReadyError):
+    """The call was revoked before it began; it was not run."""
+
+
+# --- errors as values
+
+_ERRORS: Final[dict[str, type[Exception]]] = {
+    name: value
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, IndilogError)
+} | {kind.__name__: kind for kind in (LinkLostError, RevokedError, ValueError, TypeError)}
+_ATTRIBUTES: Final = (
+    "what", "size", "limit", "first_seqnum", "seqnum", "next_seqnum", "tags", "errors", "kind",
+    "temporary",
+)  # fmt: skip
+
+
+def failed(error: Exception, position: MetalogPosition = 0) -> Failed:
+    """Return the message that carries `error` to the asker, its attributes with it.
+
+    A class that the other end may not know (a library's) travels as the nearest one of the tree.
+    """
+    kind = next((c.__name__ for c in type(error).__mro__ if c.__name__ in _ERRORS), "IndilogError")
+    kept = {n: v for n, v in vars(error).items() if n in _ATTRIBUTES}
+    return Failed(kind, str(error), kept, position)
+
+
+def error_from(answer: Failed) -> Exception:
+    """Return the error that `answer` carries, of the class it had (else of the base)."""
+    kind = _ERRORS.get(answer.kind, IndilogError)
+    error = kind.__new__(kind)
+    error.args = (answer.message,)
+    for name in _ATTRIBUTES:
+        if name in answer.attributes:
+            setattr(error, name, answer.attributes[name])
+    return error

@@ -1,0 +1,44 @@
+"""What workers and clients say of a log's retention policy (`indilog.link.link_messages` has the
+rest).
+"""
+
+from __future__ import annotations
+
+from indilog.base.ids import MetalogPosition
+from indilog.base.retention import Retention
+from indilog.link.link_message import LinkStruct
+
+
+class LogSetRetention(LinkStruct, frozen=True):
+    """worker, client → compute node: this is the log's policy from now on; answered by `Done`.
+
+    Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`); twice is harmless.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+    age_s: float | None
+    size_bytes: int | None
+
+
+class LogRetention(LinkStruct, frozen=True):
+    """worker, client → compute node: what is the log's policy? Answered by `RetentionFound`.
+
+    Lost: the asker gets a `NotReadyError`; nothing was changed.
+    Repeated: never.
+    """
+
+    log: str
+    position: MetalogPosition
+
+
+class RetentionFound(LinkStruct, frozen=True):
+    """compute node → worker, client: this is the log's policy.
+
+    Lost: the asker gets a `NotReadyError`.
+    Repeated: never.
+    """
+
+    position: MetalogPosition
+    retention: Retention

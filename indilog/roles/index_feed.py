@@ -1,0 +1,164 @@
+"""Puts index data in order: what engines and index nodes do with type-S messages before they apply
+them.
+
+Parts of one metalog position may come from several storage nodes, early, late and repeated. A
+position is ready when the parts of all its productive shards are there and every earlier position
+(of this feed) was taken. The feed of an engine takes every position, that of an index shard its own
+(`indilog.kernel.index_schedule`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId
+from indilog.kernel.index_schedule import EVERY_POSITION, IndexPositions
+from indilog.wire.messages import IndexBlock, ShardTags
+from indilog.wire.sequencer_messages import NOBODY
+
+_OVERHEAD_BYTES: Final = 512
+"""What a position and its parts cost beside their columns, about."""
+
+
+class ReadyBlock:
+    """All index data of one position; `parts` ascend by shard and so by seqnum.
+
+    Attributes:
+        epoch, previous: as in `IndexBlock`.
+        copy_of: the newest incarnation in whose metalog the position is, as a sender said.
+    """
+
+    __slots__ = ("copy_of", "epoch", "parts", "position", "previous", "tail")
+
+    def __init__(
+        self,
+        position: MetalogPosition,
+        tail: SeqNum,
+        parts: list[ShardTags],
+        epochs: tuple[Epoch, Epoch] = (NOBODY, NOBODY),
+        copy_of: Epoch = NOBODY,
+    ) -> None:
+        self.position = position
+        self.tail = tail
+        self.parts = parts
+        self.previous, self.epoch = epochs
+        self.copy_of = copy_of
+
+
+class _Gathering:
+    """A position of which something is here, but not everything, or not in turn."""
+
+    __slots__ = ("copy_of", "epoch", "missing", "parts", "previous", "size_bytes", "tail")
+
+    def __init__(self, block: IndexBlock) -> None:
+        self.tail = block.tail
+        self.epoch, self.previous = block.epoch, block.previous
+        self.copy_of = NOBODY
+        self.size_bytes = _OVERHEAD_BYTES
+        self.missing = set(block.productive)
+        self.parts: dict[ShardId, ShardTags] = {}
+
+    def add(self, parts: Iterable[ShardTags]) -> None:
+        for part in parts:
+            if part.shard in self.missing:
+                self.missing.discard(part.shard)
+                self.parts[part.shard] = part
+                self.size_bytes += len(part.tag_counts) + len(part.tags)
+
+    def ready(self, position: MetalogPosition) -> ReadyBlock:
+        parts = [self.parts[s] for s in sorted(self.parts)]
+        return ReadyBlock(position, self.tail, parts, (self.previous, self.epoch), self.copy_of)
+
+
+class IndexFeed:
+    """Those of `positions` that are not before `position`, in order.
+
+    Holds at most `positions_max` positions that are not ready, and `bytes_max` bytes of them beside
+    the next position; the farthest are dropped, to be asked for again.
+    """
+
+    def __init__(
+        self,
+        position: MetalogPosition,
+        *,
+        positions: IndexPositions = EVERY_POSITION,
+        positions_max: int,
+        bytes_max: int,
+    ) -> None:
+        self.position = positions.first_from(position)
+        self._positions = positions
+        self._positions_max = positions_max
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+        self._gathering: dict[MetalogPosition, _Gathering] = {}
+
+    @property
+    def behind(self) -> bool:
+        """Whether later index data is here already while the next position is not complete."""
+        return bool(self._gathering)
+
+    @property
+    def end(self) -> MetalogPosition:
+        """The position after the farthest of which something is here."""
+        return max(self._gathering, default=self.position - 1) + 1
+
+    @property
+    def horizon(self) -> MetalogPosition:
+        """The first position that is too far to be held now."""
+        return self._positions.after(self.position, self._positions_max)
+
+    def put(self, blocks: Iterable[IndexBlock], copy_of: Epoch = NOBODY) -> None:
+        """Take in what arrived; what is known already, or not of this feed, is skipped.
+
+        Of two entries at one position, that of the newer incarnation replaced the other one.
+        `copy_of` is as in `IndexData`.
+        """
+        horizon = self.horizon
+        for block in blocks:
+            position = block.position
+            if position < self.position or position >= horizon:
+                continue
+            if position not in self._positions:
+                continue
+            gathering = self._gathering.get(position)
+            if gathering is not None and gathering.epoch < block.epoch:
+                self._held_bytes -= gathering.size_bytes
+                gathering = None
+            if gathering is None:
+                gathering = self._gathering[position] = _Gathering(block)
+                self._held_bytes += _OVERHEAD_BYTES
+            if block.epoch < gathering.epoch:
+                continue
+            before = gathering.size_bytes
+            gathering.copy_of = max(gathering.copy_of, copy_of)
+            gathering.add(block.parts)
+            self._held_bytes += gathering.size_bytes - before
+        if self._held_bytes > self._bytes_max:
+            self._shed()
+
+    def take(self, end: MetalogPosition = 1 << 62) -> Iterator[ReadyBlock]:
+        """Yield the positions below `end` that are ready, in order.
+
+        A position counts as taken when it is yielded, so apply it before asking for the next.
+        """
+        while self.position < end:
+            gathering = self._gathering.get(self.position)
+            if gathering is None or gathering.missing:
+                return
+            del self._gathering[self.position]
+            self._held_bytes -= gathering.size_bytes
+            block = gathering.ready(self.position)
+            self.position = self._positions.first_from(self.position + 1)
+            yield block
+
+    def reject(self, block: ReadyBlock) -> None:
+        """Give back the block just taken, which cannot be true: its position is missed again."""
+        self.position = block.position
+
+    def _shed(self) -> None:
+        """Drop the farthest positions, never the next one: half of all, so that this is rare."""
+        for position in sorted(self._gathering, reverse=True):
+            if self._held_bytes <= self._bytes_max // 2 or position == self.position:
+                return
+            self._held_bytes -= self._gathering.pop(position).size_bytes

@@ -1,0 +1,195 @@
+"""What every reader of the metalog checks before it applies entries, and what it asks for.
+
+A reader (storage node, engine) holds a copy of the committed entries. The primary may have lost
+some that it had published, by damage that looked like a torn end of its journal, and then proposes
+others in their places. So a message of entries says which incarnation proposed the entry before
+them and how many entries are committed, and a reader applies an entry only if all before it are
+equal to the primary's. When it hears a new incarnation of the primary it has its copy confirmed: it
+asks for what follows on its last entry and says which incarnation proposed that one; the primary
+answers from where both are equal. What a copy has beyond is wrong: it was replaced.
+
+Answers are matched with questions by a number, so a late or repeated answer, or entries that were
+sent unasked, never end a catch-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from indilog.base.ids import Epoch, MetalogPosition
+from indilog.kernel.lineage import Fit, Lineage
+from indilog.kernel.metalog import Entry, is_possible
+from indilog.roles.role import Received
+from indilog.wire.base_messages import MetalogBase
+from indilog.wire.messages import MetalogEntries, MetalogWanted
+
+_REQUESTS_PER_EPOCH = 1 << 32
+"""Requests are numbered from the reader's epoch times this: answers to an earlier life match none.
+"""
+
+
+class Taken(NamedTuple):
+    """What comes of a message.
+
+    Attributes:
+        entries: those to apply now, in order; they count as applied.
+        wrong_from: first forget the entries from this position on; None: none is wrong.
+        restarted: it is the first message of a new incarnation of the primary.
+        refused: why the message was ignored; None: it was not.
+    """
+
+    entries: Sequence[Entry] = ()
+    wrong_from: MetalogPosition | None = None
+    restarted: bool = False
+    refused: str | None = None
+
+
+class MetalogReader:
+    """The reader's side of `MetalogEntries` and `MetalogWanted`.
+
+    Attributes:
+        lineage: of the entries that the reader has applied.
+        known_end: entries below this are committed, as far as the primary has said.
+        doubted: whether it must be asked if there are more, or if those here are the right ones.
+        asked_from: where the last question began; None: none is open.
+        progressed: entries were applied since the owner last reset it.
+    """
+
+    __slots__ = (
+        "_eager", "_incarnation", "_request", "asked_from", "doubted", "known_end", "lineage",
+        "progressed",
+    )  # fmt: skip
+
+    def __init__(self, lineage: Lineage | None = None) -> None:
+        self.lineage = lineage or Lineage()
+        self.known_end: MetalogPosition = 0
+        self.doubted = False
+        self.asked_from: MetalogPosition | None = None
+        self.progressed = False
+        self._eager = True
+        """Whether no question was asked since there was a new reason for one."""
+        self._request = 0
+        self._incarnation = Epoch(0)
+
+    def start(self, epoch: Epoch) -> None:
+        """Begin the reader's incarnation `epoch`."""
+        self._request = epoch * _REQUESTS_PER_EPOCH
+
+    def join(self, position: MetalogPosition, last: Epoch) -> None:
+        """Begin a copy at `position`; `last` proposed the entry before it."""
+        self.lineage = Lineage(position, last)
+        self.known_end = position
+        self.doubted, self.asked_from = False, None
+
+    @property
+    def behind(self) -> bool:
+        """Whether entries are known or feared to be missing, or to be wrong."""
+        return self.doubted or self.lineage.position < self.known_end
+
+    def doubt(self) -> None:
+        """Suppose that something was missed; only an answer to a later question ends it."""
+        self.doubted, self.asked_from, self._eager = True, None, True
+
+    @property
+    def eager(self) -> bool:
+        """Whether to ask at once; else only after a pause: the last question may be on its way."""
+        return self.behind and self._eager and self.asked_from is None
+
+    def wanted(self) -> MetalogWanted:
+        """Ask for what follows on the last entry; an answer to an earlier question ends nothing."""
+        self._request += 1
+        self._eager = False
+        self.asked_from = self.lineage.position
+        return MetalogWanted(self.asked_from, self.lineage.last, self._request)
+
+    def heard(self, incarnation: Epoch) -> bool | None:
+        """Note an incarnation of the primary: True: a new one; None: it is over, hear it no more.
+
+        With a new one the copy must be confirmed, and what the one before had committed is open.
+        The first one that is heard at all answers what the reader asked at its start.
+        """
+        if incarnation == self._incarnation:
+            return False
+        if incarnation < self._incarnation:
+            return None
+        first, self._incarnation = not self._incarnation, incarnation
+        if first:
+            return False
+        self.known_end = 0
+        self.doubt()
+        return True
+
+    def refused_base(self, event: Received, message: MetalogBase) -> str | None:
+        """Take in that the entries that were wanted are gone; return why it was ignored, or None.
+
+        What is missing is asked for again after a pause: who gets it elsewhere needs what follows.
+        """
+        if event.incarnation < self._incarnation:
+            return "a base of an earlier incarnation of the primary"
+        if self.asked_from is None or message.request != self._request:
+            return "a base that nobody asked for, or no longer"
+        if not message.base.is_possible:
+            return "a base that no entries add up to"
+        self.doubted, self.asked_from = True, None
+        self.known_end = max(self.known_end, message.base.position)
+        return None
+
+    def take(self, event: Received, message: MetalogEntries) -> Taken:
+        """Take in a message of the primary; the caller applies the entries that are returned.
+
+        If `wrong_from` lies before the copy's base, no entries are: the caller begins a new copy.
+        """
+        if (restarted := self.heard(event.incarnation)) is None:
+            return Taken(refused="metalog entries of an earlier incarnation of the primary")
+        if (misfit := _misfit(message)) is not None:
+            return Taken(refused=misfit, restarted=restarted)
+        self.known_end = max(self.known_end, message.committed)
+        asked_from = self.asked_from if message.request == self._request else None
+        if asked_from is not None:
+            self.doubted, self.asked_from = False, None
+        fit, equal = self.lineage.compare(message.start, message.previous, message.entries)
+        if fit in (Fit.GAP, Fit.UNRELATED):
+            self._ask_on(fit, answered=asked_from is not None)
+            return Taken(restarted=restarted)
+        shortened = asked_from is not None and message.start < asked_from
+        if fit is Fit.WITHIN and not shortened:
+            return Taken(restarted=restarted)
+        wrong_from = None if fit is Fit.FOLLOWS else equal
+        if wrong_from is not None:
+            if wrong_from < self.lineage.base:
+                return Taken(wrong_from=wrong_from, restarted=restarted)
+            self.lineage.cut_off(wrong_from)
+        return Taken(self._following(message), wrong_from, restarted)
+
+    def _ask_on(self, fit: Fit, *, answered: bool) -> None:
+        """Note a message that does not reach the copy's end, or contradicts it somewhere before."""
+        if fit is Fit.UNRELATED:
+            self.doubted = True
+            self._eager = self._eager or not answered
+        else:
+            self._eager = self._eager or self.asked_from != self.lineage.position
+
+    def _following(self, message: MetalogEntries) -> Sequence[Entry]:
+        """Return what follows on the copy, which has it now."""
+        entries = message.entries[self.lineage.position - message.start :]
+        for entry in entries:
+            self.lineage.append(entry.epoch)
+        if entries:
+            self.progressed = self._eager = True
+        return entries
+
+
+def _misfit(message: MetalogEntries) -> str | None:
+    """Return what is wrong with a message that no primary sends, or None."""
+    start, entries = message.start, message.entries
+    if start < 0 or message.committed < start + len(entries):
+        return "entries that are not committed, or before the first"
+    epoch = message.previous
+    for position, entry in enumerate(entries, start):
+        if entry.position != position or entry.epoch < epoch:
+            return "entries that do not follow on"
+        if not is_possible(entry):
+            return "an entry with impossible shards or counts"
+        epoch = entry.epoch
+    return None

@@ -1,0 +1,1 @@
+"""Processes that form a platform: assembly, supervisor, metadata and the data directory."""

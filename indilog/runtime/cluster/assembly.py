@@ -1,0 +1,453 @@
+"""Puts a platform together: which class plays which role, and all of them in one process
+(ARCHITECTURE 5).
+
+The only module of the kernel that knows the tiers. `role_of` serves every kind of process;
+`embedded` runs all roles of the view in this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import uvloop
+
+from indilog.base.errors import ConfigError, IndilogError, NotReadyError
+from indilog.base.ids import Epoch, NodeId
+from indilog.base.running_platforms import RunningPlatform, registered, running_at
+from indilog.base.telemetry import FiguresCollector, registry_of
+from indilog.config import Config
+from indilog.kernel.view import View, Views
+from indilog.roles.role import ReportsStatus, Role
+from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
+from indilog.runtime.cluster.data_directory import directory_usable, journal_lost, opened_metadata
+from indilog.runtime.cluster.figures_files import Told, figures_told
+from indilog.runtime.cluster.layout import view_in
+from indilog.runtime.cluster.supervisor_link import SupervisorLink
+from indilog.runtime.cluster.token_file import TOKEN_FILE, token_in
+from indilog.runtime.descriptors import raise_limit
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.node import NodeShell
+from indilog_compute.engine import Engine
+from indilog_compute.local_log import LocalLogs
+from indilog_compute.retention_service import RetentionService
+from indilog_index.aggregator import Aggregator
+from indilog_index.index_node import IndexNode
+from indilog_ordering.sequencer import Sequencer
+from indilog_storage.node import StorageNode
+
+if TYPE_CHECKING:  # loaded when a gateway runs, and not for every other kind of node
+    from indilog_compute.gateway.app import Gateway
+    from indilog_compute.workers.host import FunctionHost
+
+READY_TIMEOUT_S: Final = 60.0
+_LOOK_S: Final = 0.02
+"""How often to look whether a primary has got back what it lacked."""
+_LOOKS_SILENT: Final = 250
+"""After so many looks it is said for whom it waits: every 5 s."""
+
+_log = structlog.get_logger(__name__)
+
+
+def role_of(node: NodeId, views: Views, config: Config) -> Role:
+    """Return a new role for the place that the view gives `node`.
+
+    Raises:
+        ConfigError: the view has no such node.
+    """
+    view = views[-1]
+    if node in view.sequencers:
+        return Sequencer(node, views, config)
+    if node in view.storage_nodes:
+        return StorageNode(node, views, config)
+    if node in view.index_nodes:
+        return IndexNode(node, views, config)
+    if node in view.aggregators:
+        return Aggregator(node, views, config)
+    if node in view.engines:
+        return Engine(node, views, config)
+    raise ConfigError(f"The view has no node {node!r}; it has {', '.join(view.nodes)}.")
+
+
+def logs_of(shell: NodeShell, node: NodeId, config: Config) -> LocalLogs | None:
+    """Return the logs of the engine `node` of `shell`; None: that node is no engine."""
+    role = shell.roles[node]
+    return LocalLogs(shell, node, role, config.cluster) if isinstance(role, Engine) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """A platform that runs in this process."""
+
+    shell: NodeShell
+    view: View
+    config: Config
+    engines: dict[NodeId, LocalLogs]
+
+    @property
+    def logs(self) -> LocalLogs:
+        """The logs, through the first engine."""
+        return self.engines[self.view.engines[0]]
+
+
+@asynccontextmanager
+async def embedded(
+    config: Config, on_fatal: Callable[[BaseException], None] | None = None
+) -> AsyncIterator[Platform]:
+    """Run every role of the view in this process and on this loop.
+
+    `on_fatal` is called if a sync or a role fails; callers that wait get a `NotReadyError` either
+    way.
+
+    Raises:
+        DataDirectoryError: the directory is in use, of a newer format, or damaged.
+        ConfigError: it was created with another layout.
+        NotReadyError: the roles did not find together in time.
+    """
+    with opened_metadata(config.node) as store:
+        await claim_arrangement(store, "embedded")
+        view = await view_in(store, config, "embedded")
+        epoch = Epoch(await store.next_sequence(EPOCH_KEY))
+        with directory_usable(config.node.data_dir):
+            journal = Journal.open(
+                config.node.data_dir / "journal",
+                segment_bytes=config.node.segment_bytes,
+                durability=config.cluster.durability,
+            )
+        try:
+            lost = await journal_lost(store, "journal", journal)
+        except BaseException:
+            journal.close()
+            raise
+    shell: NodeShell | None = None
+    try:
+        roles = {node: role_of(node, [view], config) for node in view.nodes}
+        shell = NodeShell(
+            roles,
+            [view],
+            config,
+            journal=journal,
+            snapshots=config.node.data_dir / "snapshots",
+            epoch=epoch,
+            on_fatal=on_fatal or (lambda _: None),
+        )
+        with directory_usable(config.node.data_dir):
+            shell.start(journal_lost=lost)
+        engines = {
+            node: LocalLogs(shell, node, role, config.cluster)
+            for node, role in roles.items()
+            if isinstance(role, Engine)
+        }
+        for logs in engines.values():
+            await _joined_in(shell, logs)
+        platform = Platform(shell, view, config, engines)
+        async with retention_enforced(shell, platform.logs, config):
+            yield platform
+    finally:
+        if shell is not None:
+            await shell.close()
+        else:
+            journal.close()
+
+
+async def _joined_in(shell: NodeShell, logs: LocalLogs) -> None:
+    """Wait until the engine has joined; if a role finds a reason not to start, raise that."""
+    try:
+        await joined(logs)
+    except NotReadyError:
+        if isinstance(shell.failed, IndilogError):
+            raise shell.failed from None
+        raise
+
+
+async def joined(logs: LocalLogs) -> None:
+    """Wait until the engine has joined.
+
+    Raises:
+        NotReadyError: it did not within `READY_TIMEOUT_S`.
+    """
+    waiter = logs.future()
+    logs.engine.when_ready(waiter)
+    logs.wake()
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await waiter
+    except TimeoutError:
+        raise NotReadyError(
+            f"The cluster was not ready within {READY_TIMEOUT_S:g} s; are all its nodes up?"
+        ) from None
+
+
+async def metalog_whole(shell: NodeShell) -> None:
+    """Wait until no primary of this process lacks metalog entries that it had once.
+
+    Raises:
+        DataLossError: nobody can tell whether it would have all of them.
+    """
+    roles = [role for role in shell.roles.values() if isinstance(role, Sequencer)]
+    if all(role.ready for role in roles):
+        return
+    _log.warning("the primary lacks metalog entries; it takes them from the other sequencers")
+    looks = 0
+    while shell.failed is None and not all(role.ready for role in roles):
+        await asyncio.sleep(_LOOK_S)
+        looks += 1
+        if looks % _LOOKS_SILENT == 0:
+            silent = sorted({node for role in roles for node in role.silent})
+            _log.warning("the primary waits for other sequencers", silent=silent)
+    if shell.failed is not None:
+        raise shell.failed
+    _log.info("the primary has its metalog again", entries=max(role.length for role in roles))
+
+
+def retention_of(shell: NodeShell, logs: LocalLogs, config: Config) -> RetentionService | None:
+    """Return what enforces retention policies, not started, if this is the compute node that does:
+    the view's first.
+    """
+    if shell.view.engines[0] not in shell.roles:
+        return None
+    logs.retention = RetentionService(logs, config.node)
+    return logs.retention
+
+
+@asynccontextmanager
+async def retention_enforced(
+    shell: NodeShell, logs: LocalLogs, config: Config
+) -> AsyncIterator[None]:
+    """Enforce retention policies meanwhile, if this is the compute node that does."""
+    if (service := retention_of(shell, logs, config)) is None:
+        yield
+        return
+    service.start()
+    try:
+        yield
+    finally:
+        await service.stop()
+
+
+@asynccontextmanager
+async def gateway_running(
+    shell: NodeShell,
+    logs: LocalLogs,
+    config: Config,
+    *,
+    platform_dir: Path,
+    run: Path | None = None,
+    port_is: str = "",
+) -> AsyncIterator[str]:
+    """Run the functions and the gateway of one compute node; gives the gateway's URL.
+
+    Args:
+        shell: of the compute node.
+        logs: of the compute node.
+        config: with the compute node's own data directory and port.
+        platform_dir: the data directory of the whole platform, whose token callers need.
+        run: where processes tell their figures, if there are others.
+        port_is: where the port comes from, for people.
+
+    Raises:
+        ConfigError: the port is in use, the host is unknown, or the certificate or the token
+            cannot be used.
+        NotReadyError: what is deployed cannot be read, or the workers do not start.
+    """
+    from indilog_compute.gateway import create_gateway
+    from indilog_compute.workers.host import FunctionHost
+
+    def status() -> dict[str, Any]:
+        return status_of(shell, logs, run)
+
+    rank = shell.view.engines.index(logs.node)
+    host = FunctionHost(config, logs, node_name=logs.node, rank=rank)
+    try:
+        await host.start()
+        registry = registry_of([shell.metrics])
+        registry.register(FiguresCollector(lambda: _figures_of_engine(logs)))
+        registry.register(
+            FiguresCollector(
+                lambda: {**figures_of_nodes(shell), **_told_elsewhere(shell, run).figures},
+                "indilog_node",
+                "Figures of roles",
+            )
+        )
+        gateway = create_gateway(host, logs, status, config, registry)
+        async with _listening(gateway, host, config, platform_dir / TOKEN_FILE, port_is) as url:
+            yield url
+    finally:
+        await host.stop()
+
+
+@asynccontextmanager
+async def _listening(
+    gateway: Gateway, host: FunctionHost, config: Config, token_file: Path, port_is: str
+) -> AsyncIterator[str]:
+    """Have a gateway answer on its port and its Unix socket; gives its URL."""
+    from indilog_compute.gateway import GatewayServer, guarded, guarded_locally, socket_in, tls_of
+
+    node = config.node
+    token = token_in(token_file.parent)
+    if not node.auth:
+        _log.warning("no authentication: every process on this machine may do everything here")
+    socket = socket_in(node.data_dir)
+    server = GatewayServer(
+        guarded(gateway, host, node, token),
+        node.host,
+        node.port,
+        edge=gateway.edge,
+        port_is=port_is,
+        tls=tls_of(node),
+        local=(guarded_locally(gateway, host, node), socket),
+    )
+    try:
+        server.bind()
+        found = running_at(
+            node.host,
+            server.port,
+            names=node.names,
+            token_file=token_file if node.auth else None,
+            certificate=node.tls_cert,
+            socket=socket,
+        )
+        with _findable(found):
+            await server.start()
+            yield found.url
+    finally:
+        gateway.end_streams()
+        await server.stop()
+
+
+@contextmanager
+def _findable(platform: RunningPlatform) -> Iterator[None]:
+    """Have callers of this user find the gateway, if the machine lets us."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(registered(platform))
+        except OSError as error:
+            _log.warning("callers need INDILOG_TOKEN: they do not find it", reason=str(error))
+        yield
+
+
+def status_of(shell: NodeShell, logs: LocalLogs, run: Path | None = None) -> dict[str, Any]:
+    """Return what this process knows of the platform, for people: `GET /status`.
+
+    `ready` and `read_only` are of this compute node: it serves; a full disk keeps it from appends.
+    `nodes` are the figures of roles, of those in other processes as they told them lately;
+    `elsewhere` are the names of those, `silent` the ones that have told nothing for some seconds.
+    `lost_records` are those that no replica has any more; `warning`, if there are any, says so.
+    """
+    view = shell.view
+    told = _told_elsewhere(shell, run)
+    engine = _figures_of_engine(logs)
+    nodes = {**figures_of_nodes(shell), **told.figures}
+    return {
+        "ready": shell.failed is None and not shell.closed,
+        "read_only": bool(engine["progress"]["read_only"]),
+        **_losses(nodes),
+        "view": view.number,
+        "shards": {
+            str(shard): {"writer": placed.writer, "replicas": list(placed.replicas)}
+            for shard, placed in view.shards.items()
+        },
+        "nodes": nodes,
+        "elsewhere": _elsewhere(shell),
+        "silent": told.silent,
+        "engine": engine,
+    }
+
+
+def _losses(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many records are lost for good, and what that means for reads."""
+    lost = sum(figures.get("lost_records", 0) for figures in nodes.values())
+    if not lost:
+        return {"lost_records": 0}
+    first = min(
+        (f["first_lost_seqnum"] for f in nodes.values() if "first_lost_seqnum" in f), default=None
+    )
+    place = "" if first is None else f", the first one at seqnum {first}"
+    warning = (
+        f"Lost records: {lost:,}{place}; the disk is damaged there, and there is no other copy. "
+        "Reads that would pass over them raise DataLossError, which says where to read on."
+    )
+    return {"lost_records": lost, "warning": warning}
+
+
+def _figures_of_engine(logs: LocalLogs) -> dict[str, Mapping[str, Any]]:
+    figures: dict[str, Mapping[str, Any]] = {**logs.engine.status()}
+    if logs.retention is not None:
+        figures["retention"] = logs.retention.status()
+    return figures
+
+
+def _elsewhere(shell: NodeShell) -> list[NodeId]:
+    return [node for node in shell.view.nodes if node not in shell.roles]
+
+
+def _told_elsewhere(shell: NodeShell, run: Path | None) -> Told:
+    return figures_told(run, _elsewhere(shell)) if run is not None else Told({}, [])
+
+
+def figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+    """Return the figures of the roles of this process, but for an engine's own."""
+    return {
+        node: role.status()
+        for node, role in shell.roles.items()
+        if isinstance(role, ReportsStatus) and not isinstance(role, Engine)
+    }
+
+
+def run_embedded(
+    config: Config,
+    on_ready: Callable[[str], None] | None = None,
+    *,
+    supervisor_fd: int | None = None,
+) -> None:
+    """Run the platform in this process, with gateway and workers, until SIGTERM or SIGINT.
+
+    Args:
+        config: whose `node.data_dir` and `node.port` are used.
+        on_ready: called once with the gateway's URL when calls are served.
+        supervisor_fd: a socket to whoever started this process; the platform stops in order when
+            the other end is gone.
+
+    Raises:
+        IndilogError: as `embedded` and `gateway_running`; `NotReadyError` when the platform stopped
+            by a fault while it ran.
+    """
+    raise_limit()
+    uvloop.run(_run_embedded(config, on_ready, supervisor_fd))
+
+
+async def _run_embedded(
+    config: Config, on_ready: Callable[[str], None] | None, supervisor_fd: int | None
+) -> None:
+    from indilog_compute.gateway.server import check_can_listen
+
+    asked = asyncio.Event()
+    faults: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        faults.append(error)
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    supervisor = SupervisorLink(supervisor_fd, None, asked.set)
+    check_can_listen(config.node)  # else a new data directory stays behind
+    async with (
+        embedded(config, fail) as platform,
+        gateway_running(
+            platform.shell, platform.logs, config, platform_dir=config.node.data_dir
+        ) as url,
+    ):
+        if on_ready is not None:
+            on_ready(url)
+        supervisor.ready(url)
+        await asked.wait()
+    supervisor.close()
+    if faults:
+        raise NotReadyError(f"The platform stopped by a fault: {faults[0]}") from faults[0]

@@ -1,0 +1,155 @@
+"""What the processes of one cluster tell each other before their log runs, by way of the metadata
+store (ARCHITECTURE 11).
+
+The first process publishes the view (once for ever), and for this run the configuration and where
+each node receives. A node reads them when it starts and takes its epoch, which is greater than
+every epoch before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
+from indilog.base.ids import Epoch, NodeId
+from indilog.config import Config, config_from
+from indilog.kernel.view import View
+from indilog.runtime.cluster.metadata import MetadataStore, Written
+
+VIEW_KEY = "view"
+EPOCH_KEY = "epoch"
+_ARRANGEMENT_KEY = "arrangement"
+_RUN_KEY = "run"
+
+Arrangement: TypeAlias = Literal["embedded", "processes"]
+"""Whether all roles share one process and one journal, or each has its own."""
+
+
+Setting: TypeAlias = str | int | float | bool | None
+"""A value as `config_from` takes it; None is left out."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What holds while a process of the run lives.
+
+    Attributes:
+        addresses: where each node receives, e.g. `unix:///tmp/indilog-x/storage-0`.
+        directory: where the sockets are; removed at the end of the run.
+        settings: the configuration, as `config_from` takes it.
+    """
+
+    addresses: dict[NodeId, str]
+    directory: str
+    settings: dict[str, dict[str, Setting]]
+
+
+class NodeStart(NamedTuple):
+    """All that a node needs to start."""
+
+    config: Config
+    view: View
+    addresses: dict[NodeId, str]
+    epoch: Epoch
+    directory: Path
+    """Of this run: for sockets and figures."""
+
+
+async def claim_arrangement(store: MetadataStore, arrangement: Arrangement) -> None:
+    """Hold on to how the data directory is arranged: by its first start, for ever.
+
+    Raises:
+        ConfigError: it is arranged the other way; its journals would not be found.
+    """
+    wanted = arrangement.encode()
+    await store.compare_and_set(_ARRANGEMENT_KEY, wanted, expected_version=0)
+    found = await store.get(_ARRANGEMENT_KEY)
+    assert found is not None, "it was set just now, or before"
+    if found.value != wanted:
+        raise ConfigError(
+            f"The data directory was made by a cluster that runs {_described(found.value)}; "
+            f"this start runs {_described(wanted)}. Start it like before, or use another directory."
+        )
+
+
+def _described(arrangement: bytes) -> str:
+    return "embedded (in one process)" if arrangement == b"embedded" else "as separate processes"
+
+
+async def publish_run(
+    store: MetadataStore, config: Config, addresses: dict[NodeId, str], directory: Path
+) -> Run | None:
+    """Publish what this run uses, and return what the run before had published, if any."""
+    run = msgspec.json.encode(Run(addresses, str(directory), settings_of(config)))
+    while True:
+        before = await store.get(_RUN_KEY)
+        version = before.version if before else 0
+        if isinstance(
+            await store.compare_and_set(_RUN_KEY, run, expected_version=version), Written
+        ):
+            return _run_decoded(before.value) if before else None
+
+
+async def run_of(store: MetadataStore) -> Run | None:
+    """Return what was published for the last run; None: nothing that this release understands."""
+    found = await store.get(_RUN_KEY)
+    return _run_decoded(found.value) if found is not None else None
+
+
+def _run_decoded(value: bytes) -> Run | None:
+    """Return what was published for a run; None: by a release whose form we do not know."""
+    try:
+        return msgspec.json.decode(value, type=Run)
+    except msgspec.DecodeError:
+        return None
+
+
+def view_decoded(value: bytes) -> View:
+    """Return the view that the metadata store keeps.
+
+    Raises:
+        DataDirectoryError: another release wrote it, in a form that this one does not know.
+    """
+    try:
+        return msgspec.json.decode(value, type=View)
+    except msgspec.DecodeError as error:
+        raise DataDirectoryError(
+            f"The view of the data directory is not understood ({error}); was it written by "
+            "another release? Use that one, or choose another directory."
+        ) from error
+
+
+def settings_of(config: Config) -> dict[str, dict[str, Setting]]:
+    """Return a configuration as `config_from` takes it, in plain values."""
+    settings: dict[str, dict[str, Setting]] = msgspec.to_builtins(config, enc_hook=_spelled)
+    return settings
+
+
+def _spelled(value: object) -> str:
+    assert isinstance(value, Path), "the configuration holds paths and plain values only"
+    return str(value)
+
+
+async def node_start(store: MetadataStore) -> NodeStart:
+    """Return what a node needs to start, with an epoch that nobody had.
+
+    Raises:
+        NotReadyError: the first process has not published it yet.
+        ConfigError, DataDirectoryError: another release did, in a form that we do not know.
+        QuorumUnavailableError: the store does not answer.
+    """
+    view, run = await store.get(VIEW_KEY), await store.get(_RUN_KEY)
+    if view is None or run is None:
+        raise NotReadyError("The cluster's first process has not published its view yet.")
+    if (published := _run_decoded(run.value)) is None:
+        raise ConfigError("The cluster's first process is of another release; use the same one.")
+    epoch = Epoch(await store.next_sequence(EPOCH_KEY))
+    return NodeStart(
+        config=config_from(overrides=published.settings),
+        view=view_decoded(view.value),
+        addresses=published.addresses,
+        epoch=epoch,
+        directory=Path(published.directory),
+    )

@@ -1,0 +1,92 @@
+"""The data directory as a whole: its metadata file and its journals belong together (ARCHITECTURE
+11).
+
+Both arrangements write the metadata file before the first journal, and never remove it. So journals
+without a metadata file are a directory of which somebody lost a part, not a new one: to start there
+would give epochs out again that the journals know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from indilog.base.errors import DataDirectoryError
+from indilog.config import NodeConfig
+from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, MetadataStore
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.segment import segment_numbers
+
+_MADE: Final = b"made"
+_LOST: Final = b"lost"
+
+
+@contextmanager
+def directory_usable(directory: Path) -> Iterator[None]:
+    """Say in one sentence that the system does not let us keep data there.
+
+    Raises:
+        DataDirectoryError: instead of an `OSError` inside the block.
+    """
+    try:
+        yield
+    except FileExistsError as error:
+        raise DataDirectoryError(
+            f"The data directory {directory} cannot be used: Not a directory; choose another."
+        ) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataDirectoryError(
+            f"The data directory {directory} cannot be used: {reason}; choose another, or make "
+            "room there."
+        ) from error
+
+
+def opened_metadata(config: NodeConfig) -> EmbeddedMetadataStore:
+    """Open the metadata store of the data directory; a new directory gets a new one.
+
+    Raises:
+        DataDirectoryError: the directory cannot be used, is in use, or its metadata file is
+            damaged, of a newer format, or gone although there are journals.
+    """
+    directory = config.data_dir
+    file = directory / "metadata"
+    with directory_usable(directory):
+        # In this order: whoever makes the directory at the same time writes the file first.
+        journals = _journals(directory)
+        if journals and not file.exists():
+            raise DataDirectoryError(
+                f"{file} is missing, although {directory} has journals (such as "
+                f"{journals[0].name}); put it back from a copy of the whole directory, or choose "
+                "another directory."
+            )
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # records are this user's
+        return EmbeddedMetadataStore(file, config)
+
+
+def _journals(directory: Path) -> list[Path]:
+    """Return the folders below `directory` that hold journal segments."""
+    if not directory.is_dir():
+        return []
+    folders = sorted(path for path in directory.iterdir() if path.is_dir())
+    return [folder for folder in folders if segment_numbers(folder)]
+
+
+async def journal_lost(store: MetadataStore, name: str, journal: Journal) -> bool:
+    """Tell whether the journal `name` was there at an earlier start and is empty now.
+
+    The store knows each journal once it was there. One that was told to be lost is so until it has
+    frames: those of a copy that was put back, or of a node that can go on without what it had.
+    """
+    key = f"journal/{name}"
+    known = await store.get(key)
+    lost = known is not None and (
+        journal.created or (known.value == _LOST and journal.holds_nothing())
+    )
+    value = _LOST if lost else _MADE
+    if known is None or known.value != value:
+        version = known.version if known is not None else 0
+        await store.compare_and_set(key, value, expected_version=version)
+    return lost

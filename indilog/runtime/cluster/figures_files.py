@@ -1,0 +1,101 @@
+"""What the processes of one run tell its gateways about themselves (ARCHITECTURE 11).
+
+Each process writes the figures of its roles into a file of the run's directory every few seconds,
+and whoever is asked for the status reads these files. So a question costs no message, and a process
+that hangs is one whose file has grown old. They are for people: nothing depends on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+import structlog
+
+from indilog.base.ids import NodeId
+from indilog.config import KIB
+
+_INTERVAL_S: Final = 2.0
+_BELIEVED_S: Final = 5 * _INTERVAL_S
+"""Figures older than this say nothing about now."""
+_BYTES_MAX: Final = 256 * KIB
+
+Figures: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""By role, or part, and name."""
+
+log = structlog.get_logger(__name__)
+
+
+class Told(NamedTuple):
+    """What other processes have told of themselves, and the nodes that tell nothing."""
+
+    figures: Figures
+    silent: list[NodeId]
+
+
+@asynccontextmanager
+async def figures_published(
+    directory: Path, name: NodeId, figures: Callable[[], Figures]
+) -> AsyncIterator[None]:
+    """Write `figures` of the node `name` at once and now and then, until the block is left."""
+    path = _path(directory, name)
+
+    async def publish_now() -> None:
+        try:
+            await asyncio.to_thread(_write, path, msgspec.json.encode(figures()))
+        except OSError as error:
+            log.warning("figures not written", file=str(path), error=str(error))
+
+    async def publish() -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            await publish_now()
+
+    await publish_now()
+    task = asyncio.create_task(publish())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        path.unlink(missing_ok=True)
+
+
+def figures_told(directory: Path, names: Iterable[NodeId]) -> Told:
+    """Return what the nodes `names` have written lately."""
+    figures: dict[str, Mapping[str, Any]] = {}
+    silent: list[NodeId] = []
+    for name in names:
+        found = _read(_path(directory, name))
+        if found is None:
+            silent.append(name)
+        else:
+            figures.update(found)
+    return Told(figures, silent)
+
+
+def _path(directory: Path, name: NodeId) -> Path:
+    return directory / f"{name}.figures"
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(content)
+    temporary.rename(path)
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]] | None:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_BYTES_MAX)
+        if time.time() - path.stat().st_mtime > _BELIEVED_S:
+            return None
+        return msgspec.json.decode(content, type=dict[str, dict[str, Any]])
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,51 @@
+"""Which port the gateway of an engine listens on, if each engine of a machine is a process.
+
+The port that is configured is the first engine's, the next ones follow. If any will do, it is
+chosen at the first start of the engine's process in a run, and the same one again when the process
+is started again, so that its URL holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from indilog.base.ids import NodeId
+
+
+class GatewayPort(NamedTuple):
+    """A port, 0 for any, and where it comes from if it is not the one that is configured."""
+
+    port: int
+    words: str
+
+
+def port_of(
+    directory: Path, name: NodeId, engines: Sequence[NodeId], configured: int
+) -> GatewayPort:
+    """Return the port of the engine `name` in the run of `directory`."""
+    if configured:
+        index = engines.index(name)
+        return GatewayPort(configured + index, f" (port + {index} for {name})" if index else "")
+    try:
+        chosen = int(_path(directory, name).read_text())
+    except OSError:
+        return GatewayPort(0, "")
+    return GatewayPort(chosen, f" (chosen for {name} at its first start)")
+
+
+def keep_port(directory: Path, name: NodeId, port: int) -> None:
+    """Have `port_of` return `port` as long as the run goes on, if any will do.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _path(directory, name)
+    whole = path.with_suffix(".port-new")
+    whole.write_text(str(port))
+    whole.replace(path)
+
+
+def _path(directory: Path, name: NodeId) -> Path:
+    return directory / f"{name}.port"

@@ -1,0 +1,229 @@
+"""One node in a process of its own: finds its cluster by the metadata store, runs its role until it
+is told to stop (ARCHITECTURE 5, "Cluster").
+
+`python -m indilog.node --name storage-0 --metadata ipc:///tmp/indilog-x/metadata` is what the
+supervisor starts; `node_running` is the same inside another program (a benchmark that is itself the
+compute node).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import structlog
+import uvloop
+
+from indilog.base.errors import IndilogError
+from indilog.base.ids import NodeId
+from indilog.base.telemetry import configure_logging
+from indilog.config import KIB, Config, NodeConfig
+from indilog.runtime.cluster.assembly import (
+    figures_of_nodes,
+    gateway_running,
+    joined,
+    logs_of,
+    metalog_whole,
+    retention_enforced,
+    role_of,
+)
+from indilog.runtime.cluster.cluster_state import NodeStart, node_start
+from indilog.runtime.cluster.data_directory import directory_usable, journal_lost
+from indilog.runtime.cluster.figures_files import figures_published
+from indilog.runtime.cluster.gateway_port import keep_port, port_of
+from indilog.runtime.cluster.metadata_service import MetadataClient
+from indilog.runtime.cluster.supervisor_link import SupervisorLink
+from indilog.runtime.descriptors import raise_limit
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.node import NodeShell
+from indilog.runtime.transport.stream_transport import StreamTransport
+from indilog.runtime.transport.transport import Transport
+from indilog.runtime.transport.zmq_transport import ZmqTransport
+
+_UNUSED_SEGMENT_BYTES: Final = 64 * KIB
+"""Size of the journal of a node whose role persists nothing: files are written in advance."""
+
+_TRANSPORTS: Final[Mapping[str, type[StreamTransport | ZmqTransport]]] = {
+    "stream": StreamTransport,
+    "zmq": ZmqTransport,
+}
+
+_log = structlog.get_logger(__name__)
+
+
+class RunningNode(NamedTuple):
+    """A node that runs on this loop."""
+
+    shell: NodeShell
+    start: NodeStart
+    transport: Transport
+
+
+@asynccontextmanager
+async def node_running(
+    name: NodeId, metadata: str, on_fatal: Callable[[BaseException], None]
+) -> AsyncIterator[RunningNode]:
+    """Run the node `name` of the cluster whose metadata store is at `metadata`.
+
+    It is recovered from its journal when the block begins, and synced and closed when it ends.
+
+    Raises:
+        ConfigError: the cluster has no such node.
+        DataDirectoryError: its directory is in use, of a newer format, or damaged.
+        NotReadyError, QuorumUnavailableError: the cluster's first process is not there.
+    """
+    with contextlib.ExitStack() as undo:
+        async with MetadataClient(metadata, NodeConfig()) as store:
+            start = await node_start(store)
+            config, view = start.config, start.view
+            role = role_of(name, [view], config)
+            persists = name in view.sequencers or name in view.storage_nodes
+            directory = config.node.data_dir / name
+            with directory_usable(directory):
+                journal = Journal.open(
+                    directory,
+                    segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
+                    durability=config.cluster.durability,
+                )
+            undo.callback(journal.close)
+            lost = await journal_lost(store, name, journal)
+        loop = asyncio.get_running_loop()
+        transport = _TRANSPORTS[config.node.transport](
+            start.addresses[name], start.addresses, loop, config
+        )
+        undo.callback(transport.close)
+        shell = NodeShell(
+            {name: role},
+            [view],
+            config,
+            journal=journal,
+            snapshots=config.node.data_dir / "snapshots",
+            transport=transport,
+            epoch=start.epoch,
+            on_fatal=on_fatal,
+        )
+        shell.metrics.dropped = transport.counts.dropped  # scraped with the node's other numbers
+        undo.pop_all()
+    try:
+        with directory_usable(directory):
+            shell.start(journal_lost=lost)
+        yield RunningNode(shell, start, transport)
+    finally:
+        await shell.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one node until SIGTERM, or until its supervisor is gone before it was ready; ends the
+    process.
+    """
+    parser = argparse.ArgumentParser("indilog.node", description="Run one node of a cluster.")
+    parser.add_argument("--name", required=True, help="the node's name in the view")
+    parser.add_argument("--metadata", required=True, help="address of the metadata store")
+    parser.add_argument("--supervisor-fd", type=int, help="socket to the process that started it")
+    parser.add_argument("--control", type=Path, help="where the next supervisor may adopt it")
+    given = parser.parse_args(arguments)
+    configure_logging()
+    structlog.contextvars.bind_contextvars(node=given.name)
+    raise_limit()
+    sys.exit(uvloop.run(_run(given)))
+
+
+async def _run(given: argparse.Namespace) -> int:
+    """Run a node to its end, and return the exit status (sysexits.h)."""
+    stop = asyncio.Event()
+    failures: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        failures.append(error)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    supervisor = SupervisorLink(given.supervisor_fd, given.control, stop.set)
+    name = NodeId(given.name)
+    serving = asyncio.create_task(_serve(name, given.metadata, supervisor, stop, fail))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        faulthandler.dump_traceback_later(NodeConfig().stop_timeout_s, exit=True)
+        if not supervisor.was_ready:
+            serving.cancel()  # told to stop before it was up
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        if failures:
+            supervisor.failed(str(failures[0]))
+    except (IndilogError, OSError) as error:
+        _log.error("node cannot start", error=str(error))
+        supervisor.failed(str(error))
+        retryable = isinstance(error, IndilogError) and error.retryable
+        return os.EX_TEMPFAIL if retryable else os.EX_USAGE
+    finally:
+        stopping.cancel()
+        supervisor.close()
+    return os.EX_SOFTWARE if failures else os.EX_OK
+
+
+async def _serve(
+    name: NodeId,
+    metadata: str,
+    supervisor: SupervisorLink,
+    stop: asyncio.Event,
+    fail: Callable[[BaseException], None],
+) -> None:
+    """Run the node, with what only a compute node has, until `stop`."""
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(node_running(name, metadata, fail))
+        detail = ""
+        await stack.enter_async_context(
+            figures_published(node.start.directory, name, lambda: _figures_of(node.shell))
+        )
+        await metalog_whole(node.shell)  # may take long, and the figures tell of it
+        if (logs := logs_of(node.shell, name, node.start.config)) is not None:
+            await joined(logs)
+            port, port_is = port_of(
+                node.start.directory, name, node.start.view.engines, node.start.config.node.port
+            )
+            config = _config_of_engine(name, node.start, port)
+            await stack.enter_async_context(retention_enforced(node.shell, logs, config))
+            detail = await stack.enter_async_context(
+                gateway_running(
+                    node.shell,
+                    logs,
+                    config,
+                    platform_dir=node.start.config.node.data_dir,
+                    run=node.start.directory,
+                    port_is=port_is,
+                )
+            )
+            if (listens_on := urlsplit(detail).port) is not None:
+                keep_port(node.start.directory, name, listens_on)
+        supervisor.ready(detail, hang_s=node.start.config.node.hang_s)
+        await stop.wait()
+
+
+def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
+    """Return the figures of the roles, with what recovery found in the journal they share."""
+    journal = {
+        "journal_damaged": shell.metrics.damaged,
+        "journal_mended": shell.metrics.mended,
+    }
+    return {node: {**figures, **journal} for node, figures in figures_of_nodes(shell).items()}
+
+
+def _config_of_engine(name: NodeId, start: NodeStart, port: int) -> Config:
+    """Give each engine of this machine a directory and a port of its own."""
+    node = start.config.node
+    own = dataclasses.replace(node, data_dir=node.data_dir / name, port=port)
+    return dataclasses.replace(start.config, node=own)

@@ -1,0 +1,329 @@
+"""One process that is kept alive: started or adopted, watched, started again when it dies or hangs
+(ARCHITECTURE 11).
+
+Supervisor and process are connected by a socket, over which the process speaks in lines
+(`supervisor_link`). A process that was ready and sends no heartbeat for `hang_s` hangs: it is
+killed and started again; so is one that is not ready within `start_timeout_s`. A process that
+outlived its supervisor is adopted by the next one, and held by a descriptor (pidfd), so that a
+process id that was reused is never signalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from indilog.base.errors import NotReadyError
+from indilog.config import NodeConfig
+from indilog.runtime.cluster.supervisor_link import HEARTBEATS_PER_HANG
+
+_LINE_BYTES_MAX: Final = 16 * 1024
+_CREDENTIALS: Final = struct.Struct("3i")
+"""`struct ucred`: process id, user, group."""
+_STATUS_UNKNOWN: Final = -1
+"""The exit status of a process that another one started."""
+_log = structlog.get_logger(__name__)
+
+
+class _Process(Protocol):
+    """What is common to a process that was started here and to one that was adopted."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    async def wait(self) -> int:
+        """Wait until it is gone; return its exit status."""
+
+
+class _Adopted:
+    """A running process that another supervisor started."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self._descriptor = descriptor
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        signal.pidfd_send_signal(self._descriptor, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Wait until it is gone; its exit status is its parent's to know."""
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(self._descriptor, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+        return _STATUS_UNKNOWN
+
+
+def _connected(control: Path) -> tuple[socket.socket, _Adopted] | None:
+    """Connect to the process that listens at `control`; None: there is none."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(0)  # a process that stands still and whose queue is full would block us
+    try:
+        connection.connect(str(control))
+        size = _CREDENTIALS.size
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, _, _ = _CREDENTIALS.unpack(peer)
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        connection.close()
+        return None
+    with contextlib.suppress(BlockingIOError):
+        # The process may have died before its descriptor was opened, and its id been given anew.
+        if not connection.recv(1, socket.MSG_PEEK):
+            connection.close()
+            os.close(descriptor)
+            return None
+    return connection, _Adopted(pid, descriptor)
+
+
+class SupervisedProcess:
+    """Keeps one command running until it is stopped.
+
+    A process of an earlier supervisor that listens at `control` is adopted first. One that dies is
+    started again after `restart_s_min`, doubled each time up to `restart_s_max`; once one lived for
+    longer than that, the pause is short again. One that hangs for `hang_s`, or is not ready within
+    `start_timeout_s`, is killed.
+
+    Args:
+        name: for the log.
+        command: the program and its arguments; `--supervisor-fd N` is added.
+        control: the Unix socket at which the process can be adopted; None: it cannot.
+        inherited: descriptors that the process inherits and keeps open.
+        failures_max: how often it may end before it was ready the first time until that is
+            final. Ends with status `os.EX_TEMPFAIL` (it waits for others) do not count; nor does
+            any once it was ready: then it is started again for ever.
+
+    Attributes:
+        restarts: how often it was started again.
+        adopted: whether the process that runs now was started by an earlier supervisor.
+        pid: the process that runs now; None between two.
+        detail: what the process said when it became ready last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        config: NodeConfig,
+        *,
+        control: Path | None = None,
+        inherited: Sequence[int] = (),
+        failures_max: int = 3,
+    ) -> None:
+        self.name = name
+        self.restarts = 0
+        self.adopted = False
+        self.pid: int | None = None
+        self.detail = ""
+        self._command = tuple(command)
+        self._config = config
+        self._control = control
+        self._inherited = tuple(inherited)
+        self._heard_at = 0.0
+        """When the process was started or heard last, on the loop's clock."""
+        self._silent_s_max = 0.0
+        """How long it may be silent after that."""
+        self._failures_max = failures_max
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._ready = False
+        self._was_ready = False
+        self._sentence = ""
+        self._final: NotReadyError | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to keep it running."""
+        assert self._keeper is None, "started once"
+        self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+
+    async def ready(self, *, restarts: int = 0) -> str:
+        """Wait until it is ready, and return what it said then.
+
+        Args:
+            restarts: wait until it was also started again that often, since somebody killed it.
+
+        Raises:
+            NotReadyError: it failed to start too often, or was stopped; the process's own sentence
+                is in the message.
+        """
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._final is not None or (self._ready and self.restarts >= restarts)
+            )
+        if self._final is not None:
+            raise self._final
+        return self.detail
+
+    async def stop(self) -> None:
+        """End it: asked first, killed after `stop_timeout_s`. May be called again."""
+        self._stopping.set()
+        if self._keeper is not None:
+            await asyncio.wait([self._keeper])
+            self._keeper.result()
+
+    async def end(self) -> bool:
+        """End a process of an earlier supervisor instead of keeping it running; False: none lives.
+
+        It is asked first, and killed after `stop_timeout_s`.
+        """
+        assert self._control is not None, "it is found there"
+        self._stopping.set()
+        if (found := _connected(self._control)) is not None:
+            await self._watched_until_gone(found[1], found[0])
+        return found is not None
+
+    async def _keep(self) -> None:
+        """Run the process again and again, until stopped or until it is hopeless."""
+        loop = asyncio.get_running_loop()
+        pause_s, failures = self._config.restart_s_min, 0
+        while not self._stopping.is_set():
+            started = loop.time()
+            status = await self._run_once()
+            if self._stopping.is_set():
+                break
+            failures += status != os.EX_TEMPFAIL and not self._was_ready
+            if failures >= self._failures_max:
+                break
+            if loop.time() - started > self._config.restart_s_max:
+                pause_s = self._config.restart_s_min
+            _log.warning("process died", name=self.name, status=status, again_in_s=pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+            pause_s = min(2 * pause_s, self._config.restart_s_max)
+            self.restarts += 1
+        if self._stopping.is_set():
+            final = NotReadyError(f"{self.name} was stopped.")
+        else:
+            reason = self._sentence or "it died at once; see its log lines above."
+            final = NotReadyError(f"{self.name} does not start: {reason}")
+        await self._tell(final=final)
+
+    async def _run_once(self) -> int:
+        """Adopt or start the process, and return its exit status when it is gone."""
+        found = _connected(self._control) if self._control is not None else None
+        self.adopted = found is not None
+        self._heard_at = asyncio.get_running_loop().time()
+        self._silent_s_max = self._config.start_timeout_s
+        process: _Process
+        if found is not None:
+            ours, process = found
+            # It was ready once. A stopped one accepts the connection and stays silent.
+            self._silent_s_max = self._config.hang_s
+            _log.info("process adopted", name=self.name, pid=process.pid)
+        else:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    process = await self._spawned(theirs.fileno())
+                except OSError as error:
+                    ours.close()
+                    self._sentence = f"{self._command[0]} cannot be run: {error}"
+                    return _STATUS_UNKNOWN
+        return await self._watched_until_gone(process, ours)
+
+    async def _watched_until_gone(self, process: _Process, connection: socket.socket) -> int:
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_LINE_BYTES_MAX)
+        self.pid = process.pid
+        listener = asyncio.create_task(self._listen(reader))
+        others = [
+            asyncio.create_task(self._stop_when_asked(process)),
+            asyncio.create_task(self._kill_when_hung(process)),
+        ]
+        try:
+            status = await process.wait()
+            await asyncio.wait([listener], timeout=1.0)
+        finally:
+            self.pid = None
+            for task in (listener, *others):
+                task.cancel()
+            writer.close()
+            await asyncio.gather(listener, *others, return_exceptions=True)
+            await self._tell(ready=False)
+        return status
+
+    async def _spawned(self, supervisor_fd: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self._command,
+            "--supervisor-fd",
+            str(supervisor_fd),
+            pass_fds=[supervisor_fd, *self._inherited],
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C at a terminal is for the supervisor alone
+        )
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take in the process's lines."""
+        with contextlib.suppress(ValueError, ConnectionError):  # a line over the limit; it died
+            while line := await reader.readline():
+                word, _, text = line.decode(errors="replace").strip().partition(" ")
+                if word in {"ready", "heartbeat"}:
+                    self._heard_at = asyncio.get_running_loop().time()
+                    self._silent_s_max = self._config.hang_s
+                if word == "ready":
+                    self.detail, self._was_ready = text, True
+                    await self._tell(ready=True)
+                elif word == "failed":
+                    self._sentence = text
+                    _log.error("process cannot start", name=self.name, reason=text)
+
+    async def _kill_when_hung(self, process: _Process) -> None:
+        """Kill the process when it was ready and has sent no heartbeat for `hang_s`, or is not
+        ready within `start_timeout_s`.
+        """
+        loop = asyncio.get_running_loop()
+        pause_s = self._config.hang_s / HEARTBEATS_PER_HANG
+        looked_at = loop.time()
+        while True:
+            await asyncio.sleep(pause_s)
+            before, looked_at = looked_at, loop.time()
+            if looked_at - before > 2 * pause_s:
+                # This process stood still itself: heartbeats may have come that it has not read.
+                self._heard_at = looked_at
+            elif looked_at - self._heard_at > (silent_s := self._silent_s_max):
+                if not self._was_ready:
+                    self._sentence = f"it was not ready within {silent_s:g} s (start_timeout_s)."
+                _log.warning("process hangs and is killed", name=self.name, silent_s=silent_s)
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                return
+
+    async def _stop_when_asked(self, process: _Process) -> None:
+        await self._stopping.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+            await asyncio.sleep(self._config.stop_timeout_s)
+            _log.warning("process killed", name=self.name, after_s=self._config.stop_timeout_s)
+            process.kill()
+
+    async def _tell(self, *, ready: bool = False, final: NotReadyError | None = None) -> None:
+        async with self._changed:
+            self._ready = ready
+            self._final = final or self._final
+            self._changed.notify_all()

@@ -1,0 +1,286 @@
+"""The cluster as separate processes on one machine: `indilog up --processes` (ARCHITECTURE 5).
+
+The first process is the supervisor: it holds the metadata store, serves it to the others, starts
+one process for each node of the view and keeps each alive: one that dies, or hangs for `hang_s`, is
+started again. It carries no data. When it is killed the others go on serving what they can without
+it, and the next supervisor with the same settings adopts them. With other settings it stops them
+and starts its own.
+
+Sockets are Unix sockets in a directory of this run, readable by this user only. They are a third
+faster than TCP here (decision 0002), and need no free port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import uvloop
+
+from indilog.base.errors import ConfigError, DataDirectoryError
+from indilog.base.ids import NodeId
+from indilog.config import Config, NodeConfig, config_from
+from indilog.kernel.view import View
+from indilog.runtime.cluster.cluster_state import (
+    Run,
+    claim_arrangement,
+    publish_run,
+    run_of,
+    settings_of,
+)
+from indilog.runtime.cluster.data_directory import opened_metadata
+from indilog.runtime.cluster.layout import view_in
+from indilog.runtime.cluster.metadata import EmbeddedMetadataStore
+from indilog.runtime.cluster.metadata_service import MetadataServer
+from indilog.runtime.cluster.run_directory import RunDirectory, remove_stale_directories
+from indilog.runtime.cluster.supervised_process import SupervisedProcess
+from indilog.runtime.cluster.supervisor_link import SupervisorLink, control_address
+
+PROCESSES_DEFAULTS: Final[Mapping[str, Any]] = {
+    "cluster": {"sequencers": 3, "storage_nodes": 2, "replicas": 2}
+}
+"""What a cluster of processes has unless told otherwise: any one of its disks may be lost."""
+_SOCKET_PATH_BYTES_MAX: Final = 100
+_SCHEMES: Final[Mapping[str, str]] = {"stream": "unix", "zmq": "ipc"}
+"""Of the nodes' addresses, by `transport`. The metadata store is always served by pyzmq."""
+
+_log = structlog.get_logger(__name__)
+
+
+def processes_config(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Put the configuration of a cluster of processes together; see `config_from`."""
+    return config_from(file, environment, overrides, defaults=PROCESSES_DEFAULTS)
+
+
+class Supervisor:
+    """Runs a cluster of processes.
+
+    Args:
+        left_out: nodes that somebody else runs (a benchmark or test that is itself a node).
+
+    Attributes:
+        processes: by node; valid after `start`.
+        metadata_address: where the metadata store is served; valid after `start`.
+    """
+
+    def __init__(self, config: Config, *, left_out: Collection[NodeId] = ()) -> None:
+        node = dataclasses.replace(config.node, data_dir=config.node.data_dir.absolute())
+        self._config = dataclasses.replace(config, node=node)
+        self._left_out = left_out
+        self._store: EmbeddedMetadataStore | None = None
+        self._server: MetadataServer | None = None
+        self._directory: RunDirectory | None = None
+        self.processes: dict[NodeId, SupervisedProcess] = {}
+        self.metadata_address = ""
+        self.view: View | None = None
+
+    async def start(self) -> None:
+        """Adopt or start every process; returns when all are ready.
+
+        Raises:
+            DataDirectoryError: the data directory cannot be used, is in use, of a newer format, or
+                damaged.
+            ConfigError: it was made with another layout; or sockets cannot be made.
+            NotReadyError: a process does not start; its sentence is in the message.
+        """
+        self._store = opened_metadata(self._config.node)
+        await claim_arrangement(self._store, "processes")
+        remove_stale_directories()
+        await self._take_over_run(await run_of(self._store))
+        self.view = await view_in(self._store, self._config, "processes")
+        self._directory = self._directory or RunDirectory()
+        scheme = _SCHEMES[self._config.node.transport]
+        addresses = {node: self._address(scheme, node) for node in self.view.nodes}
+        await publish_run(self._store, self._config, addresses, self._directory.path)
+        self.metadata_address = self._address("ipc", "metadata")
+        self._server = MetadataServer(self._store, self.metadata_address, self._config.node)
+        self._start_processes(self.view)
+        await self.ready()
+        _log.info("cluster ready", processes=len(self.processes))
+
+    async def _take_over_run(self, run: Run | None) -> None:
+        """Continue the last run if processes of it live, or stop them if they have other settings.
+
+        Its directory is there only if they do: `remove_stale_directories` came before.
+        """
+        self._directory = RunDirectory.of_living(Path(run.directory)) if run else None
+        if run is None or self._directory is None or run.settings == settings_of(self._config):
+            return
+        _log.warning("processes of a run with other settings are stopped", run=run.directory)
+        await _stop_processes_of(run, self._config.node)
+        self._directory.remove()
+        self._directory = None
+
+    async def ready(self) -> None:
+        """Wait until all processes are ready (again).
+
+        Raises:
+            NotReadyError: one does not start; its sentence is in the message.
+        """
+        waits = [asyncio.create_task(process.ready()) for process in self.processes.values()]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End every process, engines first, so that they still reach the others while they finish.
+
+        What does not end within `stop_timeout_s` is killed. May be called again.
+        """
+        engines = set(self.view.engines) if self.view else set()
+        for wave in (engines, self.processes.keys() - engines):
+            stops = [self.processes[node].stop() for node in wave & self.processes.keys()]
+            await asyncio.gather(*stops)
+        if self._server is not None:
+            await self._server.close()
+        if self._store is not None:
+            self._store.close()
+        if self._directory is not None:
+            self._directory.remove()
+            self._directory = None
+
+    @property
+    def url(self) -> str:
+        """Where the gateway of the first engine listens; valid when that process is ready."""
+        assert self.view is not None, "after `start`"
+        engine = self.processes.get(self.view.engines[0])
+        return engine.detail if engine else ""
+
+    def _start_processes(self, view: View) -> None:
+        assert self._directory is not None, "it was made"
+        for node in view.nodes:
+            if node not in self._left_out:
+                command = [sys.executable, "-m", "indilog.node"]
+                command += ["--name", node, "--metadata", self.metadata_address]
+                control = control_address(self._directory.path, node)
+                command += ["--control", str(control)]
+                self.processes[node] = SupervisedProcess(
+                    node,
+                    command,
+                    self._config.node,
+                    control=control,
+                    inherited=[self._directory.lock],
+                )
+        for process in self.processes.values():
+            process.start()
+
+    def _address(self, scheme: str, name: str) -> str:
+        assert self._directory is not None, "it was made"
+        path = f"{self._directory.path}/{name}"
+        if len(path.encode()) > _SOCKET_PATH_BYTES_MAX:
+            raise ConfigError(
+                f"The path {path} is too long for a Unix socket; set TMPDIR to a shorter one."
+            )
+        return f"{scheme}://{path}"
+
+
+@asynccontextmanager
+async def supervised(
+    config: Config, *, left_out: Collection[NodeId] = ()
+) -> AsyncIterator[Supervisor]:
+    """Run a cluster of processes while the block runs; raises what `Supervisor.start` does."""
+    supervisor = Supervisor(config, left_out=left_out)
+    try:
+        await supervisor.start()
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+async def _stop_processes_of(run: Run, config: NodeConfig) -> int:
+    """Stop the processes of a run that have no supervisor; return how many there were.
+
+    Compute nodes come first, so that they still reach the others while they finish.
+    """
+    stopped = 0
+    for wave in (True, False):
+        left = [
+            SupervisedProcess(node, (), config, control=control_address(Path(run.directory), node))
+            for node in run.addresses
+            if node.startswith("engine") is wave
+        ]
+        stopped += sum(await asyncio.gather(*(process.end() for process in left)))
+    return stopped
+
+
+def stop_processes(config: NodeConfig) -> int:
+    """Stop what a killed supervisor left of the cluster in `data_dir`; return how many there were.
+
+    Raises:
+        DataDirectoryError: a supervisor runs there, or the directory holds no platform.
+    """
+
+    async def stopped() -> int:
+        if not (config.data_dir / "metadata").is_file():
+            raise DataDirectoryError(f"The directory {config.data_dir} holds no platform.")
+        with opened_metadata(config) as store:
+            run = await run_of(store)
+            directory = RunDirectory.of_living(Path(run.directory)) if run else None
+            if run is None or directory is None:
+                return 0
+            count = await _stop_processes_of(run, config)
+            directory.remove()
+            return count
+
+    return uvloop.run(stopped())
+
+
+def run_processes(
+    config: Config,
+    on_ready: Callable[[str], None] | None = None,
+    *,
+    supervisor_fd: int | None = None,
+) -> None:
+    """Run a cluster of processes until SIGTERM, SIGINT or SIGHUP (its terminal is closed).
+
+    Args:
+        config: best from `processes_config`.
+        on_ready: called once with the gateway's URL when everything is up.
+        supervisor_fd: a socket to the program that started this one; the cluster stops in order
+            when the other end is gone.
+
+    Raises:
+        IndilogError: as `Supervisor.start`.
+    """
+    uvloop.run(_run(config, on_ready, supervisor_fd))
+
+
+async def _run(
+    config: Config, on_ready: Callable[[str], None] | None, supervisor_fd: int | None
+) -> None:
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue  # as nohup does with SIGHUP
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    link = SupervisorLink(supervisor_fd, None, asked.set)
+    supervisor = Supervisor(config)
+    starting = asyncio.create_task(supervisor.start())
+    stopping = asyncio.create_task(asked.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            if on_ready is not None:
+                on_ready(supervisor.url)
+            await stopping
+    finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        await supervisor.stop()
+        link.close()

@@ -1,0 +1,72 @@
+"""The token of a data directory: who knows it may do everything on its platform.
+
+256 random bits as text, made at the first start, in the file `token` of mode 0600. All compute
+nodes of a platform share it. It is no secret of its own: who can read the file can read the
+records beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from indilog.base.errors import ConfigError
+from indilog.runtime.cluster.data_directory import directory_usable
+
+TOKEN_FILE: Final = "token"  # noqa: S105 - its name
+_BYTES: Final = 32
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{43,128}")
+_READ_CHARACTERS_MAX: Final = 1024
+
+
+def token_in(directory: Path) -> str:
+    """Return the token of a data directory; the first call makes it, durably.
+
+    Processes that start at the same time get the same one.
+
+    Raises:
+        DataDirectoryError: the directory cannot be used.
+        ConfigError: other users can read the file, or what is in it is no token.
+    """
+    file = directory / TOKEN_FILE
+    with directory_usable(directory):
+        if not file.exists():
+            _make(file)
+        with file.open() as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            text = opened.read(_READ_CHARACTERS_MAX).strip()
+    if mode & 0o077:
+        raise ConfigError(
+            f"Other users can read the token in {file} (mode {mode:o}); remove the file, and the "
+            "next start makes another one."
+        )
+    if not _TOKEN.fullmatch(text):
+        raise ConfigError(f"{file} holds no token; remove it, and the next start makes one.")
+    return text
+
+
+def _make(file: Path) -> None:
+    """Write a new token, unless another process does so at the same time."""
+    descriptor, name = tempfile.mkstemp(prefix=f"{TOKEN_FILE}-new-", dir=file.parent)  # mode 0600
+    new = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(secrets.token_urlsafe(_BYTES) + "\n")
+            opened.flush()
+            os.fsync(opened.fileno())
+        try:
+            file.hardlink_to(new)  # appears whole, and never in the place of another one
+        except FileExistsError:
+            return
+    finally:
+        new.unlink()
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,1 @@
+"""The journal: segments on disk, checkpoints, recovery, and freeing what is dead."""

@@ -1,0 +1,194 @@
+"""Checkpoint files: what the frames of a journal up to one place add up to (decision 0028).
+
+A checkpoint is `checkpoint-SEGMENT-OFFSET` in the directory of the journal. It holds, for each
+role, what `Checkpoints.checkpoint` encoded, and how much of each segment file is dead. Layout,
+little endian:
+
+    header   magic "ILCP", version u8, segment u32, offset u64, length of the body u64,
+             body CRC32C u32, header CRC32C u32
+    body     msgpack
+
+It is written under another name, synced, and renamed, after everything below its place is durable.
+The two newest stay: one that cannot be read is put aside, and what it replaced is used.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+from crc32c import crc32c
+
+from indilog.base.errors import DataDirectoryError
+from indilog.runtime.journal.segment import synced_directory, write_all
+
+KEPT: Final = 2
+VERSION: Final = 1
+_MAGIC: Final = b"ILCP"
+_HEADER: Final = Struct("<4sBIQQI")
+_CRC: Final = Struct("<I")
+_HEADER_BYTES: Final = _HEADER.size + _CRC.size
+_TEMPORARY: Final = "checkpoint.new"
+_DAMAGED: Final = ".damaged"
+_CHUNK_BYTES: Final = 1024 * 1024
+
+log = structlog.get_logger(__name__)
+
+
+class Place(NamedTuple):
+    """A place in a journal: all frames before byte `offset` of segment `segment`."""
+
+    segment: int
+    offset: int
+
+
+class FileUse(NamedTuple):
+    """What was known of a segment file: `dead_bytes` are of frames that were discarded,
+    `other_bytes` of frames that hold no batch.
+    """
+
+    first: int
+    last: int
+    dead_bytes: int
+    other_bytes: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """The body of a file.
+
+    Attributes:
+        roles: what each role encoded, by the number of its stream.
+        derived: the streams of roles that a process may lack (`Checkpoints.derived`).
+        files: of the segment files, oldest first.
+    """
+
+    roles: dict[int, bytes]
+    derived: frozenset[int]
+    files: tuple[FileUse, ...]
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that was read, and where in the journal it was taken."""
+
+    place: Place
+    checkpoint: Checkpoint
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Checkpoint)
+
+
+def checkpoint_path(directory: Path, place: Place) -> Path:
+    """Return the file of the checkpoint at `place`."""
+    return directory / f"checkpoint-{place.segment:08d}-{place.offset:010d}"
+
+
+def checkpoint_places(directory: Path) -> list[Place]:
+    """Return the places of the checkpoints in `directory`, ascending."""
+    found = []
+    for path in directory.glob("checkpoint-*"):
+        segment, _, offset = path.name.removeprefix("checkpoint-").partition("-")
+        if segment.isdigit() and offset.isdigit():
+            found.append(Place(int(segment), int(offset)))
+    return sorted(found)
+
+
+def needed_from(directory: Path, newest: Place) -> tuple[int, frozenset[int]]:
+    """Return from which segment on all frames are needed to start from any checkpoint that is kept,
+    and the segments in which these were taken; 0: as long as there is one, a start without it must
+    be possible.
+    """
+    kept = [place for place in checkpoint_places(directory) if place <= newest][-KEPT:]
+    floor = kept[0].segment if len(kept) == KEPT else 0
+    return floor, frozenset(place.segment for place in kept)
+
+
+def write_checkpoint(directory: Path, place: Place, checkpoint: Checkpoint) -> int:
+    """Write a checkpoint, durably, and remove those that it makes superfluous; return its size.
+
+    Everything before `place` must be durable. A crash leaves the older ones, or this one beside the
+    newest of them. May run in a thread.
+
+    Raises:
+        OSError: as the system says; the older checkpoints are still there.
+    """
+    body = _encoder.encode(checkpoint)
+    header = _HEADER.pack(_MAGIC, VERSION, *place, len(body), crc32c(body))
+    file = b"".join((header, _CRC.pack(crc32c(header)), body))
+    temporary = directory / _TEMPORARY
+    temporary.unlink(missing_ok=True)
+    try:
+        _write(temporary, file)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # the disk may be full
+        raise
+    temporary.rename(checkpoint_path(directory, place))
+    synced_directory(directory)
+    for old in checkpoint_places(directory)[:-KEPT]:
+        checkpoint_path(directory, old).unlink()
+    return len(file)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a new file in pieces that are each synced, so that syncs beside it stay short."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        for offset in range(0, len(content), _CHUNK_BYTES):
+            write_all(fd, [content[offset : offset + _CHUNK_BYTES]], offset)
+            os.fdatasync(fd)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove_leftover(directory: Path) -> None:
+    """Remove what a crash left of a checkpoint that was being written."""
+    (directory / _TEMPORARY).unlink(missing_ok=True)
+
+
+def read_checkpoint(directory: Path, place: Place) -> Loaded | None:
+    """Return a checkpoint; None: its file is damaged.
+
+    Raises:
+        DataDirectoryError: another release wrote it.
+    """
+    path = checkpoint_path(directory, place)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        log.warning("a checkpoint cannot be read", file=str(path), error=str(error))
+        return None
+    header, body = content[: _HEADER.size], memoryview(content)[_HEADER_BYTES:]
+    if len(content) < _HEADER_BYTES or _CRC.unpack_from(content, _HEADER.size)[0] != crc32c(header):
+        log.error("a checkpoint is damaged", file=str(path), what="its header")
+        return None
+    magic, version, segment, offset, length, body_crc = _HEADER.unpack(header)
+    if version != VERSION or magic != _MAGIC:
+        raise DataDirectoryError(
+            f"{path} has version {version}, this release reads {VERSION}; "
+            "start the release that wrote it."
+        )
+    if Place(segment, offset) != place or len(body) != length or crc32c(body) != body_crc:
+        log.error("a checkpoint is damaged", file=str(path), what="its body")
+        return None
+    return Loaded(place, _decoder.decode(body))
+
+
+def read_newest(directory: Path) -> Loaded | None:
+    """Return the newest checkpoint that is intact; those that are damaged are put aside.
+
+    Raises:
+        DataDirectoryError: another release wrote it.
+    """
+    for place in reversed(checkpoint_places(directory)):
+        if (loaded := read_checkpoint(directory, place)) is not None:
+            return loaded
+        path = checkpoint_path(directory, place)
+        for older in directory.glob(f"checkpoint-*{_DAMAGED}"):
+            older.unlink()
+        path.rename(path.with_name(path.name + _DAMAGED))
+    return None

@@ -1,0 +1,175 @@
+"""When a process writes a checkpoint of its roles, and how (decision 0028).
+
+A checkpoint is due when so many frames were written since the last one that replaying them would
+take long, or when a segment was filled. It is written less often where it is large itself: never
+more than twice as many bytes as were appended meanwhile. It is taken between two turns: then every
+frame that was written is in the state of the roles, and what they copy is the state behind the
+frame `CHECKPOINT` that is written next. A thread encodes and writes it when all frames before that
+are durable; so a power loss leaves none that is ahead of its journal.
+
+At a stop in order a checkpoint is written too, so that the next start has nothing to replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+import structlog
+
+from indilog.roles.role import Checkpoints, HearsOfCheckpoints, Role
+from indilog.runtime.journal.checkpoint_files import Checkpoint, FileUse, Place, write_checkpoint
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.segment import NO_ROOM
+
+_SHARE: Final = 2
+"""A checkpoint of n bytes waits until n divided by this were appended."""
+_UNSAVED_BYTES: Final = 128
+"""What a role that writes no frames would write for each, about."""
+_POLL_S: Final = 0.005
+"""How often it is asked whether a sync or the thread is done."""
+
+log = structlog.get_logger(__name__)
+
+
+class _Taken(NamedTuple):
+    """A checkpoint that is not written yet: where, of what, and the mark of what it waits for."""
+
+    place: Place
+    encoders: Mapping[int, Callable[[], bytes]]
+    uses: tuple[FileUse, ...]
+    mark: int
+
+
+class Checkpointing:
+    """Writes the checkpoints of one process.
+
+    Attributes:
+        written: how many were, in this life.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        roles: Mapping[int, Role],
+        wake_after: Callable[[float], object],
+        *,
+        frames: int,
+    ) -> None:
+        self._journal = journal
+        self._roles = {s: role for s, role in roles.items() if isinstance(role, Checkpoints)}
+        self._wake_after = wake_after
+        self._frames_max = frames
+        self._frames_at = 0
+        self._bytes_at = 0
+        self._segment_at = 0
+        """Where the journal was when the last one was taken: frames, bytes, segment."""
+        self._size_bytes = 0
+        self._taken: _Taken | None = None
+        self._writing: Future[int] | None = None
+        self.written = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint was taken that is not written yet."""
+        return self._taken is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether `turn` has something to do."""
+        return self._taken is not None or self._due()
+
+    def start(self) -> None:
+        """Recovery is over; frames that were replayed count as written since the last one."""
+        self._segment_at = self._journal.files.active
+
+    def turn(self, *, quiet: bool) -> None:
+        """Take a checkpoint if one is due; go on with the one that was taken.
+
+        `quiet`: all that was written is in the state of the roles.
+
+        Raises:
+            OSError: the journal has failed.
+        """
+        if self._taken is not None:
+            self._go_on(self._taken)
+        elif quiet and self._due() and self._take():
+            self._wake_after(_POLL_S)
+
+    def _due(self) -> bool:
+        journal = self._journal
+        unsaved = self._unsaved()
+        frames = journal.frames - self._frames_at + unsaved
+        filled = journal.files.active != self._segment_at and frames > 0
+        if not filled and frames < self._frames_max:
+            return False
+        appended = journal.written_bytes - self._bytes_at + unsaved * _UNSAVED_BYTES
+        return appended * _SHARE >= self._size_bytes and not journal.starved
+
+    def _unsaved(self) -> int:
+        unsaved = 0
+        for role in self._roles.values():
+            unsaved += role.unsaved
+        return unsaved
+
+    def _take(self) -> bool:
+        """Copy the state of all roles; False: there is no room for the frame that says where."""
+        journal = self._journal
+        try:
+            place = journal.begin_checkpoint()
+        except OSError as error:
+            if error.errno not in NO_ROOM or journal.failed:
+                raise
+            return False
+        encoders = {stream: role.checkpoint() for stream, role in self._roles.items()}
+        self._taken = _Taken(place, encoders, journal.uses(), journal.mark())
+        self._frames_at, self._bytes_at = journal.frames, journal.written_bytes
+        self._segment_at = place.segment
+        return True
+
+    def _go_on(self, taken: _Taken) -> None:
+        if self._writing is None:
+            if self._journal.reached(taken.mark):
+                self._writing = self._journal.spare.pool.submit(self._write, taken)
+            self._wake_after(_POLL_S)
+        elif self._writing.done():
+            writing, self._writing, self._taken = self._writing, None, None
+            self._concluded(taken, writing)
+        else:
+            self._wake_after(_POLL_S)
+
+    def _write(self, taken: _Taken) -> int:
+        roles = {stream: encode() for stream, encode in taken.encoders.items()}
+        derived = frozenset(stream for stream, role in self._roles.items() if role.derived)
+        checkpoint = Checkpoint(roles, derived, taken.uses)
+        return write_checkpoint(self._journal.directory, taken.place, checkpoint)
+
+    def _concluded(self, taken: _Taken, writing: Future[int]) -> None:
+        try:
+            self._size_bytes = writing.result()
+        except OSError as error:
+            log.warning("no checkpoint is written for now", error=str(error))
+            return
+        self.written += 1
+        self._journal.checkpointed(taken.place)
+        for role in self._roles.values():
+            if isinstance(role, HearsOfCheckpoints):
+                role.checkpointed()
+
+    def stop(self, *, quiet: bool) -> None:
+        """Write a last one, if anything was written since; blocks, and the journal is synced.
+
+        Raises:
+            OSError: the journal has failed.
+        """
+        if self._writing is not None:
+            self._writing.exception()
+        elif self._taken is not None:
+            self._frames_at = 0  # it was not written
+        fresh = self._journal.frames != self._frames_at or self._unsaved()
+        if quiet and fresh and self._take():
+            self._journal.sync()
+            assert self._taken is not None
+            self._concluded(self._taken, self._journal.spare.pool.submit(self._write, self._taken))
+        self._taken = None

@@ -1,0 +1,99 @@
+"""What a start logs of the damage in its journal (decision 0009).
+
+Damaged bytes stay in their file, so every start meets them. A batch that was got back since is
+further on in the journal, too: such damage is no news, and has one line for all of it. Any other
+has a line for each place, at each start.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import structlog
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import LocalId, ShardId
+from indilog.kernel.records import batch_header
+from indilog.kernel.tombstones import gone_decoded
+from indilog.roles.role import FrameKind
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.segment import BATCH_KINDS
+from indilog.runtime.journal.segment_scan import Damage
+
+log = structlog.get_logger(__name__)
+
+
+class _Batch(NamedTuple):
+    """Which records a frame of the stream holds."""
+
+    stream: int
+    shard: ShardId
+    first: LocalId
+    end: LocalId
+
+
+class DamageLog:
+    """The damage that one recovery meets; `conclude` logs it."""
+
+    def __init__(self) -> None:
+        self._met: list[tuple[Damage, _Batch | None]] = []
+        self._missing: set[_Batch] = set()
+
+    def met(self, damage: Damage) -> None:
+        """Take note of a damaged place."""
+        batch = _batch_of(damage)
+        self._met.append((damage._replace(payload=b""), batch))
+        if batch is not None:
+            self._missing.add(batch)
+
+    def recovered(self, stream: int, kind: FrameKind, payload: bytes) -> None:
+        """Take note of a frame that a role has taken in: what was got back is not missing."""
+        if not self._missing:
+            return
+        if kind is FrameKind.REPAIRED:
+            header = batch_header(payload)
+            self._missing.discard(_Batch(stream, header.shard, header.first, header.end))
+        elif kind is FrameKind.GONE_RECORDS:  # got back, and trimmed since
+            gone = gone_decoded(payload)
+            if gone.repaired:
+                self._missing.discard(_Batch(stream, gone.shard, gone.first, gone.end))
+
+    def conclude(self, journal: Journal) -> None:
+        """Say where the files of the journal are damaged."""
+        repaired = 0
+        for damage, batch in self._met:
+            if batch is not None and batch not in self._missing:
+                repaired += 1
+                continue
+            log.error(
+                "the journal is damaged",
+                file=str(journal.files.path(damage.segment)),
+                offset=damage.start,
+                bytes=damage.end - damage.start,
+                **_records_of(batch),
+            )
+        if repaired:
+            log.warning("batches of the journal were damaged and repaired since", batches=repaired)
+
+
+def _records_of(batch: _Batch | None) -> dict[str, object]:
+    """Return which records were there; their seqnums are not known before all is recovered."""
+    if batch is None:
+        return {"records": "unknown"}
+    return {
+        "records": batch.end - batch.first,
+        "shard": batch.shard,
+        "first_localid": batch.first,
+    }
+
+
+def _batch_of(damage: Damage) -> _Batch | None:
+    """Return which records were there; None: that cannot be told."""
+    frame = damage.header
+    if frame is None or frame.kind not in BATCH_KINDS:
+        return None
+    try:
+        header = batch_header(damage.payload)
+    except MalformedFrameError:
+        return None
+    return _Batch(frame.stream, header.shard, header.first, header.end)

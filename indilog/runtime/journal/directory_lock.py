@@ -1,0 +1,27 @@
+"""One process uses a directory at a time: a lock that ends with the process, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from indilog.base.errors import DataDirectoryError
+
+
+def locked(file: Path) -> int:
+    """Take the directory of the lock file for this process, for as long as the returned descriptor
+    is open.
+
+    Raises:
+        DataDirectoryError: another process has it.
+    """
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise DataDirectoryError(
+            f"{file.parent} is in use by another process; stop it, or choose another directory."
+        ) from None
+    return fd

@@ -1,0 +1,137 @@
+"""What a shell does when the disk is full: it stays, and goes on by itself (ARCHITECTURE 11,
+decision 0009, PITFALLS 18).
+
+A journal that finds no room for a further segment has the rest of its last one. Of that a reserve
+is kept for what is under way and for what a restart writes: when it is reached, the roles are told
+to take no more (`SpaceChanged`): half of what is left is for batches, in equal shares for the roles
+that keep some. Should they need more than the reserve all the same, their frames wait here, in
+order, as if the disk were slow: nothing that promises them leaves the process. What sequencers
+write does not wait for batches of other roles: a trim is a metalog entry, and gives the room back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+
+from indilog.base.ids import Instant, NodeId
+from indilog.config import NodeConfig
+from indilog.roles.role import METALOG_KINDS, Location, Persist, Persisted, SpaceChanged
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.segment import NO_ROOM
+
+_SEGMENT_SHARE: Final = 4
+
+log = structlog.get_logger(__name__)
+
+
+class _Waiting(NamedTuple):
+    node: NodeId
+    stream: int
+    effect: Persist
+
+
+class DiskSpace:
+    """Writes frames to the journal, and knows whether there is room for more.
+
+    Args:
+        sharers: how many roles that keep batches share what is left for them.
+
+    Attributes:
+        full: whether the roles have been told to take no more.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        config: NodeConfig,
+        wake_after: Callable[[float], object],
+        *,
+        sharers: int,
+    ) -> None:
+        self._journal = journal
+        self._reserve_bytes = min(config.disk_reserve_bytes, config.segment_bytes // _SEGMENT_SHARE)
+        self._retry_s = config.disk_retry_s
+        self._wake_after = wake_after
+        self._sharers = max(1, sharers)
+        self._waiting: deque[_Waiting] = deque()
+        self._retry_at: Instant | None = None
+        self.full = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether frames wait for room."""
+        return bool(self._waiting)
+
+    @property
+    def short(self) -> bool:
+        """Whether the disk is full, or was when it was looked at last: else there is no news."""
+        return self.full or bool(self._waiting) or self._journal.starved
+
+    def write(self, node: NodeId, stream: int, effect: Persist) -> Location | None:
+        """Write a frame; None: it waits for room, and `retried` gives it back.
+
+        Raises:
+            OSError: the journal has failed.
+        """
+        if not self._waiting or self._passes(stream, effect):
+            location = self._written(stream, effect)
+            if location is not None:
+                return location
+        self._waiting.append(_Waiting(node, stream, effect))
+        return None
+
+    def _passes(self, stream: int, effect: Persist) -> bool:
+        """Whether a frame need not wait for those that wait: order matters within a stream only."""
+        metalog = effect.kind in METALOG_KINDS
+        return metalog and all(waiting.stream != stream for waiting in self._waiting)
+
+    def _written(self, stream: int, effect: Persist) -> Location | None:
+        try:
+            return self._journal.write(stream, effect.kind, effect.payload)
+        except OSError as error:
+            if error.errno not in NO_ROOM or self._journal.failed:
+                raise
+            return None
+
+    def start(self) -> None:
+        """Find out before anything is promised whether a disk is full on which little is left."""
+        if self._journal.room < self._reserve_bytes:
+            self._journal.prepare_next()
+
+    def news(self, now: Instant) -> SpaceChanged | None:
+        """Return what the roles are to be told; called at the end of each turn."""
+        if not self.short:
+            return None
+        if self._retry_at is None and (self._journal.starved or self._waiting):
+            self._retry_at = Instant(now + self._retry_s)
+        if self._retry_at is not None:
+            self._wake_after(max(0.0, self._retry_at - now))
+        room = self._journal.room
+        full = bool(self._waiting) or (self._journal.starved and room < self._reserve_bytes)
+        if full == self.full:
+            return None
+        self.full = full
+        if full:
+            log.error("no disk space left: read-only", room_bytes=room)
+            return SpaceChanged(room // 2 // self._sharers)
+        log.warning("disk space again: no longer read-only")
+        return SpaceChanged(None)
+
+    def retried(self, now: Instant) -> list[tuple[NodeId, Persisted]]:
+        """Look for room again, if it is time to; return the frames that were written now."""
+        if self._retry_at is None or now < self._retry_at:
+            return []
+        self._retry_at = None
+        self._journal.look_for_room()
+        done: list[tuple[NodeId, Persisted]] = []
+        while self._waiting:
+            node, stream, effect = self._waiting[0]
+            if (location := self._written(stream, effect)) is None:
+                break
+            self._waiting.popleft()
+            done.append((node, Persisted(effect.token, location)))
+        return done

@@ -1,0 +1,640 @@
+"""The journal: what all roles of one process persist, in one sequence of frames on disk
+(ARCHITECTURE 6 and 7, decision 0001).
+
+Roles of one process share it, so that one `fdatasync` a loop turn covers a batch, the metalog entry
+that orders it and the ordering journal together. The file format is in
+`indilog.runtime.journal.segment`.
+
+Two guarantees: what was written before a `sync` that returned comes back from `recover`, whatever
+crashed, unless the disk damaged it, which `recover` tells (decision 0009); and of what was written
+later exactly a prefix comes back (which `recover` itself makes durable), never a frame whose
+predecessor is missing. A failed write or sync is final (PITFALLS 16): nothing is taken any more.
+
+Used by one thread, but for `sync_flushed`, which may run in another one. The system reports a
+failed write-back to one sync of a descriptor only. So no two syncs overlap: one lock covers each of
+them, what it is waited for, and its outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+import structlog
+from xxhash import xxh3_64_intdigest
+
+from indilog.base.errors import DataDirectoryError
+from indilog.base.ids import NodeId
+from indilog.roles.role import FrameKind, Location
+from indilog.runtime.journal.checkpoint_files import (
+    Checkpoint,
+    FileUse,
+    Place,
+    needed_from,
+    read_newest,
+    remove_leftover,
+)
+from indilog.runtime.journal.directory_lock import locked
+from indilog.runtime.journal.discards import Discards
+from indilog.runtime.journal.journal_directory import check_format, created
+from indilog.runtime.journal.moved_frames import MovedFrames
+from indilog.runtime.journal.old_segments import OldSegments
+from indilog.runtime.journal.open_segments import OpenSegments
+from indilog.runtime.journal.segment import (
+    BATCH_KINDS,
+    END_OF_SEGMENT,
+    FRAME_HEADER_BYTES,
+    SEGMENT_BYTES_MAX,
+    RewrittenEnd,
+    frame_bytes,
+    header_packed,
+    payload_crc_of,
+    payload_intact,
+    prepare_segment,
+    segment_path,
+    write_all,
+    zero_tail,
+)
+from indilog.runtime.journal.segment_files import SegmentFile, segment_files
+from indilog.runtime.journal.segment_rewrite import places_in, remove_leftovers, rewritten_end
+from indilog.runtime.journal.segment_scan import (
+    Damage,
+    SegmentScan,
+    header_at,
+    is_clean,
+    newest_used,
+    write_again,
+    write_back,
+)
+from indilog.runtime.journal.segment_use import (
+    NewestSegment,
+    is_whole,
+    newest_noted,
+    note_newest,
+)
+from indilog.runtime.journal.spare_segment import SpareSegment
+
+_BUFFERS_MAX: Final = 1024
+"""Buffers that collect without a flush, when nothing asks for a sync."""
+_SPARE_FROM: Final = 16
+"""The next segment is prepared when this part (1/16) of the active one is full: writing zeros takes
+longer than filling half a segment at full load, and a process that writes little needs no second
+segment.
+"""
+_NO_SEGMENT: Final = 2**32 - 2
+"""Stands in the name of a batch that is where its name is damaged."""
+_PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
+
+Durability = Literal["fsync", "memory"]
+
+log = structlog.get_logger(__name__)
+
+
+def stream_of(node: NodeId) -> int:
+    """Return the number under which the frames of `node` stand in a journal."""
+    return xxh3_64_intdigest(node.encode())
+
+
+class Journal:
+    """Frames of several streams in segment files; see the module for what is guaranteed.
+
+    With durability `memory` only what a role promises never to go back on (`SHARD_STATE`,
+    `METALOG_STATE`) is synced before it is answered. Everything else is handed to the operating
+    system (`flush_promised`): it survives the end of the process, but not that of the machine.
+    """
+
+    def __init__(self, directory: Path, segment_bytes: int, durability: Durability) -> None:
+        assert 2 * FRAME_HEADER_BYTES <= segment_bytes <= SEGMENT_BYTES_MAX
+        self._must_sync = (
+            frozenset(FrameKind) - {FrameKind.ORDERING}
+            if durability == "fsync"
+            else frozenset({FrameKind.SHARD_STATE, FrameKind.METALOG_STATE, FrameKind.CHECKPOINT})
+        )
+        self._always_synced = durability == "fsync"
+        self._lock_fd = locked(directory / "LOCK")
+        # The active segment: its number, size, and how far it is decided, flushed, synced, and
+        # noted as synced (bytes).
+        self._number = 0
+        self._capacity = 0
+        self._end = 0
+        self._flushed = 0
+        self._synced = 0
+        self._noted = 0
+        self._buffers: list[bytes] = []
+        self._promised = False
+        """Whether the buffers hold a frame that needs no sync, but may not be lost with them."""
+        # How many frames that need a sync were written, flushed, synced.
+        self._frames_written = 0
+        self._frames_flushed = 0
+        self._frames_synced = 0
+        self._rolled_bytes = 0
+        """Of the segments that were filled in this life, without what was in the first before."""
+        # What `indilog.runtime.journal.rewriting` works on, too.
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.files = OpenSegments(directory)
+        self.moved = MovedFrames()
+        self.old = OldSegments()
+        self.discards = Discards(self.files, self.moved, self.old)
+        self._lock = threading.Lock()
+        """Held during a sync until its outcome is noted."""
+        self._start = Place(0, 0)
+        """Where the checkpoint was taken that was loaded."""
+        self._known: dict[tuple[int, int], FileUse] = {}
+        """What it says of segment files, by their first and last segment."""
+        self._failed = False
+        self._closing = False
+        self.created = False
+        """Whether the directory held no journal when this one was opened."""
+        self.damaged = 0
+        """Places where `recover` could not read what had been synced."""
+        self.mended = 0
+        """Flipped bits that it put right."""
+        self.frames = 0
+        """Frames that were recovered and written in this life."""
+        self.spare = SpareSegment(directory, segment_bytes)
+
+    @classmethod
+    def open(cls, directory: Path, *, segment_bytes: int, durability: Durability) -> Journal:
+        """Open the journal in `directory`, created if it is not there; then call `recover`.
+
+        Raises:
+            DataDirectoryError: another process uses it, or a newer release wrote it.
+            OSError: as the system says.
+        """
+        created(directory)
+        journal = cls(directory, segment_bytes, durability)
+        try:
+            journal.created = check_format(directory)
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a frame was written that must be durable before anything leaves the process.
+
+        Frames that can be derived again (`ORDERING`) do not count; they go with the next sync.
+        """
+        return self._frames_written != self._frames_synced
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write or sync has failed: nothing works any more."""
+        return self._failed
+
+    @property
+    def starved(self) -> bool:
+        """Whether there was no room for the next segment, when it was looked for last.
+
+        So it stays until looking again has found some.
+        """
+        return self.spare.starved
+
+    @property
+    def room(self) -> int:
+        """Bytes left in the active segment."""
+        return self._capacity - self._end - FRAME_HEADER_BYTES
+
+    def prepare_next(self) -> None:
+        """Make the next segment, or find that there is no room; waits, so only at a start."""
+        self.spare.prepare(self._number + 1)
+        with contextlib.suppress(OSError):
+            self.spare.wait()
+
+    def look_for_room(self) -> None:
+        """Try again to prepare the next segment, if there was no room for it."""
+        if not self._closing:
+            self.spare.look_for_room(self._number + 1)
+
+    def holds_nothing(self) -> bool:
+        """Whether no segment has a frame; before anything was written."""
+        return not newest_used(self.directory)
+
+    # --- recovery
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """Read the newest intact checkpoint, so that `recover` begins behind it, and return it.
+
+        None: there is none, and `recover` yields everything.
+
+        Raises:
+            DataDirectoryError: a newer release wrote it.
+        """
+        remove_leftover(self.directory)
+        loaded = read_newest(self.directory)
+        if loaded is None:
+            return None
+        self._start = loaded.place
+        self._known = {(use.first, use.last): use for use in loaded.checkpoint.files}
+        self.old.keep_from(*needed_from(self.directory, loaded.place))
+        return loaded.checkpoint
+
+    def missing_segments(self) -> frozenset[int]:
+        """Return the segments before the checkpoint that was loaded of which there is no file."""
+        there = {n for f in segment_files(self.directory) for n in range(f.first, f.last + 1)}
+        return frozenset(range(1, self._start.segment)) - there
+
+    def recover(self) -> Iterator[tuple[int, FrameKind, bytes, Location] | Damage]:
+        """Yield all intact frames in order (stream, kind, payload, location), and what is damaged.
+
+        It begins behind the checkpoint, if one was loaded. Must be exhausted once before the first
+        `write`. A torn tail is cut with a warning; what is yielded is durable when the iteration
+        ends. Damage stays on disk, and is met again.
+
+        Raises:
+            DataDirectoryError: a newer release wrote a frame.
+        """
+        assert not self._number, "a journal recovers once"
+        remove_leftovers(self.directory)
+        noted = newest_noted(self.directory) or NewestSegment(0, 0)
+        newest = max(newest_used(self.directory), noted.number, self._start.segment)
+        # What lies beyond is the segment that was made in advance: it counts when it is used.
+        files = {f.first: f for f in segment_files(self.directory) if f.first <= newest}
+        ends = {file.first: rewritten_end(file) for file in files.values()}
+        for known in files.values():
+            self._register(known, ends[known.first])
+        if not self._start.segment and any(end and end.batches_only for end in ends.values()):
+            # What these files say no more was in checkpoints, none of which can be read.
+            yield self._counted(Damage(1, 0, self.segment_bytes, None, b""))
+        active, end, number = newest + 1, 0, max(1, self._start.segment)
+        while number <= newest:
+            if (file := files.get(number)) is None:
+                yield self._counted(Damage(number, 0, self.segment_bytes, None, b""))
+                number += 1
+                continue
+            number = file.last + 1
+            synced = noted.synced if file.first == noted.number else 0
+            scan = yield from self._recovered(file, newest=file.last == newest, synced=synced)
+            if scan.sealed:
+                continue
+            alone = file.first == file.last == newest
+            if alone and (newest != noted.number or is_whole(self.directory, noted)):
+                active, end = newest, scan.end
+            elif not scan.damaged_end:
+                # Its end is cut off. It is left as it is, so that this is found again.
+                size = noted.size_bytes if file.first == noted.number else scan.end
+                self.old.spoil(file)
+                yield self._counted(Damage(file.first, scan.end, size, None, b""))
+        self._activate(active, end)
+
+    def _recovered(
+        self, file: SegmentFile, *, newest: bool, synced: int
+    ) -> Generator[tuple[int, FrameKind, bytes, Location] | Damage, None, SegmentScan]:
+        """Yield what a file holds; return how it was read."""
+        start = self._start.offset if file.first == self._start.segment else 0
+        synced = max(synced, start)
+        scan = SegmentScan(file.path, file.first, newest=newest, synced=synced, start=start)
+        gone: list[Location] = []
+        for found in scan:
+            if isinstance(found, Damage):
+                self.old.spoil(file)
+                yield self._counted(self._named(found))
+                continue
+            header, payload, location = found
+            if header.kind == FrameKind.GONE:
+                gone.append(location)
+                self.old.died(file.first, frame_bytes(header.length))
+            if header.kind == FrameKind.MOVED:
+                continue
+            self.frames += 1
+            if header.kind not in BATCH_KINDS:
+                self.old.wrote_other(file.first, frame_bytes(header.length))
+                if header.kind != FrameKind.CHECKPOINT:
+                    yield header.stream, _kind_of(header.kind), payload, location
+            elif (name := self.moved.name(*location)) is not None:
+                yield header.stream, _kind_of(header.kind), payload, name
+            else:
+                at = location.offset - FRAME_HEADER_BYTES
+                damage = Damage(file.first, at, at + frame_bytes(header.length), header, payload)
+                yield self._counted(self._named(damage))
+        if scan.mended:
+            self.mended += write_back(self.files.fd(file.first), file.path, scan.mended)
+        # A crash may have come before any of its syncs, also before that of a mark.
+        again_from = scan.synced if newest else scan.written
+        write_again(self.files.fd(file.first), again_from, scan.written)
+        for location in gone:
+            self.discards.punch(location)
+        return scan
+
+    def _register(self, file: SegmentFile, end: RewrittenEnd | None) -> None:
+        """Take note of a file, of what is dead in it, and of the names of what was moved there."""
+        self.files.named(file)
+        known = self._known.get((file.first, file.last))
+        dead, other = (known.dead_bytes, known.other_bytes) if known is not None else (0, 0)
+        self.old.add(file, file.path.stat().st_size, dead, other)
+        if end is not None:
+            self.moved.moved(
+                range(file.first, file.last + 1), file.first, places_in(file, end.names_at)
+            )
+
+    def _named(self, damage: Damage) -> Damage:
+        """Return damage of a batch with the name by which its role knows it."""
+        header, place = damage.header, damage.location
+        if header is None or header.kind not in BATCH_KINDS:
+            return damage
+        name = self.moved.name(*place)
+        return damage._replace(name=name or place._replace(segment=_NO_SEGMENT))
+
+    def _counted(self, damage: Damage) -> Damage:
+        self.damaged += 1
+        return damage
+
+    def _activate(self, number: int, end: int) -> None:
+        """Continue in segment `number` at `end`; what lies there is cut."""
+        path = segment_path(self.directory, number)
+        if not path.exists():
+            prepare_segment(self.directory, number, self.segment_bytes, lambda: False)
+        fd = self.files.fd(number)
+        if not is_clean(fd, number, end):
+            log.warning("torn tail of the journal cut", file=str(path), offset=end)
+        self._capacity = max(self.segment_bytes, os.fstat(fd).st_size)
+        zero_tail(fd, end, self._capacity)
+        note_newest(self.directory, NewestSegment(number, self._capacity, end))
+        self._number = self.files.active = number
+        self._end = self._flushed = self._synced = self._noted = end
+        self._rolled_bytes = -end
+        if not self.old.has(number):
+            self.old.add(SegmentFile(number, number, path), self._capacity)
+
+    # --- writing
+
+    def write(self, stream: int, kind: FrameKind, payload: bytes) -> Location:
+        """Put a frame at the end; its place is decided now, the bytes are buffered.
+
+        Raises:
+            OSError: with `ENOSPC` there is no room for a further segment: nothing was written, a
+                later call may succeed. Otherwise the journal has failed for good.
+        """
+        assert self._number, "recover() must be exhausted before the first write"
+        length = len(payload)
+        size = frame_bytes(length)
+        # There is always room for the frame that ends the segment.
+        if self._end + size + FRAME_HEADER_BYTES > self._capacity:
+            self._roll(size + FRAME_HEADER_BYTES)
+        buffers = self._buffers
+        buffers.append(
+            header_packed(
+                kind, length, stream, self._number, self._synced, payload_crc_of(kind, payload)
+            )
+        )
+        buffers.append(payload)
+        if length % 8:
+            buffers.append(_PADDING[length % 8])
+        location = Location(self._number, self._end + FRAME_HEADER_BYTES, length)
+        self._end += size
+        self.frames += 1
+        if kind not in BATCH_KINDS:
+            self.old.wrote_other(self._number, size)
+        if kind in self._must_sync:
+            self._frames_written += 1
+        elif kind is not FrameKind.ORDERING:
+            self._promised = True
+        if len(buffers) >= _BUFFERS_MAX:
+            self.flush()
+        return location
+
+    def flush(self) -> None:
+        """Hand what is buffered to the operating system, in one system call.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
+        self._check_alive()
+        if self._buffers:
+            buffers, self._buffers = self._buffers, []
+            self._write(buffers)
+            self._promised = False
+            self._flushed = self._end
+            self._frames_flushed = self._frames_written
+            if self._end > self._capacity // _SPARE_FROM and not self._closing:
+                self.spare.begin(self._number + 1)
+
+    def flush_promised(self) -> None:
+        """Flush if something is buffered that needs no sync, and may be promised once flushed.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
+        if self._promised:
+            self.flush()
+
+    def _write(self, buffers: list[bytes]) -> None:
+        try:
+            write_all(self.files.fd(self._number), buffers, self._flushed)
+        except OSError:
+            self._failed = True
+            raise
+
+    def sync(self) -> None:
+        """Make everything written so far durable; blocks.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
+        self.flush()
+        self.sync_flushed()
+
+    def sync_flushed(self) -> None:
+        """Make everything flushed so far durable; blocks, and may run in another thread.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
+        with self._lock:
+            self._check_alive()
+            if self._frames_flushed > self._frames_synced:
+                self._sync_active()
+
+    def settle_flushed(self) -> None:
+        """Make everything flushed so far durable, and note apart from the segment how far that is.
+
+        So damage of its last frames is told from a torn tail. Blocks; may run in another thread.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
+        with self._lock:
+            self._check_alive()
+            if self._flushed > self._synced:
+                self._sync_active()
+            if self._synced > self._noted:
+                self._note(NewestSegment(self._number, self._capacity, self._synced))
+                self._noted = self._synced
+
+    def _sync_active(self) -> None:
+        frames, flushed = self._frames_flushed, self._flushed
+        self._sync(self.files.fd(self._number))
+        self._frames_synced = frames
+        self._synced = flushed
+
+    def _sync(self, fd: int) -> None:
+        """Sync a file; under the lock."""
+        try:
+            os.fdatasync(fd)
+        except OSError:
+            self._failed = True
+            raise
+
+    def _check_alive(self) -> None:
+        if self._failed:
+            raise OSError(errno.EIO, "the journal failed before; restart to recover from disk")
+
+    # --- segments
+
+    def _roll(self, size_bytes: int) -> None:
+        """End the active segment, durably, and begin the next one, of so many bytes at least.
+
+        The sync comes before the next segment's first frame, so that only the newest segment can
+        have a torn tail.
+        """
+        self._check_alive()
+        following = self._number + 1
+        self.spare.make(following, size_bytes)
+        fd = self.files.fd(following)
+        self._buffers.append(
+            header_packed(END_OF_SEGMENT, 0, 0, self._number, self._synced, payload_crc=0)
+        )
+        self.flush()
+        capacity = os.fstat(fd).st_size
+        with self._lock:
+            self._check_alive()
+            if self._always_synced or self.dirty:
+                self._sync(self.files.fd(self._number))
+            self._note(NewestSegment(following, capacity))
+            self._frames_synced = self._frames_flushed
+            self._number = self.files.active = following
+            self._capacity = capacity
+            self._rolled_bytes += self._end
+            self._end = self._flushed = self._synced = self._noted = 0
+        self.spare.used()
+        path = segment_path(self.directory, following)
+        self.old.add(SegmentFile(following, following, path), capacity)
+
+    def _note(self, newest: NewestSegment) -> None:
+        try:
+            note_newest(self.directory, newest)
+        except OSError:
+            self._failed = True
+            raise
+
+    # --- reading
+
+    def read(self, location: Location) -> bytes | None:
+        """Return the payload of a frame, written or only buffered; None: it is gone, or cannot be
+        read; what is no intact payload: it is damaged.
+
+        The CRC of a record batch is its own: the reader verifies it (`RecordBatch`).
+        """
+        if location.segment == self._number and location.offset + location.length > self._flushed:
+            self.flush()
+        if (place := self.moved.place(location)) is None:
+            return None
+        number, offset = place
+        try:
+            fd = self.files.fd(number)
+            header = header_at(fd, offset - FRAME_HEADER_BYTES)
+            moved = header is not None and self.moved.has_moved(location.segment)
+            length = header.length if header is not None and moved else location.length
+            payload = os.pread(fd, length, offset)
+        except OSError as error:
+            log.warning("journal not readable", location=location, error=str(error))
+            return None
+        if header is None or header.segment != number or len(payload) != header.length:
+            return b""  # of no frame: it could be read, and is damaged
+        if header.kind not in BATCH_KINDS and not payload_intact(header, payload):
+            return None
+        return payload
+
+    # --- giving room back
+
+    def discard(self, location: Location) -> None:
+        """Take a frame for one that nobody will read again, once everything written by now is
+        synced; then `give_back` gives its room back, and recovery finds it `GONE`.
+        """
+        self.discards.add(location, self._frames_written)
+
+    def give_back(self) -> None:
+        """Give back the room of discarded frames; they are marked, durably, before anything goes.
+
+        Raises:
+            OSError: the journal has failed for good.
+        """
+        if not self.discards.due(self._frames_synced):
+            return
+        self.flush()
+        with self._lock:
+            self._check_alive()
+            try:
+                self.discards.give_back(self._frames_synced)
+            except OSError:
+                self._failed = True
+                raise
+
+    # --- checkpoints
+
+    def begin_checkpoint(self) -> Place:
+        """Return the place behind all that was written; when it is durable `mark` is reached.
+
+        Raises:
+            OSError: as `write`.
+        """
+        location = self.write(0, FrameKind.CHECKPOINT, b"")
+        return Place(location.segment, location.offset)
+
+    def uses(self) -> tuple[FileUse, ...]:
+        """Return what is known of the segment files."""
+        return tuple(
+            FileUse(old.file.first, old.file.last, old.dead_bytes, old.other_bytes)
+            for old in self.old
+        )
+
+    def checkpointed(self, place: Place) -> None:
+        """Take note that a checkpoint was written, durably."""
+        self.old.keep_from(*needed_from(self.directory, place))
+
+    # --- how far it is
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of frames that were written in this life."""
+        return self._rolled_bytes + self._end
+
+    def mark(self) -> int:
+        """Return a number for all that was written until now; see `reached`."""
+        return self._frames_written
+
+    def reached(self, mark: int) -> bool:
+        """Whether everything written before `mark` is synced."""
+        return self._frames_synced >= mark
+
+    def close(self) -> None:
+        """Settle what is written unless the journal failed, and release the directory."""
+        if self._closing:
+            return
+        self._closing = True
+        self.spare.close()
+        try:
+            if self._number and not self._failed:
+                self.flush()
+                self.settle_flushed()
+        finally:
+            self.files.close()
+            os.close(self._lock_fd)
+            self._failed = True
+
+
+def _kind_of(kind: int) -> FrameKind:
+    try:
+        return FrameKind(kind)
+    except ValueError:
+        raise DataDirectoryError(
+            f"The journal holds a frame of kind {kind}, which this release does not know; "
+            "start the release that wrote it."
+        ) from None

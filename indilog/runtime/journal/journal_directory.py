@@ -1,0 +1,100 @@
+"""The directory of a journal, apart from its segments: who uses it, and in which format it is
+(ARCHITECTURE 7).
+
+`FORMAT` is one line: a name, a version, and the CRC32C of both in hexadecimal. A line whose CRC
+does not fit is damaged. It is written anew if it is one bit from that of this release, or if the
+segments hold frames of this release: each frame says its version itself.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import structlog
+from crc32c import crc32c
+
+from indilog.base.errors import DataDirectoryError
+from indilog.runtime.journal.segment import synced_directory
+from indilog.runtime.journal.segment_scan import newest_used
+
+FORMAT_VERSION: Final = 3
+"""1 and 2 held record batches of version 1, which had one checksum for tags and data, no note of
+how far the newest segment was synced, and no checkpoints.
+"""
+_FORMAT_NAME: Final = "indilog-journal"
+
+log = structlog.get_logger(__name__)
+
+
+def created(directory: Path) -> None:
+    """Create the directory and those above it, durably, as far as they are not there."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        synced_directory(path.parent)
+
+
+def check_format(directory: Path) -> bool:
+    """Refuse what another release wrote; say in a new directory what is written here.
+
+    Returns whether the directory is new.
+
+    Raises:
+        DataDirectoryError: it is of a newer or an older format, or of none that is known.
+    """
+    path = directory / "FORMAT"
+    if not path.exists():
+        used = newest_used(directory) > 0
+        if used:
+            log.warning("the FORMAT file of the journal was missing", file=str(path))
+        _write(path)
+        return not used
+    line = path.read_bytes().decode("latin-1").removesuffix("\n")
+    stated, _, crc = line.rpartition(" ")
+    if crc != _crc_of(stated):
+        if _one_bit_apart(line, format_line(FORMAT_VERSION).strip()) or newest_used(directory):
+            log.warning("the FORMAT file of the journal was damaged", file=str(path))
+            _write(path)
+            return False
+        raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
+    name, _, version = stated.partition(" ")
+    if name != _FORMAT_NAME or not version.isdecimal():
+        raise DataDirectoryError(f"{path} does not say what it should; the directory is damaged.")
+    if int(version) > FORMAT_VERSION:
+        raise DataDirectoryError(
+            f"{directory} has format {version}, this release reads {FORMAT_VERSION}; "
+            "start a newer release."
+        )
+    if int(version) < FORMAT_VERSION:
+        raise DataDirectoryError(
+            f"{directory} has format {version}, this release reads {FORMAT_VERSION}: "
+            "start the release that wrote it, or begin with another data directory."
+        )
+    return False
+
+
+def _one_bit_apart(line: str, right: str) -> bool:
+    apart = int.from_bytes(line.encode("latin-1")) ^ int.from_bytes(right.encode())
+    return apart.bit_count() == 1
+
+
+def format_line(version: int) -> str:
+    """Return what the file says in that version."""
+    stated = f"{_FORMAT_NAME} {version}"
+    return f"{stated} {_crc_of(stated)}\n"
+
+
+def _crc_of(stated: str) -> str:
+    return f"{crc32c(stated.encode('latin-1')):08x}"
+
+
+def _write(path: Path) -> None:
+    temporary = path.with_name("FORMAT.new")
+    with temporary.open("w") as file:
+        file.write(format_line(FORMAT_VERSION))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    synced_directory(path.parent)

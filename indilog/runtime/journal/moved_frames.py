@@ -1,0 +1,106 @@
+"""Where record batches are whose segments were rewritten (decisions 0016 and 0028).
+
+A role knows a batch by the place at which it was written first. That stays its name, also after a
+restart: what a rewrite moves is looked up here, so no role has to be told. 16 bytes a batch that
+was moved. A rewritten file says the names of its batches in `MOVED` frames at its end: version u8,
+three bytes of zeros, count u32, then per batch its name u64 (segment << 32 | offset) and where it
+is in this file u64, ascending.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from struct import Struct
+from typing import Final
+
+from indilog.base.errors import MalformedFrameError
+from indilog.roles.role import Location
+
+_VERSION: Final = 1
+_LAYOUT: Final = Struct("<B3xI")
+_BATCHES_MAX: Final = 448
+"""In one frame: so small a payload is put right when one bit of it has flipped."""
+
+
+class Places:
+    """The batches of one rewritten file, in order: their names, and where they are in it."""
+
+    __slots__ = ("names", "offsets")
+
+    def __init__(self) -> None:
+        self.names = array("Q")
+        """Segment and offset of each, as one number; ascending."""
+        self.offsets = array("Q")
+
+    def add(self, name: Location, offset: int) -> None:
+        """Note that the batch called `name` comes next, at `offset`."""
+        self.names.append(_packed(name))
+        self.offsets.append(offset)
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the payloads of `MOVED` frames that say all this."""
+        for start in range(0, len(self.names), _BATCHES_MAX):
+            names = self.names[start : start + _BATCHES_MAX]
+            offsets = self.offsets[start : start + _BATCHES_MAX]
+            yield _LAYOUT.pack(_VERSION, len(names)) + names.tobytes() + offsets.tobytes()
+
+    def decode(self, payload: bytes) -> None:
+        """Add what a `MOVED` frame says.
+
+        Raises:
+            MalformedFrameError: it is of a version that this release does not know.
+        """
+        version, count = _LAYOUT.unpack_from(payload)
+        if version != _VERSION or len(payload) != _LAYOUT.size + 16 * count:
+            raise MalformedFrameError(f"moved batches of version {version}")
+        middle = _LAYOUT.size + 8 * count
+        self.names.frombytes(payload[_LAYOUT.size : middle])
+        self.offsets.frombytes(payload[middle:])
+
+
+def _packed(name: Location) -> int:
+    return name.segment << 32 | name.offset
+
+
+class MovedFrames:
+    """Finds them by name, and the names of those in a file."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}
+        """Segments that were rewritten, with the first segment of the file that has them."""
+        self._places: dict[int, Places] = {}
+
+    def place(self, name: Location) -> tuple[int, int] | None:
+        """Return file (by its first segment) and offset of a payload; None: it is gone."""
+        if (file := self._files.get(name.segment)) is None:
+            return name.segment, name.offset
+        places, wanted = self._places[file], _packed(name)
+        index = bisect_left(places.names, wanted)
+        if index == len(places.names) or places.names[index] != wanted:
+            return None
+        return file, places.offsets[index]
+
+    def has_moved(self, segment: int) -> bool:
+        """Whether a segment was rewritten in this life."""
+        return segment in self._files
+
+    def name(self, file: int, offset: int, length: int) -> Location | None:
+        """Return the name of the batch at `offset` of a file, with the length of now; None: the
+        part of a rewritten file that said it is damaged.
+        """
+        if (places := self._places.get(file)) is None:
+            return Location(file, offset, length)
+        index = bisect_left(places.offsets, offset)
+        if index == len(places.offsets) or places.offsets[index] != offset:
+            return None
+        packed = places.names[index]
+        return Location(packed >> 32, packed & (1 << 32) - 1, length)
+
+    def moved(self, segments: Iterable[int], file: int, places: Places) -> None:
+        """Note that what is left of these segments is in one file now."""
+        for segment in segments:
+            self._places.pop(segment, None)
+            self._files[segment] = file
+        self._places[file] = places

@@ -1,0 +1,197 @@
+"""How much of each segment file nobody needs any more, and which to rewrite next (decision 0016).
+
+A file is rewritten when the share of it that is dead reaches a limit. Neighbours are joined when
+what lives of them fits into one segment and the largest has no more than half of that: so each byte
+moves into a file of twice the size, a few times at most, and the number of files stays in
+proportion to what lives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from indilog.base.ids import Instant
+from indilog.runtime.journal.segment_files import SegmentFile
+
+_NEVER: Final = Instant(-math.inf)
+
+
+@dataclasses.dataclass
+class OldSegment:
+    """One file.
+
+    Attributes:
+        dead_bytes: of frames that were discarded.
+        other_bytes: of frames that hold no batch; a checkpoint makes them superfluous.
+        settled: whether the rewrite that wrote it left more than twice what was expected: what
+            roles call superfluous in it is not believed any more.
+        spoilt: whether it cannot be rewritten, because it is damaged.
+        copied_from: when the rewrite began that wrote it.
+    """
+
+    file: SegmentFile
+    size_bytes: int
+    dead_bytes: int = 0
+    other_bytes: int = 0
+    settled: bool = False
+    spoilt: bool = False
+    copied_from: Instant = _NEVER
+
+
+class OldSegments:
+    """All files of a journal.
+
+    Attributes:
+        changed: whether there is news since somebody last set it to False.
+        floor: of segments below this one only batches are needed, because the checkpoints that are
+            kept were taken behind them. It only grows.
+        pinned: segments in which a kept checkpoint was taken; they stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._files: list[OldSegment] = []
+        self._superfluous: dict[str, Mapping[int, int]] = {}
+        self.changed = False
+        self.floor = 0
+        self.pinned: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(
+        self, file: SegmentFile, size_bytes: int, dead_bytes: int = 0, other_bytes: int = 0
+    ) -> None:
+        """Add a file behind the others."""
+        assert not self._files or self._files[-1].file.last < file.first, "each segment counts once"
+        self._firsts.append(file.first)
+        self._files.append(OldSegment(file, size_bytes, dead_bytes, other_bytes))
+        self.changed = True
+
+    def __iter__(self) -> Iterator[OldSegment]:
+        """Return all files, oldest first."""
+        return iter(self._files)
+
+    def keep_from(self, floor: int, pinned: Iterable[int]) -> None:
+        """Take note of which segments the checkpoints that are kept need."""
+        self.floor = max(self.floor, floor)
+        self.pinned = frozenset(pinned)
+        self.changed = True
+
+    def wrote_other(self, segment: int, size_bytes: int) -> None:
+        """Count a frame that holds no batch."""
+        if (old := self._with(segment)) is not None:
+            old.other_bytes += size_bytes
+
+    def has(self, number: int) -> bool:
+        """Whether a file begins with segment `number`."""
+        return number in self._firsts
+
+    def _with(self, segment: int) -> OldSegment | None:
+        index = bisect_right(self._firsts, segment) - 1
+        return self._files[index] if index >= 0 else None
+
+    def died(self, segment: int, size_bytes: int) -> None:
+        """Count a frame that was discarded."""
+        if (old := self._with(segment)) is not None:
+            old.dead_bytes += size_bytes
+            self.changed = True
+
+    def spoil(self, file: SegmentFile) -> None:
+        """Never rewrite a file, because it is damaged."""
+        if (old := self._with(file.first)) is not None:
+            old.spoilt = True
+
+    def superfluous(self, owner: str, by_segment: Mapping[int, int], *, began: Instant) -> None:
+        """Take note what `owner` does not need of frames that it still needs; all of it, anew.
+
+        `began`: when it began to look. What it found in a file that was rewritten since may be of
+        the file before; what it did not need only later it looks for once more.
+        """
+        self._superfluous[owner] = {
+            segment: size
+            for segment, size in by_segment.items()
+            if (old := self._with(segment)) is None or old.copied_from <= began
+        }
+        self.changed = True
+
+    def chosen(self, *, below: int, share_min: float, bytes_max: int) -> Sequence[OldSegment]:
+        """Return the file to rewrite next, or neighbours to be joined; none: nothing is worth it.
+
+        Only segments below a number; what lives of neighbours is at most `bytes_max`.
+        """
+        waste = self._waste()
+        for index, old in enumerate(self._files):
+            if old.spoilt or old.file.last >= below or old.file.first in self.pinned:
+                continue
+            run = self._run(index, waste, below, bytes_max)
+            if len(run) > 1 or waste[index] >= share_min * old.size_bytes:
+                return run
+        return ()
+
+    def living_bytes(self, run: Sequence[OldSegment]) -> int:
+        """Return what is expected to be left of files."""
+        waste = dict(zip(self._firsts, self._waste(), strict=True))
+        return sum(old.size_bytes - waste[old.file.first] for old in run)
+
+    def _waste(self) -> list[int]:
+        """Return how much of each file is dead, or part of what lives and not needed."""
+        waste = [
+            old.dead_bytes + (old.other_bytes if old.file.last < self.floor else 0)
+            for old in self._files
+        ]
+        for by_segment in self._superfluous.values():
+            for segment, size in by_segment.items():
+                index = bisect_right(self._firsts, segment) - 1
+                if index >= 0 and not self._files[index].settled:
+                    waste[index] += size
+        return [min(w, old.size_bytes) for w, old in zip(waste, self._files, strict=True)]
+
+    def _run(
+        self, start: int, waste: Sequence[int], below: int, bytes_max: int
+    ) -> Sequence[OldSegment]:
+        """Return the longest run of neighbours from `start` on that is worth joining."""
+        total = largest = 0
+        end = start + 1
+        for index in range(start, len(self._files)):
+            old = self._files[index]
+            follows = index == start or old.file.first == self._files[index - 1].file.last + 1
+            living = old.size_bytes - waste[index]
+            total += living
+            largest = max(largest, living)
+            if old.spoilt or old.file.last >= below or not follows or total > bytes_max:
+                break
+            if old.file.first in self.pinned or self._is_below(start) != self._is_below(index):
+                break
+            if 2 * largest <= total:
+                end = index + 1
+        return self._files[start:end]
+
+    def _is_below(self, index: int) -> bool:
+        return self._files[index].file.last < self.floor
+
+    def replaced(
+        self,
+        run: Sequence[OldSegment],
+        file: SegmentFile,
+        size_bytes: int,
+        other_bytes: int,
+        *,
+        copied_from: Instant,
+    ) -> None:
+        """Put one file in the place of neighbours."""
+        expected = self.living_bytes(run)
+        start = self._firsts.index(run[0].file.first)
+        settled = size_bytes > 2 * expected
+        new = OldSegment(file, size_bytes, 0, other_bytes, settled=settled, copied_from=copied_from)
+        self._files[start : start + len(run)] = [new]
+        self._firsts[start : start + len(run)] = [file.first]
+        self._superfluous = {
+            owner: {s: n for s, n in told.items() if not file.first <= s <= file.last}
+            for owner, told in self._superfluous.items()
+        }
+        self.changed = True

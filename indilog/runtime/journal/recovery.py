@@ -1,0 +1,101 @@
+"""Giving roles back what they persisted, from the newest checkpoint on, and telling them what was
+lost of it (ARCHITECTURE 11, decisions 0009 and 0028).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from indilog.base.errors import DataDirectoryError, IndilogError, MalformedFrameError
+from indilog.roles.role import Checkpoints, FrameKind, Lost, Role, SurvivesLoss, TakesCopies
+from indilog.runtime.journal.damage_log import DamageLog
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.segment import BATCH_KINDS, is_batch_of
+from indilog.runtime.journal.segment_scan import Damage
+
+log = structlog.get_logger(__name__)
+
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
+
+
+def recover(journal: Journal, roles: Mapping[int, Role], *, lost: bool = False) -> int:
+    """Let each role, by the number of its stream, take in its frames; return how many there were.
+
+    Of a damaged place that does not say whose it was, all roles are told; also of `lost`: that the
+    journal was there once and is new now.
+
+    Raises:
+        IndilogError: the journal is of other roles.
+        DataLossError: a role cannot go on without what is damaged.
+    """
+    frames = 0
+    if lost:
+        if journal.created:  # later starts, while it is empty, have nothing new to say
+            log.error("the journal is gone: its directory was here at an earlier start")
+        _tell(Damage(0, 0, 0, None, b""), roles)
+    _restore(journal, roles)
+    takers = [role for role in roles.values() if isinstance(role, TakesCopies)]
+    damage = DamageLog()
+    try:
+        for found in journal.recover():
+            if isinstance(found, Damage):
+                damage.met(found)
+                _tell(found, roles)
+                continue
+            stream, kind, payload, location = found
+            if (role := roles.get(stream)) is None:
+                raise IndilogError("The journal holds frames of a role that this process has not.")
+            role.recover(kind, payload, location)
+            damage.recovered(stream, kind, payload)
+            if kind is FrameKind.ORDERING:
+                for other in takers:
+                    other.copied(payload)
+            frames += 1
+    finally:
+        damage.conclude(journal)
+    for role in roles.values():
+        if isinstance(role, SurvivesLoss):
+            role.recovered()
+    return frames
+
+
+def _restore(journal: Journal, roles: Mapping[int, Role]) -> None:
+    """Let each role begin with the newest checkpoint, if there is one.
+
+    Raises:
+        IndilogError: it is of other roles, or of a newer release.
+    """
+    if (checkpoint := journal.load_checkpoint()) is None:
+        return
+    if gone := journal.missing_segments():
+        log.error("segments of the journal are gone", numbers=sorted(gone))
+        journal.damaged += len(gone)
+    for stream, payload in checkpoint.roles.items():
+        role: object = roles.get(stream)
+        if role is None and stream in checkpoint.derived:
+            continue  # it is retired; if it comes back, it fetches everything
+        if not isinstance(role, Checkpoints):
+            raise IndilogError(
+                "The journal holds a checkpoint of a role that this process has not."
+            )
+        try:
+            role.restore(payload, gone)
+        except MalformedFrameError as error:
+            raise DataDirectoryError(
+                f"The checkpoint in {journal.directory} cannot be read by this release ({error}); "
+                "start the release that wrote it."
+            ) from error
+
+
+def _tell(damage: Damage, roles: Mapping[int, Role]) -> None:
+    header = damage.header
+    payload = damage.payload
+    if header is not None and header.kind in BATCH_KINDS and not is_batch_of(header, payload):
+        payload = b""  # what stands there was written under another header
+    lost = Lost(_KINDS.get(header.kind) if header else None, payload, damage.location)
+    for stream, role in roles.items():
+        if isinstance(role, SurvivesLoss) and (header is None or header.stream == stream):
+            role.lost(lost)

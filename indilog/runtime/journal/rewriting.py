@@ -1,0 +1,232 @@
+"""When and how fast old segments of a journal are rewritten without what is dead (decision 0016).
+
+One rewrite is under way at a time, in small steps beside the process's other work: a step reads a
+little of the old files and asks the roles what of it they need; a thread writes that, durably. What
+it writes is bounded by a share of what appends write, and a rate for times when they write little.
+What it takes of the loop is bounded by rests, in proportion to what a step is reckoned to cost.
+
+The roles decide by what they know, which may be ahead of the disk. So a copy counts only when all
+that was written before its last decision is synced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+import structlog
+
+from indilog.base.ids import Instant, NodeId
+from indilog.base.telemetry import Metrics
+from indilog.config import NodeConfig
+from indilog.roles.role import FrameKind, Location, Role, Shrinks
+from indilog.runtime.journal.journal import Journal, stream_of
+from indilog.runtime.journal.old_segments import OldSegment
+from indilog.runtime.journal.segment_rewrite import DamagedSegmentError, SegmentRewrite, Slice
+
+_CREDIT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""What may be saved up to be written at once."""
+_FRAME_COST_S: Final = 20e-6
+_BYTE_COST_S: Final = 2e-9
+_REST: Final = 4
+"""So many times what a step costs the loop is free of it."""
+_POLL_S: Final = 0.005
+"""How often it is asked whether a thread or a sync is done."""
+_LOOK_S: Final = 0.1
+"""How often it is looked for what to rewrite, at most."""
+_RETRY_S: Final = 5.0
+"""After this something is tried again for which there was no room."""
+
+log = structlog.get_logger(__name__)
+
+
+class Rewriting:
+    """Rewrites the old segments of one journal; see the module."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        roles: Mapping[NodeId, Role],
+        config: NodeConfig,
+        wake_after: Callable[[float], object],
+        metrics: Metrics,
+    ) -> None:
+        self._metrics = metrics
+        self._journal = journal
+        self._wake_after = wake_after
+        self._shrinking = {
+            stream_of(node): role for node, role in roles.items() if isinstance(role, Shrinks)
+        }
+        self._share_min = config.rewrite_dead_share_min
+        self._share_max = config.rewrite_share_max
+        self._bytes_per_s = config.rewrite_bytes_per_s
+        self._credit = 0.0
+        self._earned_at: Instant | None = None
+        self._appended = 0
+        self._due = Instant(0.0)
+        self._run: Sequence[OldSegment] = ()
+        self._began = Instant(0.0)
+        self._copy: SegmentRewrite | None = None
+        self._slices: Generator[Slice] | None = None
+        self._mark: int | None = None
+        """What must be synced before the copy may count; None: it is not complete."""
+        self._working: Future[None] | None = None
+        self._cleaning: Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rewrite is under way, or one may be worth it."""
+        return self._copy is not None or self._cleaning is not None or self._journal.old.changed
+
+    # --- one turn
+
+    def turn(self, now: Instant) -> None:
+        """Go on, if it is time to.
+
+        Raises:
+            OSError: the journal has failed.
+        """
+        if (again_s := self._turn(now)) is not None:
+            self._wake_after(again_s)
+
+    def _turn(self, now: Instant) -> float | None:
+        """Return after how many seconds to come back; None: when there is news."""
+        if self._cleaning is not None:
+            if not self._cleaning.done():
+                return _POLL_S
+            cleaning, self._cleaning = self._cleaning, None
+            cleaning.result()
+        if self._copy is None and not self._journal.old.changed:
+            return None
+        self._earn(now)
+        if now < self._due:
+            return self._due - now
+        try:
+            if self._copy is None and not self._begin(now):
+                return self._due - now
+            return self._go_on(now)
+        except DamagedSegmentError as error:
+            log.warning("a segment stays as it is", error=str(error))
+            self._journal.old.spoil(error.file)
+            self._give_up(now)
+        except OSError as error:
+            log.warning("no segment is rewritten for now", error=str(error))
+            self._give_up(Instant(now + _RETRY_S))
+        return max(_POLL_S, self._due - now)
+
+    def _earn(self, now: Instant) -> None:
+        """Add to what may be written: a share of the appends, and so much a second."""
+        appended, before = self._journal.written_bytes, self._appended
+        since = now - self._earned_at if self._earned_at is not None else 0.0
+        earned = self._share_max * (appended - before) + self._bytes_per_s * since
+        self._credit = min(_CREDIT_BYTES_MAX, self._credit + earned)
+        self._appended, self._earned_at = appended, now
+
+    # --- a rewrite
+
+    def _begin(self, now: Instant) -> bool:
+        """Choose files and open the copy; False: there is nothing to do, or no room for it."""
+        journal = self._journal
+        journal.old.changed = False
+        run = journal.old.chosen(
+            below=journal.files.active, share_min=self._share_min, bytes_max=journal.segment_bytes
+        )
+        if not run:
+            self._due = Instant(now + _LOOK_S)
+            return False
+        if not self._has_room(journal.old.living_bytes(run)):
+            journal.old.changed = True
+            self._due = Instant(now + _RETRY_S)
+            return False
+        self._run = run
+        self._began = now
+        journal.discards.hold(range(run[0].file.first, run[-1].file.last + 1))
+        files = [old.file for old in run]
+        self._copy = SegmentRewrite(
+            journal.directory,
+            files,
+            journal.moved,
+            self._needed,
+            batches_only=files[-1].last < journal.old.floor,
+        )
+        self._slices = self._copy.slices()
+        return True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Whether a copy leaves room for the next segment; or on a full disk, for another copy."""
+        system = os.statvfs(self._journal.directory)
+        free = system.f_bavail * system.f_frsize
+        spare = self._journal.spare
+        if spare.starved:
+            return free > 2 * size_bytes
+        return free > size_bytes + (0 if spare.ready else self._journal.segment_bytes)
+
+    def _needed(
+        self, stream: int, kind: FrameKind, payload: bytes, location: Location
+    ) -> bytes | None:
+        if (role := self._shrinking.get(stream)) is None:
+            return payload
+        return role.needed(kind, payload, location)
+
+    def _go_on(self, now: Instant) -> float:
+        copy, slices = self._copy, self._slices
+        assert copy is not None and slices is not None  # noqa: PT018 one state
+        if self._working is not None:
+            if not self._working.done():
+                return _POLL_S
+            working, self._working = self._working, None
+            working.result()
+        if self._mark is not None:
+            return self._replace(now) if self._journal.reached(self._mark) else _POLL_S
+        if self._credit <= 0:
+            return max(_POLL_S, -self._credit / self._bytes_per_s)
+        if (part := next(slices, None)) is None:
+            self._mark = self._journal.mark()
+            self._working = self._journal.spare.pool.submit(copy.finish)
+            return _POLL_S
+        size = sum(map(len, part.buffers))
+        self._credit -= size
+        self._metrics.rewritten_bytes += size
+        if part.buffers:
+            self._working = self._journal.spare.pool.submit(copy.write, part)
+        cost_s = part.frames * _FRAME_COST_S + part.read_bytes * _BYTE_COST_S
+        self._due = Instant(now + _REST * cost_s)
+        return _REST * cost_s
+
+    def _replace(self, now: Instant) -> float:
+        """Let the copy, which is durable, count."""
+        journal, copy, run = self._journal, self._copy, self._run
+        assert copy is not None
+        file = copy.give_name()
+        journal.files.replaced([old.file.first for old in run], file)
+        journal.moved.moved(range(file.first, file.last + 1), file.first, copy.places)
+        journal.old.replaced(run, file, copy.bytes, copy.other_bytes, copied_from=self._began)
+        self._metrics.rewrites += 1
+        self._cleaning = journal.spare.pool.submit(copy.clean)
+        self._over(now)
+        return _POLL_S
+
+    def _give_up(self, until: Instant) -> None:
+        """Forget the copy, and begin another one some time later."""
+        if self._copy is not None:
+            self._copy.give_up()
+        self._journal.old.changed = True
+        self._over(until)
+
+    def _over(self, due: Instant) -> None:
+        if self._slices is not None:
+            self._slices.close()
+        self._copy = self._slices = self._mark = self._working = None
+        self._run = ()
+        self._journal.discards.release()
+        self._due = due
+
+    def close(self) -> None:
+        """Stop, and remove what is not complete."""
+        for work in (self._working, self._cleaning):
+            if work is not None:
+                work.exception()
+        if self._copy is not None:
+            self._give_up(self._due)

@@ -1,0 +1,53 @@
+"""Which files hold which segments of a journal (ARCHITECTURE 7, decision 0016).
+
+A segment has a file of its own, until it was rewritten together with its neighbours: then
+`segment-00000003-00000007.log` holds what is left of the segments 3 to 7, in their order. It counts
+from the moment when it has that name; the files that it replaces are removed after that, and by the
+next start if a crash came between.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from indilog.runtime.journal.segment import segment_path
+
+
+class SegmentFile(NamedTuple):
+    """A file that holds the segments `first` to `last`; its frames say `first`."""
+
+    first: int
+    last: int
+    path: Path
+
+
+def joined_path(directory: Path, first: int, last: int) -> Path:
+    """Return the file of the segments `first` to `last`."""
+    if first == last:
+        return segment_path(directory, first)
+    return directory / f"segment-{first:08d}-{last:08d}.log"
+
+
+def segment_files(directory: Path) -> list[SegmentFile]:
+    """Return the files that count, ascending."""
+    return _files(directory)[0]
+
+
+def replaced_files(directory: Path) -> list[Path]:
+    """Return the files of which another one holds the segments."""
+    return [file.path for file in _files(directory)[1]]
+
+
+def _files(directory: Path) -> tuple[list[SegmentFile], list[SegmentFile]]:
+    found = []
+    for path in directory.glob("segment-*.log"):
+        first, _, last = path.stem.removeprefix("segment-").partition("-")
+        if first.isdigit() and (last.isdigit() or not last):
+            found.append(SegmentFile(int(first), int(last or first), path))
+    count: list[SegmentFile] = []
+    replaced: list[SegmentFile] = []
+    for file in sorted(found, key=lambda file: (file.first, -file.last)):
+        within = bool(count) and file.last <= count[-1].last
+        (replaced if within else count).append(file)
+    return count, replaced

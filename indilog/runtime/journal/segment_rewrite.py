@@ -1,0 +1,323 @@
+"""Copying what is still needed of old segment files into one, in the same order (decision 0016).
+
+Nothing of the copy counts until it is durable and has the name of what it replaces, so a crash
+leaves the old files or the new one. Frames stay in their order: to recovery a discarded batch is as
+good as the note of it that takes its place, and batches that followed one another are one note,
+where the first of them was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import structlog
+
+from indilog.base.ids import ShardId
+from indilog.kernel.records import batch_header
+from indilog.kernel.tombstones import GoneRecords, gone_decoded, gone_encoded, gone_of
+from indilog.roles.role import FrameKind, Location
+from indilog.runtime.journal.moved_frames import MovedFrames, Places
+from indilog.runtime.journal.segment import (
+    BATCH_KINDS,
+    FRAME_HEADER_BYTES,
+    SEGMENT_BYTES_MAX,
+    FrameHeader,
+    RewrittenEnd,
+    end_packed,
+    end_said,
+    header_packed,
+    payload_crc_of,
+    synced_directory,
+    write_all,
+)
+from indilog.runtime.journal.segment_files import SegmentFile, joined_path, replaced_files
+from indilog.runtime.journal.segment_scan import Damage, SegmentScan, header_at
+
+_TEMPORARY: Final = "rewritten.new"
+_SLICE_BYTES: Final = 512 * 1024
+_SLICE_FRAMES: Final = 128
+"""What is read in one step, in bytes and in frames."""
+_WRITE_BYTES: Final = 256 * 1024
+"""What is written and synced together, at least."""
+
+log = structlog.get_logger(__name__)
+
+Needed: TypeAlias = Callable[[int, FrameKind, bytes, Location], bytes | None]
+"""Of a batch (its stream, kind, payload, and the place by which its role knows it): what must stay,
+the payload or a smaller one; None: nothing but which records it had.
+"""
+
+
+class DamagedSegmentError(Exception):
+    """A file is damaged, so it has to stay as it is."""
+
+    def __init__(self, file: SegmentFile, what: str) -> None:
+        super().__init__(f"{file.path} {what}")
+        self.file = file
+
+
+class Slice(NamedTuple):
+    """What comes next in the copy, from `offset` on, if there is enough to be written; `read_bytes`
+    and `frames` is what it cost.
+    """
+
+    offset: int
+    buffers: Sequence[bytes]
+    read_bytes: int
+    frames: int
+
+
+class _Run(NamedTuple):
+    """Records that are gone, and where in the copy they are noted."""
+
+    offset: int
+    gone: GoneRecords
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what a rewrite left that a crash interrupted.
+
+    Raises:
+        OSError: as the system says.
+    """
+    (directory / _TEMPORARY).unlink(missing_ok=True)
+    if replaced := replaced_files(directory):
+        synced_directory(directory)
+        for path in replaced:
+            path.unlink()
+
+
+def rewritten_end(file: SegmentFile) -> RewrittenEnd | None:
+    """Return what the end of a rewritten file says; None: the file was never rewritten."""
+    size = file.path.stat().st_size
+    if size < FRAME_HEADER_BYTES:
+        return None
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header = header_at(fd, size - FRAME_HEADER_BYTES)
+    finally:
+        os.close(fd)
+    if header is None or header.segment != file.first:
+        return None
+    return end_said(header)
+
+
+def places_in(file: SegmentFile, names_at: int) -> Places:
+    """Return where the batches of a rewritten file are; those in a damaged frame are left out."""
+    places = Places()
+    for found in SegmentScan(file.path, file.first, newest=False, start=names_at):
+        if isinstance(found, Damage) or found[0].kind != FrameKind.MOVED:
+            log.error("names of batches in a segment are damaged", file=str(file.path))
+            continue
+        places.decode(found[1])
+    return places
+
+
+class SegmentRewrite:
+    """One copy: `slices` are to be written in their order, then `finish`, then `give_name`.
+
+    Args:
+        batches_only: whether nothing but batches is needed: what else the files say is in the
+            checkpoints that are kept.
+
+    Attributes:
+        places: where the batches are that stay.
+        bytes: how long the copy is, as far as it is known.
+        other_bytes: of frames in it that hold no batch, and are not the names of batches.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        files: Sequence[SegmentFile],
+        moved: MovedFrames,
+        needed: Needed,
+        *,
+        batches_only: bool = False,
+    ) -> None:
+        self._batches_only = batches_only
+        self._directory = directory
+        self._files = files
+        self._moved = moved
+        self._needed = needed
+        self._number = files[0].first
+        self._path = directory / _TEMPORARY
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o644)
+        self._open = True
+        self._buffers: list[bytes] = []
+        self._runs: dict[tuple[int, ShardId], _Run] = {}
+        """The newest note of each shard, to which more may be added."""
+        self._grown: dict[int, tuple[int, GoneRecords]] = {}
+        """Notes that tell of more than was written, by their offset, with their stream."""
+        self.places = Places()
+        self.bytes = 0
+        self.other_bytes = 0
+
+    # --- what is in it
+
+    def slices(self) -> Generator[Slice]:
+        """Yield the copy in small parts.
+
+        Raises:
+            DamagedSegmentError: a file cannot be read as it was written; give the copy up.
+            OSError: as the system says.
+        """
+        start = read = frames = 0
+        for frame in self._frames():
+            header, payload, place = frame
+            self._take(header, payload, place)
+            read += len(payload) + FRAME_HEADER_BYTES
+            frames += 1
+            if read >= _SLICE_BYTES or frames >= _SLICE_FRAMES:
+                enough = self.bytes - start >= _WRITE_BYTES
+                yield Slice(start, self._taken() if enough else (), read, frames)
+                start, read, frames = self.bytes if enough else start, 0, 0
+        names_at = self.bytes
+        for payload in self.places.encoded():
+            self._put(FrameKind.MOVED, 0, payload)
+        self._end(names_at)
+        yield Slice(start, self._taken(), read, frames)
+
+    def _frames(self) -> Iterator[tuple[FrameHeader, bytes, Location]]:
+        for file in self._files:
+            scan = SegmentScan(file.path, file.first, newest=False)
+            for found in scan:
+                if isinstance(found, Damage) or self.bytes > SEGMENT_BYTES_MAX // 2:
+                    raise DamagedSegmentError(file, "is damaged")
+                yield found
+            if not scan.sealed:
+                raise DamagedSegmentError(file, "has no end")
+
+    def _taken(self) -> list[bytes]:
+        buffers, self._buffers = self._buffers, []
+        return buffers
+
+    def _take(self, header: FrameHeader, payload: bytes, place: Location) -> None:
+        match header.kind:
+            case FrameKind.RECORDS | FrameKind.REPAIRED as kind:
+                self._take_batch(header.stream, FrameKind(kind), payload, place)
+            case FrameKind.GONE:
+                self._note(header.stream, gone_of(batch_header(payload), repaired=False))
+            case FrameKind.GONE_RECORDS:
+                self._note(header.stream, gone_decoded(payload))
+            case FrameKind.MOVED:
+                pass  # the copy says the names anew
+            case _ if self._batches_only:
+                pass
+            case kind:
+                if kind == FrameKind.SHARD_STATE:
+                    # What was written before a writer took over stays before it.
+                    self._runs = {k: r for k, r in self._runs.items() if k[0] != header.stream}
+                self._put(kind, header.stream, payload)
+
+    def _take_batch(self, stream: int, kind: FrameKind, payload: bytes, place: Location) -> None:
+        if (name := self._moved.name(*place)) is None:
+            raise DamagedSegmentError(self._file_of(place), "does not say the name of a batch")
+        kept = self._needed(stream, kind, payload, name)
+        header = batch_header(payload)
+        if kept is None:
+            self._note(stream, gone_of(header, repaired=kind is FrameKind.REPAIRED))
+            return
+        self._runs.pop((stream, header.shard), None)
+        self.places.add(name, self.bytes + FRAME_HEADER_BYTES)
+        self._put(kind, stream, kept)
+
+    def _note(self, stream: int, gone: GoneRecords) -> None:
+        """Note records that are gone, together with those before them if they follow on."""
+        if self._batches_only:
+            return
+        key = (stream, gone.shard)
+        run = self._runs.get(key)
+        if run is not None and (joined := run.gone.joined(gone)) is not None:
+            self._grown[run.offset] = (stream, joined)
+            self._runs[key] = _Run(run.offset, joined)
+            return
+        self._runs[key] = _Run(self.bytes, gone)
+        self._put(FrameKind.GONE_RECORDS, stream, gone_encoded(gone))
+
+    def _file_of(self, place: Location) -> SegmentFile:
+        return next(file for file in self._files if file.first == place.segment)
+
+    def _put(self, kind: int, stream: int, payload: bytes) -> None:
+        frame = self._frame(kind, stream, payload)
+        self._buffers += frame
+        size = sum(map(len, frame))
+        self.bytes += size
+        if kind not in BATCH_KINDS and kind != FrameKind.MOVED:
+            self.other_bytes += size
+
+    def _frame(self, kind: int, stream: int, payload: bytes) -> list[bytes]:
+        crc = payload_crc_of(FrameKind(kind), payload)
+        header = header_packed(kind, len(payload), stream, self._number, 0, crc)
+        return [header, payload, bytes(-len(payload) % 8)]
+
+    def _end(self, names_at: int) -> None:
+        """End the copy: the end of a rewritten file says where the names of its batches begin, and
+        whether frames of other kinds were left out.
+        """
+        end = RewrittenEnd(names_at, batches_only=self._batches_only)
+        header = end_packed(self._number, end)
+        self._buffers.append(header)
+        self.bytes += len(header)
+
+    # --- on disk
+
+    def write(self, part: Slice) -> None:
+        """Write a part, durably; may run in another thread.
+
+        Raises:
+            OSError: as the system says.
+        """
+        write_all(self._fd, part.buffers, part.offset)
+        self._sync()
+
+    def finish(self) -> None:
+        """Make the whole copy durable; may run in another thread.
+
+        Raises:
+            OSError: as the system says.
+        """
+        for offset, (stream, gone) in self._grown.items():
+            frame = self._frame(FrameKind.GONE_RECORDS, stream, gone_encoded(gone))
+            write_all(self._fd, frame, offset)
+        self._sync()
+
+    def _sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def give_name(self) -> SegmentFile:
+        """Let the copy count instead of the files; return what it is now.
+
+        Raises:
+            OSError: as the system says; the old files count.
+        """
+        first, last = self._files[0].first, self._files[-1].last
+        path = joined_path(self._directory, first, last)
+        self._path.rename(path)
+        self._close()
+        return SegmentFile(first, last, path)
+
+    def clean(self) -> None:
+        """Make the name durable, then remove the files that were joined; may run in a thread.
+
+        Raises:
+            OSError: the journal has failed: what counts after a crash is not known.
+        """
+        synced_directory(self._directory)
+        for path in replaced_files(self._directory):
+            path.unlink()
+
+    def give_up(self) -> None:
+        """Remove the copy; the old files count."""
+        if self._open:
+            self._close()
+            self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            os.close(self._fd)

@@ -1,0 +1,304 @@
+"""Reading segments back: intact frames, single bits put right, and what is damaged (decision 0009).
+
+An unreadable place is *damage* if it was on disk once: in all segments but the newest one that is
+used, and there if a later frame or the note of the newest segment (`segment_use`) says that it had
+been synced. Reading goes on behind it, at the next header of this segment. In the newest segment
+any other unreadable place is a *torn tail*, where the log ends.
+
+One flipped bit in a header, or in a small payload, is put right by trying: two words with a good
+CRC32C differ in at least four bits at these lengths, so the wrong bit is the only one that fits.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple, TypeAlias
+
+import structlog
+
+from indilog.base.errors import DataDirectoryError
+from indilog.roles.role import Location
+from indilog.runtime.journal.segment import (
+    BATCH_KINDS,
+    END_OF_SEGMENT,
+    FRAME_HEADER_BYTES,
+    MAGIC,
+    FrameHeader,
+    frame_bytes,
+    header_unpacked,
+    payload_intact,
+    write_all,
+)
+from indilog.runtime.journal.segment_files import segment_files
+
+_ALIGNMENT: Final = 8
+_CHUNK_BYTES: Final = 1024 * 1024
+_SECTOR_BYTES: Final = 4096
+_MENDED_BYTES_MAX: Final = 8192
+"""Payloads up to this size are mended: 65,536 tries at most."""
+
+log = structlog.get_logger(__name__)
+
+
+class Damage(NamedTuple):
+    """Bytes [start, end) of a segment, which were on disk once and are no intact frame now."""
+
+    segment: int
+    start: int
+    end: int
+    header: FrameHeader | None
+    """That of the frame, if it is intact: then only its payload is damaged."""
+    payload: bytes
+    """What is there instead of it."""
+    name: Location | None = None
+    """The place by which roles know a batch that was moved."""
+
+    @property
+    def location(self) -> Location:
+        """Where the payload is, or what is unknown; of a batch that was moved, its name."""
+        if self.name is not None:
+            return self.name
+        length = self.header.length if self.header is not None else self.end - self.start
+        return Location(self.segment, self.start + FRAME_HEADER_BYTES, length)
+
+
+Scanned: TypeAlias = tuple[FrameHeader, bytes, Location]
+
+
+class SegmentScan:
+    """Reads one segment from offset `start` on, where a frame begins or the segment ends.
+
+    Args:
+        newest: whether it may end with a torn tail.
+        synced: how far it was synced at least, as something else than its frames says.
+
+    Attributes:
+        end: after iteration, the offset behind the last intact frame.
+        synced: after iteration, how far the segment was synced, as its frames say, too.
+        sealed: after iteration, whether the segment says itself that it ends there.
+        damaged_end: after iteration, whether the last thing found was damage.
+        mended: what one flipped bit had spoilt, with its offset, to be written back.
+    """
+
+    def __init__(
+        self, path: Path, number: int, *, newest: bool, synced: int = 0, start: int = 0
+    ) -> None:
+        self._path = path
+        self._number = number
+        self._newest = newest
+        self.end = start
+        self.synced = synced
+        self.sealed = False
+        self.damaged_end = False
+        self.mended: list[tuple[int, bytes]] = []
+
+    @property
+    def written(self) -> int:
+        """Return the offset behind the last intact frame, be it the one that ends the segment."""
+        return self.end + FRAME_HEADER_BYTES if self.sealed else self.end
+
+    def __iter__(self) -> Iterator[Scanned | Damage]:
+        size = self._path.stat().st_size
+        with self._path.open("rb", buffering=_CHUNK_BYTES) as file:
+            file.seek(self.end)
+            while True:
+                header = self._header(file)
+                if header is None or self.end + frame_bytes(header.length) > size:
+                    if (end := self._behind_damage(file.fileno(), size)) is None:
+                        return
+                    self.damaged_end = True
+                    yield Damage(self._number, self.end, end, None, b"")
+                    file.seek(end)
+                elif header.kind == END_OF_SEGMENT:
+                    self.sealed = True
+                    return
+                elif (frame := self._frame(file, header)) is not None:
+                    self.damaged_end = isinstance(frame, Damage)
+                    yield frame
+                    end = self.end + frame_bytes(header.length)
+                else:
+                    return
+                self.end = end
+
+    def _header(self, file: BinaryIO) -> FrameHeader | None:
+        buffer = _read(file, FRAME_HEADER_BYTES)
+        header = header_unpacked(buffer)
+        if header is None and (bytes_mended := header_mended(buffer)) is not None:
+            header = header_unpacked(bytes_mended)
+            if header is not None and header.segment == self._number:
+                self.mended.append((self.end, bytes_mended))
+        if header is None or header.segment != self._number:
+            return None
+        self.synced = max(self.synced, header.synced)
+        return header
+
+    def _frame(self, file: BinaryIO, header: FrameHeader) -> Scanned | Damage | None:
+        """Return the frame whose header was read, or its damage; None: the torn tail."""
+        fd = file.fileno()
+        payload = _read(file, header.length)
+        _read(file, -header.length % _ALIGNMENT)
+        place = Location(self._number, self.end + FRAME_HEADER_BYTES, header.length)
+        if payload_intact(header, payload):
+            return header, payload, place
+        if (payload_right := payload_mended(header, payload)) is not None:
+            self.mended.append((place.offset, payload_right))
+            return header, payload_right, place
+        following = self.end + frame_bytes(header.length)
+        if self._newest and self._known_synced(headers_in(fd, self._number, following)) <= self.end:
+            return None
+        return Damage(self._number, self.end, following, header, payload)
+
+    def _behind_damage(self, fd: int, size: int) -> int | None:
+        """Return where to read on; None: here the segment ends."""
+        headers = headers_in(fd, self._number, self.end + _ALIGNMENT)
+        following = next(headers, None)
+        behind = size if following is None else following[0]
+        if not self._newest:
+            return behind if self.end < behind else None
+        synced = self._known_synced(chain([following] if following else [], headers))
+        if following is None:
+            behind = min(size, synced)
+        return behind if min(behind, synced) > self.end else None
+
+    def _known_synced(self, behind: Iterable[tuple[int, FrameHeader]]) -> int:
+        """Return how far the segment was synced, as headers further on say, too."""
+        self.synced = max(self.synced, *(header.synced for _, header in behind), 0)
+        return self.synced
+
+
+def header_mended(buffer: bytes) -> bytes | None:
+    """Return the header from which `buffer` differs in one bit; None: there is none."""
+    if len(buffer) < FRAME_HEADER_BYTES or not any(buffer):
+        return None
+    tried = bytearray(buffer[:FRAME_HEADER_BYTES])
+    for bit in range(8 * FRAME_HEADER_BYTES):
+        tried[bit >> 3] ^= 1 << (bit & 7)
+        try:
+            if header_unpacked(bytes(tried)) is not None:
+                return bytes(tried)
+        except DataDirectoryError:
+            pass  # of another version: that is not for us to guess
+        tried[bit >> 3] ^= 1 << (bit & 7)
+    return None
+
+
+def header_at(fd: int, offset: int) -> FrameHeader | None:
+    """Read the header at `offset`, with one bit put right if need be; None: there is none."""
+    buffer = os.pread(fd, FRAME_HEADER_BYTES, offset)
+    if (header := header_unpacked(buffer)) is not None:
+        return header
+    mended = header_mended(buffer)
+    return header_unpacked(mended) if mended is not None else None
+
+
+def write_back(fd: int, path: Path, mended: Sequence[tuple[int, bytes]]) -> int:
+    """Put right on disk what one flipped bit each had spoilt; return how many there were."""
+    for offset, right in mended:
+        write_all(fd, [right], offset)
+        os.fsync(fd)
+        log.warning("a flipped bit of the journal put right", file=str(path), offset=offset)
+    return len(mended)
+
+
+def write_again(fd: int, start: int, end: int) -> None:
+    """Make a segment durable of which [start, end) may never have been.
+
+    There a sync alone is not enough: after a write-back that failed, the pages hold what was
+    written and count as clean, so no later sync writes them or fails.
+
+    Raises:
+        OSError: as the system says.
+    """
+    for offset in range(start, end, _CHUNK_BYTES):
+        write_all(fd, [os.pread(fd, min(_CHUNK_BYTES, end - offset), offset)], offset)
+    os.fdatasync(fd)
+
+
+def payload_mended(header: FrameHeader, payload: bytes) -> bytes | None:
+    """Return the small payload from which `payload` differs in one bit; None: there is none.
+
+    Record batches are left alone: they are too long to be sure, and other replicas have them.
+    """
+    too_long = header.length > _MENDED_BYTES_MAX or len(payload) != header.length
+    if header.kind in BATCH_KINDS or too_long:
+        return None
+    tried = bytearray(payload)
+    for bit in range(8 * len(tried)):
+        tried[bit >> 3] ^= 1 << (bit & 7)
+        if payload_intact(header, tried):
+            return bytes(tried)
+        tried[bit >> 3] ^= 1 << (bit & 7)
+    return None
+
+
+def headers_in(fd: int, number: int, start: int) -> Iterator[tuple[int, FrameHeader]]:
+    """Find the intact headers of segment `number` from `start` on, wherever a frame may begin."""
+    start += -start % _ALIGNMENT
+    for offset in range(start, os.fstat(fd).st_size, _CHUNK_BYTES):
+        # A header may begin in one chunk and end in the next.
+        chunk = _pread(fd, _CHUNK_BYTES + FRAME_HEADER_BYTES, offset)
+        at = chunk.find(MAGIC)
+        while 0 <= at < _CHUNK_BYTES:
+            if at % _ALIGNMENT == 0:
+                header = header_unpacked(chunk[at : at + FRAME_HEADER_BYTES])
+                if header is not None and header.segment == number:
+                    yield offset + at, header
+            at = chunk.find(MAGIC, at + 1)
+
+
+def holds_frames(path: Path, number: int) -> bool:
+    """Tell whether a segment has any frame of its own, behind damage too."""
+    with path.open("rb") as file:
+        return any(headers_in(file.fileno(), number, 0)) or (
+            header_mended(_read(file, FRAME_HEADER_BYTES)) is not None
+        )
+
+
+def newest_used(directory: Path) -> int:
+    """Return the newest segment that has frames; 0: none has."""
+    files = reversed(segment_files(directory))
+    return next((file.last for file in files if holds_frames(file.path, file.first)), 0)
+
+
+def is_clean(fd: int, number: int, start: int) -> bool:
+    """Tell whether behind the last intact frame lie only zeros, or frames of a former use."""
+    first = _pread(fd, FRAME_HEADER_BYTES, start)
+    header = header_unpacked(first)
+    former = header is not None and header.segment != number
+    return (not any(first) or former) and not any(headers_in(fd, number, start))
+
+
+def _read(file: BinaryIO, length: int) -> bytes:
+    """Read on; sectors that the disk cannot read are zeros, which are never an intact frame."""
+    at = file.tell()
+    try:
+        return file.read(length)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        buffer = _pread(file.fileno(), length, at)
+        file.seek(at + len(buffer))
+        return buffer
+
+
+def _pread(fd: int, length: int, offset: int) -> bytes:
+    try:
+        return os.pread(fd, length, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        log.warning("sectors of the journal cannot be read", offset=offset, length=length)
+    parts: list[bytes] = []
+    end = min(offset + length, os.fstat(fd).st_size)
+    while offset < end:
+        size = min(_SECTOR_BYTES - offset % _SECTOR_BYTES, end - offset)
+        try:
+            parts.append(os.pread(fd, size, offset))
+        except OSError:
+            parts.append(bytes(size))
+        offset += size
+    return b"".join(parts)

@@ -1,0 +1,86 @@
+"""Which segment of a journal is the newest in use, and how far it was synced, noted apart from the
+segments (ARCHITECTURE 11, decisions 0009 and 0022).
+
+The segments alone cannot tell that the newest of them is gone: what is left looks like a shorter
+journal. Nor can they tell damage of the last frames from a torn tail. `NEWEST` is one line: a name,
+the number and the size in bytes of the newest segment that may hold frames, how many of its bytes
+were synced, and the CRC32C of these in hexadecimal. It is written before the first frame of a
+segment, after a time without writes and at a clean stop; in place, because a full disk has room for
+nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+from crc32c import crc32c
+
+from indilog.runtime.journal.segment import segment_path, synced_directory, write_all
+
+_FILE: Final = "NEWEST"
+_NAME: Final = "indilog-segment"
+
+log = structlog.get_logger(__name__)
+
+
+class NewestSegment(NamedTuple):
+    """The newest segment that may hold frames.
+
+    Attributes:
+        size_bytes: of its file.
+        synced: so many of its bytes were synced, at least.
+    """
+
+    number: int
+    size_bytes: int
+    synced: int = 0
+
+
+def note_newest(directory: Path, newest: NewestSegment) -> None:
+    """Note, durably, which segment gets frames, and how far it was synced.
+
+    Raises:
+        OSError: as the system says.
+    """
+    stated = f"{_NAME} {newest.number:08d} {newest.size_bytes:010d} {newest.synced:010d}"
+    path = directory / _FILE
+    new = not path.exists()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, [f"{stated} {_crc_of(stated)}\n".encode()], 0)
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    if new:
+        synced_directory(directory)
+
+
+def newest_noted(directory: Path) -> NewestSegment | None:
+    """Return what was noted; None: nothing was, or it cannot be read, which is warned of."""
+    path = directory / _FILE
+    if not path.exists():
+        return None
+    try:
+        line = path.read_bytes()
+    except OSError as error:  # a sector that cannot be read; it is written anew
+        log.warning("the note of the newest segment cannot be read", error=str(error))
+        return None
+    stated, _, crc = line.decode(errors="replace").strip().rpartition(" ")
+    name, _, numbers = stated.partition(" ")
+    if crc != _crc_of(stated) or name != _NAME:
+        log.warning("the note of the newest segment is damaged", file=str(path))
+        return None
+    return NewestSegment(*map(int, numbers.split()))
+
+
+def is_whole(directory: Path, newest: NewestSegment) -> bool:
+    """Tell whether the file of the newest segment is as long as it was."""
+    path = segment_path(directory, newest.number)
+    return path.exists() and path.stat().st_size >= newest.size_bytes
+
+
+def _crc_of(stated: str) -> str:
+    return f"{crc32c(stated.encode()):08x}"

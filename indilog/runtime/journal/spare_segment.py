@@ -1,0 +1,92 @@
+"""The segment that a journal will use next, made in a thread (ARCHITECTURE 7, decision 0001)."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from indilog.runtime.journal.segment import NO_ROOM, prepare_segment, segment_path
+
+
+class SpareSegment:
+    """Has the next segment made; knows whether there was room for it.
+
+    Attributes:
+        pool: the thread that works on files of the directory beside the journal.
+    """
+
+    def __init__(self, directory: Path, segment_bytes: int) -> None:
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="journal-segment")
+        self._made: Future[None] | None = None
+        self._starved = False
+        self._closing = False
+
+    @property
+    def starved(self) -> bool:
+        """Whether there was no room for the segment, when it was looked for last.
+
+        So it stays until looking again has found some.
+        """
+        if (made := self._made) is None:
+            self._starved = False
+        elif made.done():
+            error = made.exception()
+            self._starved = isinstance(error, OSError) and error.errno in NO_ROOM
+        return self._starved
+
+    @property
+    def ready(self) -> bool:
+        """Whether the segment is made."""
+        return self._made is not None and self._made.done() and self._made.exception() is None
+
+    def begin(self, number: int) -> None:
+        """Have it made, unless that was begun."""
+        if self._made is None:
+            self.prepare(number)
+
+    def prepare(self, number: int, size_bytes: int = 0) -> None:
+        """Have segment `number` made, of so many bytes at least, unless it is there."""
+        size_bytes = max(size_bytes, self._segment_bytes)
+
+        def make() -> None:
+            path = segment_path(self._directory, number)
+            if not path.exists() or path.stat().st_size < size_bytes:
+                prepare_segment(self._directory, number, size_bytes, lambda: self._closing)
+
+        self._made = self.pool.submit(make)
+
+    def make(self, number: int, size_bytes: int) -> None:
+        """Wait until it is made; a frame that is larger than a segment gets one of its own size.
+
+        Raises:
+            OSError: there is no room (`ENOSPC`), or as the system says.
+        """
+        failed = self._made is not None and self._made.done() and self._made.exception() is not None
+        if self._made is None or failed or size_bytes > self._segment_bytes:
+            self.prepare(number, size_bytes)
+        self.wait()
+
+    def look_for_room(self, number: int) -> None:
+        """Try again, if there was no room."""
+        if self.starved and self._made is not None and self._made.done():
+            self.prepare(number)
+
+    def wait(self) -> None:
+        """Wait until it is made.
+
+        Raises:
+            OSError: there is no room (`ENOSPC`), or as the system says.
+        """
+        assert self._made is not None, "it was begun"
+        self._made.result()
+
+    def used(self) -> None:
+        """The segment is in use: the next one is another."""
+        self._made = None
+
+    def close(self) -> None:
+        """Stop making it, and wait for the thread."""
+        self._closing = True
+        self.pool.shutdown()

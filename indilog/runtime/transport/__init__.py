@@ -1,0 +1,1 @@
+"""Frames between processes: Unix sockets, TCP and ZeroMQ."""

@@ -1,0 +1,70 @@
+"""Which frames a process takes from others: those of its own view, from a node that the view names,
+of that node's newest incarnation (ARCHITECTURE 11).
+
+Every start of a process takes an epoch that is greater than all before, and every frame carries it.
+So a process that was paused while its successor started is heard no more by anybody who has heard
+the successor. This is a first line, held in memory: what must hold over restarts of the receiver
+too (who writes a shard, who is primary) the roles fence durably, each with its own epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple, TypeAlias
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, NodeId
+from indilog.kernel.view import Views
+from indilog.wire.envelope import Envelope, envelope_decoded
+
+
+class Refused(NamedTuple):
+    """A frame that is not taken; `reason` is one of a few, `detail` is for people."""
+
+    reason: str
+    detail: object
+
+
+Admission: TypeAlias = Envelope | Refused
+
+
+class Fence:
+    """Decides about frames, one after the other.
+
+    Args:
+        receivers: the nodes of this process.
+        views: the newest last; held, not copied.
+    """
+
+    def __init__(self, receivers: Collection[NodeId], views: Views) -> None:
+        self._receivers = receivers
+        self._views = views
+        self._senders_of = 0
+        """The view whose nodes are the keys of `_newest`."""
+        self._newest: dict[NodeId, Epoch] = {}
+        """The greatest epoch heard of each node; as many as the view has nodes."""
+
+    def admitted(self, frame: bytes) -> Admission:
+        """Return the envelope in `frame`, or why it is not taken."""
+        try:
+            envelope = envelope_decoded(frame)
+        except MalformedFrameError as error:
+            return Refused("malformed frame", error)
+        if envelope.receiver not in self._receivers:
+            return Refused("frame for another node", envelope.receiver)
+        if envelope.view != self._views[-1].number:
+            return Refused("frame of another view", envelope.view)
+        if self._senders_of != envelope.view:
+            self._take_senders()
+        newest = self._newest.get(envelope.sender)
+        if newest is None:
+            return Refused("frame of an unknown node", envelope.sender)
+        if envelope.epoch < newest:
+            return Refused("frame of an old incarnation", envelope.sender)
+        self._newest[envelope.sender] = envelope.epoch
+        return envelope
+
+    def _take_senders(self) -> None:
+        view = self._views[-1]
+        self._newest = {node: self._newest.get(node, Epoch(0)) for node in view.nodes}
+        self._senders_of = view.number

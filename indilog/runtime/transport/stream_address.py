@@ -1,0 +1,123 @@
+"""Where a process receives streams: a Unix socket or a TCP port, and the sockets for it (decision
+0005).
+
+`unix:///run/x/storage-0` or `stream://10.0.0.7:7401`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from indilog.base.errors import ConfigError
+
+SILENCE_S: Final = 2
+"""The kernel asks a silent TCP peer for a sign of life after this, ..."""
+SILENCES_MAX: Final = 3
+"""... and so often in vain before the connection ends: a host that vanished says nothing."""
+_BACKLOG: Final = 128
+
+
+class StreamAddress(NamedTuple):
+    """An address, taken apart.
+
+    Attributes:
+        name: as it was spelled.
+        path: of a Unix socket; empty: it is a TCP port.
+    """
+
+    name: str
+    path: str
+    host: str
+    port: int
+
+    def listener(self) -> socket.socket:
+        """Return a socket that listens here. The file of a process that died is replaced.
+
+        Raises:
+            ConfigError: the address is in use, or cannot be bound.
+        """
+        listener = socket.socket(self._family())
+        try:
+            if self.path:
+                self._remove_dead()
+                listener.bind(self.path)
+            else:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((self.host, self.port))
+            listener.listen(_BACKLOG)
+            listener.settimeout(0)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(f"Cannot receive at {self.name}: {error}.") from error
+        return listener
+
+    async def connect(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
+        """Connect `protocol` to who listens here.
+
+        Raises:
+            OSError: nobody does, or it cannot be reached.
+        """
+        if self.path:
+            await loop.create_unix_connection(lambda: protocol, self.path)
+        else:
+            await loop.create_connection(lambda: protocol, self.host, self.port)
+
+    def _family(self) -> socket.AddressFamily:
+        if self.path:
+            return socket.AF_UNIX
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+    def _remove_dead(self) -> None:
+        """Remove the socket file of a process that does not listen any more.
+
+        Who listens and has no room for a further connection (`BlockingIOError`) is alive.
+        """
+        if not Path(self.path).is_socket():
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(0)
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                with contextlib.suppress(BlockingIOError):
+                    probe.connect(self.path)
+                return
+        with contextlib.suppress(FileNotFoundError):
+            Path(self.path).unlink()
+
+
+def parsed(address: str) -> StreamAddress:
+    """Return the parts of `address`.
+
+    Raises:
+        ConfigError: it is not of a kind that streams have.
+    """
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(address)
+        if parts.scheme == "unix" and not parts.netloc and parts.path.startswith("/"):
+            return StreamAddress(address, address.removeprefix("unix://"), "", 0)
+        if parts.scheme == "stream" and parts.hostname and parts.port and not parts.path:
+            parts.hostname.encode("idna")  # what this refuses no resolver takes
+            return StreamAddress(address, "", parts.hostname, parts.port)
+    raise ConfigError(
+        f"The address of a stream is unix:///PATH or stream://HOST:PORT, not {address}."
+    )
+
+
+def tune(connection: asyncio.BaseTransport) -> None:
+    """Let small writes leave at once, and notice a TCP peer whose host vanished."""
+    own: socket.socket = connection.get_extra_info("socket")
+    if own.family == socket.AF_UNIX:
+        return
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCES_MAX),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * SILENCES_MAX * 1000),
+    ):
+        own.setsockopt(level, option, value)

@@ -1,0 +1,118 @@
+"""The receiving side of a stream: cuts what comes into frames (decision 0005).
+
+A frame stands behind its length as a little-endian u32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Final, cast
+
+import structlog
+
+from indilog.runtime.transport.stream_address import tune
+from indilog.runtime.transport.transport import (
+    MALFORMED,
+    TOO_MANY_CONNECTIONS,
+    OnFrames,
+    TransportCounts,
+)
+
+CONNECTIONS_MAX: Final = 1024
+"""Incoming connections at once; each holds one incomplete frame at most."""
+LENGTH: Final = struct.Struct("<I")
+
+_LENGTH_BYTES: Final = LENGTH.size
+_unpacked_from: Final = LENGTH.unpack_from
+_log = structlog.get_logger(__name__)
+
+
+class Incoming(asyncio.Protocol):
+    """One connection that a peer has made.
+
+    The usual case is that one read brings whole frames: they are cut out of it at once. The
+    beginning of a frame is kept until the rest has come, without looking at it in between: bytes
+    are copied a few times each, however small the pieces are, and no more memory is taken than the
+    peer has sent, whatever length it claims.
+
+    Args:
+        all_connections: those that are open; this one is among them while it is.
+        on_frames: gets the frames that are complete, in one list a read.
+        frame_bytes_max: a longer frame closes the connection.
+        counts: of the transport.
+    """
+
+    __slots__ = (
+        "_all", "_connection", "_counts", "_frame_bytes_max", "_needed_bytes", "_on_frames",
+        "_rest",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        all_connections: set[Incoming],
+        on_frames: OnFrames,
+        frame_bytes_max: int,
+        counts: TransportCounts,
+    ) -> None:
+        self._all = all_connections
+        self._on_frames = on_frames
+        self._frame_bytes_max = frame_bytes_max
+        self._counts = counts
+        self._connection: asyncio.Transport | None = None
+        self._rest = bytearray()
+        """The beginning of a frame, its length first."""
+        self._needed_bytes = 0
+        """With so many in `_rest` there is something to do; valid while it holds something."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection in, unless there are too many."""
+        self._connection = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        if len(self._all) >= CONNECTIONS_MAX:
+            self._refuse(TOO_MANY_CONNECTIONS)
+            return
+        tune(transport)
+        self._all.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand over the frames that are complete now."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed_bytes:
+                return
+            data = bytes(self._rest)
+            self._rest = bytearray()
+        frames: list[bytes] = []
+        start, end, needed = 0, len(data), _LENGTH_BYTES
+        while end - start >= _LENGTH_BYTES:
+            (size,) = _unpacked_from(data, start)
+            if size > self._frame_bytes_max:
+                self._refuse(MALFORMED, size=size, limit=self._frame_bytes_max)
+                return
+            needed = _LENGTH_BYTES + size
+            if start + needed > end:
+                break
+            frames.append(data[start + _LENGTH_BYTES : start + needed])
+            start += needed
+            needed = _LENGTH_BYTES
+        if start < end:
+            self._rest += data[start:]
+            self._needed_bytes = needed
+        if frames:
+            self._counts.frames_received += len(frames)
+            self._counts.bytes_received += sum(map(len, frames))
+            self._on_frames(frames)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Forget the connection; the beginning of a frame that it brought is lost."""
+        self._all.discard(self)
+
+    def close(self) -> None:
+        """Stop at once."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _refuse(self, reason: str, **details: object) -> None:
+        self._counts.dropped[reason] += 1
+        _log.warning("connection closed", reason=reason, **details)
+        self.close()

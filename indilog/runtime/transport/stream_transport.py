@@ -1,0 +1,340 @@
+"""The transport over raw streams: Unix sockets and TCP (ARCHITECTURE 6; decision 0005).
+
+One listening socket for everything that comes in, one outgoing connection for each peer *process*,
+made when the first frame waits for it. Data flows one way on each: on an outgoing connection only
+its end is read, and that is the news that the peer died. A frame stands behind its length as a
+little-endian u32. What is sent within one turn leaves in one write, at `flush`.
+
+The event loop's own write buffer is not used to hold frames: its limit is zero, so a write is tried
+at once, and what the kernel does not take pauses us until it is gone. Meanwhile frames wait here,
+bounded in bytes and in time, where they can still be dropped.
+
+This is not the framing of `indilog.link.frames`: that decodes link messages as it cuts; here frames
+stay bytes, and a large one is received in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, cast
+
+import structlog
+
+from indilog.base.ids import NodeId
+from indilog.config import KIB, MIB, Config
+from indilog.runtime.transport.stream_address import StreamAddress, parsed, tune
+from indilog.runtime.transport.stream_incoming import LENGTH, Incoming
+from indilog.runtime.transport.transport import (
+    MALFORMED,
+    QUEUE_FULL,
+    TOO_OLD,
+    OnFrames,
+    TransportCounts,
+)
+
+WRITE_BYTES: Final = 1 * MIB
+"""Written at once: what the event loop then holds cannot be dropped any more."""
+JOINED_BYTES_MAX: Final = 32 * KIB
+"""Up to this frames are copied into one piece: cheaper than to tell the kernel of each."""
+CONNECT_S_MAX: Final = 2.0
+RECONNECT_S: Final = 0.05
+"""Between two tries to connect; doubled with each, ..."""
+RECONNECT_S_MAX: Final = 0.5
+"""... up to this. A connection that lasted longer begins anew."""
+
+_packed: Final = LENGTH.pack
+_log = structlog.get_logger(__name__)
+
+
+class StreamTransport:
+    """A `Transport` over stream sockets, by the event loop's own protocols.
+
+    What waits for a peer is bounded (`send_queue_bytes_max`, `send_queue_s_max`); beyond that one
+    write of `WRITE_BYTES` or one larger frame may be with the event loop, and is lost when the
+    connection breaks.
+
+    Args:
+        address: where this process receives: `unix:///run/x/storage-0` or `stream://10.0.0.7:7401`.
+        addresses: where each node of the cluster receives. Nodes at `address` are in this process:
+            messages among them are the shell's business and never come here.
+        loop: the running event loop; all methods are called on it.
+
+    Raises:
+        ConfigError: an address is of another kind, or ours cannot be bound.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        addresses: Mapping[NodeId, str],
+        loop: asyncio.AbstractEventLoop,
+        config: Config,
+    ) -> None:
+        self.counts = TransportCounts()
+        self._loop = loop
+        self._frame_bytes_max = config.cluster.message_bytes_max
+        self._incoming: set[Incoming] = set()
+        self._server: asyncio.Task[asyncio.Server] | None = None
+        self._closed = False
+        remote = {node: to for node, to in addresses.items() if to != address}
+        self._processes = {
+            to: _Peer(parsed(to), loop, config, self.counts)
+            for to in dict.fromkeys(remote.values())
+        }
+        self._peers = {node: self._processes[to] for node, to in remote.items()}
+        self._spoken_to: dict[_Peer, None] = {}
+        """Since the last flush, in the order of first words: a role says the most urgent first."""
+        self._listener = parsed(address).listener()
+
+    def start(self, on_frames: OnFrames) -> None:
+        """See `Transport.start`."""
+        assert self._server is None, "a transport is started once"
+
+        def accepted() -> Incoming:
+            return Incoming(self._incoming, on_frames, self._frame_bytes_max, self.counts)
+
+        serve = (
+            self._loop.create_unix_server(accepted, sock=self._listener)
+            if self._listener.family == socket.AF_UNIX
+            else self._loop.create_server(accepted, sock=self._listener)
+        )
+        self._server = self._loop.create_task(serve)
+
+    def send(self, receiver: NodeId, frame: bytes) -> None:
+        """See `Transport.send`."""
+        peer = self._peers.get(receiver)
+        if peer is None or len(frame) > self._frame_bytes_max:
+            known, limit = peer is not None, self._frame_bytes_max
+            self.counts.refuse(receiver, frame, known=known, limit=limit)
+        elif not self._closed:
+            peer.take(frame)
+            self._spoken_to[peer] = None
+
+    def flush(self) -> None:
+        """See `Transport.flush`."""
+        if self._spoken_to:
+            for peer in self._spoken_to:
+                peer.drain()
+            self._spoken_to.clear()
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._server is not None and not self._server.cancel():
+            self._server.result().close()
+        self._listener.close()
+        for peer in self._processes.values():
+            peer.close()
+        for connection in self._incoming:
+            connection.close()
+
+
+# --- sending
+
+
+class _Peer(asyncio.Protocol):
+    """The sending side towards one process: its connection, and what waits for it.
+
+    Attributes:
+        queue: frames that wait, in order.
+        writable: whether the connection takes more.
+    """
+
+    __slots__ = (
+        "_attempt", "_backoff_s", "_closed", "_connected_at", "_connection", "_counts", "_loop",
+        "_next_at",
+        "_queue_bytes_max", "_queue_s_max", "_to", "_untaken_bytes", "_write_bytes", "queue",
+        "queued_bytes", "waiting_since", "writable",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        to: StreamAddress,
+        loop: asyncio.AbstractEventLoop,
+        config: Config,
+        counts: TransportCounts,
+    ) -> None:
+        self.queue: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.writable = False
+        self.waiting_since = 0.0
+        """When the peer last took something; valid while `queue` holds something that it does not
+        take."""
+        self._untaken_bytes = 0
+        """What the event loop held for the peer then."""
+        self._to = to
+        self._loop = loop
+        self._counts = counts
+        self._queue_bytes_max = config.node.send_queue_bytes_max
+        self._queue_s_max = config.node.send_queue_s_max
+        self._write_bytes = min(WRITE_BYTES, self._queue_bytes_max)
+        self._connection: asyncio.Transport | None = None
+        self._attempt: asyncio.Task[None] | None = None
+        self._closed = False
+        self._backoff_s = RECONNECT_S
+        self._connected_at = 0.0
+        self._next_at = 0.0
+        """When the next try to connect is due."""
+
+    # --- what waits
+
+    def take(self, frame: bytes) -> None:
+        """Let `frame` wait for the next `drain`, within the bounds."""
+        size = len(frame)
+        if not self.writable:
+            self._wait()
+        elif self.queued_bytes + size > self._write_bytes:
+            self.drain()
+        if self.queued_bytes + size > self._queue_bytes_max:
+            self._counts.dropped[QUEUE_FULL] += 1
+            return
+        self.queue.append(frame)
+        self.queued_bytes += size
+
+    def drain(self) -> None:
+        """Write what waits, until the peer takes no more."""
+        queue = self.queue
+        while queue and self.writable:
+            if len(queue) == 1 or self.queued_bytes <= self._write_bytes:
+                frames, size = list(queue), self.queued_bytes
+                queue.clear()
+            else:
+                frames, size = self._first_frames()
+            self.queued_bytes -= size
+            self._write(frames, size)
+
+    def _first_frames(self) -> tuple[list[bytes], int]:
+        """Take from the queue about one write: one frame at least."""
+        frames = [self.queue.popleft()]
+        size = len(frames[0])
+        while self.queue and size + len(self.queue[0]) <= self._write_bytes:
+            frames.append(self.queue.popleft())
+            size += len(frames[-1])
+        return frames, size
+
+    def _write(self, frames: list[bytes], size: int) -> None:
+        assert self._connection is not None, "only a connection is writable"
+        self._counts.frames_sent += len(frames)
+        self._counts.bytes_sent += size
+        pieces = [piece for frame in frames for piece in (_packed(len(frame)), frame)]
+        if size <= JOINED_BYTES_MAX:
+            self._connection.write(b"".join(pieces))
+        else:
+            self._connection.writelines(pieces)
+        if self._connection.is_closing():
+            self.writable = False  # the write failed; we are told soon
+
+    def _wait(self) -> None:
+        """Note that something waits for a peer that is away or does not keep up."""
+        self._drop_old()
+        if not self.queue:
+            self._note_progress()
+        if self._connection is None and self._attempt is None:
+            self._attempt = self._loop.create_task(self._connect())
+
+    def _drop_old(self) -> None:
+        """Drop what waits if the peer took nothing for too long."""
+        if not self.queue or self._loop.time() - self.waiting_since <= self._queue_s_max:
+            return
+        if self._untaken() < self._untaken_bytes:
+            self._note_progress()
+            return
+        self._counts.dropped[TOO_OLD] += len(self.queue)
+        _log.info("peer takes nothing", address=self._to.name, dropped=len(self.queue))
+        self.queue.clear()
+        self.queued_bytes = 0
+
+    def _note_progress(self) -> None:
+        self.waiting_since = self._loop.time()
+        self._untaken_bytes = self._untaken()
+
+    def _untaken(self) -> int:
+        return self._connection.get_write_buffer_size() if self._connection else 0
+
+    # --- the connection
+
+    async def _connect(self) -> None:
+        """Try to connect while anything young waits for the peer."""
+        try:
+            while self.queue and self._connection is None:
+                await asyncio.sleep(max(0.0, self._next_at - self._loop.time()))
+                self._next_at = self._loop.time() + self._backoff_s
+                self._backoff_s = min(2 * self._backoff_s, RECONNECT_S_MAX)
+                await self._connect_once()
+        finally:
+            self._attempt = None
+
+    async def _connect_once(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                await self._to.connect(self._loop, self)
+        except (OSError, TimeoutError):
+            self._forget()  # a connection made in the last moment is closed without a word
+            self._drop_old()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Pass on what waits."""
+        self._connection = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        if self._closed:
+            self._abort()
+            return
+        self._connection.set_write_buffer_limits(high=0)
+        tune(self._connection)
+        self._connected_at = self._loop.time()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """Let frames wait."""
+        self.writable = False
+        self._note_progress()
+
+    def resume_writing(self) -> None:
+        """Pass on what waits and is not too old."""
+        self._drop_old()
+        self.writable = True
+        self.drain()
+
+    def data_received(self, data: bytes) -> None:
+        """Close the connection: nobody answers on it."""
+        self._counts.dropped[MALFORMED] += 1
+        _log.warning("peer speaks where it should listen", address=self._to.name, size=len(data))
+        self._abort()
+
+    def eof_received(self) -> None:
+        """Write no more: the peer is gone, what comes now waits for the next connection."""
+        self.writable = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Keep what waits, and connect anew if anything does."""
+        self._forget()
+        if self._closed:
+            return
+        _log.debug("peer lost", address=self._to.name, reason=str(exc or "end of stream"))
+        if self._loop.time() - self._connected_at > RECONNECT_S_MAX:
+            self._backoff_s, self._next_at = RECONNECT_S, 0.0
+        if self.queue:
+            self._wait()
+
+    def close(self) -> None:
+        """Stop at once."""
+        self._closed = True
+        self.queue.clear()
+        self.queued_bytes = 0
+        if self._attempt is not None:
+            self._attempt.cancel()
+        self._abort()
+
+    def _forget(self) -> None:
+        self._connection = None
+        self.writable = False
+        self._untaken_bytes = 0
+
+    def _abort(self) -> None:
+        self.writable = False
+        if self._connection is not None:
+            self._connection.abort()

@@ -1,0 +1,87 @@
+"""Frames between processes: what a transport promises (ARCHITECTURE 5, 6).
+
+A transport carries opaque frames (encoded `Envelope`s) to nodes. It may lose, delay and repeat
+frames, as a network may, and says nothing to the sender about it: the protocols above say again
+what matters. It never changes a frame, never blocks, and holds a bounded number of bytes for each
+peer.
+
+Two keep this promise: `StreamTransport` (raw streams, decision 0005) and `ZmqTransport` (pyzmq,
+decision 0002). Several nodes may share an address, which is that of their process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias
+
+import structlog
+
+from indilog.base.ids import NodeId
+
+QUEUE_FULL: Final = "queue full"
+"""More than `send_queue_bytes_max` waits for the peer."""
+TOO_OLD: Final = "too old"
+"""The peer took nothing for `send_queue_s_max`."""
+TOO_LARGE: Final = "too large"
+"""The frame is larger than `message_bytes_max`."""
+UNKNOWN_PEER: Final = "unknown peer"
+"""The node has no address."""
+
+MALFORMED: Final = "malformed length"
+"""What came is no frame, or one larger than `message_bytes_max`; its connection was closed."""
+TOO_MANY_CONNECTIONS: Final = "too many connections"
+"""A connection beyond those that are taken in was closed."""
+
+_log = structlog.get_logger(__name__)
+
+OnFrames: TypeAlias = Callable[[list[bytes]], None]
+
+
+@dataclasses.dataclass(slots=True)
+class TransportCounts:
+    """What a transport did since it was made."""
+
+    frames_sent: int = 0
+    bytes_sent: int = 0
+    frames_received: int = 0
+    bytes_received: int = 0
+    dropped: defaultdict[str, int] = dataclasses.field(default_factory=lambda: defaultdict(int))
+    """Frames that never left, and connections refused, by reason: `QUEUE_FULL` and so on."""
+
+    def refuse(self, receiver: NodeId, frame: bytes, *, known: bool, limit: int) -> None:
+        """Count a frame that can never arrive: its receiver is not `known`, or it is over `limit`.
+        It is never tried again: nothing would change.
+        """
+        if not known:
+            self.dropped[UNKNOWN_PEER] += 1
+            _log.error("peer unknown", receiver=receiver)
+            return
+        self.dropped[TOO_LARGE] += 1
+        _log.error("frame too large", receiver=receiver, size=len(frame), limit=limit)
+
+
+class Transport(Protocol):
+    """Carries frames to nodes in other processes."""
+
+    counts: TransportCounts
+
+    def start(self, on_frames: OnFrames) -> None:
+        """Take in frames from now on; `on_frames` gets all that is there in one list."""
+
+    def send(self, receiver: NodeId, frame: bytes) -> None:
+        """Send `frame` towards `receiver` with the next `flush`, or before, without a promise.
+
+        Frames to one peer arrive in order, but for those that are lost. One that is larger than
+        `message_bytes_max`, or beyond what may wait for its peer, is dropped and counted.
+        """
+
+    def flush(self) -> None:
+        """Pass on what waits, as far as the peers take it; called at the end of every turn.
+
+        What they do not take leaves by itself as soon as they do.
+        """
+
+    def close(self) -> None:
+        """Stop at once; what still waits is lost. May be called again."""

@@ -1,0 +1,247 @@
+"""The transport over pyzmq (ARCHITECTURE 6; decision 0002).
+
+One PULL socket for everything that comes in, one PUSH socket for each peer *process*. The sockets'
+file descriptors are watched by the event loop. A zmq descriptor is *edge triggered*: it becomes
+readable when the socket's state changes, not while there is something to do, and any send or
+receive may swallow that signal. Therefore receiving goes on until the socket says that there is
+nothing more, and after a send that would block the state is asked again before we wait for the
+descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+import zmq
+
+from indilog.base.errors import ConfigError
+from indilog.base.ids import NodeId
+from indilog.config import Config
+from indilog.runtime.transport.transport import (
+    QUEUE_FULL,
+    TOO_OLD,
+    OnFrames,
+    TransportCounts,
+)
+
+FRAMES_PER_TURN_MAX: Final = 512
+"""Frames taken in before the rest of the loop has its turn."""
+SEND_HIGH_WATER_FRAMES: Final = 128
+"""Frames inside zmq for one peer; more wait with us, where they are counted in bytes."""
+RECEIVE_HIGH_WATER_FRAMES: Final = 128
+RECONNECT_MS: Final = 50
+RECONNECT_MS_MAX: Final = 500
+HEARTBEAT_MS: Final = 2_000
+"""A peer that is silent for three of these is connected anew: a host that vanished says nothing."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _Peer:
+    """The sending side towards one process."""
+
+    __slots__ = ("address", "queue", "queued_bytes", "socket", "waiting_since", "watched")
+
+    def __init__(self, socket: zmq.Socket[bytes], address: str) -> None:
+        self.socket = socket
+        self.address = address
+        self.queue: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.waiting_since = 0.0
+        """When the peer last took a frame; valid while `queue` holds something."""
+        self.watched = False
+        """Whether the loop watches the socket; only while `queue` holds something."""
+
+
+class ZmqTransport:
+    """A `Transport` over pyzmq sockets, driven by the event loop (never by `zmq.asyncio`).
+
+    To a peer that is not connected zmq takes nothing (`ZMQ_IMMEDIATE`): frames wait here, for at
+    most `send_queue_s_max` and in at most `send_queue_bytes_max`, so that a peer that comes back
+    is not met by a flood of what has long been said again.
+
+    Args:
+        address: where this process receives, e.g. `ipc:///run/x/storage-0`, `tcp://10.0.0.7:7401`.
+        addresses: where each node of the cluster receives. Nodes at `address` are in this process:
+            messages among them are the shell's business and never come here.
+        loop: the running event loop; all methods are called on it.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        addresses: Mapping[NodeId, str],
+        loop: asyncio.AbstractEventLoop,
+        config: Config,
+    ) -> None:
+        self.counts = TransportCounts()
+        self._loop = loop
+        self._frame_bytes_max = config.cluster.message_bytes_max
+        self._queue_bytes_max = config.node.send_queue_bytes_max
+        self._queue_s_max = config.node.send_queue_s_max
+        self._context = zmq.Context()
+        self._on_frames: OnFrames | None = None
+        self._pull = self._bound(address)
+        remote = {node: to for node, to in addresses.items() if to != address}
+        self._processes = {to: self._connected(to) for to in dict.fromkeys(remote.values())}
+        self._peers = {node: self._processes[to] for node, to in remote.items()}
+
+    def start(self, on_frames: OnFrames) -> None:
+        """See `Transport.start`."""
+        assert self._on_frames is None, "a transport is started once"
+        self._on_frames = on_frames
+        self._loop.add_reader(self._pull.fileno(), self._receive)
+        self._loop.call_soon(self._receive)
+
+    def send(self, receiver: NodeId, frame: bytes) -> None:
+        """See `Transport.send`."""
+        peer = self._peers.get(receiver)
+        if peer is None or len(frame) > self._frame_bytes_max:
+            known, limit = peer is not None, self._frame_bytes_max
+            self.counts.refuse(receiver, frame, known=known, limit=limit)
+        elif not self._context.closed and (peer.queue or not self._taken(peer, frame)):
+            self._enqueue(peer, frame)
+
+    def flush(self) -> None:
+        """See `Transport.flush`."""
+        for peer in self._processes.values():
+            if peer.queue:
+                self._drain(peer)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        if self._context.closed:
+            return
+        if self._on_frames is not None:
+            self._loop.remove_reader(self._pull.fileno())
+        for peer in self._processes.values():
+            self._watch(peer, wanted=False)
+            peer.queue.clear()
+        self._context.destroy(linger=0)
+
+    # --- receiving
+
+    def _receive(self) -> None:
+        """Hand over what came in. Ends only when zmq has nothing more, or comes back by itself."""
+        if self._context.closed:
+            return
+        assert self._on_frames is not None
+        if frames := self._frames_there():
+            self.counts.frames_received += len(frames)
+            self.counts.bytes_received += sum(map(len, frames))
+            self._on_frames(frames)
+
+    def _frames_there(self) -> list[bytes]:
+        """Return all frames that are there, up to a turn's worth.
+
+        One frame is the usual case at low load; asking for the state is cheaper then than being
+        refused a second one (1.4 µs against 3.2).
+        """
+        frames: list[bytes] = []
+        receive, took = self._pull.recv, frames.append
+        try:
+            took(receive(zmq.NOBLOCK))
+            if self._events(self._pull) & zmq.POLLIN:
+                for _ in range(FRAMES_PER_TURN_MAX - 1):
+                    took(receive(zmq.NOBLOCK))
+                self._loop.call_soon(self._receive)  # there may be more, and no edge will tell us
+        except zmq.Again:
+            pass
+        return frames
+
+    # --- sending
+
+    def _taken(self, peer: _Peer, frame: bytes) -> bool:
+        """Give `frame` to zmq, if it takes it."""
+        try:
+            peer.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self.counts.frames_sent += 1
+        self.counts.bytes_sent += len(frame)
+        return True
+
+    def _enqueue(self, peer: _Peer, frame: bytes) -> None:
+        """Let `frame` wait for `peer`, within the bounds, in order after what waits already."""
+        self._drop_old(peer)
+        if not peer.queue:
+            peer.waiting_since = self._loop.time()
+        if peer.queued_bytes + len(frame) > self._queue_bytes_max:
+            self.counts.dropped[QUEUE_FULL] += 1
+            return
+        peer.queue.append(frame)
+        peer.queued_bytes += len(frame)
+        self._drain(peer)
+
+    def _drop_old(self, peer: _Peer) -> None:
+        """Drop what waits for `peer` if it took nothing for too long."""
+        if peer.queue and self._loop.time() - peer.waiting_since > self._queue_s_max:
+            self.counts.dropped[TOO_OLD] += len(peer.queue)
+            _log.info("peer takes nothing", address=peer.address, dropped=len(peer.queue))
+            peer.queue.clear()
+            peer.queued_bytes = 0
+
+    def _drain(self, peer: _Peer) -> None:
+        """Pass on what waits for `peer`; watch its socket while something is left.
+
+        The state is asked after every refusal: that makes zmq look at its own news (a connection, a
+        reader that caught up), which a send does only every few milliseconds; the descriptor may
+        have told them already, and would not again.
+        """
+        if self._context.closed:
+            return
+        self._drop_old(peer)
+        while peer.queue:
+            if self._taken(peer, peer.queue[0]):
+                peer.queued_bytes -= len(peer.queue.popleft())
+                peer.waiting_since = self._loop.time()
+            elif not self._events(peer.socket) & zmq.POLLOUT:
+                break
+        self._watch(peer, wanted=bool(peer.queue))
+
+    def _watch(self, peer: _Peer, *, wanted: bool) -> None:
+        if wanted and not peer.watched:
+            self._loop.add_reader(peer.socket.fileno(), self._drain, peer)
+        elif peer.watched and not wanted:
+            self._loop.remove_reader(peer.socket.fileno())
+        peer.watched = wanted
+
+    # --- sockets
+
+    @staticmethod
+    def _events(socket: zmq.Socket[bytes]) -> int:
+        return int(socket.getsockopt(zmq.EVENTS))
+
+    def _bound(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_FRAMES)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes_max)
+        self._common(socket)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"Cannot receive at {address}: {error}.") from error
+        return socket
+
+    def _connected(self, address: str) -> _Peer:
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_FRAMES)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
+        self._common(socket)
+        socket.connect(address)
+        return _Peer(socket, address)
+
+    def _common(self, socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)

@@ -1,0 +1,1 @@
+"""What authors of libraries on the log use beside the public API."""

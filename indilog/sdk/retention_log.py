@@ -1,0 +1,119 @@
+"""Retention policies as records of the reserved log `$retention`, so that they survive restarts,
+and trims of the logs that they are about.
+
+Each is one record tagged with the log's name; the newest of a name wins, for everybody who reads
+the log. The records are described in docs/FORMATS.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+import structlog
+
+from indilog.base.errors import DataLossError, InvalidTagError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log, LogSource, Record, Session
+from indilog.base.retention import Retention, checked_retention
+from indilog.sdk.losses import Losses
+
+RETENTION_LOG: Final = "$retention"
+
+
+class _Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of the log; fields that it does not know are passed over."""
+
+    version: Literal[1]
+    log: str
+    age_s: float | None = None
+    size_bytes: int | None = None
+
+
+async def record_policy(policies: Log, log: str, retention: Retention) -> None:
+    """Record that `retention` is the policy of `log` from now on; errors as `Log.append`."""
+    policy = _Policy(version=1, log=log, age_s=retention.age_s, size_bytes=retention.size_bytes)
+    await policies.append(msgspec.json.encode(policy), tags=[log])
+
+
+async def recorded_policy(policies: Log, log: str) -> Retention:
+    """Return the newest policy of `log` that the session of `policies` can see."""
+    record = await policies.read_prev(log)
+    policy = _understood(record) if record is not None else None
+    return policy[1] if policy is not None else Retention()
+
+
+class PolicyLog:
+    """The policies in a log source, for who follows them.
+
+    Attributes:
+        newest: of each log that has one, among the records read so far (`catch_up`).
+        beyond: policies that were passed over because there are `logs_max` already.
+        losses: where policies may be lost. What was read before is not enforced then, unless it is
+            set again: a lost record may have replaced it by one that keeps more.
+    """
+
+    def __init__(self, logs: LogSource, *, logs_max: int) -> None:
+        self._log = logs.log(RETENTION_LOG, Session())
+        self._logs_max = logs_max
+        self._bound: SeqNum = 0
+        self.newest: dict[str, Retention] = {}
+        self.beyond = 0
+        self.losses = Losses(
+            "retention policies", "Policies set before are not enforced until they are set again."
+        )
+
+    async def until_more(self, wait_s: float) -> None:
+        """Wait up to `wait_s` for a record that `catch_up` has not read; `math.inf`: no timer."""
+        try:
+            await self._log.read_next(bound=self._bound, wait=wait_s)
+        except DataLossError:
+            return  # `catch_up` names it
+
+    async def catch_up(self) -> None:
+        """Read what was recorded since, into `newest`."""
+        while True:
+            try:
+                page = await self._page()
+            except DataLossError as error:
+                self._bound = self.losses.read_on_after(error, self._bound)
+                for log in map(str, error.tags or list(self.newest)):
+                    self.newest.pop(log, None)
+                continue
+            if not page:
+                return
+            for record in page:
+                policy = _understood(record)
+                if policy is not None:
+                    self._take(*policy)
+            self._bound = page[-1].seqnum + 1
+
+    async def _page(self) -> list[Record]:
+        try:
+            return await self._log.read_range(bound=self._bound)
+        except TrimmedError as error:
+            self._bound = error.first_seqnum
+            return await self._log.read_range(bound=self._bound)
+
+    def _take(self, log: str, retention: Retention) -> None:
+        if retention.keeps_all:
+            self.newest.pop(log, None)
+        elif log in self.newest or len(self.newest) < self._logs_max:
+            self.newest[log] = retention
+        else:
+            self.beyond += 1
+            structlog.get_logger().warning(
+                "retention not enforced", log=log, reason="retention_logs_max logs have a policy"
+            )
+
+
+def _understood(record: Record) -> tuple[str, Retention] | None:
+    try:
+        policy = msgspec.json.decode(record.data, type=_Policy)
+        retention = checked_retention(policy.log, policy.age_s, policy.size_bytes)
+    except (ValueError, InvalidTagError) as error:  # a DecodeError is a ValueError
+        structlog.get_logger().error(
+            "retention policy not understood", seqnum=record.seqnum, reason=str(error)
+        )
+        return None
+    return policy.log, retention

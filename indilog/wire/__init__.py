@@ -1,0 +1,1 @@
+"""Messages between nodes, and the envelope that carries them."""

@@ -1,0 +1,67 @@
+"""The messages about what stands for old metalog entries: the base and the history (decision 0030);
+how to read them is said in `indilog.wire.messages`.
+"""
+
+from __future__ import annotations
+
+from indilog.base.ids import Epoch, MetalogPosition
+from indilog.kernel.metalog import Base, Entry
+from indilog.wire.wire_message import WireMessage
+
+
+class MetalogCovered(WireMessage, frozen=True):
+    """storage → primary: what the metalog says below `position` is in both of my checkpoints.
+
+    `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. So the
+    primary knows how much of that equals its own metalog.
+    Lost: the primary keeps its entries until the next one.
+    Repeated: absolute.
+    """
+
+    position: MetalogPosition
+    epoch: Epoch
+
+
+class MetalogBase(WireMessage, frozen=True):
+    """primary → engine, storage: the entries that you want are not here any more; `base` stands for
+    them. It answers the `MetalogWanted` of number `request`.
+
+    Lost: asked again after a while.
+    Repeated: passed over by who has the entries below it.
+    """
+
+    base: Base
+    request: int
+
+
+class HistoryWanted(WireMessage, frozen=True):
+    """storage → storage: what did the entries from `start` on order, below position `end`?
+
+    `last` is the incarnation that proposed the last entry that the sender has, `end_epoch` the one
+    that proposed the entry before `end`: who has that one there has the right entries below it.
+    Lost: another storage node is asked after a while.
+    Repeated: answered again.
+    """
+
+    request: int
+    start: MetalogPosition
+    last: Epoch
+    end: MetalogPosition
+    end_epoch: Epoch
+
+
+class History(WireMessage, frozen=True):
+    """storage → storage: the entries from `start` on, without their writers and without floors.
+
+    `previous` is the incarnation that proposed the entry before `start`, which is where the asker's
+    copy ends, or 0: then what the asker has is not what was committed. `lacking`: this node lacks
+    what the entries below `end` ordered, too.
+    Lost: another storage node is asked after a while.
+    Repeated: the second one matches no question.
+    """
+
+    request: int
+    start: MetalogPosition
+    previous: Epoch
+    entries: tuple[Entry, ...]
+    lacking: bool = False

@@ -1,0 +1,83 @@
+"""The envelope: what travels on a socket between nodes (docs/FORMATS.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, NodeId, ViewNumber
+from indilog.wire.messages import Message
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """What travels on a socket: messages of one sender to one receiver, with the sender's view and
+    epoch.
+    """
+
+    version: int
+    view: ViewNumber
+    epoch: Epoch
+    sender: NodeId
+    receiver: NodeId
+    messages: tuple[Message, ...]
+
+
+WIRE_VERSION: Final = 2
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    """An envelope whose messages are encoded already."""
+
+    version: int
+    view: ViewNumber
+    epoch: Epoch
+    sender: NodeId
+    receiver: NodeId
+    messages: tuple[msgspec.Raw, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def envelope_encoded(envelope: Envelope) -> bytes:
+    """Return an envelope's bytes."""
+    return _encoder.encode(envelope)
+
+
+def message_encoded(message: Message) -> msgspec.Raw:
+    """Return a message's bytes, for `envelope_packed`."""
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def envelope_packed(
+    view: ViewNumber,
+    epoch: Epoch,
+    sender: NodeId,
+    receiver: NodeId,
+    messages: Sequence[msgspec.Raw],
+) -> bytes:
+    """Return the bytes of an envelope of messages that are encoded already: to several receivers
+    each is encoded once.
+    """
+    return _encoder.encode(_Packed(WIRE_VERSION, view, epoch, sender, receiver, tuple(messages)))
+
+
+def envelope_decoded(frame: bytes | memoryview) -> Envelope:
+    """Return the envelope in `frame`.
+
+    Raises:
+        MalformedFrameError: it holds none, or one of another wire version.
+    """
+    try:
+        envelope = _decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedFrameError(f"not an envelope: {error}") from error
+    if envelope.version != WIRE_VERSION:
+        raise MalformedFrameError(
+            f"envelope of wire version {envelope.version}; this node speaks {WIRE_VERSION}"
+        )
+    return envelope

@@ -1,0 +1,558 @@
+"""Every message between nodes, in one place: what it says, who says it to whom, what if it is lost
+or repeated; those among sequencers are in `indilog.wire.sequencer_messages`, about tags in
+`indilog.wire.tag_messages`, about times in `indilog.wire.time_messages`, about old metalog entries
+in `indilog.wire.base_messages`.
+
+The first line of each docstring reads `sender → receiver: meaning.`, the line `Lost:` what happens
+then, the line `Repeated:` why that is harmless; `docs/PROTOCOL.md` is this table, and a test keeps
+them equal. A transport may lose, delay and repeat messages; it never changes one. On a socket
+messages travel in an `Envelope` (`indilog.wire.envelope`), which carries the sender's view and
+epoch; in one process they are passed by reference, so nobody may change one.
+
+Where a field is an absolute figure ("how far", "from where") rather than a step, repetition is
+harmless by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from indilog.base.ids import (
+    Epoch,
+    LocalId,
+    MetalogPosition,
+    NodeId,
+    SeqNum,
+    ShardId,
+    TagHash,
+)
+from indilog.kernel.lost_ranges import LostRange
+from indilog.kernel.metalog import Entry
+from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
+from indilog.wire.sequencer_messages import (
+    NOBODY,
+    MetalogAppend,
+    MetalogCopy,
+    MetalogCopyWanted,
+    MetalogStored,
+)
+from indilog.wire.tag_messages import (
+    Discarded,
+    DiscardedWanted,
+    TagFirsts,
+    TagFirstsWanted,
+    TagFloors,
+    TagFloorsWanted,
+    TrimIs,
+    TrimWanted,
+)
+from indilog.wire.time_messages import TimeFound, TimeLookup
+from indilog.wire.wire_message import WireMessage
+
+
+class Direction(enum.IntEnum):
+    """Which way a bounded read looks from its bound."""
+
+    NEXT = 0
+    PREV = 1
+
+
+# --- append: engine, storage, sequencers
+
+
+class AppendBatch(WireMessage, frozen=True):
+    """engine → storage: a record batch for the shard, epoch and localids that its header names.
+
+    Lost: the next batch does not follow on; storage says `ShardStored`, and the engine sends again
+    from there.
+    Repeated: localids already stored are not stored again; storage says `ShardStored`.
+    """
+
+    batch: bytes
+
+
+class ShardStoredWanted(WireMessage, frozen=True):
+    """engine → storage: how much of the shard do you have? I, writer `epoch`, wait for an order.
+
+    Asked instead of sending batches again: they may be lost, or a replica may be slow. The answer
+    says which batches it lacks.
+    Lost: asked again after a while.
+    Repeated: answered again.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+
+
+class ShardStored(WireMessage, frozen=True):
+    """storage → engine: the gap-free prefix of a shard here, when a batch was refused or known
+    already, when it was asked for, and when the storage node has started.
+
+    `epoch` is the newest writer known here. An older one than the receiver: this replica does not
+    know it (any more), and it has to claim and open the shard here again.
+    Lost: the engine says `ShardStoredWanted` after a while.
+    Repeated: absolute.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    stored: LocalId
+
+
+class ShardProgress(WireMessage, frozen=True):
+    """storage → primary: how far this node has stored each of its shards durably, without gaps.
+
+    `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
+    durable.
+    Lost: said again with the next change, and after a while as long as something stored is not
+    ordered.
+    Repeated: the receiver keeps the largest of the newest epoch that one incarnation of the sender
+    reported; what an earlier incarnation reported counts no more.
+    """
+
+    stored: dict[ShardId, tuple[Epoch, LocalId]]
+
+
+class MetalogEntries(WireMessage, frozen=True):
+    """primary → engine, storage: committed metalog entries from `start` on, the type-O data
+    (thesis 4.1).
+
+    `previous` is the incarnation that proposed the entry before `start` (0: there is none), so a
+    reader sees whether its copy has the same entries up to there; `committed` entries are committed
+    in all. Sent when entries are committed, without any when the primary has started, and as the
+    answer to the `MetalogWanted` of number `request` (0: it is none). An answer begins where the
+    asker's copy ends, or earlier: then what the copy has from there on was replaced.
+    Lost: the next one does not follow on; the receiver says `MetalogWanted`. With no next one, the
+    receiver asks as soon as it waits for an ordering that does not come.
+    Repeated: entries already applied are skipped; the second answer matches no question.
+    """
+
+    start: MetalogPosition
+    previous: Epoch
+    entries: tuple[Entry, ...]
+    committed: MetalogPosition
+    request: int = 0
+
+
+class MetalogWanted(WireMessage, frozen=True):
+    """engine, storage → primary: send me the committed entries from `start` on.
+
+    `last` is the incarnation that proposed the last entry that the sender has, before `start` (0:
+    it has none). The primary answers from where the sender's copy and its own are equal.
+    Lost: asked again after a while, under a new `request`.
+    Repeated: answered again, which is harmless.
+    """
+
+    start: MetalogPosition
+    last: Epoch = NOBODY
+    request: int = 0
+
+
+class TailWanted(WireMessage, frozen=True):
+    """engine → primary: where does the log end now, and what is the committed metalog position?
+
+    Lost: asked again until the caller's deadline.
+    Repeated: answered again; the engine knows the first answer by `request`.
+    """
+
+    request: int
+
+
+class TailIs(WireMessage, frozen=True):
+    """primary → engine: everything committed lies below `tail`; `position` and `cut` belong to it.
+
+    `time_us` is the primary's time: no committed entry is stamped later, no later entry earlier.
+    Lost: asked again.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    position: MetalogPosition
+    tail: SeqNum
+    cut: dict[ShardId, LocalId]
+    last: Epoch = NOBODY
+    """The incarnation that proposed the last committed entry; 0: there is none."""
+    trims: int = 0
+    """How many of the committed entries are trims."""
+    time_us: int = 0
+    """Microseconds since 1970."""
+
+
+# --- a writer takes over its shard (thesis 5.5.1)
+
+
+class ShardClaim(WireMessage, frozen=True):
+    """engine → storage: I write this shard under `epoch` now; refuse every older writer.
+
+    Lost: said again until all replicas answered.
+    Repeated: answered again.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+
+
+class ShardClaimed(WireMessage, frozen=True):
+    """storage → engine: older writers are refused, durably; this much of the shard is stored here.
+
+    `authoritative`: this replica never had more. One that is new, or whose disk was damaged or
+    wiped, cannot say so (PITFALLS 14).
+    Lost: the claim is said again.
+    Repeated: absolute.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    stored: LocalId
+    authoritative: bool = True
+
+
+class ShardOpen(WireMessage, frozen=True):
+    """engine → storage: continue the shard at `start`, the smallest prefix of all its
+    authoritative replicas.
+
+    What lies beyond was never on the ack quorum, so it was never ordered; it is dropped. A replica
+    that lacks what lies before fetches it from the others.
+    Lost: said again until all replicas answered.
+    Repeated: a shard that is open under this epoch stays as it is.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    start: LocalId
+
+
+class ShardOpened(WireMessage, frozen=True):
+    """storage → engine: the shard continues at `start` under `epoch`.
+
+    Lost: `ShardOpen` is said again.
+    Repeated: the engine counts each replica once.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    start: LocalId
+
+
+# --- index data (type-S, thesis 4.1)
+
+
+class ShardTags(msgspec.Struct, frozen=True, array_like=True):
+    """The tags of consecutive records of one shard: counts as u8 a record, tags as u64 each.
+
+    `lost`: those whose tags no replica has, ascending. Their counts are 0, as those of trimmed
+    records are; but a lost record may have had any tag.
+    """
+
+    shard: ShardId
+    first_seqnum: SeqNum
+    count: int
+    tag_counts: bytes
+    tags: bytes
+    lost: tuple[LostRange, ...] = ()
+
+
+class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
+    """Index data of one metalog position: all productive shards, and the tags of some of them.
+
+    `tail` is the log's tail after this position. An entry that ordered nothing has no productive
+    shard. `epoch` is the incarnation of the primary that proposed the entry, `previous` the one
+    that proposed the entry before it among the positions of the same index shard (0: there is
+    none).
+    """
+
+    position: MetalogPosition
+    tail: SeqNum
+    productive: tuple[ShardId, ...]
+    parts: tuple[ShardTags, ...]
+    epoch: Epoch = NOBODY
+    previous: Epoch = NOBODY
+
+
+class IndexData(WireMessage, frozen=True):
+    """storage → index, engine: index data of some metalog positions, the type-S data.
+
+    The first replica of a shard sends it unasked: each position to one index shard, and to every
+    engine. Of positions without records two storage nodes tell, and of the last position of each
+    index shard when they hear the first entry of a new incarnation. `copy_of` is the incarnation
+    that proposed the sender's last entry: what the sender says is true of that one's metalog.
+    Lost: an index node that is asked about a later position, and an engine that sees a gap, say
+    `IndexDataWanted`.
+    Repeated: positions and parts already applied are skipped.
+    """
+
+    blocks: tuple[IndexBlock, ...]
+    copy_of: Epoch = NOBODY
+
+
+class IndexDataWanted(WireMessage, frozen=True):
+    """index, engine → storage: send me the index data of positions `start`, `start + step`, ...
+    below `end`.
+
+    The storage node answers with what it has applied, as many positions as fit one message.
+    Lost: asked again after a while.
+    Repeated: answered again.
+    """
+
+    start: MetalogPosition
+    end: MetalogPosition
+    step: int
+
+
+# --- lookups in the index tier (ARCHITECTURE 9, thesis 5.4)
+
+
+class IndexLookup(WireMessage, frozen=True):
+    """engine → index: which `count` records with `tag` come first from `bound` on, below seqnum
+    `limit`?
+
+    NEXT: the smallest seqnums in [bound, limit), ascending. PREV: the largest in [0, min(bound,
+    limit - 1)], descending. The node answers when it has applied all *its* metalog positions below
+    `position`; so every index shard answers about the same prefix of the log, and the aggregate
+    skips nothing.
+    `names_first`: the engine may have the record, so it wants to be told where a single match is
+    that is not the bound itself, and asks storage on its own.
+    Lost: the engine starts the lookup again under a new `request` when its deadline passes.
+    Repeated: answered again; the aggregator counts each index shard once.
+    """
+
+    request: int
+    direction: Direction
+    tag: TagHash
+    bound: SeqNum
+    limit: SeqNum
+    position: MetalogPosition
+    count: int
+    aggregator: NodeId
+    names_first: bool = False
+    log: TagHash = 0
+    """The tag of the log that is read: its floor holds for all its tags."""
+    trims: int = 0
+    """How many trims are among the entries below `position`: the node knows them all when it
+    answers.
+    """
+    epoch: Epoch = NOBODY
+    """The incarnation that proposed the entry before `position`: the node answers when what it has
+    is of that one's metalog, or of a later one's.
+    """
+
+
+class IndexAnswer(WireMessage, frozen=True):
+    """index → aggregator, index: the matches of one index shard, best first, at most `count`.
+
+    It goes to the node that the lookup names: an aggregator, or the index node that is its master.
+    `exact`: the only match asked for is the bound itself, and the node has already told storage to
+    answer.
+    Lost: the lookup is started again.
+    Repeated: the aggregator counts each index shard once.
+    """
+
+    request: int
+    origin: NodeId
+    direction: Direction
+    index_shard: int
+    count: int
+    exact: bool
+    seqnums: tuple[SeqNum, ...]
+    shards: tuple[ShardId, ...]
+    names_first: bool = False
+    bound: SeqNum = 0
+    floor: SeqNum = 0
+    """The higher one of the floors of the tag and of the log; what lies below is left out."""
+    log_floor: SeqNum = 0
+    trims: int = 0
+    """As in the lookup."""
+    position: MetalogPosition = 0
+    """The metalog position after the last trim that the node knows."""
+    epoch: Epoch = NOBODY
+    """As in the lookup."""
+    lost: tuple[LostRange, ...] = ()
+    """Lost records between the bound and the last match, or the end of what was looked through:
+    the nearest first, at most 64 ranges. Each of them may have been a match.
+    """
+
+
+class LookupResult(WireMessage, frozen=True):
+    """aggregator, index → engine: the merged matches, best first; empty: proven that there is none
+    at or above `floor`, unless `lost` says otherwise.
+
+    Sent for `count` > 1, for no match, with `names_first`, and where the bound is trimmed; a single
+    match goes to storage as `ReadRecords` instead.
+    Lost: the lookup is started again.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    seqnums: tuple[SeqNum, ...]
+    shards: tuple[ShardId, ...]
+    floor: SeqNum = 0
+    log_floor: SeqNum = 0
+    position: MetalogPosition = 0
+    """Who has applied so many metalog entries has applied all trims that are in the answer."""
+    lost: LostRange | None = None
+    """Lost records behind the last match: which of them match is not known, nor what comes after.
+    """
+
+
+# --- records
+
+
+class ReadRecords(WireMessage, frozen=True):
+    """engine, index, aggregator → storage: give the records at these seqnums of a shard to
+    `origin`.
+
+    Storage waits until it has applied the metalog up to them, so many trims, and an entry of
+    incarnation `epoch` of the primary, or of a later one.
+    Lost: the engine asks another replica when its deadline passes.
+    Repeated: answered again.
+    """
+
+    request: int
+    origin: NodeId
+    shard: ShardId
+    seqnums: tuple[SeqNum, ...]
+    trims: int = 0
+    epoch: Epoch = NOBODY
+
+
+class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A record as storage has it; `names` spells its log and tags (`indilog.base.ids`)."""
+
+    seqnum: SeqNum
+    time_us: int
+    """The writer's time, microseconds since 1970."""
+    ordered_us: int
+    """The stamp of the entry that ordered it, microseconds since 1970 on the primary's clock."""
+    names: bytes
+    data: bytes
+    aux: bytes | None
+
+
+STORED_RECORD_OVERHEAD_BYTES: Final = 32
+"""What one adds to an answer beside its data, names and aux data, roughly."""
+
+
+class RecordsRead(WireMessage, frozen=True):
+    """storage → engine: the records asked for; `unknown` are those that this replica cannot show.
+
+    Unknown never means absent: the engine asks another replica. `trimmed` are those that are
+    trimmed as of `position` (that of the last trim known here): whole, or in all of their tags.
+    Lost: asked again elsewhere.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    shard: ShardId
+    records: tuple[StoredRecord, ...]
+    unknown: tuple[SeqNum, ...]
+    trimmed: tuple[SeqNum, ...] = ()
+    position: MetalogPosition = 0
+    names: tuple[tuple[SeqNum, bytes], ...] = ()
+    """Of those that are unknown, the names of those of which only the data is damaged."""
+
+
+class AuxSet(WireMessage, frozen=True):
+    """engine → storage: keep `aux` beside the record, if there is room.
+
+    Lost: the aux data is not there, which it may always be.
+    Repeated: absolute.
+    """
+
+    shard: ShardId
+    seqnum: SeqNum
+    aux: bytes
+
+
+# --- disks
+
+
+class DiskFull(WireMessage, frozen=True):
+    """storage, primary → engine: there is no room on my disk (`full`), so take no appends; or there
+    is again.
+
+    Lost: said again while the disk is full; a receiver believes it for a few repetitions only.
+    Repeated: absolute.
+    """
+
+    full: bool
+
+
+class BatchesWanted(WireMessage, frozen=True):
+    """storage → storage: give me the batches of the shard that hold the ordered localids [first,
+    end); I am a replica that lost them.
+
+    Lost: asked again after a while, of another replica.
+    Repeated: answered again.
+    """
+
+    shard: ShardId
+    first: LocalId
+    end: LocalId
+
+
+class Batches(WireMessage, frozen=True):
+    """storage → storage: intact batches among those asked for from `first` on, as many as fit.
+
+    None at all: this replica does not have the batch of `first` either. They are of ordered records
+    only, about which replicas cannot differ.
+    Lost: asked again.
+    Repeated: what is no longer missing is passed over.
+    """
+
+    shard: ShardId
+    first: LocalId
+    batches: tuple[bytes, ...]
+    gone: tuple[tuple[LocalId, LocalId], ...] = ()
+    """Localids [first, end) among those asked for that were trimmed, and discarded here."""
+    lacking_to: LocalId = 0
+    """This replica has lost everything from `first` up to here, and its disk says so: a restart
+    would not find it either. Not beyond `first`: it cannot say that.
+    """
+
+
+Message: TypeAlias = (
+    AppendBatch
+    | ShardStoredWanted
+    | ShardStored
+    | ShardProgress
+    | MetalogAppend
+    | MetalogStored
+    | MetalogCopyWanted
+    | MetalogCopy
+    | MetalogEntries
+    | MetalogWanted
+    | MetalogBase
+    | MetalogCovered
+    | HistoryWanted
+    | History
+    | TailWanted
+    | TailIs
+    | TrimWanted
+    | TrimIs
+    | TagFloors
+    | TagFloorsWanted
+    | DiscardedWanted
+    | Discarded
+    | ShardClaim
+    | ShardClaimed
+    | ShardOpen
+    | ShardOpened
+    | IndexData
+    | IndexDataWanted
+    | IndexLookup
+    | IndexAnswer
+    | LookupResult
+    | TagFirstsWanted
+    | TagFirsts
+    | ReadRecords
+    | RecordsRead
+    | AuxSet
+    | DiskFull
+    | BatchesWanted
+    | Batches
+    | TimeLookup
+    | TimeFound
+)

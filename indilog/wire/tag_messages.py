@@ -1,0 +1,151 @@
+"""The messages about tags: which are trimmed (ARCHITECTURE 13), which records are discarded by
+that, and which tags are new (thesis 5.7).
+
+How to read them is said in `indilog.wire.messages`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId, TagHash
+from indilog.kernel.metalog import UNSAID, Floor
+from indilog.wire.wire_message import WireMessage
+
+
+class TrimWanted(WireMessage, frozen=True):
+    """engine → primary: let this floor rise, of a whole log or of a tag.
+
+    Lost: said again until it is answered or the caller's time is over.
+    Repeated: one whose entry is known is answered with that, another one makes an entry that
+    changes nothing.
+    """
+
+    request: int
+    floor: Floor
+
+
+class TrimIs(WireMessage, frozen=True):
+    """primary → engine: who has applied `position` metalog entries has applied the trim that was
+    wanted; None: it is refused, because it reaches beyond `tail`.
+
+    Lost: the engine says `TrimWanted` again.
+    Repeated: the second one finds no request.
+    """
+
+    request: int
+    position: MetalogPosition | None
+    tail: SeqNum
+
+
+class TagFloors(WireMessage, frozen=True):
+    """storage → index, storage: floors that lead from the first `start` trims to the first `trims`.
+
+    Sent unasked for every trim by two storage nodes, and as pages of all floors when asked for
+    (`start` None): a page names the tags above `after`, in order, and whether it is the last one; a
+    floor in it may be newer than `trims` says. Who has applied `position` metalog entries has
+    applied all trims that it tells of. `epoch` is the incarnation of the primary that proposed the
+    last of the trims, `previous` the one that proposed the last of the first `start`, `copy_of` is
+    as in `IndexData`. Without floors and with `start` equal to `trims` it says which trims there
+    are.
+    Lost: a lookup names more trims than are applied, or the next one does not follow on; the index
+    node says `TagFloorsWanted`.
+    Repeated: floors only grow.
+    """
+
+    start: int | None
+    trims: int
+    floors: tuple[Floor, ...]
+    after: TagHash = 0
+    last: bool = True
+    position: MetalogPosition = 0
+    epoch: Epoch = UNSAID
+    previous: Epoch = UNSAID
+    copy_of: Epoch = UNSAID
+
+
+class TagFloorsWanted(WireMessage, frozen=True):
+    """index, storage → storage: send me all floors of tags above `after`; none, if I have them all.
+
+    I have those of `trims` trims, of which incarnation `epoch` of the primary proposed the last.
+    Lost: asked again after a while.
+    Repeated: answered again.
+    """
+
+    after: TagHash
+    trims: int = 0
+    epoch: Epoch = UNSAID
+
+
+DISCARDED_RUNS_MAX: Final = 4096
+"""Runs of records in a question or an answer about discarded ones."""
+
+
+class DiscardedWanted(WireMessage, frozen=True):
+    """index → storage: which of these records of a shard have you discarded, because they are
+    trimmed whole or in all their tags?
+
+    `runs`: the first seqnum and the one after the last (u64 each) of each run, ascending; at most
+    4,096 runs.
+    Lost: asked of another replica, or not until the index has grown further.
+    Repeated: answered again; an answer that is not awaited is passed over.
+    """
+
+    shard: ShardId
+    runs: bytes
+
+
+class Discarded(WireMessage, frozen=True):
+    """storage → index: these records of the shard are discarded; all below seqnum `end` were looked
+    at.
+
+    No read may return them any more: the first `trims` trims say so. Records that were lost are not
+    among them. `runs` is as in the question, `copy_of` as in `IndexData`.
+    Lost: the question is asked again.
+    Repeated: passed over.
+    """
+
+    shard: ShardId
+    runs: bytes
+    end: SeqNum
+    trims: int
+    copy_of: Epoch
+
+
+NO_RECORD: Final = 2**64 - 1
+"""In `TagFirsts`: no record has the tag."""
+NOT_TOLD: Final = 2**64 - 2
+"""In `TagFirsts`: the node cannot say."""
+
+
+class TagFirstsWanted(WireMessage, frozen=True):
+    """engine → index: which is the first record with each of these tags (u64 each), below `limit`?
+
+    Asked of every index shard about tags that are appended and not known here (thesis 5.7), and
+    answered as a lookup is: when all its positions below `position` are applied.
+    Lost: the engine does not learn whether the tags are new.
+    Repeated: answered again.
+    """
+
+    request: int
+    tags: bytes
+    limit: SeqNum
+    position: MetalogPosition
+    trims: int = 0
+    """As in a lookup. Of a tag that has a floor it is not told which record was the first."""
+    epoch: Epoch = UNSAID
+    """As in a lookup."""
+
+
+class TagFirsts(WireMessage, frozen=True):
+    """index → engine: the first seqnum in this index shard for each tag (u64), and its shard (u16).
+
+    `NO_RECORD` and `NOT_TOLD` stand for seqnums.
+    Lost: as `TagFirstsWanted`.
+    Repeated: the engine counts each index shard once.
+    """
+
+    request: int
+    index_shard: int
+    seqnums: bytes
+    shards: bytes

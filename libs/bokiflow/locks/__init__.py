@@ -1,0 +1,1 @@
+"""Fenced locks with leases."""

@@ -1,0 +1,310 @@
+"""Fenced locks with leases on a log (PITFALLS 11; API.md, "BokiFlow").
+
+`async with Lock(log, "hotel:7") as held:` takes the lock, waiting in line for it, and releases it.
+At each place of the log at most one holder has it, and `held.token` is larger than that of every
+holder before. A holder whose lease ended is told; what it guards should refuse smaller tokens than
+the largest it has seen, for a holder that stood still cannot be told in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from types import TracebackType
+from typing import Final
+
+from bokiflow.locks.lock_fold import LINE_MAX
+from bokiflow.locks.lock_records import (
+    OWNER_CHARACTERS_MAX,
+    SECONDS_MAX,
+    Acquire,
+    Extend,
+    Release,
+    Remind,
+)
+from bokiflow.locks.lock_renewal import Renewal
+from bokiflow.locks.lock_replica import LockReplica, Outcome, replica_of
+from bokiflow.runs.errors import (
+    LockLostError,
+    LockQueueFullError,
+    LockSettingsError,
+    LockTimeoutError,
+)
+from indilog.base.errors import IndilogError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log
+from indilog.sdk.outcomes import appended
+
+LEASE_S: Final = 30.0
+_LEASE_S_MIN: Final = 0.001
+_REMINDER_S_MIN: Final = 0.001
+_PLACE_S: Final = 1.0
+"""Who stands behind others in the line reminds of an ended lease this much later for each."""
+
+
+def seconds_now() -> float:
+    """Return seconds that only grow; to know when to look, never to decide."""
+    return time.monotonic()
+
+
+class Held:
+    """A lock that its holder has until the lease ends.
+
+    Attributes:
+        name: of the lock.
+        token: the fencing token, the seqnum of the record by which it was acquired.
+    """
+
+    def __init__(self, log: Log, name: str, replica: LockReplica, token: SeqNum) -> None:
+        self.name = name
+        self.token = token
+        self._log = log
+        self._replica = replica
+
+    async def extend(self, lease: float = LEASE_S) -> None:
+        """Hold it for `lease` seconds from now; also the way to ask whether it is still held.
+
+        Raises:
+            LockLostError: the lease has ended before.
+            AppendOutcomeUnknownError: it may be held so; harmless to repeat.
+        """
+        check_lease(lease)
+        await self._tell(Extend(self.token, lease))
+
+    async def release(self) -> None:
+        """Hand the lock on to the next in line; harmless to repeat soon.
+
+        Raises:
+            LockLostError: the lease has ended before; it was handed on then.
+            AppendOutcomeUnknownError: it may be handed on; else that happens when the lease ends.
+        """
+        await self._tell(Release(self.token))
+        with contextlib.suppress(IndilogError):  # it is released; whoever begins reads more
+            await self._replica.save(self._log)
+
+    async def _tell(self, command: Extend | Release) -> None:
+        outcome = await self._replica.tell(self._log, command)
+        if outcome is None or outcome.token is None:
+            raise LockLostError(self.name, self.token)
+
+    def __repr__(self) -> str:
+        return f"Held(name={self.name!r}, token={self.token})"
+
+
+class Lock:
+    """A lock of a log, by name; cheap to make.
+
+    As a block, it is acquired on entering and released on leaving. Leaving a block whose lease had
+    ended raises `LockLostError`, unless the block raised something else. A lock that is renewed
+    ends its block with `LockLostError` as soon as its loss is noticed.
+
+    Args:
+        log: where the lock lives; it may also hold other records.
+        name: of the lock, within the log.
+        lease: seconds after which it passes on to the next in line, unless it is extended before.
+        wait: seconds to wait for it; None: as long as it takes.
+        owner: who acquires it. An owner that holds it or waits for it already gets the same token,
+            so it may ask again after it was interrupted, and keeps its place meanwhile. The default
+            is somebody new each time.
+        renew: whether the lease is extended in the background while the block runs.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        name: str,
+        *,
+        lease: float = LEASE_S,
+        wait: float | None = None,
+        owner: str | None = None,
+        renew: bool = True,
+    ) -> None:
+        check_lease(lease)
+        if wait is not None:
+            _check_seconds("A wait", wait)
+        if owner is not None and not 0 < len(owner) <= OWNER_CHARACTERS_MAX:
+            raise LockSettingsError(f"An owner is 1 to {OWNER_CHARACTERS_MAX} characters of text.")
+        self.name = name
+        self._log = log
+        self._lease_s = lease
+        self._wait_s = wait
+        self._owner = owner
+        self._renew = renew
+        self._replica = replica_of(log, name)
+        self._held: Held | None = None
+        self._renewal: Renewal | None = None
+
+    async def acquire(self) -> Held:
+        """Take the lock, waiting in line for it; whoever takes it releases it.
+
+        Raises:
+            LockTimeoutError: not within `wait` seconds; the caller is out of the line.
+            LockQueueFullError: too many wait for it.
+            AppendOutcomeUnknownError: the caller may stand in the line, or have the lock; an
+                `owner` may ask again and keeps its place, anybody else is passed over after `wait`
+                or one lease.
+        """
+        owner = self._owner or secrets.token_hex(8)
+        ends = math.inf if self._wait_s is None else seconds_now() + self._wait_s
+        while True:
+            line = _Line(self._log, self.name, self._replica, self._lease_s)
+            token = await line.stand(owner, ends, leaves=self._owner is None)
+            if token is not None:
+                return Held(self._log, self.name, self._replica, token)
+            if seconds_now() >= ends:
+                raise LockTimeoutError(
+                    f"Lock {self.name!r} was not free within {self._wait_s} s; try again later."
+                )
+
+    async def leave(self) -> None:
+        """Give up what the owner of this lock has of it: its place in the line, or the lock."""
+        if self._owner is not None:
+            line = _Line(self._log, self.name, self._replica, self._lease_s)
+            await line.leave(self._owner)
+
+    async def __aenter__(self) -> Held:
+        if self._held is not None:
+            raise RuntimeError("A Lock is one block; make another for a block inside it.")
+        held = self._held = await self.acquire()
+        if self._renew:
+            self._renewal = Renewal(held.extend, self._lease_s)
+        return held
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        held, renewal = self._held, self._renewal
+        assert held is not None, "a block is left after it was entered"
+        self._held = self._renewal = None
+        if renewal is not None and await renewal.stop(kind):
+            raise LockLostError(held.name, held.token) from error
+        try:
+            await held.release()
+        except IndilogError:
+            if kind is None:
+                raise
+            # the lease hands it on; what the block raised matters more
+
+
+class _Line:
+    """One wait in the line of a lock.
+
+    Waiting is one read that the log answers when the lock has news. Only when a lease should be
+    over does somebody append a reminder, so that its time is in the log.
+    """
+
+    def __init__(self, log: Log, name: str, replica: LockReplica, lease_s: float) -> None:
+        self._log = log
+        self._name = name
+        self._replica = replica
+        self._lease_s = lease_s
+        self._log_time = 0.0
+        """When this process's last record was ordered, by the log's time, and by ours."""
+        self._time = 0.0
+
+    async def stand(self, owner: str, ends: float, *, leaves: bool) -> SeqNum | None:
+        """Return the token once it holds the lock, None if it is out of the line before.
+
+        Args:
+            owner: who stands in the line.
+            ends: when it leaves the line, in our seconds.
+            leaves: whether it leaves when it is interrupted, rather than keep its place.
+        """
+        token: SeqNum | None = None
+        try:
+            token = await self._join(owner, ends)
+            return None if token is None else await self._turn(token, ends)
+        except (IndilogError, asyncio.CancelledError):
+            has_left = leaves and await self._has_left(owner)
+            if token is None or has_left:
+                raise
+            with appended(token):  # its place stays
+                raise
+
+    async def _turn(self, token: SeqNum, ends: float) -> SeqNum | None:
+        """Return the token once it holds the lock; None: it is out of the line."""
+        while not self._replica.fold.holds(token):
+            if self._replica.fold.place(token) is None:
+                return None  # it stood still; its turn, or its time to wait, is over
+            if seconds_now() >= ends:
+                await self._replica.tell(self._log, Release(token))
+                return None
+            await self._news(token, ends)
+        return token
+
+    async def _has_left(self, owner: str) -> bool:
+        """Leave the line, and tell whether that is sure; else its wait or one lease ends it."""
+        with contextlib.suppress(IndilogError):
+            await self.leave(owner)
+            return True
+        return False
+
+    async def _join(self, owner: str, ends: float) -> SeqNum | None:
+        """Return the place in the line; None: it has had it, and lost it again, unseen."""
+        wait_s = None if ends == math.inf else min(max(0.0, ends - seconds_now()), SECONDS_MAX)
+        outcome = await self._replica.tell(self._log, Acquire(owner, self._lease_s, wait_s))
+        token = self._replica.fold.token_of(owner) if outcome is None else outcome.token
+        if outcome is not None and token is None:
+            raise LockQueueFullError(
+                f"{LINE_MAX:,} wait for lock {self._name!r} already; try again later."
+            )
+        self._saw(outcome)
+        return token
+
+    async def leave(self, owner: str) -> None:
+        """Leave the line, or give the lock back."""
+        await self._replica.catch_up(self._log)
+        if (token := self._replica.fold.token_of(owner)) is not None:
+            await self._replica.tell(self._log, Release(token))
+
+    def _saw(self, outcome: Outcome | None) -> None:
+        self._log_time = self._replica.fold.clock if outcome is None else outcome.ordered_at
+        self._time = seconds_now()
+
+    async def _news(self, token: SeqNum, ends: float) -> None:
+        """Wait until the lock has news, the lease of its holder should be over, or until `ends`."""
+        now = seconds_now()
+        due_s = self._due_s(token, now)
+        wait_s = max(_REMINDER_S_MIN, min(due_s, ends - now))
+        commands = self._replica.tags.commands
+        try:
+            record = await self._log.read_next(commands, self._replica.fold.end, wait=wait_s)
+            has_news = record is not None
+        except TrimmedError:
+            has_news = True  # behind a checkpoint
+        if has_news:
+            await self._replica.catch_up(self._log)
+        elif seconds_now() - now >= due_s:
+            self._saw(await self._replica.tell(self._log, Remind()))
+
+    def _due_s(self, token: SeqNum, now: float) -> float:
+        """Return in how many seconds the holder's lease is over by the clock of our records."""
+        fold = self._replica.fold
+        holder, place = fold.holder, fold.place(token)
+        assert holder is not None
+        assert holder.until is not None
+        assert place is not None
+        log_now = self._log_time + (now - self._time)
+        return holder.until - log_now + (place - 1) * _PLACE_S
+
+
+def check_lease(lease: float) -> None:
+    """Refuse a lease that no lock can have.
+
+    Raises:
+        LockSettingsError: it is no number of seconds, too short or too long.
+    """
+    _check_seconds("A lease", lease)
+    if lease < _LEASE_S_MIN:
+        raise LockSettingsError(f"A lease is at least {_LEASE_S_MIN} seconds, not {lease}.")
+
+
+def _check_seconds(what: str, seconds: object) -> None:
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
+        raise LockSettingsError(f"{what} is 0 to {SECONDS_MAX:,.0f} seconds, not {seconds!r:.40}.")

@@ -1,0 +1,180 @@
+"""One lock as its records leave it: a pure fold, alike in every process.
+
+Who holds the lock is decided by the order of the log alone: the first in the line of requests. A
+request is known by the seqnum of its record, which is also its fencing token; as the line is first
+in, first out, each holder's token is larger than those of all before. Time is the log's own
+(`Record.ordered_at`), never that of a writer or reader, so all processes agree when a lease ended.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from bokiflow.locks.lock_records import (
+    Acquire,
+    Checkpoint,
+    Command,
+    Extend,
+    Place,
+    Release,
+    Remind,
+)
+from indilog.base.ids import SeqNum
+
+_RELEASED_MAX: Final = 256
+"""Releases that are remembered, so that a release may be repeated."""
+LINE_MAX: Final = 4096
+"""Requests in the line of one lock, its holder's included; further ones are turned away."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A place in the line; `until` is when the lease of the holder, or the waiting of another one,
+    is over (None: never).
+    """
+
+    token: SeqNum
+    owner: str
+    lease_s: float
+    until: float | None
+
+
+class LockFold:
+    """Applies the records of a lock in order.
+
+    Attributes:
+        end: records below this seqnum are applied.
+        clock: when the last applied record was ordered, seconds since 1970.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None = None) -> None:
+        self.end: SeqNum = 0
+        self.clock = 0.0
+        self._line: dict[SeqNum, Request] = {}
+        self._tokens: dict[str, SeqNum] = {}
+        """Of each owner in the line."""
+        self._released: OrderedDict[SeqNum, None] = OrderedDict()
+        """Tokens that their holders gave back; no part of the state, for it decides nothing."""
+        if checkpoint is not None:
+            self.end, self.clock = checkpoint.end, checkpoint.clock
+            for place in checkpoint.line:
+                self._join(Request(place.token, place.owner, place.lease_s, place.until))
+
+    # --- applying records
+
+    def apply(self, seqnum: SeqNum, ordered_at: float, command: Command | None) -> SeqNum | None:
+        """Take in the record at `seqnum`; return the token that it had an effect on.
+
+        That is: the place in the line of an acquirer, None if it was turned away; the token of the
+        holder that released (then or before) or extended, None if it had lost the lock.
+        """
+        assert seqnum >= self.end, "records are applied in order"
+        self.end = seqnum + 1
+        self.clock = max(self.clock, ordered_at)
+        self._on_clock()
+        match command:
+            case Acquire():
+                token = self._acquire(seqnum, command)
+            case Release(token):
+                token = self._release(token)
+            case Extend(token, lease_s):
+                token = self._extend(token, lease_s)
+            case Remind() | None:
+                token = None
+            case unreachable:
+                assert_never(unreachable)
+        return token
+
+    def _on_clock(self) -> None:
+        """End what is over by the log's own time: waits first, so no lock goes to who left."""
+        holder = self.holder
+        for request in list(self._line.values()):
+            is_over = request.until is not None and request.until <= self.clock
+            if is_over and request is not holder:
+                self._leave(request)
+        if holder is not None and holder.until is not None and holder.until <= self.clock:
+            self._leave(holder)
+            self._grant()
+
+    def _acquire(self, seqnum: SeqNum, acquire: Acquire) -> SeqNum | None:
+        token = self._tokens.get(acquire.owner)
+        if token is not None:
+            if self.holds(token):
+                self._extend(token, acquire.lease_s)
+            return token
+        if len(self._line) >= LINE_MAX:
+            return None
+        until = None if acquire.wait_s is None else self.clock + acquire.wait_s
+        self._join(Request(seqnum, acquire.owner, acquire.lease_s, until))
+        if len(self._line) == 1:
+            self._grant()
+        return seqnum
+
+    def _release(self, token: SeqNum) -> SeqNum | None:
+        request = self._line.get(token)
+        if request is None:
+            return token if token in self._released else None
+        held = self.holds(token)
+        self._leave(request)
+        if not held:
+            return None
+        self._released[token] = None
+        if len(self._released) > _RELEASED_MAX:
+            self._released.popitem(last=False)
+        self._grant()
+        return token
+
+    def _extend(self, token: SeqNum, lease_s: float) -> SeqNum | None:
+        if not self.holds(token):
+            return None
+        self._line[token].until = self.clock + lease_s
+        return token
+
+    def _join(self, request: Request) -> None:
+        self._line[request.token] = request
+        self._tokens[request.owner] = request.token
+
+    def _leave(self, request: Request) -> None:
+        del self._line[request.token]
+        del self._tokens[request.owner]
+
+    def _grant(self) -> None:
+        if (holder := self.holder) is not None:
+            holder.until = self.clock + holder.lease_s
+
+    # --- questions
+
+    @property
+    def holder(self) -> Request | None:
+        """Who holds the lock, by the log's own time."""
+        return next(iter(self._line.values()), None)
+
+    def holds(self, token: SeqNum) -> bool:
+        """Whether `token` is the holder's."""
+        return (holder := self.holder) is not None and holder.token == token
+
+    def token_of(self, owner: str) -> SeqNum | None:
+        """Return the token of an owner in the line, or None."""
+        return self._tokens.get(owner)
+
+    def place(self, token: SeqNum) -> int | None:
+        """Return how many are in the line before `token`, None if it is not in it."""
+        return next((place for place, held in enumerate(self._line) if held == token), None)
+
+    def __len__(self) -> int:
+        """Requests in the line, the holder's included."""
+        return len(self._line)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return all of it, for a process that begins here."""
+        line = (Place(r.token, r.owner, r.lease_s, r.until) for r in self._line.values())
+        return Checkpoint(self.end, self.clock, tuple(line))
+
+    def check_invariants(self) -> None:
+        """Assert that the line is in order and each owner in it once."""
+        assert list(self._line) == sorted(self._line)
+        assert self._tokens == {request.owner: token for token, request in self._line.items()}
+        assert self.holder is None or self.holder.until is not None
+        assert len(self._line) <= LINE_MAX

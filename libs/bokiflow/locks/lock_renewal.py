@@ -1,0 +1,61 @@
+"""Renews a lease while a block runs, and ends the block when the lease is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bokiflow.runs.errors import LockLostError
+from indilog.base.errors import IndilogError
+
+_RENEWALS_PER_LEASE: Final = 3
+
+
+class Renewal:
+    """Extends a lease again and again, from now on, for the task that makes it.
+
+    A renewal that cannot reach the log counts as lost once the lease must be over: somebody else
+    may hold the lock by then.
+    """
+
+    def __init__(self, extend: Callable[[float], Awaitable[None]], lease_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a lock is renewed for a task"
+        self._extend = extend
+        self._lease_s = lease_s
+        self._holder = task
+        self._cancelling = task.cancelling()
+        self._is_lost = False
+        self._task = asyncio.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        now = asyncio.get_running_loop().time
+        valid_until = now() + self._lease_s
+        while True:
+            await asyncio.sleep(self._lease_s / _RENEWALS_PER_LEASE)
+            asked = now()
+            try:
+                async with asyncio.timeout_at(valid_until):
+                    await self._extend(self._lease_s)
+                valid_until = asked + self._lease_s
+            except LockLostError:
+                break
+            except (IndilogError, TimeoutError):
+                if now() >= valid_until:
+                    break
+        self._is_lost = True
+        self._holder.cancel()
+
+    async def stop(self, kind: type[BaseException] | None) -> bool:
+        """End the renewal; return whether the block ends because the lease was lost.
+
+        Args:
+            kind: with what the block ended.
+        """
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._is_lost:
+            return False
+        others = self._holder.uncancel() > self._cancelling
+        return not others and (kind is None or issubclass(kind, asyncio.CancelledError))

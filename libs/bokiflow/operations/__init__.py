@@ -1,0 +1,1 @@
+"""What a workflow can do: steps, calls, children, signals, timers, transactions."""

@@ -1,0 +1,106 @@
+"""The body of a step: how it is called, and how its result becomes JSON text and a value again."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from bokiflow.operations.children import Startable
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import FlowSettingsError
+from indilog.apps.app import Context
+from indilog.apps.signature import ResultType, plain_value
+
+NAME_BYTES_MAX: Final = 200
+
+
+class Body:
+    """A step's body and what its signature says.
+
+    Attributes:
+        name: by which the step is known in the log.
+        takes_context: whether it wants the function's context first.
+    """
+
+    __slots__ = ("_call", "_is_any", "_is_async", "_type", "name", "takes_context")
+
+    def __init__(self, call: Callable[..., Any], name: str | None) -> None:
+        check_function(call)
+        self._call = call
+        self.name = name or getattr(call, "__name__", "") or type(call).__name__
+        if len(self.name.encode()) > NAME_BYTES_MAX:
+            raise FlowSettingsError(f"A step's name is at most {NAME_BYTES_MAX} bytes.")
+        hints = _hints(call)
+        hint = hints.get("return", Any)
+        self._is_any = hint is Any
+        self._type = ResultType(f"Step {self.name!r}", hint)
+        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(call))  # also of a partial
+        self.takes_context = _takes_context(call, hints)
+
+    def of(self, call: Callable[..., Any]) -> Body:
+        """Return the same for another function made by the same code."""
+        if call is self._call:
+            return self
+        other = object.__new__(Body)
+        other._call, other.name = call, self.name
+        other._is_any, other._type = self._is_any, self._type
+        other._is_async, other.takes_context = self._is_async, self.takes_context
+        return other
+
+    async def run(self, arguments: tuple[object, ...]) -> object:
+        """Run it and return its result; a sync one in a thread."""
+        if self._is_async:
+            value = self._call(*arguments)
+        else:
+            value = await waiting.in_thread(partial(self._call, *arguments))
+        return await value if inspect.isawaitable(value) else value
+
+    def text(self, value: object) -> bytes:
+        """Return a result as JSON text.
+
+        Raises:
+            FunctionFailedError: it does not fit the return type, or JSON.
+        """
+        return self._type.text(value)
+
+    def result(self, text: bytes) -> object:
+        """Return the value that JSON text stands for."""
+        return plain_value(text) if self._is_any else self._type.value(text)
+
+
+def check_function(call: object) -> None:
+    """Refuse what cannot be a body.
+
+    Raises:
+        FlowSettingsError: it is the call of a function, a workflow, or no function at all.
+    """
+    if inspect.iscoroutine(call):
+        call.close()  # else Python warns that nobody awaited it
+        name = call.__name__
+        raise FlowSettingsError(
+            f"Give the function, then its arguments: {name}, ... instead of {name}(...)."
+        )
+    if isinstance(call, Startable):
+        raise FlowSettingsError(f"{call.name} is a workflow: use wf.run({call.name}, ...).")
+    if not callable(call):
+        raise FlowSettingsError(
+            f"Give a function, then its arguments, not {type(call).__name__} {call!r:.80}."
+        )
+
+
+def _hints(call: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(inspect.unwrap(call), include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}  # a partial, a builtin, names that only a type checker sees: any JSON then
+
+
+def _takes_context(call: Callable[..., Any], hints: dict[str, Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(call).parameters)
+    except (ValueError, TypeError):
+        return False
+    return bool(parameters) and (parameters[0] == "ctx" or hints.get(parameters[0]) is Context)

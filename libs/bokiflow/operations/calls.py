@@ -1,0 +1,107 @@
+"""Calls of functions from workflows: `await wf.call(send_mail, room, seat)`.
+
+The operation's key is the call's idempotency key, so the platform records the call before it runs
+it, and has one outcome of it, whoever asks and however often.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+from bokiflow.operations.body import Body, check_function
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import FlowSettingsError
+from bokiflow.runs.execution import Execution, Outcome, failure_of, raise_failure
+from bokiflow.runs.keys import short_key
+from bokiflow.runs.public_call import Stopped
+from bokiflow.runs.run_log import PATIENCE_TRIES, is_passing
+from indilog.apps.app import Context, function_of
+from indilog.apps.signature import ResultType, plain_value
+from indilog.base.errors import IndilogError, OutcomeUnknownError
+
+CALL: Final = "call"
+_KEY_BYTES_MAX: Final = 255
+_UNKNOWN_TRIES: Final = 3
+_PAUSE_S_MIN: Final = 0.02
+_PAUSE_S_MAX: Final = 5.0
+
+
+class Call:
+    """A function of an application and what it is called with."""
+
+    def __init__(
+        self,
+        function: str | Callable[..., Any],
+        given: tuple[object, ...],
+        named: dict[str, object],
+    ) -> None:
+        if isinstance(function, str):
+            if given:
+                raise FlowSettingsError(f"Call {function!r} with named arguments; it is not here.")
+            self.name, self.arguments = function, named
+            self._body: Body | None = None
+            return
+        check_function(function)
+        known = function_of(function)
+        if known is None:
+            raise FlowSettingsError(
+                f"{getattr(function, '__name__', function)!r} is no function of an app; "
+                "make it one with @app.function, or run it with wf.step."
+            )
+        names = list(inspect.signature(function).parameters)
+        names = names[1 if known.signature.takes_context else 0 :]
+        if len(given) > len(names):
+            raise FlowSettingsError(
+                f"{known.qualified_name} takes {len(names)} arguments, not {len(given)}."
+            )
+        self.name = known.qualified_name
+        self.arguments = {**dict(zip(names, given, strict=False)), **named}
+        self._body = Body(function, None)
+        self._function = function
+
+    async def run(self, ctx: Context, key: str) -> bytes:
+        """Call it and return its result as JSON text."""
+        if self._body is None:
+            value = await ctx.call(self.name, idempotency_key=key, **self.arguments)
+            return ResultType(self.name, Any).text(value)
+        value = await ctx.call(self._function, idempotency_key=key, **self.arguments)
+        return self._body.text(value)
+
+    def result(self, text: bytes) -> Any:  # noqa: ANN401 - of the function's type
+        """Return the value that JSON text stands for."""
+        return plain_value(text) if self._body is None else self._body.result(text)
+
+
+async def call(execution: Execution, number: str, ctx: Callable[[], Context], of: Call) -> Any:  # noqa: ANN401
+    """See `Operations.call`."""
+    key = short_key(execution.key(number), _KEY_BYTES_MAX)
+    errors: list[BaseException] = []
+
+    async def called() -> Outcome:
+        try:
+            return Outcome(await _patiently(of, ctx(), key))
+        except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
+            errors.append(error)
+            return Outcome(b"", failure_of(error))
+
+    decided = await execution.decide(number, of.name, CALL, called, may_wait=True)
+    raise_failure(decided, errors[-1] if errors else None)
+    return of.result(decided.result)
+
+
+async def _patiently(of: Call, ctx: Context, key: str) -> bytes:
+    """Ask until there is an outcome: with the key, a repetition is harmless."""
+    pause_s, unknown = _PAUSE_S_MIN, 0
+    for tries in range(PATIENCE_TRIES):
+        if tries:
+            await waiting.pause(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        try:
+            return await of.run(ctx, key)
+        except IndilogError as error:
+            unknown += isinstance(error, OutcomeUnknownError)
+            if not is_passing(error) or unknown == _UNKNOWN_TRIES:
+                raise  # also what the platform gave up is an outcome
+    raise Stopped("The platform is away.")

@@ -1,0 +1,106 @@
+"""What is taken back when a workflow fails or is cancelled: steps by their compensations, children
+by cancelling them (sagas).
+
+Everything is taken back in the reverse order of its numbers, one after the other, and each by an
+operation of its own: so it is decided once, and goes on after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+from bokiflow.runs.errors import CompensationFailedError
+from bokiflow.runs.execution import UNDO, Execution, Outcome, failure_of
+from bokiflow.runs.records import Failure
+
+COMPENSATE: Final = "compensate"
+COMPENSATION_RETRIES: Final = 10
+
+
+class _Undo(NamedTuple):
+    name: str
+    kind: str
+    produce: Callable[[str], Awaitable[Outcome]]
+
+
+class Compensations:
+    """What one execution would have to take back.
+
+    Attributes:
+        execution: that one.
+    """
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self._undos: dict[str, _Undo] = {}
+
+    def add(
+        self, number: str, name: str, kind: str, produce: Callable[[str], Awaitable[Outcome]]
+    ) -> None:
+        """Let the operation `number` be taken back by `produce`, if need be.
+
+        Args:
+            number: of the operation.
+            name: of what takes it back.
+            kind: of the operation that takes it back.
+            produce: takes it back; it is given the number of that operation.
+        """
+        self._undos[number] = _Undo(name, kind, produce)
+
+    def must_not_run(self, raised: Exception) -> bool:
+        """Whether the workflow has not failed, but waits for code that fits."""
+        return self.execution.has_left_out(raised, self._undos)
+
+    async def run(self) -> list[Failure]:
+        """Take back everything; return what of it failed for good."""
+        self.execution.be_undisturbed()
+        failures = []
+        for number in sorted(self._undos, key=_path_of, reverse=True):
+            failure = await self._take_back(number, self._undos.pop(number))
+            if failure is not None:
+                failures.append(Failure(failure.kind, f"{number}: {failure.message}"))
+        return failures
+
+    async def _take_back(self, number: str, undo: _Undo) -> Failure | None:
+        undo_number = number + UNDO
+
+        async def produce() -> Outcome:
+            try:
+                return await undo.produce(undo_number)
+            except Exception as error:  # noqa: BLE001 - the others are taken back all the same
+                return Outcome(b"", failure_of(error))
+
+        decided = await self.execution.decide(
+            undo_number, undo.name, undo.kind, produce, is_cancellable=False
+        )
+        return decided.failure
+
+
+def _path_of(number: str) -> tuple[int, ...]:
+    return tuple(map(int, number.split(".")))
+
+
+async def compensated(compensations: Compensations, body: Coroutine[Any, Any, bytes]) -> bytes:
+    """Run a workflow's body; if it raises, take back what it did, and let it raise that.
+
+    Raises:
+        CompensationFailedError: something could not be taken back; the rest was.
+        UnfinishedOperationError: the body returned before all that it had asked for was finished.
+    """
+    execution = compensations.execution
+    try:
+        result = await body
+        await execution.asked.let_go_on()
+        execution.check_finished()
+    except Exception as error:
+        await execution.asked.let_go_on()
+        if compensations.must_not_run(error):
+            raise
+        failures = await compensations.run()
+        if failures:
+            raise CompensationFailedError(
+                error, [f"{f.kind} at {f.message}" for f in failures]
+            ) from error
+        raise
+    return result

@@ -1,0 +1,203 @@
+"""Locks in workflows: the holder is the run, so a re-execution holds what the run acquired.
+
+To acquire and to release are operations. While the block runs, its executor renews the lease; when
+executors change, the next one goes on renewing. A lease that ended meanwhile shows where the block
+is left, or where the workflow asks (`check`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Final
+
+from bokiflow.locks.lock import Held, Lock
+from bokiflow.locks.lock_replica import replica_of
+from bokiflow.operations.notifications import Woken, decided_waiting, unless_cancelled
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import (
+    Cancelled,
+    LockLostError,
+    LockQueueFullError,
+    LockTimeoutError,
+    NestedLockError,
+)
+from bokiflow.runs.execution import Execution, Outcome, failure_of, raise_failure
+from bokiflow.runs.records import Failure
+from bokiflow.runs.run_log import undamaged
+from indilog.base.errors import IndilogError
+from indilog.base.log import Log
+
+LOCK: Final = "lock"
+CHECK_LOCK: Final = "check lock"
+UNLOCK: Final = "unlock"
+_HELD: Final = b"true"
+_RENEWALS_PER_LEASE: Final = 3
+
+
+class HeldByRun:
+    """A lock that a run holds.
+
+    Attributes:
+        name: of the lock.
+        token: the fencing token, larger than those of all holders before.
+    """
+
+    def __init__(self, execution: Execution, log: Log, held: Held, lease_s: float) -> None:
+        self.name = held.name
+        self._log_name = log.name
+        self._is_over = False
+        self.token = held.token
+        self._held = held
+        self._execution = execution
+        self._lease_s = lease_s
+        self._renewing: asyncio.Task[None] | None = None
+
+    def is_held(self, execution: Execution, log: Log, name: str) -> bool:
+        """Whether it is this lock, held by this execution's run as far as that is decided."""
+        is_same = (self._log_name, self.name) == (log.name, name)
+        return is_same and self._execution is execution and not self._is_over
+
+    async def check(self) -> None:
+        """Make sure that the run holds it, and for a whole lease from now.
+
+        Raises:
+            LockLostError: its lease has ended; so it is decided.
+        """
+        await self._ask(CHECK_LOCK, is_cancellable=True)
+
+    async def release(self) -> None:
+        """Hand it on.
+
+        Raises:
+            LockLostError: its lease had ended before; so it is decided.
+        """
+        await self._ask(UNLOCK, is_cancellable=False)
+
+    async def _ask(self, kind: str, *, is_cancellable: bool) -> None:
+        execution, held = self._execution, self._held
+
+        async def ask() -> Outcome:
+            await (held.extend(self._lease_s) if kind == CHECK_LOCK else held.release())
+            return Outcome(_HELD)
+
+        async def asked() -> Outcome:
+            try:
+                return await undamaged(ask)
+            except LockLostError as error:
+                return Outcome(b"", Failure(LockLostError.__name__, str(error)))
+
+        decided = await execution.decide(
+            execution.number(), self.name, kind, asked, may_wait=True, is_cancellable=is_cancellable
+        )
+        is_lost = decided.failure is not None and decided.failure.kind == LockLostError.__name__
+        self._is_over = self._is_over or is_lost or kind == UNLOCK
+        if is_lost:
+            raise LockLostError(self.name, self.token)
+        raise_failure(decided)
+
+    def keep(self, *, is_new: bool) -> None:
+        """Renew the lease from now on, where there is an event loop to do it."""
+        if waiting.has_loop():
+            self._renewing = asyncio.create_task(self._renew(is_new=is_new))
+
+    def let_go(self) -> None:
+        """Renew it no longer."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    async def _renew(self, *, is_new: bool) -> None:
+        if is_new:
+            await waiting.pause(self._lease_s / _RENEWALS_PER_LEASE)
+        while True:
+            try:
+                await self._held.extend(self._lease_s)
+            except LockLostError:
+                return  # shows where the block is left
+            except IndilogError:
+                pass  # the log may be back before the lease ends
+            await waiting.pause(self._lease_s / _RENEWALS_PER_LEASE)
+
+    def __repr__(self) -> str:
+        return f"HeldByRun(name={self.name!r}, token={self.token})"
+
+
+_AROUND: Final[ContextVar[tuple[HeldByRun, ...]]] = ContextVar("around", default=())
+"""The locks of the blocks around the code that runs; also around the `gather` that it is in."""
+
+
+class RunLock:
+    """`async with wf.lock("hotel:7") as lock:` see `Operations.lock`."""
+
+    def __init__(
+        self, execution: Execution, log: Log, name: str, lease: float, wait: float | None
+    ) -> None:
+        self._number = execution.number()
+        self._execution = execution
+        self._log = log
+        self._name = name
+        self._lease_s = lease
+        self._lock = Lock(
+            log, name, lease=lease, wait=wait, owner=execution.key(self._number), renew=False
+        )
+        self._held: HeldByRun | None = None
+        self._is_new = False
+
+    async def __aenter__(self) -> HeldByRun:
+        execution = self._execution
+        decided = await decided_waiting(execution, self._number, self._name, LOCK, self._acquired)
+        if decided.failure is not None and decided.failure.kind == LockTimeoutError.__name__:
+            raise LockTimeoutError(decided.failure.message)
+        if decided.failure is not None and decided.failure.kind == NestedLockError.__name__:
+            raise NestedLockError(decided.failure.message)
+        try:
+            raise_failure(decided)
+        except Cancelled:
+            with suppress(IndilogError):  # an execution before may have got it; or its lease ends
+                await self._lock.leave()
+            raise
+        held = Held(self._log, self._name, replica_of(self._log, self._name), int(decided.result))
+        self._held = HeldByRun(execution, self._log, held, self._lease_s)
+        self._held.keep(is_new=self._is_new)
+        _AROUND.set((*_AROUND.get(), self._held))
+        return self._held
+
+    async def _acquired(self) -> Outcome:
+        if any(h.is_held(self._execution, self._log, self._name) for h in _AROUND.get()):
+            words = (
+                f"Lock {self._name!r} is held by a block around this one, which would wait for "
+                "itself; do without the inner block, or give it another name."
+            )
+            return Outcome(b"", Failure(NestedLockError.__name__, words))
+
+        async def acquire() -> Outcome:
+            try:
+                self._is_new = True
+                return Outcome(b"%d" % (await self._lock.acquire()).token)
+            except (LockTimeoutError, LockQueueFullError) as error:
+                return Outcome(b"", failure_of(error))
+
+        try:
+            return await unless_cancelled(self._execution, undamaged(acquire))
+        except Woken:  # whether the lock was got is not known, so its place is given up
+            await undamaged(self._lock.leave)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        held = self._held
+        assert held is not None, "a block is left after it was entered"
+        held.let_go()
+        _AROUND.set(tuple(around for around in _AROUND.get() if around is not held))
+        if error is None:
+            await held.release()
+        elif isinstance(error, Exception):
+            with suppress(LockLostError):  # what the block raised matters more
+                await held.release()
+        # else this execution stops: the next one holds it

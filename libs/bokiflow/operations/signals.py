@@ -1,0 +1,80 @@
+"""Signals: values that somebody sends to a run, each consumed once, in the order of the log.
+
+A signal waits in the log of the run until the workflow asks for it. Which one an operation got is
+decided, so a re-execution gets the same; of each name the first that is not consumed comes next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from typing import Any, Final
+
+import msgspec
+
+from bokiflow.operations.notifications import decided_waiting, waited_for
+from bokiflow.runs.errors import FlowSettingsError
+from bokiflow.runs.execution import Execution, Outcome, raise_failure
+from bokiflow.runs.records import Decided
+from indilog.base.ids import SeqNum
+
+SIGNAL: Final = "signal"
+_NONE: Final = b"null"
+_decode_got = msgspec.json.Decoder(tuple[SeqNum, Any]).decode
+
+
+def check_name(name: str) -> None:
+    """Look whether a signal can be called so.
+
+    Raises:
+        FlowSettingsError: it is empty.
+    """
+    if not name:
+        raise FlowSettingsError("A signal's name is not empty.")
+
+
+class Signals:
+    """The signals of one run that its execution has not consumed."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._taken = {
+            _decode_got(decided.result)[0]
+            for decided in execution.run.steps.values()
+            if _is_got(decided)
+        }
+        self._sorted = 0
+        """Signals of the run that stand in `_left` or were consumed."""
+        self._left: defaultdict[str, deque[tuple[SeqNum, bytes]]] = defaultdict(deque)
+
+    async def next(self, number: str, name: str, ends: float = math.inf) -> Any:  # noqa: ANN401
+        """Return the value of the next signal `name`; None: there is none until `ends`.
+
+        Raises:
+            Cancelled: the run was cancelled meanwhile.
+        """
+
+        async def awaited() -> Outcome:
+            got = await waited_for(self._execution, ends, found)
+            return Outcome(_NONE if got is None else got)
+
+        async def found() -> bytes | None:
+            return self._take(name)
+
+        decided = await decided_waiting(self._execution, number, name, SIGNAL, awaited)
+        raise_failure(decided)
+        return _decode_got(decided.result)[1] if _is_got(decided) else None
+
+    def _take(self, name: str) -> bytes | None:
+        signals = self._execution.run.signals
+        if self._sorted < len(signals):
+            for seqnum, signal in signals[self._sorted :]:
+                if seqnum not in self._taken:
+                    self._left[signal.name].append((seqnum, signal.value))
+            self._sorted = len(signals)
+        left = self._left[name]
+        return b"[%d,%b]" % left.popleft() if left else None
+
+
+def _is_got(decided: Decided) -> bool:
+    return decided.kind == SIGNAL and decided.failure is None and decided.result != _NONE

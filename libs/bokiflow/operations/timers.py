@@ -1,0 +1,58 @@
+"""Durable timers: `await wf.sleep(...)`, and the ends of other waits.
+
+When a timer ends is decided when it begins, so a re-execution waits for the rest of it only.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from bokiflow.operations.notifications import decided_waiting, waited_for
+from bokiflow.runs.errors import FlowSettingsError
+from bokiflow.runs.execution import Execution, Outcome, raise_failure
+from bokiflow.runs.log_time import log_clock
+
+TIMER: Final = "timer"
+SLEEP: Final = "sleep"
+_SECONDS_MAX: Final = 10 * 366 * 86_400.0
+
+
+def seconds_of(duration: float | timedelta) -> float:
+    """Return a duration in seconds.
+
+    Raises:
+        FlowSettingsError: it is negative, no number or longer than ten years.
+    """
+    seconds: object = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= _SECONDS_MAX:
+        raise FlowSettingsError(
+            f"A duration is 0 to {_SECONDS_MAX:,.0f} seconds or a timedelta, not {duration!r:.40}."
+        )
+    return float(seconds)
+
+
+def timer(execution: Execution, name: str, duration: float | timedelta) -> float:
+    """Begin a timer; return when it ends by the time of the run's log, seconds since 1970, as
+    decided by its first execution.
+    """
+    seconds, clock = seconds_of(duration), log_clock(execution.log)
+    decided = execution.decide_now(name, TIMER, lambda: b"%r" % (clock.now() + seconds))
+    return float(decided.result)
+
+
+async def sleep(execution: Execution, number: str, ends: float) -> None:
+    """Return when it is `ends` by the time of the run's log.
+
+    Raises:
+        Cancelled: the run was cancelled meanwhile.
+    """
+
+    async def nothing() -> None:
+        return None
+
+    async def slept() -> Outcome:
+        await waited_for(execution, ends, nothing)
+        return Outcome(b"null")
+
+    raise_failure(await decided_waiting(execution, number, SLEEP, SLEEP, slept))

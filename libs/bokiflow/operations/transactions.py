@@ -1,0 +1,93 @@
+"""Transactions in workflows: `await wf.transact(store, body)`, committed exactly once.
+
+The transaction has the operation's key as its id, so of all commits, by whomever, the first counts
+(`Store.transact`). A body that raises commits too, with its failure and without its writes: else
+an execution that stood still could commit after the failure was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from bokiflow.operations.body import Body
+from bokiflow.runs import waiting
+from bokiflow.runs.execution import Execution, Outcome, failure_of, raise_failure
+from bokiflow.runs.keys import short_key
+from bokiflow.runs.public_call import Stopped
+from bokiflow.runs.records import Failure
+from bokiflow.runs.run_log import is_passing
+from indilog.base.errors import ConflictError, IndilogError
+
+if TYPE_CHECKING:
+    from bokistore import Store, Transaction
+
+TRANSACTION: Final = "transaction"
+_TRIES: Final = 12
+_PAUSE_S_MIN: Final = 0.01
+_PAUSE_S_MAX: Final = 5.0
+_ID_BYTES_MAX: Final = 250
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """What a transaction leaves beside its writes: its result, or what its body raised."""
+
+    result: Any = None
+    failure: Failure | None = None
+
+
+async def transact(
+    execution: Execution,
+    number: str,
+    store: Store,
+    body: Callable[[Transaction], Awaitable[Any]],
+    known: Body,
+) -> Any:  # noqa: ANN401 - of the body's type
+    """See `Operations.transact`; `known` is what is known of `body`."""
+    txn_id = short_key(execution.key(number), _ID_BYTES_MAX)
+    errors: list[BaseException] = []
+
+    async def wrote(txn: Transaction) -> Any:  # noqa: ANN401
+        value = await body(txn)
+        return msgspec.to_builtins(_Recorded(msgspec.json.decode(known.text(value))))
+
+    async def failed(_: Transaction) -> Any:  # noqa: ANN401
+        return msgspec.to_builtins(_Recorded(failure=failure_of(errors[-1])))
+
+    async def committed() -> Outcome:
+        try:
+            plain = await _patiently(store, wrote, txn_id)
+        except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
+            errors.append(error)
+            # Another execution may be about to commit what this one could not do: of both, the
+            # log decides for one.
+            plain = await _patiently(store, failed, txn_id)
+        recorded = msgspec.convert(plain, _Recorded)
+        return Outcome(msgspec.json.encode(recorded.result), recorded.failure)
+
+    decided = await execution.decide(number, known.name, TRANSACTION, committed, may_wait=True)
+    raise_failure(decided, errors[-1] if errors else None)
+    return known.result(decided.result)
+
+
+async def _patiently(
+    store: Store, body: Callable[[Transaction], Awaitable[Any]], txn_id: str
+) -> Any:  # noqa: ANN401
+    """Commit it, however often that takes: with an id, a repetition is harmless."""
+    pause_s = _PAUSE_S_MIN
+    conflict: ConflictError | None = None
+    for tries in range(_TRIES):
+        if tries:
+            await waiting.pause(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        try:
+            return await store.transact(body, id=txn_id)
+        except IndilogError as error:
+            if not is_passing(error):
+                raise
+            conflict = error if isinstance(error, ConflictError) else None
+    if conflict is not None:
+        raise conflict
+    raise Stopped("The log is away.")

@@ -1,0 +1,1 @@
+"""A run: its records, their fold, and its execution."""

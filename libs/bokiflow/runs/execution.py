@@ -1,0 +1,482 @@
+"""One execution of a run: what is decided is replayed, what is not is done and decided by the log.
+
+`Execution.decide` is the one way in which anything gets an outcome; steps, times, signals, locks
+and children are all made of it. It awaits nothing but the log, so that executions can be
+interleaved call by call.
+
+What is decided is durable before the next thing is begun, with one exception: the last thing that
+the workflow's own coroutine decided waits until that coroutine goes on. If it ends there, the
+decision and the end are one append; if it begins something else or awaits anything, the decision
+is appended before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from bokiflow.runs import waiting
+from bokiflow.runs.errors import (
+    Cancelled,
+    ChangedWorkflowError,
+    StepFailedError,
+    UnfinishedOperationError,
+)
+from bokiflow.runs.flush_before_await import Driven
+from bokiflow.runs.fold import Run
+from bokiflow.runs.public_call import Stopped
+from bokiflow.runs.records import (
+    PARKED_TAG,
+    RUNS_TAG,
+    ChildEnded,
+    Decided,
+    Failure,
+    Finished,
+    Parked,
+    encoded,
+    executor_tag,
+    run_tag,
+)
+from bokiflow.runs.run_log import appended, read_run, readable
+from bokiflow.runs.unawaited_operations import Asked
+from indilog.base.errors import TooLargeError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Entry, Log
+
+_DEFERRED_BYTES_MAX: Final = 16 * 1024
+"""A larger result is appended at once, so that it is refused at its step if it is too large."""
+_DEFERRED_TOGETHER: Final = 500
+"""Appended in one batch at most; of all but one of them the results are short."""
+_MESSAGE_CHARACTERS_MAX: Final = 2000
+UNDO: Final = ".undo"
+"""Ends the number of what takes an operation back; the rest is that operation's number."""
+CANCEL: Final = "cancel"
+"""The kind of the decision that a cancellation takes the place of an operation."""
+RETURN: Final = "return"
+"""Number, name and kind of the decision that the workflow returned before all was finished."""
+
+
+class Lease(Protocol):
+    """Whether this executor may rely on being the only one."""
+
+    def is_sure(self) -> bool:
+        """Whether nobody else can have taken the run yet; otherwise the log is asked."""
+
+
+class Outcome(NamedTuple):
+    """What an operation achieved: JSON text, or a failure."""
+
+    result: bytes
+    failure: Failure | None = None
+
+
+class Branch:
+    """Gives numbers to operations: by their place in the code, whatever runs at the same time.
+
+    Attributes:
+        execution: whose operations they are.
+        parent: the branch that it is a part of.
+        was_told: whether the cancellation of the run was raised in it, or in a part of it.
+    """
+
+    __slots__ = ("_next", "_prefix", "execution", "parent", "was_told")
+
+    def __init__(
+        self, execution: Execution, prefix: str = "", parent: Branch | None = None
+    ) -> None:
+        self.execution = execution
+        self.parent = parent
+        self.was_told = False
+        self._prefix = prefix
+        self._next = 1
+
+    def number(self) -> str:
+        """Return the number of the next operation, such as `3`, or `3.1.2`: the second one of the
+        first branch of the third.
+        """
+        number = f"{self._prefix}{self._next}"
+        self._next += 1
+        return number
+
+
+BRANCH: Final[ContextVar[Branch | None]] = ContextVar("branch", default=None)
+"""The branch whose code runs; concurrent branches of one workflow each set their own."""
+KEY: Final[ContextVar[str | None]] = ContextVar("key", default=None)
+"""The idempotency key of the step whose body runs."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return an error as it is kept."""
+    kind = error.kind if isinstance(error, StepFailedError) else type(error).__name__
+    return Failure(kind, " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX])
+
+
+def _too_large(error: TooLargeError) -> Failure:
+    """Return the failure of what ran, and whose result no record holds."""
+    return Failure(
+        TooLargeError.__name__,
+        f"It ran, and what it did stays, but its result cannot be kept: its record has "
+        f"{error.size:,} bytes, the limit is {error.limit:,}; keep large results in a log and "
+        "return their seqnums.",
+    )
+
+
+def raise_failure(decided: Decided, cause: BaseException | None = None) -> None:
+    """Raise what an operation failed with, if it did; alike when it is replayed.
+
+    Raises:
+        Cancelled: the run was cancelled there.
+        StepFailedError: anything else.
+    """
+    failure = decided.failure
+    if failure is None:
+        return
+    if failure.kind == Cancelled.__name__:
+        raise Cancelled(failure.message) from cause
+    raise StepFailedError(decided.name, failure.kind, failure.message) from cause
+
+
+class Execution:
+    """One execution of one run, in the epoch that the run has in `run`.
+
+    Attributes:
+        id: the run's.
+        run: the run as far as its records were read. What this execution decided may be missing.
+        log: where the run is.
+        asked: the operations that the workflow asked for.
+    """
+
+    def __init__(self, log: Log, id: str, run: Run, lease: Lease) -> None:  # noqa: A002
+        assert run.started is not None, "only what began is executed"
+        self.id = id
+        self.run = run
+        self.log = log
+        self.asked = Asked()
+        self.epoch = run.epoch
+        self._tag = run_tag(id)
+        self._executor_tag = executor_tag(run.executor)
+        self._lease = lease
+        self._parent = run.started.parent
+        self._decided = dict(run.steps)
+        self._reached: set[str] = set()
+        self._unsettled: list[Decided] = []
+        self._settling = waiting.Mutex()
+        self._changed: ChangedWorkflowError | None = None
+        self._main = Branch(self)
+        self._is_driving = False
+        self._cancel_asked = run.cancel_asked
+        self._is_undisturbed = False
+        self.on_cancel: list[Callable[[], None]] = []
+        """Told when a cancellation is asked for; what waits must wake up then."""
+
+    # --- numbers
+
+    @property
+    def branch(self) -> Branch:
+        """The branch whose code runs."""
+        branch = BRANCH.get()
+        return branch if branch is not None and branch.execution is self else self._main
+
+    def number(self) -> str:
+        """Return the number of the next operation of this branch. Take it before anything is
+        awaited: then the order of the code decides it.
+        """
+        return self.branch.number()
+
+    def key(self, number: str) -> str:
+        """Return the idempotency key of an operation: the same in every execution, of no other;
+        also not of another run that had this id before and was forgotten.
+        """
+        return f"{self.log.name}/{self.id}@{self.run.started_at}/{number}"
+
+    def child_id(self, number: str) -> str:
+        """Return the id of the run that operation `number` starts, which no other run ever has.
+
+        A child's own id says already which run of a reused id began it all.
+        """
+        began = "" if self._parent is not None else f"@{self.run.started_at}"
+        return f"{self.id}{began}/{number}"
+
+    # --- deciding
+
+    def decided(self, number: str, name: str, kind: str) -> Decided | None:
+        """Return what is decided of an operation, None if nothing is.
+
+        Raises:
+            ChangedWorkflowError: another operation was decided there.
+        """
+        if self._changed is not None:
+            raise self._changed
+        known = self._decided.get(number)
+        if known is None:
+            return None
+        if known.kind == CANCEL:
+            self._told()
+        elif (known.name, known.kind) != (name, kind):
+            was, does = (f"{k} {n}" for k, n in ((known.kind, known.name), (kind, name)))
+            self._changed = ChangedWorkflowError(self.id, number, was, does)
+            raise self._changed
+        if number not in self._reached:
+            self._reached.add(number)
+            self.asked.replayed += 1
+        return known
+
+    async def decide(
+        self,
+        number: str,
+        name: str,
+        kind: str,
+        produce: Callable[[], Awaitable[Outcome]],
+        *,
+        may_wait: bool = False,
+        is_cancellable: bool = True,
+    ) -> Decided:
+        """Return the outcome of an operation: the one decided, else what `produce` gives, decided.
+
+        `produce` may run again in another execution, until an outcome is decided; all before it is
+        durable when it begins. When this returns the outcome is durable too; with `may_wait`, as
+        the module's words say. If the run is to be cancelled, that is decided instead, once in each
+        branch.
+
+        Raises:
+            ChangedWorkflowError: another operation was decided there.
+            Stopped: this execution must not go on.
+        """
+        known = self.decided(number, name, kind)
+        if known is not None:
+            if self._is_driving:
+                await self.asked.catch_up(self._decided)
+            return known
+        if self._unsettled or self._settling.locked():
+            await self.settle()
+        if is_cancellable and self.is_cancel_asked:
+            self._told()
+            failure = Failure(Cancelled.__name__, f"The run was cancelled at {kind} {name!r}.")
+            return await self._record(Decided(self.epoch, number, name, CANCEL, b"", failure))
+        outcome = await produce()
+        record = Decided(self.epoch, number, name, kind, outcome.result, outcome.failure)
+        if may_wait and self._is_driving and len(outcome.result) <= _DEFERRED_BYTES_MAX:
+            self._keep(record)
+            self._unsettled.append(record)
+            return record
+        return await self._record(record)
+
+    def decide_now(self, name: str, kind: str, produce: Callable[[], bytes]) -> Decided:
+        """As `decide`, for what is known at once and has no effect; durable before the next thing
+        is begun.
+        """
+        number = self.number()
+        known = self.decided(number, name, kind)
+        if known is None:
+            known = Decided(self.epoch, number, name, kind, produce())
+            self._keep(known)
+            self._unsettled.append(known)
+        return known
+
+    def check_finished(self) -> None:
+        """Make sure that a workflow which returns is finished; if not, that is decided, so that a
+        later execution, which may find more of it finished, comes to the same end.
+
+        Raises:
+            UnfinishedOperationError: it is not, or was not in an execution before.
+        """
+        known = self.decided(RETURN, RETURN, RETURN)
+        if known is not None:
+            assert known.failure is not None, "a return is decided only if it fails"
+            raise UnfinishedOperationError(known.failure.message)
+        try:
+            self.asked.check(self._decided)
+        except UnfinishedOperationError as error:
+            record = Decided(self.epoch, RETURN, RETURN, RETURN, b"", failure_of(error))
+            self._keep(record)
+            self._unsettled.append(record)
+            raise
+
+    async def settle(self) -> None:
+        """Make durable whatever was decided so far.
+
+        Raises:
+            Stopped: this execution must not go on.
+        """
+        async with self._settling:
+            await self._append_unsettled(0)
+
+    async def _append_unsettled(self, left_max: int) -> None:
+        """Append what was decided and is not durable, the first first, until so much is left; what
+        an append that fails, or is broken off, had in it stays.
+        """
+        while len(self._unsettled) > left_max:
+            some = self._unsettled[:_DEFERRED_TOGETHER]
+            await self._append(some)
+            del self._unsettled[: len(some)]
+
+    async def _record(self, record: Decided) -> Decided:
+        try:
+            await self._append([record])
+        except TooLargeError as error:
+            record = Decided(
+                record.epoch, record.number, record.name, record.kind, b"", _too_large(error)
+            )
+            await self._append([record])
+        self._keep(record)
+        return record
+
+    def _keep(self, record: Decided) -> None:
+        self._decided[record.number] = record
+        self._reached.add(record.number)
+
+    # --- cancelling
+
+    @property
+    def is_cancel_asked(self) -> bool:
+        """Whether somebody wants the run cancelled and this branch was not told yet."""
+        return self.is_cancel_asked_in(self.branch)
+
+    def is_cancel_asked_in(self, branch: Branch) -> bool:
+        """As `is_cancel_asked`, of a branch whose code may not run just now."""
+        return self._cancel_asked and not (self._is_undisturbed or branch.was_told)
+
+    def _told(self) -> None:
+        branch: Branch | None = self.branch
+        while branch is not None:
+            branch.was_told = True
+            branch = branch.parent
+
+    def be_undisturbed(self) -> None:
+        """From now on no cancellation is raised: what was done is being taken back."""
+        self._is_undisturbed = True
+
+    def ask_cancel(self) -> None:
+        """The next operation decides that the run is cancelled; what waits wakes up."""
+        self._cancel_asked = True
+        for told in list(self.on_cancel):
+            told()
+
+    # --- from the beginning to the end
+
+    async def execute(self, body: Coroutine[Any, Any, bytes]) -> Finished:
+        """Run the workflow, from its first line; return its end, which is decided.
+
+        Args:
+            body: the workflow's coroutine, which gives its result as JSON text.
+
+        Raises:
+            ChangedWorkflowError: the code does not fit what is decided; the run is parked.
+            Stopped: this execution must not go on.
+        """
+        raised: Exception | None = None
+        context = copy_context()
+        context.run(BRANCH.set, self.branch)
+        try:
+            result = await Driven(self, body, context)
+            finished = Finished(self.epoch, result)
+        except Exception as error:  # noqa: BLE001 - whatever a workflow raises is its outcome
+            raised, was_cancelled = error, isinstance(error, Cancelled)
+            finished = Finished(self.epoch, b"", failure_of(error), was_cancelled)
+        if self.has_left_out(raised):
+            assert self._changed is not None
+            if (given_up := await self.park(str(self._changed))) is not None:
+                return given_up
+            raise self._changed
+        return await self._finish(finished)
+
+    async def _finish(self, finished: Finished) -> Finished:
+        async with self._settling:
+            await self._append_unsettled(_DEFERRED_TOGETHER)
+            try:
+                await self._append([*self._unsettled, finished])
+            except TooLargeError as error:
+                finished = Finished(self.epoch, b"", _too_large(error))
+                await self._append([*self._unsettled, finished])
+        return finished
+
+    def has_left_out(self, raised: Exception | None, undone: Collection[str] = ()) -> bool:
+        """Tell whether the code does not fit what is decided: the workflow has ended before a
+        decided operation of its main branch, or before something was taken back that is.
+
+        This holds for code that raises, too: what raised there before had nothing decided behind.
+
+        Args:
+            raised: with what the workflow ended.
+            undone: numbers of what is about to be taken back.
+        """
+        if self._changed is None:
+            with suppress(ChangedWorkflowError):  # noted
+                for operation in self.asked.left():  # a task of the workflow is not so far yet
+                    self.decided(*operation[:3])
+        if self._changed is None:
+            reached = self._reached.union(number + UNDO for number in undone)
+            for number, record in self._decided.items():
+                is_due = "." not in number or number.endswith(UNDO)
+                if is_due and number not in reached:
+                    was = f"{record.kind} {record.name}"
+                    self._changed = ChangedWorkflowError(self.id, number, was, None, raised)
+                    break
+        return self._changed is not None
+
+    async def park(self, reason: str, *, is_given_up: bool = False) -> Finished | None:
+        """Let the run wait for other code; if it was cancelled while it did so before, or
+        `is_given_up`, end it.
+
+        What takes back its steps is in code that fits, so it is not taken back then; its end says
+        so.
+        """
+        started = self.run.started
+        assert started is not None, "only what began is executed"
+        has_decided = any(record.epoch == self.epoch for record in self._decided.values())
+        if is_given_up or (self.run.is_given_up and not has_decided):
+            words = (
+                "The run was cancelled while it waited for other code; what it had done was not "
+                f"taken back. It waited because: {reason}"
+            )
+            failure = Failure(Cancelled.__name__, words[:_MESSAGE_CHARACTERS_MAX])
+            return await self._finish(Finished(self.epoch, b"", failure, was_cancelled=True))
+        await self._append([Parked(self.epoch, started.version, reason)])
+        return None
+
+    # --- the log
+
+    async def catch_up(self, own: SeqNum = -1) -> None:
+        """Read what is new of the run, at least what it has up to and with `own`: a record of it
+        that `log` has appended (`read_run`).
+
+        Raises:
+            Stopped: another executor has taken the run, or it cannot be read.
+        """
+        run = self.run
+        await readable(partial(read_run, self.log, self.id, run, own))
+        if run.cancel_asked and not self._cancel_asked:
+            self.ask_cancel()
+        if run.epoch != self.epoch or (run.finished and run.finished.epoch != self.epoch):
+            raise Stopped(f"Run {self.id!r} is executed by {run.executor} now.")
+
+    async def _append(self, records: Sequence[Decided | Parked | Finished]) -> None:
+        """Append records of this epoch, and make sure that they count.
+
+        A second copy of a record does not count, so after an unknown outcome it is appended again.
+        """
+        entries = [Entry(encoded(record), self._tags(record)) for record in records]
+        if isinstance(records[-1], Finished) and (parent := self._parent) is not None:
+            entries.append(Entry(encoded(ChildEnded(self.id)), (run_tag(parent.run),)))
+        last = await appended(self.log, entries)
+        if not self._lease.is_sure():
+            await self.catch_up(last - (len(entries) - len(records)))
+
+    def _tags(self, record: Decided | Parked | Finished) -> tuple[str, ...]:
+        if isinstance(record, Decided):
+            return (self._tag,)
+        if isinstance(record, Parked):
+            return (self._tag, self._executor_tag, PARKED_TAG)
+        return (self._tag, self._executor_tag, RUNS_TAG)
+
+    def drive(self, *, on: bool) -> None:
+        """For `Driven`: the workflow's own coroutine begins or ceases to run."""
+        self._is_driving = on
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether something decided is not durable yet, and nobody is about to append it."""
+        return bool(self._unsettled) and not self._settling.locked()

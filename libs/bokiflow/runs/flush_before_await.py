@@ -1,0 +1,52 @@
+"""How a workflow's own coroutine is run: it never waits with something decided that is not durable
+(see `bokiflow.runs.execution`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bokiflow.runs.execution import Execution
+
+
+class Driven:
+    """Runs a workflow's coroutine in a context of its own, and appends what it left unsettled
+    whenever it waits for anything.
+    """
+
+    def __init__(
+        self, execution: Execution, body: Coroutine[Any, Any, bytes], context: Context
+    ) -> None:
+        self._execution = execution
+        self._body = body
+        self._context = context
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        execution = self._execution
+        error: BaseException | None = None
+        while True:
+            try:
+                awaited = self._step(error)
+            except StopIteration as end:
+                result: bytes = end.value
+                return result
+            error = None
+            try:
+                if execution.has_unsettled:
+                    yield from execution.settle().__await__()
+                yield awaited
+            except BaseException as raised:  # noqa: BLE001 - goes on into the workflow
+                error = raised
+
+    def _step(self, error: BaseException | None) -> Any:  # noqa: ANN401 - whatever is awaited
+        execution = self._execution
+        execution.drive(on=True)
+        try:
+            if error is None:
+                return self._context.run(self._body.send, None)
+            return self._context.run(self._body.throw, error)
+        finally:
+            execution.drive(on=False)

@@ -1,0 +1,56 @@
+"""A run that this process executes, as whoever waits for it here sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from bokiflow.definition import Definition, check_same_run
+from bokiflow.runs.execution import Execution
+from bokiflow.runs.records import Finished
+
+
+class Running:
+    """A run that this process executes.
+
+    Attributes:
+        ended: its end; None: it goes on elsewhere, or waits for other code.
+        waits: how many of its operations wait for news or a time.
+        failures: how many of its executions here broke off before.
+    """
+
+    def __init__(self, definition: Definition, execution: Execution) -> None:
+        self.definition = definition
+        self.execution = execution
+        self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+        self.waits = 0
+        self.failures = 0
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it came to its end here."""
+        return self.ended.done() and self.ended.result() is not None
+
+    def check_same_run(self, definition: Definition, arguments: bytes) -> None:
+        """As `bokiflow.definition.check_same_run`, for a start with its id."""
+        begun = self.execution.run.started
+        assert begun is not None, "only what began is executed"
+        check_same_run(self.execution.id, definition, arguments, begun)
+
+    def end(self, finished: Finished | None) -> None:
+        """Tell who waits for it."""
+        if not self.ended.done():
+            self.ended.set_result(finished)
+
+
+async def awaited(body: Coroutine[Any, Any, bytes]) -> bytes:
+    """Return what a workflow gives; a cancellation or exit that is its own doing is its failure."""
+    try:
+        return await body
+    except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise RuntimeError(f"The workflow raised {type(error).__name__}.") from error

@@ -1,0 +1,1 @@
+"""Executors, their heartbeats, and the takeover of runs whose executor is dead."""

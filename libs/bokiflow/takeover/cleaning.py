@@ -1,0 +1,139 @@
+"""Forgetting runs that ended long ago: their sub-streams are trimmed, and the list of runs until
+where all before is forgotten.
+
+Every driver does it now and then. Floors only grow, so several at once do no harm, and whoever
+comes later finds the work done.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+from typing import Final
+
+import structlog
+
+from bokiflow.runs.errors import FlowVersionError
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import RUNS_TAG, Started, run_in, run_record, run_tag
+from bokiflow.runs.run_log import behind, is_passing, read_run
+from indilog.base.errors import DataLossError, IndilogError, TrimmedError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Log, Record
+
+_PAGE: Final = 500
+INTERVAL_S_MIN: Final = 1.0
+INTERVAL_S_MAX: Final = 600.0
+
+
+class Cleaner:
+    """Forgets the ended runs of one log.
+
+    It remembers only runs that began longer than the retention ago and have not ended, or not long
+    ago; the others it did not look at yet.
+
+    Args:
+        retention_s: how long after its last record an ended run is kept.
+
+    Attributes:
+        open: the runs that began longer than that ago, as of the last round, and go on; and their
+            executors.
+    """
+
+    def __init__(self, retention_s: float) -> None:
+        self._retention_s = retention_s
+        self._cursor: SeqNum = 0
+        self._floor: SeqNum = 0
+        self._kept: dict[str, SeqNum] = {}
+        self.open: dict[str, str] = {}
+
+    @property
+    def interval_s(self) -> float:
+        """How long to wait between two rounds."""
+        return min(max(self._retention_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
+
+    async def clean(self, log: Log, now: float) -> int:
+        """Forget what ended before `now`, by the time of the log, less the retention; return how
+        many runs.
+        """
+        before = now - self._retention_s
+        forgotten = 0
+        self.open = {}
+        for run_id in list(self._kept):
+            forgotten += await self._look(log, run_id, before)
+        while page := await self._page(log):
+            old = bisect_right(page, before, key=attrgetter("ordered_at"))
+            for record in page[:old]:
+                if _may_begin(record):
+                    forgotten += await self._on_start(log, record, before)
+                self._cursor = record.seqnum + 1
+            if old < len(page):
+                break
+        floor = min((*self._kept.values(), self._cursor))
+        if floor > self._floor:
+            await log.trim(floor, tag=RUNS_TAG)
+            self._floor = floor
+        return forgotten
+
+    async def _page(self, log: Log) -> list[Record]:
+        """Return what comes next in the list; what is lost there is as old as what stands behind
+        it, so until something old does, it is not forgotten.
+        """
+        bound = self._cursor
+        while True:
+            try:
+                return await log.read_range(RUNS_TAG, bound, limit=_PAGE)
+            except TrimmedError as error:
+                bound = self._cursor = self._floor = max(bound, error.first_seqnum)
+            except DataLossError as error:
+                bound = behind(error, bound)
+
+    async def _on_start(self, log: Log, record: Record, before: float) -> int:
+        run_id = run_in(record.tags)
+        if run_id is None:
+            return 0
+        self._kept.setdefault(run_id, record.seqnum)
+        return await self._look(log, run_id, before)
+
+    async def _look(self, log: Log, run_id: str, before: float) -> int:
+        """Forget a run if it ended long enough ago; 1: so it is now. One that cannot be read is
+        kept.
+        """
+        try:
+            return await self._look_at(log, run_id, before)
+        except IndilogError as error:
+            if is_passing(error):
+                raise
+            structlog.get_logger().error("run cannot be read", run=run_id, reason=str(error))
+            return 0
+
+    async def _look_at(self, log: Log, run_id: str, before: float) -> int:
+        run = await read_run(log, run_id, Run(), is_reused=True)
+        if run.started is not None:
+            if run.finished is None:
+                if run.parked is None:
+                    self.open[run_id] = run.executor
+                return 0
+            if run.clock > before:
+                return 0
+            parent = run.started.parent
+            if parent is not None and not await _has_ended(log, parent.run):
+                return 0  # whoever executes the parent must see that its child has ended
+        del self._kept[run_id]
+        if run.started is None:
+            return 0
+        await log.trim(run.end, tag=run_tag(run_id))
+        return 1
+
+
+def _may_begin(record: Record) -> bool:
+    """Whether a record begins a run, as far as this version can tell."""
+    try:
+        return isinstance(run_record(record.data), Started)
+    except FlowVersionError:
+        return True  # its run is kept, since it cannot be read either
+
+
+async def _has_ended(log: Log, run_id: str) -> bool:
+    run = await read_run(log, run_id, Run(), is_reused=True)
+    return run.started is None or run.finished is not None

@@ -1,0 +1,45 @@
+"""A process's hold on the runs that it executes, by a steady clock (see
+`bokiflow.takeover.heartbeat`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bokiflow.runs import waiting
+
+_SURE: Final = 0.5
+
+
+class Lease:
+    """This process's hold on its runs, by a clock that nobody sets and that goes on while the
+    machine sleeps (`waiting.passed_now`).
+
+    Attributes:
+        name: under which it is known; never used again once its lease has ended.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.name = waiting.new_name()
+        self._lease_s = lease_s
+        self._renewed_at: float | None = None
+
+    def renewed(self, asked_at: float) -> None:
+        """The log holds a sign of life that was sent off at `asked_at`."""
+        if self._renewed_at is None or asked_at > self._renewed_at:
+            self._renewed_at = asked_at
+
+    @property
+    def renewed_at(self) -> float | None:
+        """When its last sign of life that counts was sent off."""
+        return self._renewed_at
+
+    def is_sure(self) -> bool:
+        """See `bokiflow.runs.execution.Lease`."""
+        at = self._renewed_at
+        return at is not None and waiting.passed_now() - at < self._lease_s * _SURE
+
+    def has_ended(self) -> bool:
+        """Whether others may have given its runs to somebody else."""
+        at = self._renewed_at
+        return at is not None and waiting.passed_now() - at >= self._lease_s

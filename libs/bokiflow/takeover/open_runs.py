@@ -1,0 +1,62 @@
+"""Who has the runs that go on, by the runs themselves: for when signs of life are lost by damage.
+
+It reads the list of all runs that are kept, and each that goes on; so it is asked for after a loss
+only.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+import structlog
+
+from bokiflow.runs.errors import FlowVersionError
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import RUNS_TAG, run_in, run_record
+from bokiflow.runs.run_log import patiently, read_run
+from bokiflow.takeover.dead_executors import Held, stream
+from indilog.base.errors import IndilogError, TrimmedError
+from indilog.base.log import Log
+
+
+async def executors_of_open_runs(log: Log) -> set[str]:
+    """Return the executors of the runs that go on; runs that cannot be read are passed over.
+
+    It goes on where it was when the log is away for a moment.
+
+    Raises:
+        Stopped: the log was away for too long.
+    """
+    found: set[str] = set()
+    for id_ in await _open_runs(log):
+        try:
+            run = await patiently(partial(_run, log, id_))
+        except TrimmedError:
+            continue
+        except IndilogError as error:
+            structlog.get_logger().error("run cannot be read", run=id_, reason=str(error))
+            continue
+        if run.started is not None and run.finished is None and run.parked is None:
+            found.add(run.executor)
+    return found
+
+
+async def _run(log: Log, id_: str) -> Run:
+    return await read_run(log, id_, Run(), is_reused=True)
+
+
+async def _open_runs(log: Log) -> list[str]:
+    """Return the runs that began and have not ended, as far as the list of runs can be read."""
+    held, bound = Held(), 0
+
+    async def read_on() -> None:
+        nonlocal bound
+        async for record in stream(log, RUNS_TAG, bound, []):
+            bound = record.seqnum + 1
+            if (run := run_in(record.tags)) is not None:
+                with suppress(FlowVersionError):
+                    held.apply(record.seqnum, run, run_record(record.data))
+
+    await patiently(read_on)
+    return held.runs

@@ -1,0 +1,176 @@
+"""Metalog entries in memory: the newest as they are, all before packed.
+
+An entry as an object takes some 600 bytes. Packed by pages it takes six to twelve, and still is
+there for who is behind; a page is unpacked when it is asked for. Whole pages at the beginning are
+dropped when a base stands for them (`indilog.kernel.metalog.Base`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Final
+
+import msgspec
+from cachetools import LRUCache
+
+from indilog.base.ids import Epoch, MetalogPosition
+from indilog.kernel.metalog import Entry, entries_decoded, entries_encoded
+
+PAGE: Final = 512
+"""Entries that are packed together."""
+UNPACKED_MIN: Final = 2048
+"""Newest entries that are kept as they are, at least; more than are ever under way by default."""
+_PAGES_CACHED: Final = 4
+_FAST: Final = 1
+
+
+class PackedEntries(msgspec.Struct, frozen=True, array_like=True):
+    """All entries, as checkpoints hold them: packs of `page` entries each from position `start` on,
+    then the newest.
+    """
+
+    start: MetalogPosition
+    page: int
+    packed: tuple[bytes, ...]
+    last_epochs: bytes
+    newest: bytes
+
+
+class Entries:
+    """Entries at dense positions, of ascending epochs; as a list, but smaller.
+
+    Attributes:
+        start: the position of the first one.
+
+    Args:
+        page: entries in a pack.
+        unpacked_min: newest entries that are not packed.
+    """
+
+    __slots__ = (
+        "_cached", "_last_epochs", "_newest", "_packed", "_page", "_unpacked_min", "start",
+    )  # fmt: skip
+
+    def __init__(self, *, page: int = PAGE, unpacked_min: int = UNPACKED_MIN) -> None:
+        self.start: MetalogPosition = 0
+        self._page = page
+        self._unpacked_min = unpacked_min
+        self._packed: list[bytes] = []
+        self._last_epochs = array("Q")
+        """Of each pack, the epoch of its last entry."""
+        self._newest: list[Entry] = []
+        self._cached: LRUCache[int, tuple[Entry, ...]] = LRUCache(_PAGES_CACHED)
+
+    @property
+    def end(self) -> MetalogPosition:
+        """The position behind the last one."""
+        return self.start + len(self._packed) * self._page + len(self._newest)
+
+    def __getitem__(self, position: MetalogPosition) -> Entry:
+        index = position - self.start - len(self._packed) * self._page
+        if index >= 0:
+            return self._newest[index]
+        assert self.start <= position, "there is an entry"
+        number = self._number(position)
+        return self._at(number)[position - self._first(number)]
+
+    def _number(self, position: MetalogPosition) -> int:
+        """Return which pack has a position; how many there are: it is among the newest."""
+        return min((position - self.start) // self._page, len(self._packed))
+
+    def _first(self, number: int) -> MetalogPosition:
+        return self.start + number * self._page
+
+    def between(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
+        """Return the entries from `start` on, below `end`, that there are."""
+        return tuple(self.iterate(start, end))
+
+    def iterate(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Entry]:
+        """Yield the same, with one pack at a time in memory; nothing is changed meanwhile."""
+        assert start >= self.start, "what a base stands for is not here one by one"
+        return chain.from_iterable(self._slices(start, min(end, self.end)))
+
+    def append(self, entry: Entry) -> None:
+        """Add the next entry."""
+        self._newest.append(entry)
+        if len(self._newest) >= self._unpacked_min + self._page:
+            pack, self._newest = self._newest[: self._page], self._newest[self._page :]
+            self._packed.append(zlib.compress(entries_encoded(pack), _FAST))
+            self._last_epochs.append(pack[-1].epoch)
+
+    def cut_off(self, end: MetalogPosition) -> None:
+        """Forget the entries from `end` on."""
+        number = self._number(end)
+        self._newest = list(self._at(number)[: end - self._first(number)])
+        del self._packed[number:], self._last_epochs[number:]
+        self._cached.clear()
+
+    def restart(self, start: MetalogPosition) -> None:
+        """Forget all entries; the next one is at `start`."""
+        self._packed, self._last_epochs, self._newest = [], array("Q"), []
+        self._cached.clear()
+        self.start = start
+
+    def first_pack(self) -> Sequence[Entry]:
+        """Return the entries that `drop_pack` would drop; none: all are unpacked."""
+        return self._at(0) if self._packed else ()
+
+    def drop_pack(self) -> None:
+        """Forget the oldest entries, those of one pack."""
+        del self._packed[0], self._last_epochs[0]
+        self.start += self._page
+        self._cached.clear()
+
+    def end_older(self, epoch: Epoch) -> MetalogPosition:
+        """Return the position behind the last entry of an epoch before this one, or `start`."""
+        number = bisect_left(self._last_epochs, epoch)
+        return self._first(number) + bisect_left(self._at(number), epoch, key=_epoch_of)
+
+    def end_not_newer(self, epoch: Epoch) -> MetalogPosition:
+        """Return the position behind the last entry that is not of a later epoch, or `start`."""
+        number = bisect_right(self._last_epochs, epoch)
+        return self._first(number) + bisect_right(self._at(number), epoch, key=_epoch_of)
+
+    def copied(self) -> Callable[[], PackedEntries]:
+        """Copy everything; return what packs the copy, which may run in a thread."""
+        packed, epochs, newest = tuple(self._packed), self._last_epochs.tobytes(), [*self._newest]
+        start, page = self.start, self._page
+        return lambda: PackedEntries(start, page, packed, epochs, entries_encoded(newest))
+
+    def restore(self, entries: PackedEntries) -> None:
+        """Begin with what was copied once.
+
+        Raises:
+            MalformedFrameError: it holds entries that this version does not know.
+        """
+        self.start, self._page = entries.start, entries.page
+        self._packed = list(entries.packed)
+        self._last_epochs = array("Q", entries.last_epochs)
+        self._newest = list(entries_decoded(entries.newest))
+        self._cached.clear()
+
+    def _slices(self, start: MetalogPosition, end: MetalogPosition) -> Iterator[Sequence[Entry]]:
+        """Yield the entries of [start, end), those of each pack together."""
+        while start < end:
+            number = self._number(start)
+            first = self._first(number)
+            entries = self._at(number)[start - first : end - first]
+            yield entries
+            start += len(entries)
+
+    def _at(self, number: int) -> Sequence[Entry]:
+        """Return the entries of a pack, or the newest, which are behind the last one."""
+        if number == len(self._packed):
+            return self._newest
+        page = self._cached.get(number)
+        if page is None:
+            page = self._cached[number] = entries_decoded(zlib.decompress(self._packed[number]))
+        return page
+
+
+def _epoch_of(entry: Entry) -> Epoch:
+    return entry.epoch

@@ -1,0 +1,50 @@
+"""The time that stamps metalog entries (`NewRecords.time_us`, decision 0025).
+
+The wall clock of the primary's machine says how much time passed while no primary ran, and nothing
+else: from the start on the time advances with the machine's steady clock, whatever is done to the
+wall clock. At the start it advances by the gap between the last stamp and the wall clock. A wall
+clock before the last stamp, or more than `gap_s_max` after it, is taken for wrong: then no time is
+counted. It never goes back, so the stamps never do.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from indilog.base.ids import Instant
+
+_US: int = 1_000_000
+
+
+class EntryClock:
+    """Microseconds since 1970 that only grow, at the pace of the steady clock.
+
+    Args:
+        last_us: the last stamp that is known; 0: there is none, and the wall clock is believed.
+        now: what the wall clock says at the start, advanced by the steady clock since then
+            (`indilog.runtime.node.Clock`).
+        gap_s_max: how many seconds may have passed since the last stamp.
+
+    Attributes:
+        now_us: the time of this turn, microseconds since 1970.
+        behind_s: by how many seconds it was behind the wall clock at the start; negative: ahead.
+    """
+
+    __slots__ = ("_offset_us", "behind_s", "now_us")
+
+    def __init__(self, last_us: int, now: Instant, gap_s_max: float) -> None:
+        wall_us = int(now * _US)
+        is_believed = last_us == 0 or 0 <= wall_us - last_us <= gap_s_max * _US
+        self._offset_us = 0 if is_believed else last_us - wall_us
+        self.now_us = wall_us + self._offset_us
+        self.behind_s = -self._offset_us / _US
+        if self.behind_s > 0:
+            structlog.get_logger().warning(
+                "wall clock not believed: no time is counted since the last record",
+                gap_s=round(self.behind_s),
+                clock_gap_s_max=gap_s_max,
+            )
+
+    def advance(self, now: Instant) -> None:
+        """Take note of the time of a turn."""
+        self.now_us = max(self.now_us, int(now * _US) + self._offset_us)

@@ -1,0 +1,386 @@
+"""The primary sequencer: turns reports of storage nodes into metalog entries (Scalog 4.1,
+ARCHITECTURE 8.3).
+
+An entry's way: *proposed* when the progress of any shard grew, and at once persisted and sent to
+the backups, so that all syncs of it overlap (decision 0006); *stored* when it is durable here;
+*committed* when a majority of the sequencers has it, this one among them, and only then
+*published*. Several entries are on this way at once.
+
+So a crash may leave entries with backups that the primary lost. They were never published, because
+what is published was stored here before. After a restart the primary simply goes on from its disk:
+it asks the backups what they have, counts what of it equals its own (`StoredMetalog.agreement`),
+brings them up to date from there, and so commits what it recovered. Its new entries replace those
+that it lost (`indilog_ordering.backup`).
+
+Entries that every storage node has in both of its checkpoints (`MetalogCovered`) are folded into
+the base, here and at the backups. Who still asks for one of them is sent the base (decision 0030).
+
+A primary whose disk lost entries has got them back before it comes here
+(`indilog_ordering.rebuild`). It tells a backup that had lost some when that one has all again
+(`MetalogAppend.completes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from indilog.base.errors import DataDirectoryError
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId, majority
+from indilog.base.resend import Resend
+from indilog.config import Config
+from indilog.kernel.lineage import Extent
+from indilog.kernel.metalog import MetalogReplay, NewRecords, Trim
+from indilog.kernel.view import View
+from indilog.roles.disk_full import FullNotice
+from indilog.roles.role import Effect, Ignore, Received, Send
+from indilog.wire.base_messages import MetalogBase, MetalogCovered
+from indilog.wire.messages import (
+    MetalogEntries,
+    MetalogWanted,
+    ShardProgress,
+    TailIs,
+    TailWanted,
+)
+from indilog.wire.sequencer_messages import NOBODY, MetalogAppend, MetalogStored
+from indilog.wire.tag_messages import TrimWanted
+from indilog_ordering.backup_progress import BackupProgress
+from indilog_ordering.entry_clock import EntryClock
+from indilog_ordering.progress import Reports
+from indilog_ordering.stored_metalog import StoredMetalog
+from indilog_ordering.trims import TrimRequests
+
+_TAIL_UNKNOWN: Final = "it is not known yet which recovered entries are committed"
+
+
+class Primary:
+    """Proposes, replicates, commits and publishes metalog entries.
+
+    Guarantees: a published entry is on the disks of a majority of sequencers; it never orders a
+    record that fewer than the ack quorum of its shard reported; at most
+    `metalog_entries_in_flight_max` entries are proposed and not committed (reports that come
+    meanwhile go into the next entry).
+    """
+
+    def __init__(
+        self, view: View, config: Config, metalog: StoredMetalog, epoch: Epoch, now: Instant
+    ) -> None:
+        self._view = view
+        self._epoch = epoch
+        self._page_entries = config.node.metalog_entries_in_flight_max
+        self._page_bytes = config.node.page_bytes_max
+        self._resend_s = config.node.resend_s, config.node.resend_s_max
+        self._metalog = metalog
+        self._recovered = len(metalog)
+        _check_new(epoch, metalog.epoch_before(len(metalog)))
+        self._reports = Reports(view)
+        self._backups = {node: BackupProgress(Resend(*self._resend_s)) for node in view.backups}
+        self._majority = majority(view.sequencers)
+        self._engines = frozenset(view.engines)
+        self._readers = view.engines + view.storage_nodes
+        """Engines first: callers wait for them."""
+        self._reader_set = frozenset(self._readers)
+        self._full_notice = FullNotice(view.engines)
+        self._published: MetalogPosition | None = None
+        """How many entries were published by this incarnation, or before; None: none was yet."""
+        base, last_us = metalog.committed, metalog.time_us
+        proposed = MetalogReplay(base.position, base.tail, base.cut, base.trims)
+        for entry in metalog.iterate(base.position, len(metalog)):
+            proposed.apply(entry)
+            last_us = max(last_us, entry.time_us)
+        self._clock = EntryClock(last_us, now, config.node.clock_gap_s_max)
+        self._cut = proposed.cut
+        """How far each shard is ordered by all entries, committed or not."""
+        self._trims = proposed.trims
+        """How many of all entries are trims."""
+        self._trim_requests = TrimRequests(requests_max=config.node.trims_pending_max)
+        self._covered = dict.fromkeys(view.storage_nodes, Extent(NOBODY, 0))
+        """What both checkpoints of each storage node cover."""
+        self._covered_by_all: MetalogPosition = 0
+
+    @property
+    def committed(self) -> MetalogPosition:
+        """How many entries are committed, as far as this primary knows."""
+        return self._metalog.committed.position
+
+    @property
+    def tail(self) -> SeqNum:
+        """The first seqnum that no committed entry has given."""
+        return self._metalog.committed.tail
+
+    @property
+    def tail_unknown(self) -> bool:
+        """Whether it is not known yet which of the recovered entries are committed."""
+        return self.committed < self._recovered
+
+    @property
+    def time_behind_s(self) -> int:
+        """By how many seconds the time of entries was behind the wall clock at the start."""
+        return round(self._clock.behind_s)
+
+    def begin_turn(self, now: Instant) -> None:
+        """Take note of the time: it holds for all that the turn answers and proposes."""
+        self._clock.advance(now)
+
+    def on_received(self, event: Received) -> list[Effect]:
+        """Take in one message; what follows from all of them is done in `advance`."""
+        message = event.message
+        if isinstance(message, ShardProgress | MetalogCovered):
+            return self._on_report(event, message)
+        if isinstance(message, MetalogStored):
+            return self._on_metalog_stored(event, message)
+        if isinstance(message, MetalogWanted):
+            return self._on_metalog_wanted(event, message)
+        if isinstance(message, TailWanted):
+            return self._on_tail_wanted(event, message)
+        if isinstance(message, TrimWanted):
+            return self._on_trim_wanted(event, message)
+        return [Ignore(event, f"a primary has no use for {type(message).__name__}")]
+
+    def forget(self, node: NodeId) -> None:
+        """Forget what a node said before it restarted: it may have lost its disk."""
+        self._reports.forget(node)
+        if node in self._covered:
+            self._cover(node, Extent(NOBODY, 0))
+        if node in self._backups:
+            self._backups[node] = BackupProgress(Resend(*self._resend_s))
+
+    def advance(self, now: Instant) -> list[Effect]:
+        """Commit and publish, propose at most one entry, send backups what they miss."""
+        effects = self._commit()
+        if self._reports.changed:
+            effects += self._propose()
+        if self._trim_requests.wanted:
+            effects += self._propose_trim()
+        effects += self._full_notice.conclude(now)
+        self._metalog.fold(min(self._covered_by_all, self.committed))
+        for node, backup in self._backups.items():
+            effects += self._replicate(node, backup, now)
+        return effects
+
+    def deadline(self) -> Instant | None:
+        """When a backup's silence calls for saying something again, or a full disk does."""
+        due = self._full_notice.deadline()
+        for backup in self._backups.values():
+            if (again := backup.resend.due) is not None and (due is None or again < due):
+                due = again
+        return due
+
+    def on_space_changed(self, *, full: bool, now: Instant) -> None:
+        """Tell engines whether there is room on this disk; entries go on, they need little."""
+        self._full_notice.changed(full=full, now=now)
+
+    def check_invariants(self) -> None:
+        """Assert that entries pass their stages in order."""
+        stored = self._metalog.stored
+        assert self.committed <= stored <= len(self._metalog)
+        in_flight_max = max(self._page_entries, self._recovered)
+        assert len(self._metalog) - self.committed <= in_flight_max
+        assert self.tail == sum(self._metalog.committed.cut.values())
+        assert all(self._cut[s] >= length for s, length in self._metalog.committed.cut.items())
+        assert all(b.stored <= b.sent <= len(self._metalog) for b in self._backups.values())
+
+    # --- messages
+
+    def _on_report(self, event: Received, message: ShardProgress | MetalogCovered) -> list[Effect]:
+        if isinstance(message, MetalogCovered):
+            return self._on_metalog_covered(event, message)
+        effects: list[Effect] = []
+        for shard, (epoch, stored) in message.stored.items():
+            if (reason := self._reports.note(event.sender, shard, epoch, stored)) is not None:
+                effects.append(Ignore(event, reason))
+        return effects
+
+    def _on_metalog_stored(self, event: Received, message: MetalogStored) -> list[Effect]:
+        backup = self._backups.get(event.sender)
+        if backup is None:
+            return [Ignore(event, "metalog stored by a node that is no backup")]
+        epoch, length = message.epoch, message.length
+        misfits = length < 0 or not 0 <= message.base <= length
+        if misfits or (epoch == self._epoch and length > len(self._metalog)):
+            return [Ignore(event, "the backup has entries that were never sent to it")]
+        if epoch > self._epoch:
+            return [Ignore(event, "the backup has entries of an incarnation still to come")]
+        equal = self._metalog.agreement(epoch, length)
+        backup.on_stored(equal, message.incomplete, message.base, event.incarnation)
+        return []
+
+    def _on_metalog_covered(self, event: Received, message: MetalogCovered) -> list[Effect]:
+        if event.sender not in self._covered or message.position < 0:
+            return [Ignore(event, "covered by a node that keeps no records, or below 0")]
+        self._cover(event.sender, Extent(message.epoch, message.position))
+        return []
+
+    def _cover(self, node: NodeId, covered: Extent) -> None:
+        """Note what a storage node covers: only what equals the metalog here counts."""
+        self._covered[node] = covered
+        agreement = self._metalog.agreement
+        self._covered_by_all = min(agreement(*extent) for extent in self._covered.values())
+
+    def _on_metalog_wanted(self, event: Received, message: MetalogWanted) -> list[Effect]:
+        if event.sender not in self._reader_set:
+            return [Ignore(event, "asked by a node that is neither engine nor storage")]
+        if message.start < 0:
+            return [Ignore(event, "a position is never negative")]
+        if self.tail_unknown:
+            # The answer would call entries uncommitted that were published before the restart.
+            return [Ignore(event, _TAIL_UNKNOWN)]
+        committed = self.committed
+        start = min(self._metalog.agreement(message.last, message.start), committed)
+        if start < self._metalog.base.position:
+            return [Send(event.sender, MetalogBase(self._metalog.base, message.request))]
+        end = min(start + self._page_entries, committed)
+        page = self._metalog.page(start, end, self._page_bytes) if start < end else ()
+        previous = self._metalog.epoch_before(start)
+        answer = MetalogEntries(start, previous, page, committed, message.request)
+        return [Send(event.sender, answer)]
+
+    def _on_tail_wanted(self, event: Received, message: TailWanted) -> list[Effect]:
+        if event.sender not in self._reader_set:
+            return [Ignore(event, "asked by a node that is neither engine nor storage")]
+        if self.tail_unknown:
+            # Some of these entries may have been published before the restart: a tail that leaves
+            # them out would go back in time. The engine asks again.
+            return [Ignore(event, _TAIL_UNKNOWN)]
+        committed = self._metalog.committed
+        return [
+            Send(
+                event.sender,
+                TailIs(
+                    message.request,
+                    committed.position,
+                    committed.tail,
+                    dict(committed.cut),
+                    self._metalog.epoch_before(committed.position),
+                    committed.trims,
+                    self._clock.now_us,
+                ),
+            )
+        ]
+
+    def _on_trim_wanted(self, event: Received, message: TrimWanted) -> list[Effect]:
+        if event.sender not in self._reader_set:
+            return [Ignore(event, "a trim wanted by a node that is neither engine nor storage")]
+        tag, until, _, log = message.floor
+        if not (0 <= tag < 2**64 and 0 <= log < 2**64 and until >= 0):
+            return [Ignore(event, "a floor of no possible tag or seqnum")]
+        if self.tail_unknown:
+            return [Ignore(event, _TAIL_UNKNOWN)]
+        effects = self._trim_requests.on_wanted(event.sender, message, self.tail)
+        return [Ignore(event, "too many trims are under way")] if effects is None else effects
+
+    # --- what follows
+
+    def _commit(self) -> list[Effect]:
+        """Publish the entries that a majority has since the last time.
+
+        Nothing is published before all entries are committed that were recovered: some of them may
+        have been published before, and readers take what is called committed for all there is.
+        Then the last page of them is, or an empty one: readers hear of the new incarnation and have
+        their copies confirmed. A reader that is farther behind sees a gap and asks.
+        """
+        end, committed = self._majority_length(), self._metalog.committed
+        if end > committed.position:
+            self._metalog.commit(end)
+            committed = self._metalog.committed
+        published = self._published
+        if published == committed.position or self.tail_unknown:
+            return []
+        end = self._published = committed.position
+        first = max(published or 0, end - self._page_entries, self._metalog.base.position)
+        entries = self._metalog.newest(first, end, self._page_bytes) if first < end else ()
+        first = end - len(entries)
+        previous = self._metalog.epoch_before(first)
+        message = MetalogEntries(first, previous, entries, committed=end)
+        # An engine has callers that wait for it; storage has what it takes to answer them.
+        effects: list[Effect] = [
+            Send(reader, message, reader in self._engines) for reader in self._readers
+        ]
+        return effects + self._trim_requests.commit(end, committed.tail)
+
+    def _majority_length(self) -> MetalogPosition:
+        """How many entries are on a majority of disks."""
+        if not self._backups:
+            return self._metalog.stored
+        lengths = sorted((b.stored for b in self._backups.values()), reverse=True)
+        # The primary is always one of the majority, even where the backups alone are one: what it
+        # has not stored it may lose, and then nobody may have seen it.
+        return min(self._metalog.stored, lengths[self._majority - 2])
+
+    def _replicate(self, node: NodeId, backup: BackupProgress, now: Instant) -> Iterator[Effect]:
+        """Send a backup its next page, or a probe; within the window."""
+        if backup.resend.is_due(now):
+            backup.go_back()
+        metalog, length = self._metalog, len(self._metalog)
+        start = end = length
+        needs_base = backup.needs_base(metalog.base.position)
+        base = metalog.base if needs_base and not backup.base_sent else None
+        if base is not None:
+            start, end = base.position, min(length, base.position + self._page_entries)
+        elif not (backup.probed or needs_base):
+            start, end = backup.sent, min(length, backup.stored + self._page_entries)
+        entries = metalog.page(start, end, self._page_bytes) if start < end else ()
+        end = min(end, start + len(entries))
+        completes = backup.incomplete if end == length else NOBODY
+        says = backup.probed or (completes and backup.stored == length)
+        if start < end or base is not None or (says and backup.resend.due is None):
+            yield Send(
+                node,
+                MetalogAppend(
+                    self._epoch,
+                    start,
+                    metalog.epoch_before(start),
+                    entries,
+                    self.committed,
+                    completes,
+                    metalog.base.position,
+                    base,
+                    backup.life if base is not None else NOBODY,
+                ),
+            )
+            backup.sent = max(backup.stored, end)
+            backup.base_sent = base is not None
+        awaited = backup.probed or needs_base or backup.stored < length or backup.incomplete
+        if backup.resend.due is None and awaited:
+            backup.resend.sent(now)
+
+    def _propose(self) -> list[Effect]:
+        """Put all progress since the last time into one entry."""
+        if len(self._metalog) - self.committed >= self._page_entries:
+            return []
+        counts: dict[ShardId, int] = {}
+        writers: dict[ShardId, Epoch] = {}
+        for shard, progress, writer in self._reports.news():
+            ordered = self._cut.get(shard, 0)
+            if progress > ordered:
+                counts[shard], writers[shard] = progress - ordered, writer
+                self._cut[shard] = progress
+        if not counts:
+            return []
+        position = len(self._metalog)
+        number, epoch, time_us = self._view.number, self._epoch, self._clock.now_us
+        entry = NewRecords(position, number, epoch, counts, writers, time_us)
+        return [self._metalog.append(entry)]
+
+    def _propose_trim(self) -> list[Effect]:
+        """Put all trims that are wanted into one entry."""
+        if len(self._metalog) - self.committed >= self._page_entries:
+            return []
+        position = len(self._metalog)
+        floors = self._trim_requests.propose(position)
+        entry = Trim(position, self._view.number, self._epoch, self._trims, floors)
+        self._trims += 1
+        return [self._metalog.append(entry)]
+
+
+def _check_new(epoch: Epoch, before: Epoch) -> None:
+    """Refuse an incarnation that is not newer than the one that wrote the metalog.
+
+    Raises:
+        DataDirectoryError: it is not; so the metadata file, which gives out epochs, is an old one.
+    """
+    if epoch <= before:
+        raise DataDirectoryError(
+            f"The metadata file is older than the journals: it gave epoch {epoch}, the metalog was "
+            f"written under {before}; put back the newest one, or choose another directory."
+        )

@@ -1,0 +1,72 @@
+"""Trims on their way through the primary: wanted by engines, put into entries, answered when these
+are committed (ARCHITECTURE 13).
+
+The primary keeps no floors: one that is wanted twice makes a second entry that changes nothing. It
+remembers its last answers, so that a lost one costs no entry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+from cachetools import LRUCache
+
+from indilog.base.ids import MetalogPosition, NodeId, SeqNum
+from indilog.kernel.metalog import TRIM_FLOORS_MAX, Floor
+from indilog.roles.role import Effect, Send
+from indilog.wire.tag_messages import TrimIs, TrimWanted
+
+_Key: TypeAlias = tuple[NodeId, int]
+
+
+class TrimRequests:
+    """At most `requests_max` that are not committed, and as many answers that are remembered."""
+
+    def __init__(self, *, requests_max: int) -> None:
+        self._requests_max = requests_max
+        self._wanted: dict[_Key, Floor] = {}
+        self._proposed: deque[tuple[MetalogPosition, list[_Key]]] = deque()
+        self._under_way: set[_Key] = set()
+        self._answered: LRUCache[_Key, MetalogPosition] = LRUCache(requests_max)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether some wait for an entry."""
+        return bool(self._wanted)
+
+    def on_wanted(self, sender: NodeId, message: TrimWanted, tail: SeqNum) -> list[Effect] | None:
+        """Take a request on, or answer it; None: too many are under way."""
+        key = sender, message.request
+        if (position := self._answered.get(key)) is not None:
+            return [Send(sender, TrimIs(message.request, position, tail))]
+        if key in self._wanted or key in self._under_way:
+            return []
+        if message.floor.until > tail:
+            return [Send(sender, TrimIs(message.request, None, tail))]
+        if len(self._wanted) + len(self._under_way) >= self._requests_max:
+            return None
+        self._wanted[key] = message.floor
+        return []
+
+    def propose(self, position: MetalogPosition) -> tuple[Floor, ...]:
+        """Take out what goes into the entry at `position`; the highest of each tag."""
+        keys = list(self._wanted)[:TRIM_FLOORS_MAX]
+        floors: dict[tuple[int, bool, int], SeqNum] = {}
+        for key in keys:
+            tag, until, of_log, log = self._wanted.pop(key)
+            floors[tag, of_log, log] = max(until, floors.get((tag, of_log, log), 0))
+        self._proposed.append((position, keys))
+        self._under_way.update(keys)
+        return tuple(Floor(tag, until, of_log, log) for (tag, of_log, log), until in floors.items())
+
+    def commit(self, committed: MetalogPosition, tail: SeqNum) -> list[Effect]:
+        """Answer those whose entries are committed."""
+        effects: list[Effect] = []
+        while self._proposed and self._proposed[0][0] < committed:
+            position, keys = self._proposed.popleft()
+            for key in keys:
+                self._under_way.discard(key)
+                self._answered[key] = position + 1
+                effects.append(Send(key[0], TrimIs(key[1], position + 1, tail)))
+        return effects

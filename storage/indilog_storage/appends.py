@@ -1,0 +1,286 @@
+"""The append side of a storage node: batches and writers of its shards (ARCHITECTURE 8, thesis
+5.5.1).
+
+A batch is accepted from the writer that has opened its shard, if it follows on; it counts as stored
+when the journal has it. The primary is told once per turn how far shards are stored, and again as
+long as something stored is not ordered. A writer whose batch is not accepted is told, once per
+turn, how far its shard is here: it sends the rest again, or learns that a newer writer has the
+shard.
+
+States (who writes, from where on) change in memory in the order in which they are written to the
+journal, so a restart finds what was there; they are answered when they are durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, Instant, NodeId, ShardId
+from indilog.base.resend import Resend
+from indilog.config import Config
+from indilog.kernel.metalog import Span
+from indilog.kernel.records import BatchHeader, RecordBatch
+from indilog.roles.role import Effect, FrameKind, Ignore, Location, Persist, Received, Send
+from indilog.wire.messages import (
+    ShardClaim,
+    ShardClaimed,
+    ShardOpen,
+    ShardOpened,
+    ShardProgress,
+    ShardStored,
+    ShardStoredWanted,
+)
+from indilog_storage.shard import Shard, ShardState, state_encoded
+
+_FULL: Final = "a batch for which the disk has no room"
+_FRAME_OVERHEAD_BYTES: Final = 40
+"""What a frame takes on disk beside its payload, at most."""
+
+
+class Stored:
+    """A batch that became durable, and where it is."""
+
+    __slots__ = ("batch", "location")
+
+    def __init__(self, batch: RecordBatch, location: Location) -> None:
+        self.batch = batch
+        self.location = location
+
+
+_Keeper: TypeAlias = Callable[[Shard, RecordBatch], list[Effect]]
+
+
+class Appends:
+    """Takes in what writers say; changes the shards given."""
+
+    def __init__(self, shards: Mapping[ShardId, Shard], logspace: int, config: Config) -> None:
+        self._shards = shards
+        self._logspace = logspace
+        self._batch_bytes_max = config.cluster.batch_bytes_max
+        self._unordered_bytes_max = config.node.append_pending_bytes_max
+        self._report = Resend(config.node.resend_s, config.node.resend_s_max)
+        """When to report again, as long as something stored is not ordered."""
+        self._unordered_bytes = 0
+        self.room: int | None = None
+        """What the disk has left for batches that are under way; None: enough."""
+        self._last_token = 0
+        self._batches: dict[int, tuple[Shard, RecordBatch]] = {}
+        self._states: dict[int, tuple[NodeId, ShardState]] = {}
+        # What one turn collects, to be said at its end.
+        self._progressed: set[ShardId] = set()
+        self._refused: dict[tuple[NodeId, ShardId], Epoch] = {}
+        """The newest writer that the sender is told of."""
+
+    def _token(self) -> int:
+        self._last_token += 1
+        return self._last_token
+
+    # --- batches
+
+    def on_batch(self, event: Received, buffer: bytes) -> list[Effect]:
+        """Persist a batch, or note that its writer is to be told why not."""
+        if len(buffer) > self._batch_bytes_max:
+            return [Ignore(event, "a batch larger than batch_bytes_max")]
+        try:
+            batch = RecordBatch(buffer)
+        except MalformedFrameError:
+            return [Ignore(event, "not an intact record batch")]
+        header = batch.header
+        shard = self._shards.get(header.shard)
+        if shard is None or header.logspace != self._logspace or not header.records:
+            return [Ignore(event, "a batch of a shard that is not kept here, or without records")]
+        if (keep := self._keeper(shard, header)) is not None:
+            return keep(shard, batch) if self._has_room(buffer) else [Ignore(event, _FULL)]
+        if shard.changing and header.epoch >= shard.claimed:
+            return [Ignore(event, "a batch of a writer that is about to open the shard here")]
+        self._refuse(event.sender, shard, header.epoch)
+        return []
+
+    def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
+        """Return what persists a batch of the shard's writer, if it follows on or fills a hole."""
+        if not header.epoch == shard.opened == shard.claimed:
+            return None
+        if header.first == shard.written:
+            return self._accept
+        return self._refill if shard.misses(header.first, header.end) else None
+
+    def _refuse(self, writer: NodeId, shard: Shard, epoch: Epoch) -> None:
+        """Note that a writer is to be told how much is here, and of which writer.
+
+        To one that has not opened the shard here it says which one has, or that none has.
+        """
+        unopened = epoch >= shard.claimed and epoch != shard.opened
+        self._refused[writer, shard.id] = shard.opened if unopened else shard.claimed
+
+    def on_stored_wanted(self, event: Received, message: ShardStoredWanted) -> list[Effect]:
+        """Note that a writer is to be told how much is here."""
+        if (shard := self._shards.get(message.shard)) is None:
+            return [Ignore(event, "a question about a shard that is not kept here")]
+        if not (shard.changing and message.epoch >= shard.claimed):  # else it is told at the end
+            self._refuse(event.sender, shard, message.epoch)
+        return []
+
+    def _has_room(self, buffer: bytes) -> bool:
+        """Whether the disk has room; what is under way may use the rest of it."""
+        if self.room is None:
+            return True
+        self.room -= len(buffer) + _FRAME_OVERHEAD_BYTES
+        return self.room >= 0
+
+    def _accept(self, shard: Shard, batch: RecordBatch) -> list[Effect]:
+        shard.written = batch.header.end
+        shard.unordered.append(batch)
+        self._unordered_bytes += len(batch.buffer)
+        while self._unordered_bytes > self._unordered_bytes_max and shard.unordered:
+            # Its tags are read back from the disk when somebody asks for them.
+            self._unordered_bytes -= len(shard.unordered.popleft().buffer)
+        token = self._token()
+        self._batches[token] = (shard, batch)
+        return [Persist(FrameKind.RECORDS, batch.buffer, token)]
+
+    def _refill(self, shard: Shard, batch: RecordBatch) -> list[Effect]:
+        """Persist a batch that is damaged here and not ordered yet, as its writer sent it again."""
+        token = self._token()
+        self._batches[token] = (shard, batch)
+        return [Persist(FrameKind.REPAIRED, batch.buffer, token)]
+
+    def on_persisted(self, token: int, location: Location) -> Stored | list[Effect]:
+        """Count a batch as stored, or answer a writer whose state is durable now."""
+        if (written := self._batches.pop(token, None)) is None:
+            return self._on_state_persisted(*self._states.pop(token))
+        shard, batch = written
+        if batch.header.epoch != shard.opened:
+            # Dropped by an opening that was written after it.
+            return []
+        shard.fill(batch.header.first, batch.header.end, location)
+        self._progressed.add(shard.id)
+        return Stored(batch, location)
+
+    def order(self, shard: Shard, span: Span) -> Sequence[RecordBatch]:
+        """Give records their seqnums; return their batches, as far as they are in memory."""
+        self._report.progressed()
+        if shard.lost_opening_of(span):
+            before = _held_bytes(shard)
+            batches = shard.order(span)
+            self._unordered_bytes += _held_bytes(shard) - before
+        else:
+            batches = shard.order(span)
+            self._unordered_bytes -= sum(len(batch.buffer) for batch in batches)
+        return batches
+
+    # --- writers
+
+    def on_claim(self, event: Received, message: ShardClaim) -> list[Effect]:
+        """Refuse all older writers from now on."""
+        if (shard := self._shards.get(message.shard)) is None:
+            return [Ignore(event, "a claim of a shard that is not kept here")]
+        if message.epoch < max(shard.claimed, 0):
+            return [Ignore(event, "a claim of an older writer")]
+        if message.epoch > shard.claimed:
+            return self._change(event.sender, shard, ShardState(shard.id, message.epoch, None))
+        if shard.changing:
+            return []
+        return [Send(event.sender, _claimed(shard))]
+
+    def on_open(self, event: Received, message: ShardOpen) -> list[Effect]:
+        """Let the writer that claimed the shard append from `start` on; the rest is dropped."""
+        shard = self._shards.get(message.shard)
+        if shard is None or message.epoch < 0:
+            return [Ignore(event, "opening a shard that is not kept here, or of no epoch")]
+        if message.epoch != shard.claimed:
+            self._refused[event.sender, shard.id] = shard.claimed
+            return []
+        if shard.changing:
+            return []
+        if shard.open:
+            return [Send(event.sender, ShardOpened(shard.id, shard.opened, message.start))]
+        if not shard.can_open_at(message.start):
+            return [Ignore(event, "opening a shard below what is ordered, or not at a batch")]
+        state = ShardState(shard.id, message.epoch, message.start)
+        return self._change(event.sender, shard, state)
+
+    def _change(self, sender: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
+        before = _held_bytes(shard)
+        shard.apply(state)
+        self._unordered_bytes += _held_bytes(shard) - before
+        shard.changing += 1
+        token = self._token()
+        self._states[token] = (sender, state)
+        return [Persist(FrameKind.SHARD_STATE, state_encoded(state), token)]
+
+    def _on_state_persisted(self, sender: NodeId, state: ShardState) -> list[Effect]:
+        shard = self._shards[state.shard]
+        shard.changing -= 1
+        if state.start is None:
+            return [Send(sender, _claimed(shard))]
+        self._progressed.add(shard.id)
+        return [Send(sender, ShardOpened(shard.id, state.epoch, state.start))]
+
+    # --- what a turn adds up to
+
+    def start(self, writers: Mapping[ShardId, NodeId]) -> None:
+        """Report all shards at the end of this turn, and tell their writers what is here: batches
+        that were under way to an earlier incarnation are lost.
+        """
+        self.report()
+        for shard, writer in writers.items():
+            self._refused[writer, shard] = self._shards[shard].opened
+
+    def report(self) -> None:
+        """Report all shards at the end of this turn: the primary knows nothing of them."""
+        self._progressed.update(self._shards)
+
+    def conclude(self, primary: NodeId, now: Instant) -> list[Effect]:
+        """Tell writers and the primary how far shards are stored."""
+        effects: list[Effect] = []
+        if self._refused:
+            for (sender, shard_id), epoch in self._refused.items():
+                shard = self._shards[shard_id]
+                whole = shard.written if shard.sound == shard.stored else shard.sound
+                effects.append(Send(sender, ShardStored(shard_id, epoch, whole)))
+            self._refused.clear()
+        report = self._report
+        if report.due is not None and now >= report.due:
+            report.due = None
+            self._progressed.update(s.id for s in self._shards.values() if s.stored > s.ordered)
+        if self._progressed:
+            effects += self._progress(primary, now)
+        if report.due is None:
+            for shard in self._shards.values():
+                if shard.stored > shard.ordered:
+                    report.sent(now)  # what was ordered just now was not all that is stored
+                    break
+        return effects
+
+    def _progress(self, primary: NodeId, now: Instant) -> list[Effect]:
+        shards = [self._shards[shard] for shard in sorted(self._progressed)]
+        self._progressed.clear()
+        stored = {shard.id: (shard.opened, shard.sound) for shard in shards if shard.open}
+        if not stored:
+            return []
+        if self._report.due is None:
+            self._report.sent(now)
+        return [Send(primary, ShardProgress(stored))]
+
+    def deadline(self) -> Instant | None:
+        """When to report again."""
+        return self._report.due
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        for shard in self._shards.values():
+            shard.check_invariants()
+        held = [batch for shard in self._shards.values() for batch in shard.unordered]
+        assert self._unordered_bytes == sum(len(batch.buffer) for batch in held)
+        assert not self._progressed, "said at the turn's end"
+        assert not self._refused, "said at the turn's end"
+
+
+def _held_bytes(shard: Shard) -> int:
+    return sum(len(batch.buffer) for batch in shard.unordered)
+
+
+def _claimed(shard: Shard) -> ShardClaimed:
+    return ShardClaimed(shard.id, shard.claimed, shard.stored, shard.authoritative)

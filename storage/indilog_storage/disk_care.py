@@ -1,0 +1,98 @@
+"""Care of what a storage node has on its disk: damage is found, counted and got back, and space is
+given back (decisions 0008 and 0009).
+
+`Scrub` looks for damage, readers meet it, recovery finds some; each damaged batch becomes a hole of
+its shard, and `Repair` fetches from the other replicas what holes have lost. `Reclaim` discards
+batches of which every record is trimmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from indilog.base.ids import Instant, NodeId, ShardId
+from indilog.config import NodeConfig
+from indilog.kernel.floors import Trimmed
+from indilog.kernel.view import Views
+from indilog.roles.role import Effect, Location
+from indilog_storage.batch_reads import DamagedBatch
+from indilog_storage.reclaim import FIRST_TOKEN, Reclaim
+from indilog_storage.repair import Repair
+from indilog_storage.scrub import Scrub
+from indilog_storage.shard import Shard
+
+
+class DiskCare:
+    """Scrub, repair and reclaim of one node. The tokens of what they read are negative.
+
+    Attributes:
+        damaged: batches that were found damaged in this life.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        views: Views,
+        shards: Mapping[ShardId, Shard],
+        floors: Trimmed,
+        config: NodeConfig,
+    ) -> None:
+        self._shards = shards
+        self.repair = Repair(node, views, shards, config)
+        self.scrub = Scrub(shards, config)
+        self.reclaim = Reclaim(shards, floors, config)
+        self.damaged = 0
+
+    def start(self, now: Instant, *, unread: bool) -> None:
+        """Recovery is over; `unread`: it has not read all batches."""
+        self.scrub.start(now, unread=unread)
+        self.reclaim.risen()
+
+    def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
+        """Take in what scrub or reclaim asked for."""
+        asked = self.reclaim if token < FIRST_TOKEN else self.scrub
+        return asked.on_read(token, payload)
+
+    def on_persisted(self, token: int, location: Location) -> list[Effect]:
+        """Take in that a repaired batch, or the note of what is discarded, was written."""
+        if token < FIRST_TOKEN:
+            return self.reclaim.on_persisted(token)
+        self.repair.on_persisted(token, location)
+        return []
+
+    def conclude(self, now: Instant, met: list[DamagedBatch]) -> list[Effect]:
+        """Read on, and fetch what is missing; `met` is the damage that readers met, emptied here.
+
+        A reader that meets damage which is known already is no news.
+        """
+        effects = self.scrub.conclude(now) + self.reclaim.conclude(now)
+        for found in (met, self.scrub.damaged):
+            for damage in found:
+                self.damaged += any(shard.lose(damage) for shard in self._shards.values())
+            found.clear()
+        return effects + self.repair.conclude(now)
+
+    def deadline(self) -> Instant | None:
+        """When to read on, or to ask."""
+        times = (self.repair.deadline(), self.scrub.deadline(), self.reclaim.deadline())
+        return min((time for time in times if time is not None), default=None)
+
+    def status(self) -> dict[str, int]:
+        """Return figures for people.
+
+        `lost_records` are those of the missing ones that no other replica can have, also when they
+        were trimmed since: nobody knows of which log they were. `first_lost_seqnum`: if there are.
+        """
+        first_lost = [s.first_lost for s in self._shards.values() if s.first_lost is not None]
+        return {
+            "damaged_batches": self.damaged,
+            "missing_records": sum(shard.missing for shard in self._shards.values()),
+            "lost_records": sum(shard.lost for shard in self._shards.values()),
+            **({"first_lost_seqnum": min(first_lost)} if first_lost else {}),
+            "reclaiming": int(self.reclaim.busy),
+            "discarded_batches": self.reclaim.batches,
+            "discarded_bytes": self.reclaim.bytes,
+            "scrubbed_bytes": self.scrub.bytes,
+            "scrub_passes": self.scrub.passes,
+            "repaired_records": self.repair.repaired,
+        }

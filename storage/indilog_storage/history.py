@@ -1,0 +1,213 @@
+"""How a storage node gets what old entries of the metalog ordered, which the primary keeps no more
+(decision 0030).
+
+A node whose disk lost it is told the primary's base. What the entries below that ordered is in the
+checkpoints of all other storage nodes: one of them gives first the floors of trims, then the
+entries page by page. They are not journaled: the next checkpoint has them, which they make due. A
+crash before it begins this anew.
+
+A node that has the base's last entry has the right entries below it (`indilog.kernel.lineage`); so
+a source answers only if it does. A source that is below the base itself says so, and if all do, the
+order of these records is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from indilog.base.errors import DataLossError
+from indilog.base.ids import Epoch, Instant, NodeId, TagHash
+from indilog.base.resend import Resend
+from indilog.config import NodeConfig
+from indilog.kernel.metalog import UNSAID, Base, Entry, NewRecords, is_possible
+from indilog.roles.role import Effect, Ignore, Received, Send
+from indilog.wire.base_messages import History, HistoryWanted
+from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
+from indilog_storage.ordering import Ordering
+
+_PAGE_ENTRIES = 1024
+
+
+class HistoryFetch:
+    """The fetch of one node; it asks one source at a time.
+
+    Attributes:
+        base: what was told; None: nothing is missing that the primary does not have.
+    """
+
+    def __init__(
+        self, node: NodeId, others: Sequence[NodeId], ordering: Ordering, config: NodeConfig
+    ) -> None:
+        self.base: Base | None = None
+        self._node = node
+        self._others = others
+        self._ordering = ordering
+        self._resend = Resend(config.resend_s, config.resend_s_max)
+        self._source = 0
+        self._request = 0
+        self._asked = False
+        self._cursor: TagHash = 0
+        """Floors of tags up to here are known."""
+        self._promised: int | None = None
+        """How many trims the floors cover that came."""
+        self._is_short = False
+        """The source knows fewer trims than the base: it lags, or lacks the history itself."""
+        self._has_floors = False
+        self._lacking: set[NodeId] = set()
+
+    def start(self, epoch: Epoch) -> None:
+        """Begin a life: questions of earlier ones are answered no more."""
+        self._request = epoch << 32
+
+    def begin(self, base: Base) -> None:
+        """Take note that the entries below a base cannot be had from the primary.
+
+        Raises:
+            DataLossError: there is no other storage node.
+        """
+        if base == self.base or self._ordering.has(base.position, base.last):
+            return
+        if not self._others:
+            raise self._loss(base)
+        if self.base is None:
+            self._begin_floors()
+        self.base = base
+        self._resend.progressed()
+
+    def end(self) -> None:
+        """Stop: the primary has sent what follows here."""
+        self.base = None
+        self._asked = False
+        self._resend.progressed()
+
+    def _begin_floors(self) -> None:
+        self._asked, self._has_floors, self._cursor, self._promised = False, False, 0, None
+        self._is_short = False
+        self._lacking.clear()
+
+    # --- asking
+
+    def conclude(self, now: Instant) -> list[Effect]:
+        """Ask for what comes next, or once more, of another source."""
+        if self.base is None:
+            return []
+        if self._asked and not self._resend.is_due(now):
+            return []
+        if self._asked:
+            self._next_source()
+        self._asked = True
+        self._resend.sent(now)
+        return [Send(self._others[self._source], self._question(self.base))]
+
+    def _question(self, base: Base) -> TagFloorsWanted | HistoryWanted:
+        if not self._has_floors and not self._is_short:
+            return TagFloorsWanted(self._cursor)
+        self._request += 1
+        ordering = self._ordering
+        last = ordering.reader.lineage.last
+        return HistoryWanted(self._request, ordering.position, last, base.position, base.last)
+
+    def _next_source(self) -> None:
+        self._source = (self._source + 1) % len(self._others)
+        self._is_short = False
+        if not self._has_floors:
+            self._cursor, self._promised = 0, None
+
+    def deadline(self) -> Instant | None:
+        """When to ask again."""
+        return self._resend.due if self.base is not None else None
+
+    # --- taking
+
+    def on_floors(self, event: Received, message: TagFloors) -> list[Effect]:
+        """Take in a page of floors; they may be known early."""
+        wanted = self.base is not None and self._asked and not self._has_floors
+        from_source = wanted and event.sender == self._others[self._source]
+        if not from_source or message.start is not None or message.after != self._cursor:
+            return [Ignore(event, "floors that nobody asked for, or no longer")]
+        assert self.base is not None
+        self._ordering.floors.apply(message.floors)
+        promised = message.trims if self._promised is None else self._promised
+        self._promised = min(promised, message.trims)
+        if not message.last:
+            self._progressed()
+            self._cursor = message.floors[-1].tag if message.floors else 0
+        elif self._promised >= self.base.trims:
+            self._progressed()
+            self._has_floors = True
+        else:  # ask whether it only lags, or is below the base itself
+            self._asked, self._is_short = False, True
+        return []
+
+    def on_history(self, event: Received, message: History) -> Sequence[Entry]:
+        """Return the entries that follow on what is here, or on `message.start` if that is less.
+
+        Raises:
+            DataLossError: no storage node has them.
+        """
+        base = self.base
+        if base is None or message.request != self._request:
+            return ()
+        if message.lacking:
+            self._lacks(event.sender, base)
+            return ()
+        if not self._has_floors or not self._fits(message, base):
+            return ()
+        self._lacking.clear()
+        self._progressed()
+        return [_with_writers(entry, base) for entry in message.entries]
+
+    def _fits(self, message: History, base: Base) -> bool:
+        start, epoch = message.start, message.previous
+        if self._ordering.reader.lineage.before(start) != epoch:
+            return False
+        for position, entry in enumerate(message.entries, start):
+            if entry.position != position or entry.epoch < epoch or not is_possible(entry):
+                return False
+            epoch = entry.epoch
+        return bool(message.entries) and start + len(message.entries) <= base.position
+
+    def _lacks(self, source: NodeId, base: Base) -> None:
+        """Ask the next one; raise if there is none left that may have it."""
+        self._lacking.add(source)
+        if self._lacking.issuperset(self._others):
+            raise self._loss(base)
+        self._progressed()
+        self._next_source()
+
+    def _progressed(self) -> None:
+        self._asked = False
+        self._resend.progressed()
+
+    def _loss(self, base: Base) -> DataLossError:
+        return DataLossError(
+            f"The order of the first {base.tail:,} records is damaged on the disk of {self._node}, "
+            "and no other storage node has it; restore the data directory of a storage node from "
+            "a copy."
+        )
+
+
+def _with_writers(entry: Entry, base: Base) -> Entry:
+    """Return an entry that says of its records the newest writer that the base knows.
+
+    So an opening that was lost here is noticed (`Shard.lost_opening_of`). What is here of an older
+    writer is then fetched again, although it may have been right.
+    """
+    if not isinstance(entry, NewRecords):
+        return entry
+    writers = {shard: base.writers.get(shard, UNSAID) for shard in entry.counts}
+    return NewRecords(entry.position, entry.view, entry.epoch, entry.counts, writers, entry.time_us)
+
+
+def history_for(message: HistoryWanted, ordering: Ordering, *, lacking: bool) -> History | None:
+    """Answer with the next page; None: it is not known here whether this node could.
+
+    `lacking`: it is below a base itself.
+    """
+    if not ordering.has(message.end, message.end_epoch):
+        return History(message.request, 0, UNSAID, (), lacking=True) if lacking else None
+    start = message.start if ordering.has(message.start, message.last) else 0
+    end = min(message.end, start + _PAGE_ENTRIES)
+    previous = ordering.reader.lineage.before(start)
+    assert previous is not None, "it is applied"
+    return History(message.request, start, previous, ordering.entries(start, end))

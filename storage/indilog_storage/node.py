@@ -1,0 +1,599 @@
+"""The storage node: one role for all shards of which it keeps a replica (ARCHITECTURE 8 and 9).
+
+`Appends` takes in what writers send. Metalog entries are applied without gaps, go into the journal
+(many together and unsynced: they can be fetched again), and say which seqnums the records got. For
+each position the first replica of a shard sends the tags on (type-S data). Reads by seqnum wait
+until the metalog is applied up to them.
+
+What this replica does not have, because its disk was lost or damaged, it calls unknown, never
+absent, and gets it back from another replica (`Repair`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
+
+from cachetools import LRUCache
+
+from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.base.resend import Resend
+from indilog.config import Config
+from indilog.kernel.metalog import Entry, Span, Trim, entries_encoded
+from indilog.kernel.view import Views, placement_of
+from indilog.roles.disk_full import FullNotice
+from indilog.roles.role import (
+    Effect,
+    Event,
+    FrameKind,
+    FrameRead,
+    Ignore,
+    Location,
+    Lost,
+    Persist,
+    Persisted,
+    Received,
+    Send,
+    SnapshotsAnswered,
+    SpaceChanged,
+    Started,
+)
+from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
+from indilog.wire.messages import (
+    AppendBatch,
+    AuxSet,
+    Batches,
+    BatchesWanted,
+    IndexBlock,
+    IndexDataWanted,
+    MetalogEntries,
+    ReadRecords,
+    ShardClaim,
+    ShardOpen,
+    ShardStoredWanted,
+)
+from indilog.wire.tag_messages import DiscardedWanted, TagFloors, TagFloorsWanted
+from indilog.wire.time_messages import TimeFound, TimeLookup
+from indilog_storage.appends import Appends, Stored
+from indilog_storage.batch_reads import BatchReads, BatchTask
+from indilog_storage.catch_up import CatchUp
+from indilog_storage.checkpoint import Covered, checkpoint_of, restore
+from indilog_storage.discarded import discarded_of
+from indilog_storage.disk_care import DiskCare
+from indilog_storage.history import HistoryFetch, history_for
+from indilog_storage.index_data import (
+    IndexPage,
+    columns_of,
+    index_block,
+    part_of,
+    told_of_incarnation,
+    unasked,
+)
+from indilog_storage.ordering import Ordering
+from indilog_storage.record_reads import RecordPage, WaitingReads
+from indilog_storage.recovery import BATCHES, Recovery
+from indilog_storage.repair import BatchPage
+from indilog_storage.rewritten import needed
+from indilog_storage.shard import Shard
+from indilog_storage.trims import floors_page, speaks_for_empty, told_of, told_of_trims
+
+_NEVER: Final = Instant(math.inf)
+_ORDERING_TOKEN: Final = 0
+"""Nothing waits for an entry of the ordering journal."""
+_AUX_OVERHEAD_BYTES: Final = 64
+"""What aux data costs beside its bytes, roughly."""
+
+
+class StorageNode:
+    """One storage node; see the module."""
+
+    def __init__(self, node: NodeId, views: Views, config: Config) -> None:
+        self._views = views
+        self._config = config.node
+        self._aux_bytes_max = config.cluster.aux_bytes_max
+        self._shards = _shards_of(node, views)
+        self._appends = Appends(self._shards, views[-1].logspace, config)
+        self._speaks_for_empty = speaks_for_empty(node, views[-1])
+        self._ordering = Ordering()
+        self._recovery = Recovery(self._shards, self._ordering)
+        self._catch_up = CatchUp(
+            self._ordering.reader, Resend(config.node.resend_s, config.node.resend_s_max)
+        )
+        others = [other for other in views[-1].storage_nodes if other != node]
+        self._history = HistoryFetch(node, others, self._ordering, config.node)
+        self._unsaved = 0
+        """Entries from other storage nodes that no checkpoint has yet."""
+        self._covered = Covered()
+        self._waiting = WaitingReads(
+            reads_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
+        )
+        self._reads = BatchReads(
+            bytes_max=config.node.record_cache_bytes_max,
+            reading_bytes_max=config.node.page_bytes_max,
+            tasks_max=config.node.lookups_pending_max,
+        )
+        self._aux: LRUCache[SeqNum, bytes] = LRUCache(
+            config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
+        )
+        self._care = DiskCare(node, views, self._shards, self._ordering.floors, config.node)
+        self._writers = _writers_of(self._shards, views)
+        self._full_notice = FullNotice([*self._writers.values()])
+        self._blocks: list[IndexBlock] = []
+        self._unjournaled: list[Entry] = []
+        """Applied entries that are not in the ordering journal yet."""
+        self.replaced = 0
+        """Entries that were applied in this life and turned out to be replaced."""
+        self._stirred = False
+        """Whether there was more in this turn than batches and entries."""
+        self._upkeep_at = Instant(0.0)
+        self._restored = False
+        """Whether this life began with a checkpoint."""
+
+    # --- figures for people
+
+    @property
+    def records(self) -> int:
+        """How many records are stored here, over all shards."""
+        return sum(shard.stored for shard in self._shards.values())
+
+    @property
+    def position(self) -> MetalogPosition:
+        """How many metalog entries are applied."""
+        return self._ordering.position
+
+    def status(self) -> dict[str, int]:
+        """Return figures for people; `bytes` are those of the stored batches."""
+        return {
+            "records": self.records,
+            "bytes": sum(shard.bytes for shard in self._shards.values()),
+            "position": self.position,
+            "tail": self._ordering.tail,
+            "cached_bytes": self._reads.cached_bytes,
+            "read_only": int(self._appends.room is not None),
+            "reads_waiting": len(self._waiting),
+            "replaced_entries": self.replaced,
+            "trims": self._ordering.floors.trims,
+            "floors": len(self._ordering.floors.logs) + len(self._ordering.floors.tags),
+            **self._care.status(),
+        }
+
+    # --- recovery, and what recovery needs
+
+    def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
+        """Take in a frame that was persisted before.
+
+        Raises:
+            DataLossError: it does not follow on the frames before it.
+        """
+        if kind is FrameKind.ORDERING:
+            self._unjournaled = []  # such a frame begins with what a checkpoint before it has ahead
+        self._recovery.recover(kind, payload, location)
+
+    def lost(self, frame: Lost, /) -> None:
+        """Take note that a frame cannot be read; what it held is fetched from others."""
+        self._care.damaged += frame.kind in BATCHES
+        self._recovery.lost(frame)
+
+    def needed(self, kind: FrameKind, payload: bytes, location: Location, /) -> bytes | None:
+        """Return what must stay of a batch when its segment is rewritten (decision 0016)."""
+        return needed(self._shards, self._ordering.floors, kind, payload, location)
+
+    @property
+    def derived(self) -> bool:
+        """A journal of a storage node is of no use without it."""
+        return False
+
+    @property
+    def unsaved(self) -> int:
+        """What other storage nodes gave is not journaled."""
+        return self._unsaved
+
+    def checkpoint(self) -> Callable[[], bytes]:
+        """Copy what all frames add up to; what is returned encodes it, in any thread."""
+        self._unsaved = 0
+        before = self._covered.take(self._ordering.extent)
+        return checkpoint_of(self._ordering, self._shards, self._unjournaled, before)
+
+    def checkpointed(self) -> None:
+        """Let the primary know what the checkpoints cover."""
+        self._covered.written()
+        self._stirred = True
+
+    def restore(self, payload: bytes, gone: Collection[int], /) -> None:
+        """Begin with a checkpoint; batches in segments that are `gone` are missing.
+
+        Entries that it has and no frame are still to be written: an older checkpoint, of which a
+        start begins if this one is damaged, has them from the journal alone.
+
+        Raises:
+            MalformedFrameError: it is of a version that this release does not know.
+        """
+        self._unjournaled = restore(payload, gone, self._ordering, self._shards, self._covered)
+        self._restored = True
+
+    def recovered(self) -> None:
+        """Say what is missing; none of it keeps the node from serving the rest."""
+
+    # --- the role
+
+    def handle(self, events: Sequence[Event], now: Instant) -> list[Effect]:
+        """React to events; say once what they add up to."""
+        effects: list[Effect] = []
+        for event in events:
+            effects += self._on_event(event, now)
+        effects += self._appends.conclude(self._views[-1].primary, now)
+        if self._blocks:
+            blocks, self._blocks = self._blocks, []
+            effects += unasked(self._views[-1], blocks, self._ordering.last)
+        if self._stirred or now >= self._upkeep_at:
+            effects += self._upkeep(now)
+        elif events:
+            self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.resend_s))
+        return effects
+
+    def _on_event(self, event: Event, now: Instant) -> list[Effect]:
+        match event:
+            case Received():
+                return self._on_message(event, now)
+            case Persisted(token, location):
+                return self._on_persisted(token, location)
+            case FrameRead(token, payload):
+                self._stirred = True
+                return (self._care if token < 0 else self._reads).on_read(token, payload)
+            case SpaceChanged(room):
+                self._stirred = True
+                self._appends.room = room
+                self._care.repair.paused = room is not None
+                self._full_notice.changed(full=room is not None, now=now)
+                return []
+            case Started(epoch):
+                self._stirred = True
+                self._appends.start(self._writers)
+                self._care.start(now, unread=self._restored)
+                self._ordering.reader.start(epoch)
+                self._history.start(epoch)
+                self._ordering.reader.doubt()
+                return []
+            case SnapshotsAnswered():
+                raise AssertionError("a storage node has no snapshots")
+
+    def _on_message(self, event: Received, now: Instant) -> list[Effect]:
+        match event.message:
+            case AppendBatch(batch):
+                return self._appends.on_batch(event, batch)
+            case MetalogEntries() as message:
+                return self._on_metalog_entries(event, message)
+            case MetalogBase() | History() | HistoryWanted() | TagFloors() as message:
+                self._stirred = True
+                return self._on_history(event, message)
+            case _:
+                self._stirred = True
+                return self._on_question(event, now)
+
+    def _on_question(self, event: Received, now: Instant) -> list[Effect]:
+        match event.message:
+            case ReadRecords() as message:
+                effects = self._on_read_records(event, message, now)
+            case IndexDataWanted() | TimeLookup() as message:
+                effects = self._on_metalog_question(event, message)
+            case AuxSet() as message:
+                effects = self._on_aux_set(event, message)
+            case ShardStoredWanted() as message:
+                effects = self._appends.on_stored_wanted(event, message)
+            case ShardClaim() as message:
+                effects = self._after_entries(self._appends.on_claim(event, message))
+            case ShardOpen() as message:
+                effects = self._on_shard_open(event, message)
+            case _:
+                effects = self._on_seldom(event, now)
+        return effects
+
+    def _on_shard_open(self, event: Received, message: ShardOpen) -> list[Effect]:
+        shard = self._shards.get(message.shard)
+        if shard is not None and shard.in_doubt and self._ordering.reader.behind:
+            # What is ordered is beyond doubt, but this restart may not know yet that it is.
+            return [Ignore(event, "opening a shard in doubt before the metalog is known here")]
+        return self._after_entries(self._appends.on_open(event, message))
+
+    def _on_seldom(self, event: Received, now: Instant) -> list[Effect]:
+        match event.message:
+            case BatchesWanted() as message:
+                return self._on_batches_wanted(event, message)
+            case Batches() as message:
+                return self._after_entries(self._care.repair.on_batches(event, message, now))
+            case DiscardedWanted() as message:
+                shard = self._shards.get(message.shard)
+                return [discarded_of(event, message, shard, self._ordering)]
+            case TagFloorsWanted() as message:
+                # The asker may know of a trim that was not heard here.
+                self._ordering.reader.doubt()
+                return [floors_page(self._ordering, message, event.sender)]
+            case _:
+                return [Ignore(event, "not a message for a storage node")]
+
+    def _on_persisted(self, token: int, location: Location) -> list[Effect]:
+        if token == _ORDERING_TOKEN:
+            return []
+        if token < _ORDERING_TOKEN:
+            self._stirred = True
+            return self._care.on_persisted(token, location)
+        match self._appends.on_persisted(token, location):
+            case Stored() as stored:
+                self._reads.remember(stored.location, stored.batch)
+                return []
+            case effects:
+                return effects
+
+    def deadline(self) -> Instant | None:
+        """When something is to be said again, or a read has waited too long."""
+        own = self._appends.deadline()
+        due = self._upkeep_at if own is None else min(own, self._upkeep_at)
+        return due if due < _NEVER else None
+
+    def _upkeep(self, now: Instant) -> list[Effect]:
+        """Do what need not be done in a turn that only stores and orders."""
+        effects = self._full_notice.conclude(now)
+        effects += [
+            Ignore(read, "waited too long for its metalog position")
+            for read in self._waiting.expired(now)
+        ]
+        effects += self._reads.advance()
+        effects += self._care.conclude(now, self._reads.damaged)
+        wanted = self._catch_up.ask(now, waiting=self._awaits_entries())
+        if wanted is not None:
+            effects.append(Send(self._views[-1].primary, wanted))
+        epoch, position = self._covered.older
+        if position and (wanted is not None or self._covered.is_news):
+            self._covered.is_news = False
+            effects.append(Send(self._views[-1].primary, MetalogCovered(position, epoch)))
+        effects += self._history.conclude(now)
+        self._stirred = False
+        parts = (self._catch_up, self._waiting, self._full_notice, self._care, self._history)
+        times = (part.deadline() for part in parts)
+        self._upkeep_at = min((time for time in times if time is not None), default=_NEVER)
+        return effects
+
+    def _awaits_entries(self) -> bool:
+        """Whether an entry that is not here may exist: somebody reads ahead, or it would order."""
+        return bool(self._waiting) or any(s.stored > s.ordered for s in self._shards.values())
+
+    # --- order
+
+    def _on_metalog_entries(self, event: Received, message: MetalogEntries) -> list[Effect]:
+        if event.sender != self._views[-1].primary:
+            return [Ignore(event, "metalog entries of somebody who is not the primary")]
+        reader = self._ordering.reader
+        was_behind, last = reader.behind, reader.lineage.last
+        taken = reader.take(event, message)
+        if taken.refused is not None:
+            return [Ignore(event, taken.refused)]
+        self._stirred = self._stirred or was_behind or reader.behind
+        effects: list[Effect] = []
+        if taken.entries:
+            self._history.end()
+        if taken.restarted:
+            self._appends.report()  # the primary has forgotten what was reported
+        if taken.wrong_from is not None:
+            effects += self._cut_off(taken.wrong_from)
+        for entry in taken.entries:
+            effects += self._apply(entry)
+        if last and self._ordering.last != last and self._speaks_for_empty:
+            effects += told_of_incarnation(self._views[-1], self._ordering)
+            effects += told_of_trims(self._views[-1], self._ordering)
+        if len(self._unjournaled) >= self._config.ordering_frame_entries:
+            effects.append(self._journaled())
+        for read in self._waiting.ready(self._ordering):
+            effects += self._start(event, self._page(read))
+        return effects
+
+    def _apply(self, entry: Entry) -> list[Effect]:
+        spans = self._ordering.apply(entry)
+        self._unjournaled.append(entry)
+        self._order(entry.position, spans)
+        if not isinstance(entry, Trim):
+            return []
+        self._stirred = True
+        self._care.reclaim.risen()
+        return told_of(entry, self._views[-1], self._ordering) if self._speaks_for_empty else []
+
+    def _on_history(
+        self, event: Received, message: MetalogBase | History | HistoryWanted | TagFloors
+    ) -> list[Effect]:
+        """Get from other storage nodes, or give them, what old entries ordered."""
+        match message:
+            case MetalogBase():
+                if event.sender != self._views[-1].primary:
+                    return [Ignore(event, "a base of somebody who is not the primary")]
+                return self._on_base(event, message)
+            case HistoryWanted():
+                lacking = self._history.base is not None
+                answer = history_for(message, self._ordering, lacking=lacking)
+                if answer is None:
+                    self._ordering.reader.doubt()
+                    return [Ignore(event, "what old entries ordered is not known here yet")]
+                return [Send(event.sender, answer)]
+            case TagFloors():
+                return self._history.on_floors(event, message)
+            case History():
+                return self._adopt(event, message)
+
+    def _on_base(self, event: Received, message: MetalogBase) -> list[Effect]:
+        reader = self._ordering.reader
+        restarted = reader.heard(event.incarnation)
+        if (reason := reader.refused_base(event, message)) is not None:
+            return [Ignore(event, reason)]
+        if restarted:
+            self._appends.report()
+        self._history.begin(message.base)
+        return []
+
+    def _adopt(self, event: Received, message: History) -> list[Effect]:
+        """Apply what another storage node knows; index nodes ask for what they lack of it."""
+        entries = self._history.on_history(event, message)
+        if not entries:
+            return []
+        effects: list[Effect] = []
+        if message.start < self.position:
+            self._ordering.reader.lineage.cut_off(message.start)
+            effects += self._cut_off(message.start)
+        for entry in entries:
+            for span in self._ordering.recover(entry):
+                if (shard := self._shards.get(span.shard)) is not None:
+                    self._appends.order(shard, span)
+        self._unsaved += len(entries)
+        base = self._history.base
+        if base is not None and self._ordering.has(base.position, base.last):
+            self._history.end()
+            self._ordering.reader.doubt()
+            self._care.reclaim.risen()
+            if self._unjournaled:
+                effects.append(self._journaled())
+            effects.append(self._journaled())  # of nothing: what comes next does not follow on
+        return effects
+
+    def _cut_off(self, position: MetalogPosition) -> list[Effect]:
+        """Forget entries that the primary has replaced, and what was derived from them.
+
+        Index nodes see by the epochs of the new index data that theirs is wrong (decision 0031). On
+        the disk the next entries replace those at their positions.
+        """
+        replaced = self.position - position
+        self.replaced += replaced
+        self._ordering.cut_off(position)
+        for shard in self._shards.values():
+            shard.cut_off(self._ordering.tail, self._ordering.cut_of(shard.id))
+        self._unjournaled = [e for e in self._unjournaled if e.position < position]
+        self._blocks = [block for block in self._blocks if block.position < position]
+        self._aux.clear()
+        self._reads.drop_tasks()
+        return [
+            Ignore(position, f"{replaced:,} metalog entries were replaced after they were read")
+        ]
+
+    def _journaled(self) -> Persist:
+        """Write what was applied to the ordering journal."""
+        payload = entries_encoded(self._unjournaled)
+        self._unjournaled = []
+        return Persist(FrameKind.ORDERING, payload, _ORDERING_TOKEN)
+
+    def _after_entries(self, effects: list[Effect]) -> list[Effect]:
+        """Persist states and repaired batches behind the entries that were applied before.
+
+        A restart must know by then what is beyond doubt, and which records a lost opening dropped.
+        """
+        if self._unjournaled and any(isinstance(effect, Persist) for effect in effects):
+            return [self._journaled(), *effects]
+        return effects
+
+    def _order(self, position: MetalogPosition, spans: Sequence[Span]) -> None:
+        """Give records their seqnums; collect the index data for which this replica speaks."""
+        speaks = not spans and self._speaks_for_empty
+        parts = []
+        for span in spans:
+            if (shard := self._shards.get(span.shard)) is None:
+                continue
+            batches = self._appends.order(shard, span)
+            self._stirred = self._stirred or bool(shard.holes)
+            if shard.leading:
+                speaks = True
+                parts.append(part_of(span, map(columns_of, batches)))
+        if speaks:
+            self._blocks.append(
+                index_block(self._views[-1], position, self._ordering, spans, parts)
+            )
+
+    # --- reads
+
+    def _on_read_records(self, event: Received, message: ReadRecords, now: Instant) -> list[Effect]:
+        if message.shard not in self._shards:
+            return [Ignore(event, "a read of a shard that is not kept here")]
+        if not message.seqnums or min(message.seqnums) < 0:
+            return [Ignore(event, "a read of nothing, or of negative seqnums")]
+        ordered = max(message.seqnums) < self._ordering.tail
+        if ordered and self._ordering.knows(message.trims, message.epoch):
+            return self._start(event, self._page(message))
+        if not self._waiting.add(message, now):
+            return [Ignore(event, "too many reads wait for their metalog position")]
+        return []
+
+    def _page(self, message: ReadRecords) -> RecordPage:
+        shard = self._shards[message.shard]
+        return RecordPage(
+            message, shard, self._aux, self._ordering, bytes_max=self._config.page_bytes_max
+        )
+
+    def _on_index_data_wanted(self, event: Received, message: IndexDataWanted) -> list[Effect]:
+        if message.start < 0 or message.step < 1:
+            return [Ignore(event, "index data of no sensible range of positions")]
+        end = min(message.end, self._ordering.position)
+        if end < message.end:
+            self._ordering.reader.doubt()  # the asker may know of entries not heard here
+        positions = range(message.start, end, message.step)
+        page = IndexPage(event.sender, positions, self._views[-1], self._ordering, self._shards)
+        return self._start(event, page)
+
+    def _on_batches_wanted(self, event: Received, message: BatchesWanted) -> list[Effect]:
+        if (shard := self._shards.get(message.shard)) is None:
+            return [Ignore(event, "batches wanted of a shard that is not kept here")]
+        page_bytes = self._config.page_bytes_max
+        return self._start(event, BatchPage(event.sender, message, shard, bytes_max=page_bytes))
+
+    def _start(self, event: Received, task: BatchTask) -> list[Effect]:
+        """Let a task visit its batches; it is served at the end of the turn."""
+        self._stirred = True
+        if not self._reads.start(task):
+            return [Ignore(event, "too many reads are under way")]
+        return []
+
+    def _on_metalog_question(
+        self, event: Received, message: IndexDataWanted | TimeLookup
+    ) -> list[Effect]:
+        if isinstance(message, TimeLookup):
+            return self._on_time_lookup(event, message)
+        return self._on_index_data_wanted(event, message)
+
+    def _on_time_lookup(self, event: Received, message: TimeLookup) -> list[Effect]:
+        ordering = self._ordering
+        if (position := ordering.find_time(message.time_us)) is None:
+            answer = TimeFound(message.request, ordering.tail, ordering.position, found=False)
+        else:
+            seqnum = ordering.tail_before(position)
+            answer = TimeFound(message.request, seqnum, position + 1, found=True)
+        return [Send(event.sender, answer)]
+
+    def _on_aux_set(self, event: Received, message: AuxSet) -> list[Effect]:
+        size = len(message.aux)
+        if message.shard not in self._shards:
+            return [Ignore(event, "aux data for a shard that is not kept here")]
+        if size > self._aux_bytes_max:
+            return [Ignore(event, "aux data larger than aux_bytes_max")]
+        if size + _AUX_OVERHEAD_BYTES <= self._config.aux_cache_bytes_max:
+            self._aux[message.seqnum] = message.aux
+        return []
+
+    # --- checks
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        self._appends.check_invariants()
+        self._ordering.check_invariants()
+        self._reads.check_invariants()
+        self._care.repair.check_invariants()
+        assert not self._blocks, "sent at the turn's end"
+
+
+def _shards_of(node: NodeId, views: Views) -> dict[ShardId, Shard]:
+    """Return the shards that `node` keeps in any view; it leads those that name it first."""
+    shards: dict[ShardId, Shard] = {}
+    for shard in sorted({shard for view in views for shard in view.shards_of(node)}):
+        placement = placement_of(views, shard)
+        assert placement is not None, "a view names it"
+        leading, alone = placement.replicas[0] == node, len(placement.replicas) == 1
+        shards[shard] = Shard(shard, leading=leading, alone=alone)
+    return shards
+
+
+def _writers_of(shards: Iterable[ShardId], views: Views) -> dict[ShardId, NodeId]:
+    placements = ((shard, placement_of(views, shard)) for shard in shards)
+    return {shard: placement.writer for shard, placement in placements if placement is not None}

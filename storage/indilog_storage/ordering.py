@@ -1,0 +1,247 @@
+"""The metalog as a storage node has applied it, and what it says about each position (ARCHITECTURE
+2 and 8.5).
+
+Entries are applied in order without gaps; what is missing is asked for by the node. If the primary
+has replaced entries that are applied here (`indilog.roles.metalog_reader`), they are cut off. All
+that index data needs to know about a position is kept in flat arrays: 24 bytes a position and 18
+bytes a span. Of trims the floors and positions are kept.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from indilog.base.columns import Pack, Packs
+from indilog.base.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
+from indilog.kernel.floors import Trimmed
+from indilog.kernel.lineage import Extent, Lineage, LineageColumns
+from indilog.kernel.metalog import Entry, MetalogReplay, NewRecords, Span, Trim
+from indilog.roles.metalog_reader import MetalogReader
+
+
+class OrderingColumns(msgspec.Struct, frozen=True, array_like=True):
+    """What `Ordering` keeps, but floors, packed (`indilog.base.columns`)."""
+
+    position: MetalogPosition
+    tail: SeqNum
+    cut: dict[ShardId, LocalId]
+    trims: int
+    lineage: LineageColumns
+    positions: tuple[Pack, ...]
+    spans: tuple[Pack, ...]
+    trim_positions: tuple[Pack, ...]
+
+
+_VIEW: Final = ViewNumber(1)
+"""The only one there is."""
+_COLUMNS: Final = (
+    ("_tails", "_times", "_span_ends"),
+    ("_shards", "_localids", "_lengths"),
+    ("_trim_positions",),
+)
+
+
+class Ordering:
+    """Applied entries.
+
+    Attributes:
+        reader: what is applied, as the primary is asked about it.
+        floors: what the applied trims add up to.
+        trimmed_at: the position after the last of them: whoever is there knows all floors.
+    """
+
+    __slots__ = (
+        "_lengths", "_localids", "_packs", "_replay", "_shards", "_span_ends", "_tails", "_times",
+        "_trim_positions", "floors", "reader", "trimmed_at",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.reader = MetalogReader()
+        self._replay = MetalogReplay()
+        self._tails = array("Q")
+        self._times = array("Q")
+        """When each entry was proposed, in microseconds since 1970; never goes back."""
+        self._span_ends = array("Q")
+        self._shards = array("H")
+        self._localids = array("Q")
+        self._lengths = array("Q")
+        self._trim_positions = array("Q")
+        """The positions of trims."""
+        self._packs = tuple(Packs() for _ in _COLUMNS)
+        self.floors = Trimmed()
+        self.trimmed_at: MetalogPosition = 0
+
+    @property
+    def position(self) -> MetalogPosition:
+        """How many entries are applied."""
+        return self._replay.position
+
+    @property
+    def tail(self) -> SeqNum:
+        """The first seqnum that no applied entry has ordered."""
+        return self._replay.tail
+
+    @property
+    def last(self) -> Epoch:
+        """Which incarnation of the primary proposed the last applied entry; 0: there is none."""
+        return self.reader.lineage.last
+
+    def knows(self, trims: int, epoch: Epoch) -> bool:
+        """Whether so many trims are applied, and an entry of an incarnation or of a later one."""
+        return trims <= self.floors.trims and epoch <= self.last
+
+    @property
+    def extent(self) -> Extent:
+        """How far the entries go that are applied."""
+        return Extent(self.reader.lineage.last, self.position)
+
+    def recover(self, entry: Entry) -> list[Span]:
+        """Apply the next entry from the ordering journal."""
+        self.reader.lineage.append(entry.epoch)
+        return self.apply(entry)
+
+    def epoch_at(self, position: MetalogPosition) -> Epoch:
+        """Return which incarnation proposed the entry at `position`, which is applied; 0 for -1."""
+        epoch = self.reader.lineage.before(position + 1)
+        assert epoch is not None, "it is applied"
+        return epoch
+
+    def trim_epoch(self, trims: int) -> Epoch:
+        """Return which incarnation proposed the last of the first `trims` trims, which are applied;
+        0: there is none.
+        """
+        return self.epoch_at(self._trim_positions[trims - 1] if trims else -1)
+
+    def apply(self, entry: Entry) -> list[Span]:
+        """Apply the next entry, which the reader has taken; return what it ordered."""
+        spans = [span for span in self._replay.apply(entry) if span.length]
+        for span in spans:
+            self._shards.append(span.shard)
+            self._localids.append(span.first_localid)
+            self._lengths.append(span.length)
+        before_us = self._times[-1] if self._times else 0
+        self._times.append(max(before_us, entry.time_us))
+        if isinstance(entry, Trim):
+            self.floors.apply(entry.floors)
+            self.floors.trims = self._replay.trims
+            self.trimmed_at = self.position
+            self._trim_positions.append(entry.position)
+        self._tails.append(self._replay.tail)
+        self._span_ends.append(len(self._shards))
+        return spans
+
+    def cut_off(self, position: MetalogPosition) -> None:
+        """Forget the entries from `position` on: they were replaced.
+
+        Floors stay: whoever wanted a trim was told that it is done.
+        """
+        spans = self._span_ends[position - 1] if position else 0
+        cut = dict(self._replay.cut)
+        for shard, length in zip(self._shards[spans:], self._lengths[spans:], strict=True):
+            cut[ShardId(shard)] -= length
+        trims = bisect_left(self._trim_positions, position)
+        self._replay = MetalogReplay(position, self.tail_before(position), cut, trims)
+        self.floors.trims = trims
+        self.trimmed_at = self._trim_positions[trims - 1] + 1 if trims else 0
+        for packs, rows in zip(self._packs, (position, spans, trims), strict=True):
+            packs.changed(rows)
+        del self._trim_positions[trims:]
+        for by_position in (self._tails, self._times, self._span_ends):
+            del by_position[position:]
+        for by_span in (self._shards, self._localids, self._lengths):
+            del by_span[spans:]
+
+    def cut_of(self, shard: ShardId) -> LocalId:
+        """Return how far a shard is ordered."""
+        return self._replay.cut.get(shard, 0)
+
+    def tail_at(self, position: MetalogPosition) -> SeqNum:
+        """Return the log's tail after the entry at `position`, which is applied."""
+        return self._tails[position]
+
+    def spans_at(self, position: MetalogPosition) -> list[Span]:
+        """Return what the entry at `position`, which is applied, ordered."""
+        start = self._span_ends[position - 1] if position else 0
+        seqnum = self._tails[position - 1] if position else 0
+        spans: list[Span] = []
+        for index in range(start, self._span_ends[position]):
+            span = Span(
+                ShardId(self._shards[index]), self._localids[index], seqnum, self._lengths[index]
+            )
+            spans.append(span)
+            seqnum = span.end_seqnum
+        return spans
+
+    def find_time(self, time_us: int) -> MetalogPosition | None:
+        """Return the position of the first entry that was proposed at `time_us` or later, or None.
+
+        It may have ordered nothing: then what follows was ordered later still.
+        """
+        position = bisect_left(self._times, time_us)
+        return position if position < len(self._times) else None
+
+    def ordered_us(self, seqnum: SeqNum) -> int:
+        """Return the stamp of the applied entry that ordered `seqnum`, microseconds since 1970."""
+        return self._times[bisect_right(self._tails, seqnum)]
+
+    def tail_before(self, position: MetalogPosition) -> SeqNum:
+        """Return the log's tail before the entry at `position`, which is applied."""
+        return self._tails[position - 1] if position else 0
+
+    # --- for other storage nodes
+
+    def has(self, position: MetalogPosition, last: Epoch) -> bool:
+        """Whether the entries below `position` are applied, the last of them one of `last`."""
+        return self.reader.lineage.before(position) == last
+
+    def entries(self, start: MetalogPosition, end: MetalogPosition) -> tuple[Entry, ...]:
+        """Return the applied entries of [start, end) as far as they are known: no writers, no
+        floors.
+        """
+        return tuple(self._entry(position) for position in range(start, end))
+
+    def _entry(self, position: MetalogPosition) -> Entry:
+        epoch = self.epoch_at(position)
+        number = bisect_left(self._trim_positions, position)
+        if number < len(self._trim_positions) and self._trim_positions[number] == position:
+            return Trim(position, _VIEW, epoch, number, ())
+        counts = {span.shard: span.length for span in self.spans_at(position)}
+        return NewRecords(position, _VIEW, epoch, counts, {}, self._times[position])
+
+    # --- checkpoints
+
+    def copied(self) -> Callable[[], OrderingColumns]:
+        """Copy everything; return what packs the copy, which may run in a thread."""
+        replay = self._replay
+        lineage = self.reader.lineage.copied()
+        state = replay.position, replay.tail, dict(replay.cut), replay.trims, lineage
+        copies = [
+            packs.copied([getattr(self, name) for name in names])
+            for packs, names in zip(self._packs, _COLUMNS, strict=True)
+        ]
+        return lambda: OrderingColumns(*state, *(copy() for copy in copies))
+
+    def restore(self, columns: OrderingColumns) -> None:
+        """Begin with what was copied once.
+
+        Raises:
+            MalformedFrameError: a column is of a version that this release does not know.
+        """
+        self._replay = MetalogReplay(columns.position, columns.tail, columns.cut, columns.trims)
+        said = columns.positions, columns.spans, columns.trim_positions
+        for packs, names, found in zip(self._packs, _COLUMNS, said, strict=True):
+            typecodes = [getattr(self, name).typecode for name in names]
+            for name, column in zip(names, packs.restore(found, typecodes), strict=True):
+                setattr(self, name, column)
+        self.reader.lineage = Lineage.restored(columns.lineage)
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        assert len(self._tails) == len(self._span_ends) == self.position
+        assert self.tail == sum(self._replay.cut.values())
+        assert self.reader.lineage.position == self.position

@@ -1,0 +1,187 @@
+"""Giving the disk back: finding the batches of which every record is trimmed (ARCHITECTURE 13,
+decision 0008).
+
+Which records are dead is said by their tags, and those are in the batches. So when floors have
+risen a pass begins that reads the batches below the highest floor, oldest first, at most
+`reclaim_bytes_per_s`; a batch of which all records are dead is discarded. Of what is partly alive a
+pass adds up how much is dead, by segments: so it is known which ones are worth rewriting (decision
+0016). It is read again by a later pass. Passes take no more than a small share of the time, and
+small batches, of which the work and not the bytes counts, are read with rests in between: many of
+them at once would hold up every append.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from indilog.base.ids import Instant, LocalId, SeqNum, ShardId
+from indilog.config import KIB, NodeConfig
+from indilog.kernel.floors import Trimmed
+from indilog.kernel.tombstones import GoneRecords, gone_encoded, gone_of
+from indilog.roles.role import (
+    Discard,
+    Effect,
+    FrameKind,
+    Location,
+    Persist,
+    ReadFrame,
+    Superfluous,
+)
+from indilog_storage.batch_reads import batch_read
+from indilog_storage.rewritten import superfluous_bytes
+from indilog_storage.shard import Shard
+
+FIRST_TOKEN: Final = -(1 << 60)
+"""Its tokens are this and below."""
+_CHUNK_BYTES: Final = 1024 * KIB
+_BATCHES_MAX: Final = 32
+"""What is read in one turn, in bytes and in batches."""
+_BATCH_REST_S: Final = 0.0004
+"""The rest after a batch: about four times what reading and judging a small one takes."""
+_REST: Final = 10
+"""The rests of a pass, in it and behind it, are so many times the time that it worked, at least."""
+
+
+class _Reading(NamedTuple):
+    shard: Shard
+    first: LocalId
+    seqnum: SeqNum
+    location: Location
+
+
+class Reclaim:
+    """Reads in small steps.
+
+    Attributes:
+        bytes: of the batches that were discarded. batches: how many those were.
+    """
+
+    def __init__(
+        self, shards: Mapping[ShardId, Shard], floors: Trimmed, config: NodeConfig
+    ) -> None:
+        self._shards = shards
+        self._floors = floors
+        self._bytes_per_s = config.reclaim_bytes_per_s
+        self._rest_s_min = config.reclaim_rest_s_min
+        self._wanted = False
+        """Whether floors have risen since the last pass began."""
+        self._began: Instant | None = None
+        self._due = Instant(0.0)
+        self._rested_s = 0.0
+        """Within the pass that is under way."""
+        self._todo: list[ShardId] = []
+        """Shards of this pass, the one that is read now last."""
+        self._at: LocalId = 0
+        self._reading: dict[int, _Reading] = {}
+        self._last_token = FIRST_TOKEN
+        self._notes: list[tuple[GoneRecords, list[Location]]] = []
+        """What was found to be dead in this turn."""
+        self._noting: dict[int, list[Location]] = {}
+        """Batches that are discarded when their note is written, by its token."""
+        self._superfluous: Counter[int] = Counter()
+        """Dead bytes in batches that are partly alive, by segment, as far as this pass has read."""
+        self.bytes = 0
+        self.batches = 0
+
+    def risen(self) -> None:
+        """Floors have risen."""
+        self._wanted = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass is under way, or will begin after a rest."""
+        return self._wanted or self._began is not None
+
+    def conclude(self, now: Instant) -> list[Effect]:
+        """Note what was found to be dead; read the next batches, if it is time to."""
+        return self._written_notes() + self._read_on(now)
+
+    def _read_on(self, now: Instant) -> list[Effect]:
+        if self._reading or now < self._due:
+            return []
+        if self._began is None:
+            if not self._wanted:
+                return []
+            self._wanted = False
+            self._began, self._rested_s = now, 0.0
+            self._todo, self._at = sorted(self._shards, reverse=True), 0
+        effects: list[Effect] = []
+        size = 0
+        while self._todo and size < _CHUNK_BYTES and len(effects) < _BATCHES_MAX:
+            if (reading := self._next(self._shards[self._todo[-1]])) is None:
+                self._todo.pop()
+                self._at = 0
+                continue
+            size += reading.location.length
+            self._last_token -= 1
+            self._reading[self._last_token] = reading
+            effects.append(ReadFrame(reading.location, self._last_token))
+        rest_s = _BATCH_REST_S * len(effects)
+        self._rested_s += rest_s
+        self._due = Instant(now + rest_s + size / self._bytes_per_s)
+        if not effects:
+            worked_s = now - self._began - self._rested_s
+            rest_s = max(self._rest_s_min, _REST * worked_s - self._rested_s)
+            self._due = Instant(now + rest_s)
+            effects.append(Superfluous(dict(self._superfluous), self._began))
+            self._began = None
+            self._superfluous.clear()
+        return effects
+
+    def _next(self, shard: Shard) -> _Reading | None:
+        """Return the next batch that may be dead; None: there is none in this shard."""
+        if (batch := shard.batch_from(self._at)) is None:
+            return None
+        first, end, location = batch
+        if end > shard.ordered or shard.seqnum_of(first) >= self._floors.highest:
+            return None
+        self._at = end
+        return _Reading(shard, first, shard.seqnum_of(first), location)
+
+    def on_read(self, token: int, payload: bytes | None) -> list[Effect]:
+        """Discard a batch if all its records are dead; other parts take care of damage."""
+        shard, first, seqnum, location = self._reading.pop(token)
+        batch, _ = batch_read(location, payload)
+        if batch is None or (batch.header.shard, batch.header.first) != (shard.id, first):
+            return []
+        dead = self._floors.dead(seqnum, *batch.tag_columns())
+        if not dead.all():
+            if size := superfluous_bytes(batch, dead):
+                self._superfluous[location.segment] += size
+            return []
+        if not shard.discard(first, location):
+            return []
+        self.bytes += location.length
+        self.batches += 1
+        self._note(gone_of(batch.header, repaired=False), location)
+        return []
+
+    def _note(self, gone: GoneRecords, location: Location) -> None:
+        """Have it written what is discarded; batches that follow one another are one note."""
+        if self._notes:
+            before, locations = self._notes[-1]
+            if (joined := before.joined(gone)) is not None:
+                self._notes[-1] = (joined, [*locations, location])
+                return
+        self._notes.append((gone, [location]))
+
+    def _written_notes(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for gone, locations in self._notes:
+            self._last_token -= 1
+            self._noting[self._last_token] = locations
+            effects.append(Persist(FrameKind.DISCARDED, gone_encoded(gone), self._last_token))
+        self._notes.clear()
+        return effects
+
+    def on_persisted(self, token: int) -> list[Effect]:
+        """Discard batches of which it is written that they are."""
+        return [Discard(location) for location in self._noting.pop(token)]
+
+    def deadline(self) -> Instant | None:
+        """When to read on."""
+        if self._reading or (self._began is None and not self._wanted):
+            return None
+        return self._due

@@ -1,0 +1,214 @@
+"""Records for readers: those that wait until the metalog is applied far enough, and the page that a
+reader gets (ARCHITECTURE 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from sortedcontainers import SortedList
+
+from indilog.base.ids import Epoch, Instant, LocalId, MetalogPosition, NodeId, SeqNum, ShardId
+from indilog.kernel.floors import Mask, Trimmed
+from indilog.kernel.records import RecordBatch
+from indilog.roles.role import Location
+from indilog.wire.messages import (
+    STORED_RECORD_OVERHEAD_BYTES,
+    ReadRecords,
+    RecordsRead,
+    StoredRecord,
+)
+from indilog_storage.batch_reads import BatchTask
+from indilog_storage.shard import Shard
+
+_seqnum_of: Final = attrgetter("seqnum")
+
+_Key: TypeAlias = tuple[NodeId, int, ShardId]
+
+
+class _Waiting(NamedTuple):
+    expires: Instant
+    last: SeqNum
+    message: ReadRecords
+
+
+class WaitingReads:
+    """Reads of seqnums that no applied entry has ordered yet; at most `reads_max`."""
+
+    def __init__(self, *, reads_max: int, timeout_s: float) -> None:
+        self._reads_max = reads_max
+        self._timeout_s = timeout_s
+        self._by_age: dict[_Key, _Waiting] = {}
+        self._ordered: dict[_Key, None] = {}
+        """Those whose seqnums are ordered; they wait for a trim, or an incarnation."""
+        self._by_seqnum: SortedList[tuple[SeqNum, _Key]] = SortedList()
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    def add(self, message: ReadRecords, now: Instant) -> bool:
+        """Let a read wait; False: too many do. A repeated one waits once."""
+        key = (message.origin, message.request, message.shard)
+        if key in self._by_age:
+            return True
+        if len(self._by_age) >= self._reads_max:
+            return False
+        waiting = _Waiting(Instant(now + self._timeout_s), max(message.seqnums), message)
+        self._by_age[key] = waiting
+        self._by_seqnum.add((waiting.last, key))
+        return True
+
+    def ready(self, applied: AppliedEntries) -> list[ReadRecords]:
+        """Take out the reads of seqnums that are ordered, if all that they know of is applied."""
+        while self._by_seqnum and self._by_seqnum[0][0] < applied.tail:
+            _, key = self._by_seqnum.pop(0)
+            self._ordered[key] = None
+        if not self._ordered:
+            return []
+        waiting = ((key, self._by_age[key].message) for key in self._ordered)
+        ready = [key for key, read in waiting if applied.knows(read.trims, read.epoch)]
+        for key in ready:
+            del self._ordered[key]
+        return [self._by_age.pop(key).message for key in ready]
+
+    def expired(self, now: Instant) -> list[ReadRecords]:
+        """Take out the reads that have waited too long: who asked has given up."""
+        found: list[ReadRecords] = []
+        while self._by_age:
+            key, waiting = next(iter(self._by_age.items()))
+            if now < waiting.expires:
+                break
+            del self._by_age[key]
+            if key in self._ordered:
+                del self._ordered[key]
+            else:
+                self._by_seqnum.remove((waiting.last, key))
+            found.append(waiting.message)
+        return found
+
+    def deadline(self) -> Instant | None:
+        """When the oldest read has waited too long."""
+        return next(iter(self._by_age.values())).expires if self._by_age else None
+
+
+class AppliedEntries(Protocol):
+    """What a storage node knows of the metalog entries that it has applied."""
+
+    @property
+    def tail(self) -> SeqNum:
+        """The first seqnum that is not ordered."""
+
+    def knows(self, trims: int, epoch: Epoch) -> bool:
+        """Whether so many trims are applied, and an entry of an incarnation or of a later one."""
+
+    @property
+    def floors(self) -> Trimmed:
+        """All floors."""
+
+    @property
+    def trimmed_at(self) -> MetalogPosition:
+        """The metalog position after the last trim that is applied."""
+
+    def ordered_us(self, seqnum: SeqNum) -> int:
+        """The stamp of the entry that ordered `seqnum`, microseconds since 1970."""
+
+
+class RecordPage(BatchTask):
+    """Collects the answer to one `ReadRecords`, up to `bytes_max`; the rest is left out.
+
+    The reader sees what is left out and asks again. At least one record is in it, unless all are
+    unknown here.
+    """
+
+    def __init__(
+        self,
+        message: ReadRecords,
+        shard: Shard,
+        aux: Mapping[SeqNum, bytes],
+        applied: AppliedEntries,
+        *,
+        bytes_max: int,
+    ) -> None:
+        self._request = message.request
+        self._shard = shard.id
+        self._kept = shard
+        self._aux = aux
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._records: list[StoredRecord] = []
+        self._unknown: list[SeqNum] = []
+        self._names: list[tuple[SeqNum, bytes]] = []
+        self._applied = applied
+        self._trimmed: list[SeqNum] = []
+        self._wanted: dict[Location, list[tuple[SeqNum, LocalId]]] = {}
+        for seqnum in message.seqnums:
+            localid = shard.localid_of(seqnum)
+            location = shard.location_of(localid) if localid is not None else None
+            if localid is not None and shard.is_gone(localid):
+                self._trimmed.append(seqnum)
+            elif location is None or localid is None:
+                self._unknown.append(seqnum)
+            else:
+                self._wanted.setdefault(location, []).append((seqnum, localid))
+        super().__init__(message.origin, self._wanted)
+
+    @property
+    def full(self) -> bool:
+        """Whether the page has its bytes."""
+        return self._bytes >= self._bytes_max
+
+    def take(self, location: Location, batch: RecordBatch | None) -> None:
+        """Copy the records wanted out of a batch."""
+        wanted = self._wanted[location]
+        if batch is None or batch.header.shard != self._shard:
+            for seqnum, localid in wanted:
+                # Between question and answer it may have been discarded.
+                gone = self._kept.is_gone(localid)
+                (self._trimmed if gone else self._unknown).append(seqnum)
+            return
+        first, end = batch.header.first, batch.header.end
+        dead = self._dead(batch, *wanted[0])
+        for seqnum, localid in wanted:
+            if not first <= localid < end:
+                self._unknown.append(seqnum)
+                continue
+            if dead is not None and dead[localid - first]:
+                self._trimmed.append(seqnum)
+                continue
+            if localid - first in batch.damaged:
+                self._unknown.append(seqnum)
+                self._names.append((seqnum, batch.names(localid - first)))
+                continue
+            if self.full:
+                return
+            raw = batch.record(localid - first)
+            aux = self._aux.get(seqnum)
+            ordered_us = self._applied.ordered_us(seqnum)
+            self._records.append(
+                StoredRecord(seqnum, raw.time_us, ordered_us, raw.names, raw.data, aux)
+            )
+            size = len(raw.data) + len(raw.names) + len(aux or b"")
+            self._bytes += size + STORED_RECORD_OVERHEAD_BYTES
+
+    def _dead(self, batch: RecordBatch, seqnum: SeqNum, localid: LocalId) -> Mask | None:
+        """Tell which records of a batch are trimmed; None: none. One of them is at `seqnum`."""
+        first_seqnum = seqnum - (localid - batch.header.first)
+        floors = self._applied.floors
+        if floors.highest <= first_seqnum and 0 not in batch.tag_counts:
+            return None
+        return floors.dead(first_seqnum, *batch.tag_columns())
+
+    def answer(self) -> RecordsRead:
+        """Return the records, ascending, and the seqnums of which nothing is known here."""
+        self._records.sort(key=_seqnum_of)
+        return RecordsRead(
+            self._request,
+            self._shard,
+            tuple(self._records),
+            tuple(self._unknown),
+            tuple(self._trimmed),
+            self._applied.trimmed_at if self._trimmed else 0,
+            tuple(self._names),
+        )

@@ -1,0 +1,229 @@
+"""Getting back what this replica lost: batches in the holes of its shards, from other replicas
+(ARCHITECTURE 11, decision 0009, PITFALLS 14, 15 and 17).
+
+One request is under way at a time, and `repair_bytes_per_s` limits what comes back over time, so a
+wiped replica does not stand in the way of the rest. Only ordered records are asked for and given:
+about those replicas cannot differ. A batch that arrives is persisted as a frame `REPAIRED` and then
+fills its place, so a restart goes on where it was.
+
+Replicas are asked in turn. When none of them has a batch, it is asked for again after a pause that
+doubles up to `repair_retry_s_max`: another replica may come back from its own repair, and one that
+is gone for good costs next to nothing.
+
+A replica that lacks what it is asked for says so, if its disk does (`Batches.lacking_to`). When all
+others have said it, the records are *given up*: lost, as they are at once where there is only one
+replica (decision 0024). One that is down has said nothing, so it keeps its records from being given
+up. What is given up is asked for still, and is lost no more if a replica has it after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Instant, LocalId, NodeId, ShardId
+from indilog.config import NodeConfig
+from indilog.kernel.records import RecordBatch
+from indilog.kernel.view import Views, placement_of
+from indilog.roles.role import Effect, FrameKind, Ignore, Location, Persist, Received, Send
+from indilog.wire.messages import Batches, BatchesWanted
+from indilog_storage.batch_reads import BatchTask
+from indilog_storage.shard import Shard
+
+_RETRY_S: Final = 1.0
+_PATIENCE: Final = 8
+"""So many times `resend_s` an answer may take: it is read from a disk."""
+_GONE_MAX: Final = 4096
+"""Discarded batches that one answer names."""
+
+
+class Repair:
+    """Asks for what is missing and takes it in.
+
+    Attributes:
+        paused: the disk is full.
+        repaired: localids that were got back in this life.
+    """
+
+    def __init__(
+        self, node: NodeId, views: Views, shards: Mapping[ShardId, Shard], config: NodeConfig
+    ) -> None:
+        self._shards = shards
+        self._others = {shard: _others(node, views, shard) for shard in shards}
+        self._bytes_per_s = config.repair_bytes_per_s
+        self._patience_s = _PATIENCE * config.resend_s
+        self._retry_s_max = config.repair_retry_s_max
+        self._turn = 0
+        self._asked: BatchesWanted | None = None
+        self._next_at: Instant | None = None
+        """When to ask (again); None: nothing is missing that could be asked for."""
+        self._fruitless: dict[tuple[ShardId, LocalId], tuple[int, Instant]] = {}
+        """Holes of which a replica had nothing: how often in a row, and when to ask again."""
+        self._lacking: dict[tuple[ShardId, LocalId], dict[NodeId, LocalId]] = {}
+        """Of such holes, up to where each other replica has lost everything."""
+        self._persisting: dict[int, tuple[Shard, RecordBatch]] = {}
+        self._last_token = 0
+        self.paused = False
+        self.repaired = 0
+
+    # --- asking
+
+    def conclude(self, now: Instant) -> list[Effect]:
+        """Ask for the next missing batches, if it is time to."""
+        if self._next_at is not None and now < self._next_at:
+            return []
+        if self._asked is not None:
+            self._failed(self._asked, now)
+            self._asked = None
+        if self._persisting or self.paused:
+            self._next_at = None
+            return []
+        return self._ask(now)
+
+    def _ask(self, now: Instant) -> list[Effect]:
+        self._next_at = None
+        for shard, others in self._others.items():
+            if not others or (wanted := self._missing(self._shards[shard], now)) is None:
+                continue
+            self._asked = wanted
+            self._next_at = Instant(now + self._patience_s)
+            self._turn += 1
+            return [Send(others[self._turn % len(others)], wanted)]
+        return []
+
+    def _missing(self, shard: Shard, now: Instant) -> BatchesWanted | None:
+        """Return what is missing and was not asked for in vain just now."""
+        for first, end in sorted(shard.holes.items(), key=lambda hole: hole[0] in shard.given_up):
+            if first >= shard.ordered:
+                continue
+            if (when := self._fruitless.get((shard.id, first), (0, now))[1]) <= now:
+                return BatchesWanted(shard.id, first, min(end, shard.ordered))
+            self._next_at = min(self._next_at or when, when)
+        return None
+
+    def _failed(self, asked: BatchesWanted, now: Instant) -> None:
+        """One replica had nothing: ask the next one at once, and all of them later."""
+        key = asked.shard, asked.first
+        times = self._fruitless.get(key, (0, now))[0] + 1
+        rounds, rest = divmod(times, len(self._others[asked.shard]))
+        pause_s = 0.0 if rest else min(self._retry_s_max, _RETRY_S * 2.0 ** min(rounds - 1, 30))
+        self._fruitless = {hole: tried for hole, tried in self._fruitless.items() if self._is(hole)}
+        self._lacking = {hole: known for hole, known in self._lacking.items() if self._is(hole)}
+        self._fruitless[key] = (times, Instant(now + pause_s))
+
+    def _is(self, hole: tuple[ShardId, LocalId]) -> bool:
+        return hole[1] in self._shards[hole[0]].holes
+
+    def _lacks(self, asked: BatchesWanted, replica: NodeId, end: LocalId) -> None:
+        """Give up what all other replicas lack; nothing if one of them has not said so."""
+        key = asked.shard, asked.first
+        known = self._lacking.setdefault(key, {})
+        known[replica] = end
+        least = min(known.values())
+        if len(known) == len(self._others[asked.shard]) and least > asked.first:
+            self._shards[asked.shard].give_up(asked.first, least)
+
+    def deadline(self) -> Instant | None:
+        """When to ask."""
+        return self._next_at
+
+    # --- taking in
+
+    def on_batches(self, event: Received, message: Batches, now: Instant) -> list[Effect]:
+        """Persist the batches that are missing here."""
+        asked = self._asked
+        if asked is None or (message.shard, message.first) != (asked.shard, asked.first):
+            return [Ignore(event, "batches that nobody asked for, or no longer")]
+        if event.sender not in self._others[asked.shard]:
+            return [Ignore(event, "batches of a node that is no replica of the shard")]
+        self._asked = None
+        shard = self._shards[asked.shard]
+        effects = [e for b in message.batches for e in self._take(event, shard, b, asked.end)]
+        taken = sum(len(e.payload) for e in effects if isinstance(e, Persist))
+        gone = [shard.fill_gone(first, end) for first, end in message.gone]
+        if any(gone) and not taken:
+            self._next_at = now
+        elif not taken:
+            self._lacks(asked, event.sender, message.lacking_to)
+            self._failed(asked, now)
+            self._next_at = now
+        else:
+            self._fruitless.pop((asked.shard, asked.first), None)
+            self._next_at = Instant(now + taken / self._bytes_per_s)
+        return effects
+
+    def _take(self, event: Received, shard: Shard, buffer: bytes, end: LocalId) -> Sequence[Effect]:
+        try:
+            batch = RecordBatch(buffer)
+        except MalformedFrameError:
+            return [Ignore(event, "not an intact record batch")]
+        header = batch.header
+        lacking = shard.lacks(header.first, header.end)
+        if header.shard != shard.id or header.end > end or not lacking:
+            return [Ignore(event, "a batch that is not missing here")]
+        self._last_token -= 1
+        self._persisting[self._last_token] = (shard, batch)
+        return [Persist(FrameKind.REPAIRED, buffer, self._last_token)]
+
+    def on_persisted(self, token: int, location: Location) -> None:
+        """Fill the hole; tokens of repairs are negative."""
+        shard, batch = self._persisting.pop(token)
+        if shard.fill(batch.header.first, batch.header.end, location):
+            self.repaired += batch.header.records
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        assert self._asked is None or self._next_at is not None, "an answer is awaited for so long"
+
+
+def _others(node: NodeId, views: Views, shard: ShardId) -> tuple[NodeId, ...]:
+    placement = placement_of(views, shard)
+    assert placement is not None, "a view names it"
+    return tuple(replica for replica in placement.replicas if replica != node)
+
+
+class BatchPage(BatchTask):
+    """Collects the answer to one `BatchesWanted`: intact batches of ordered records."""
+
+    def __init__(self, to: NodeId, message: BatchesWanted, shard: Shard, *, bytes_max: int) -> None:
+        self._message = message
+        self._end = min(message.end, shard.ordered)
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._batches: list[tuple[LocalId, bytes]] = []
+        gone = shard.gone_in(message.first, self._end)
+        self._gone = tuple(gone[:_GONE_MAX])
+        self._lacking_to = min(shard.lacking_to(message.first), self._end)
+        super().__init__(to, self._places(shard))
+
+    def _places(self, shard: Shard) -> list[Location]:
+        """Return where the batches are that fit: a wiped replica asks for all of a shard."""
+        places: list[Location] = []
+        at, size = self._message.first, 0
+        while size < self._bytes_max and (batch := shard.batch_from(at)) is not None:
+            _, at, location = batch
+            if at > self._end:
+                break
+            places.append(location)
+            size += location.length
+        return places
+
+    @property
+    def full(self) -> bool:
+        """Whether the page has its bytes."""
+        return self._bytes >= self._bytes_max
+
+    def take(self, location: Location, batch: RecordBatch | None) -> None:
+        """Take a whole batch."""
+        if batch is None or batch.damaged or batch.header.end > self._end or self.full:
+            return
+        if batch.header.shard == self._message.shard and batch.header.first >= self._message.first:
+            self._batches.append((batch.header.first, batch.buffer))
+            self._bytes += location.length
+
+    def answer(self) -> Batches:
+        """Return the batches, ascending."""
+        batches = tuple(buffer for _, buffer in sorted(self._batches))
+        message = self._message
+        return Batches(message.shard, message.first, batches, self._gone, self._lacking_to)

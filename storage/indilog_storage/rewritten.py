@@ -1,0 +1,56 @@
+"""What a storage node needs of a batch when its segment is rewritten (ARCHITECTURE 13, decision
+0016).
+
+Of a batch that was discarded nothing is needed. Of one that is partly alive the dead records become
+hollow: they keep their localids, and so the others keep their seqnums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from indilog.base.ids import ShardId
+from indilog.kernel.floors import Mask, Trimmed
+from indilog.kernel.records import RecordBatch, batch_header
+from indilog.roles.role import FrameKind, Location
+from indilog_storage.shard import Shard
+
+
+def needed(
+    shards: Mapping[ShardId, Shard],
+    floors: Trimmed,
+    kind: FrameKind,
+    payload: bytes,
+    location: Location,
+) -> bytes | None:
+    """Return what must stay of a batch, which is intact; None: nothing, it was discarded.
+
+    What an opening dropped and other records replaced goes when those go.
+    """
+    assert kind in {FrameKind.RECORDS, FrameKind.REPAIRED}, "only these hold batches"
+    header = batch_header(payload)
+    if (shard := shards.get(header.shard)) is None:
+        return payload
+    if shard.is_gone(header.first) and shard.is_gone(header.end - 1):
+        return None
+    place = shard.location_of(header.first)
+    if place is None or place[:2] != location[:2] or header.end > shard.ordered:
+        return payload
+    first = shard.seqnum_of(header.first)
+    if first >= floors.highest:
+        return payload
+    batch = RecordBatch(payload)
+    dead = floors.dead(first, *batch.tag_columns())
+    return batch.hollowed(dead.tolist()) if superfluous_bytes(batch, dead) else payload
+
+
+def superfluous_bytes(batch: RecordBatch, dead: Mask) -> int:
+    """Return by how much a batch becomes smaller when its dead records become hollow."""
+    sizes = 8 * np.frombuffer(batch.tag_counts, np.uint8).astype(np.int64)
+    for ends in batch.ends:
+        column = np.frombuffer(ends, np.uint32).astype(np.int64)
+        sizes += column
+        sizes[1:] -= column[:-1]
+    return int(sizes[dead].sum())

@@ -1,0 +1,680 @@
+"""One shard as one replica keeps it: who may write, which batches are where, which seqnums they got
+(ARCHITECTURE 3, 8 and thesis 5.5.1).
+
+Three prefixes of localids, each at most as long as the one before it: `written` (accepted and
+handed to the journal), `stored` (durable), `ordered` (given seqnums by the metalog). Inside the
+stored prefix there may be *holes*: what a damaged or wiped disk lost of it. What is in a hole is
+not known here, which never means that it is not there; `indilog_storage.repair` gets it back from
+another replica.
+
+Where the prefix ends may itself be in doubt after damage: the last batches, or an opening that
+dropped some, may be among what was lost. Then the replica is not `authoritative`: it says so to a
+writer that takes the shard over, until that writer tells where the shard continues. What the
+metalog has ordered is beyond doubt, so a replica that has less takes the rest for a hole.
+
+A hole in what is not ordered is no copy: it is not reported to the primary, and its writer sends
+the batches again. Of what earlier writers appended nobody would, so that counts as stored.
+
+Everything is in flat arrays: 28 bytes a batch or hole, and 16 bytes a span. Spans of the metalog
+that follow one another in seqnums as in localids are one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from sortedcontainers import SortedDict
+
+from indilog.base.columns import Pack, Packs
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, LocalId, SeqNum, ShardId
+from indilog.kernel.metalog import UNSAID, Span
+from indilog.kernel.records import RecordBatch
+from indilog.roles.role import Location
+from indilog_storage.batch_reads import DamagedBatch
+
+_HOLE: Final = 0
+"""The segment of a row that is a hole: segments are numbered from 1."""
+_GONE: Final = 2**32 - 1
+"""That of a batch that was discarded: all its records were trimmed."""
+_NOWHERE: Final = (_HOLE, _GONE)
+_ROWS_AT_ONCE: Final = 1 << 16
+NEVER: Final = Epoch(-1)
+"""The epoch of a shard that no writer has claimed or opened here."""
+
+
+class ShardState(msgspec.Struct, frozen=True, array_like=True):
+    """What a frame of kind `SHARD_STATE` holds: a claim (`start` None), or where a writer opened.
+
+    Frames are replayed in order, so what an opening dropped stays dropped.
+    """
+
+    shard: ShardId
+    epoch: Epoch
+    start: LocalId | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ShardState)
+
+
+def state_encoded(state: ShardState) -> bytes:
+    """Return the bytes of a state, as journals hold them."""
+    return _encoder.encode(state)
+
+
+def state_decoded(payload: bytes) -> ShardState:
+    """Return the state in `payload`.
+
+    Raises:
+        MalformedFrameError: it holds none.
+    """
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise MalformedFrameError(f"not a shard's state: {error}") from error
+
+
+class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
+    """What is durable of a shard; rows and spans are packed (`indilog.base.columns`)."""
+
+    claimed: Epoch
+    opened: Epoch
+    stored: LocalId
+    ordered: LocalId
+    certain: bool
+    doubted: LocalId | None
+    opened_at: LocalId
+    rows: tuple[Pack, ...]
+    spans: tuple[Pack, ...]
+
+
+_ROWS: Final = ("_firsts", "_segments", "_offsets", "_lengths")
+_SPANS: Final = ("_span_seqnums", "_span_localids")
+
+
+class Shard:
+    """See the module; methods that change it are called in the order of the journal.
+
+    Attributes:
+        claimed: the newest writer; older ones are refused.
+        opened: the writer under which the shard was opened last. opened_at: where it continued.
+        leading: whether this replica is the first one, which sends index data unasked.
+        changing: how many states are on their way to the disk.
+        written, stored, ordered: prefix lengths, see the module.
+        bytes: of all stored batches.
+        unordered: batches that no entry has ordered yet, for their tags; may lack old ones.
+        holes: what is not known here inside the stored prefix, end by first localid.
+        given_up: where holes begin of which no replica has anything.
+        damaged: of the only replica, the batches of which only data is damaged, by first localid:
+            the first record that is lost, and how many are.
+    """
+
+    __slots__ = (
+        "_alone", "_certain", "_doubted", "_firsts", "_lengths", "_offsets", "_row_packs",
+        "_segments", "_span_localids", "_span_packs", "_span_seqnums", "_unreadable", "bytes",
+        "changing", "claimed", "damaged", "given_up", "holes", "id", "leading", "opened",
+        "opened_at", "ordered", "stored", "unordered", "written",
+    )  # fmt: skip
+
+    def __init__(self, shard: ShardId, *, leading: bool, alone: bool = False) -> None:
+        self.id = shard
+        self.leading = leading
+        self.claimed = self.opened = NEVER
+        self.opened_at: LocalId = 0
+        self.changing = 0
+        self.written: LocalId = 0
+        self.stored: LocalId = 0
+        self.ordered: LocalId = 0
+        self.bytes = 0
+        self.unordered: deque[RecordBatch] = deque()
+        self.holes: SortedDict[LocalId, LocalId] = SortedDict()
+        self.given_up: set[LocalId] = set()
+        self.damaged: dict[LocalId, tuple[LocalId, int]] = {}
+        self._unreadable: set[LocalId] = set()
+        """Where holes begin that the next life may find readable."""
+        self._alone = alone
+        """Whether this is the only replica: then no opening ever dropped anything."""
+        self._certain = True
+        self._doubted: LocalId | None = None
+        """From here on an opening that was lost may have dropped what is here."""
+        self._firsts = array("Q")
+        self._segments = array("I")
+        self._offsets = array("Q")
+        self._lengths = array("Q")
+        self._span_seqnums = array("Q")
+        self._span_localids = array("Q")
+        self._row_packs, self._span_packs = Packs(), Packs()
+
+    @property
+    def open(self) -> bool:
+        """Whether the writer that claimed the shard last may append."""
+        return self.opened == self.claimed != NEVER
+
+    # --- writers
+
+    @property
+    def authoritative(self) -> bool:
+        """Whether `stored` is all that this replica ever had; never before the first opening."""
+        return self.opened != NEVER and self._certain
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an opening will drop what is not known to be ordered, because another opening may
+        have been lost.
+        """
+        return self._doubted is not None
+
+    def can_open_at(self, start: LocalId) -> bool:
+        """Tell whether dropping all from `start` on keeps what is ordered and splits no batch.
+
+        A replica that is not authoritative may lack what lies before `start`. What is in doubt is
+        dropped whatever `start` is, and where batches begin in a hole only other replicas know.
+        """
+        if start < self.ordered:
+            return False
+        end = self.stored if self._doubted is None else min(self.stored, self._doubted)
+        if start > end:
+            return not self.authoritative
+        return start == end or self.lacks(start) or self._batch_starts_at(start)
+
+    def _batch_starts_at(self, localid: LocalId) -> bool:
+        index = bisect_left(self._firsts, localid)
+        return index < len(self._firsts) and self._firsts[index] == localid
+
+    def apply(self, state: ShardState) -> None:
+        """Take over a claim, or open the shard: what is stored from `start` on is dropped."""
+        if state.start is None:
+            self.claimed = state.epoch
+            return
+        self.claimed = max(self.claimed, state.epoch)
+        self.opened, self.opened_at = state.epoch, state.start
+        self._certain = True
+        if self._doubted is not None:
+            self._truncate(min(self._doubted, state.start))
+            self._doubted = None
+        self._truncate(state.start)
+        self.skip_to(state.start)
+        self.written = state.start
+
+    def _truncate(self, end: LocalId) -> None:
+        if end >= self.stored:
+            return
+        keep = bisect_left(self._firsts, end)
+        self._row_packs.changed(keep)
+        self.bytes -= sum(self._lengths[keep:])
+        for column in (self._firsts, self._segments, self._offsets, self._lengths):
+            del column[keep:]
+        while self.holes and self.holes.peekitem()[0] >= end:
+            self._no_hole_at(self.holes.peekitem()[0])
+        if self.holes and (last := self.holes.peekitem())[1] > end:
+            self.holes[last[0]] = end
+        while self.unordered and self.unordered[-1].header.first >= end:
+            self.unordered.pop()
+        self.stored = end
+
+    # --- damage
+
+    def doubt(self) -> None:
+        """Something of unknown kind was lost of the journal, after what is known by now."""
+        self._certain = False
+        if not self._alone and self._doubted is None:
+            self._doubted = self.ordered
+
+    def found(self, first: LocalId, epoch: Epoch) -> None:
+        """Conclude from an intact batch of a writer what was lost before it: batches, an opening.
+
+        An opening makes a new epoch, so within one nothing was dropped.
+        """
+        if epoch > self.opened:
+            self.apply(ShardState(self.id, epoch, first))
+        self._certain, self._doubted = True, None
+        self.skip_to(first)
+
+    def skip_to(self, end: LocalId) -> None:
+        """Take what is missing up to `end` for a hole: it was stored by others."""
+        if end <= self.stored:
+            return
+        self._insert(len(self._firsts), self.stored, Location(_HOLE, 0, 0))
+        self.holes[self.stored] = end
+        self.stored = end
+        self.written = max(self.written, end)
+
+    def lose(self, damage: DamagedBatch) -> bool:
+        """Make a hole of a damaged batch, as far as it is lost; False: that is no news.
+
+        The only replica keeps a batch of which only the data of some records is damaged, and one
+        that cannot be read now: it may be readable again.
+        """
+        if self._alone and not damage.readable:
+            return False
+        try:
+            index = self._row_at(damage.location)
+        except ValueError:
+            return False
+        if self._alone and damage.records:
+            first = self._firsts[index]
+            known = self.damaged.get(first)
+            self.damaged[first] = damage.records[0], len(damage.records)
+            return known is None
+        self.bytes -= self._lengths[index]
+        self._row_packs.changed(index)
+        self._segments[index], self._offsets[index], self._lengths[index] = _HOLE, 0, 0
+        self.holes[self._firsts[index]] = self._end_of(index)
+        if not damage.readable:
+            self._unreadable.add(self._firsts[index])
+        return True
+
+    def _no_hole_at(self, first: LocalId) -> None:
+        del self.holes[first]
+        self.given_up.discard(first)
+        self._unreadable.discard(first)
+
+    def _row_at(self, location: Location) -> int:
+        index = self._offsets.index(location.offset)
+        while self._segments[index] != location.segment:
+            index = self._offsets.index(location.offset, index + 1)
+        return index
+
+    def fill(self, first: LocalId, end: LocalId, location: Location) -> bool:
+        """Note where a batch is that lay in a hole, or is the next one; False: nothing lacks it."""
+        if first >= self.stored:
+            self.skip_to(first)
+            self.store(first, end, location)
+            return True
+        index = bisect_right(self._firsts, first) - 1
+        hole, hole_end = self._firsts[index], self._end_of(index)
+        if self._segments[index] != _HOLE or end > hole_end:
+            return False
+        self._no_hole_at(hole)
+        self._row_packs.changed(index)
+        for column in (self._firsts, self._segments, self._offsets, self._lengths):
+            del column[index]
+        if end < hole_end:
+            self._insert(index, end, Location(_HOLE, 0, 0))
+            self.holes[end] = hole_end
+        self._insert(index, first, location)
+        self.bytes += location.length
+        if hole < first:
+            self._insert(index, hole, Location(_HOLE, 0, 0))
+            self.holes[hole] = first
+        return True
+
+    def lacks(self, localid: LocalId, end: LocalId | None = None) -> bool:
+        """Whether `localid` is in a hole, and if `end` is given all from there to `end` in it."""
+        index = self.holes.bisect_right(localid) - 1
+        end = localid + 1 if end is None else end
+        return index >= 0 and localid < end <= self.holes.peekitem(index)[1]
+
+    def lacking_to(self, first: LocalId) -> LocalId:
+        """Return up to where everything from `first` on is lost here, as the next life will find.
+
+        Not beyond `first`: it is here, or not known to have been here, or only unreadable now.
+        """
+        index = self.holes.bisect_right(first) - 1
+        while 0 <= index < len(self.holes):
+            hole, end = self.holes.peekitem(index)
+            if hole in self._unreadable or not hole <= first < end:
+                break
+            first, index = end, index + 1
+        return first
+
+    def give_up(self, first: LocalId, end: LocalId) -> None:
+        """Take note that no replica has [first, end), which is the beginning of a hole."""
+        if (hole_end := self.holes.get(first)) is None:
+            return
+        if end < hole_end:
+            self._insert(bisect_left(self._firsts, end), end, Location(_HOLE, 0, 0))
+            self.holes[first], self.holes[end] = end, hole_end
+        self.given_up.add(first)
+
+    def lost_within(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
+        """Return what of [first, end) is lost for good: in holes, and no other replica has it.
+
+        Its tags will never be known.
+        """
+        if not self.holes or not (self._alone or self.given_up):
+            return []
+        return [
+            (max(first, hole), min(end, hole_end))
+            for hole, hole_end in self.holes.items()
+            if hole < end and hole_end > first and (self._alone or hole in self.given_up)
+        ]
+
+    def _insert(self, index: int, first: LocalId, location: Location) -> None:
+        self._row_packs.changed(index)
+        self._firsts.insert(index, first)
+        self._segments.insert(index, location.segment)
+        self._offsets.insert(index, location.offset)
+        self._lengths.insert(index, location.length)
+
+    def _end_of(self, index: int) -> LocalId:
+        return self._firsts[index + 1] if index + 1 < len(self._firsts) else self.stored
+
+    @property
+    def sound(self) -> LocalId:
+        """How much is stored without a hole in what the writer can still send again.
+
+        What is ordered is fetched from other replicas.
+        """
+        start = max(self.ordered, self.opened_at)
+        index = self.holes.bisect_right(start)
+        if index and self.holes.peekitem(index - 1)[1] > start:
+            return start
+        return self.holes.peekitem(index)[0] if index < len(self.holes) else self.stored
+
+    def misses(self, first: LocalId, end: LocalId) -> bool:
+        """Whether [first, end) lies in a hole that the writer is to fill."""
+        return first >= max(self.ordered, self.opened_at) and self.lacks(first, end)
+
+    @property
+    def missing(self) -> int:
+        """How many localids are in holes."""
+        return sum(end - first for first, end in self.holes.items())
+
+    @property
+    def lost(self) -> int:
+        """How many records are lost for good: no replica has them, or their data."""
+        lost = sum(end - first for first, end in self.lost_within(0, self.stored))
+        return lost + sum(count for _, count in self.damaged.values())
+
+    @property
+    def first_lost(self) -> SeqNum | None:
+        """The smallest seqnum of what is lost for good; None: nothing is."""
+        firsts = [first for first, _ in self.damaged.values()]
+        firsts += [first for first, _ in self.lost_within(0, self.ordered)]
+        first = min(firsts, default=self.ordered)
+        return self.seqnum_of(first) if first < self.ordered else None
+
+    # --- batches
+
+    def store(self, first: LocalId, end: LocalId, location: Location) -> None:
+        """Note where a batch is, which is durable now and follows on."""
+        assert first == self.stored, "batches are stored in order, without gaps"
+        self._insert(len(self._firsts), first, location)
+        self.bytes += location.length
+        self.stored = end
+        self.written = max(self.written, end)
+
+    def location_of(self, localid: LocalId) -> Location | None:
+        """Return where the batch with `localid` is; None: it is not known here."""
+        if not 0 <= localid < self.stored:
+            return None
+        index = bisect_right(self._firsts, localid) - 1
+        if self._segments[index] in _NOWHERE:
+            return None
+        return Location(self._segments[index], self._offsets[index], self._lengths[index])
+
+    def batch_from(self, localid: LocalId) -> tuple[LocalId, LocalId, Location] | None:
+        """Return the first batch known here that begins at `localid` or later: its localids and
+        where it is; None: there is none.
+        """
+        index = self._known_from(bisect_left(self._firsts, localid))
+        if index is None:
+            return None
+        place = Location(self._segments[index], self._offsets[index], self._lengths[index])
+        return self._firsts[index], self._end_of(index), place
+
+    def _known_from(self, index: int) -> int | None:
+        """Return the first row from `index` on of which it is known where its batch is.
+
+        A log that is trimmed all the time has millions of discarded batches before that one.
+        """
+        count = len(self._segments)
+        if index < count and self._segments[index] not in _NOWHERE:
+            return index
+        segments = np.frombuffer(self._segments, np.uint32)
+        for start in range(index, count, _ROWS_AT_ONCE):
+            rows = segments[start : start + _ROWS_AT_ONCE]
+            known = np.flatnonzero((rows != _HOLE) & (rows != _GONE))
+            if len(known):
+                return start + int(known[0])
+        return None
+
+    def locations(self, first: LocalId, end: LocalId) -> list[Location]:
+        """Return where the batches are that hold the stored ones of [first, end), in order."""
+        if first >= min(end, self.stored):
+            return []
+        start = bisect_right(self._firsts, first) - 1
+        stop = bisect_left(self._firsts, end)
+        return [
+            Location(*place)
+            for place in zip(
+                self._segments[start:stop],
+                self._offsets[start:stop],
+                self._lengths[start:stop],
+                strict=True,
+            )
+            if place[0] not in _NOWHERE
+        ]
+
+    # --- trim
+
+    def discard(self, first: LocalId, location: Location) -> bool:
+        """Forget where the batch at `first` is, all records of which are trimmed; False: it is not
+        there (any more).
+        """
+        index = bisect_left(self._firsts, first)
+        if index == len(self._firsts) or self._firsts[index] != first:
+            return False
+        place = self._segments[index], self._offsets[index], self._lengths[index]
+        if place != tuple(location):
+            return False
+        self.bytes -= location.length
+        self._row_packs.changed(index)
+        self._segments[index], self._offsets[index], self._lengths[index] = _GONE, 0, 0
+        return True
+
+    def discard_all(self, first: LocalId, end: LocalId) -> None:
+        """Forget where all batches are whose records lie in [first, end): they were discarded."""
+        index = bisect_left(self._firsts, first)
+        self._row_packs.changed(index)
+        while index < len(self._firsts) and self._end_of(index) <= end:
+            if self._segments[index] not in _NOWHERE:
+                self.bytes -= self._lengths[index]
+                self._segments[index], self._offsets[index], self._lengths[index] = _GONE, 0, 0
+            index += 1
+
+    def replace(self, first: LocalId, end: LocalId, location: Location) -> bool:
+        """Note that the batch of just these records is at another place, intact; False: there is
+        none.
+        """
+        index = bisect_left(self._firsts, first)
+        there = index < len(self._firsts) and self._firsts[index] == first
+        if not there or self._end_of(index) != end or self._segments[index] in _NOWHERE:
+            return False
+        self.bytes += location.length - self._lengths[index]
+        self._row_packs.changed(index)
+        self._segments[index], self._offsets[index], self._lengths[index] = location
+        return True
+
+    def lose_segments(self, segments: Collection[int]) -> None:
+        """Make holes of all batches in segments of which the files are gone."""
+        if not segments:
+            return
+        self._row_packs.changed(0)
+        rows = np.frombuffer(self._segments, np.uint32)
+        for index in np.flatnonzero(np.isin(rows, list(segments))).tolist():
+            self.bytes -= self._lengths[index]
+            self.holes[self._firsts[index]] = self._end_of(index)
+            self._lengths[index] = self._offsets[index] = 0
+        del rows
+        for first in self.holes:
+            self._segments[bisect_left(self._firsts, first)] = _HOLE
+
+    # --- checkpoints
+
+    def copied(self) -> Callable[[], ShardColumns]:
+        """Copy everything; return what packs the copy, which may run in a thread."""
+        state = (
+            self.claimed, self.opened, self.stored, self.ordered, self._certain, self._doubted,
+            self.opened_at,
+        )  # fmt: skip
+        self._join_gone()
+        rows = self._row_packs.copied([getattr(self, name) for name in _ROWS])
+        spans = self._span_packs.copied([getattr(self, name) for name in _SPANS])
+        return lambda: ShardColumns(*state, rows(), spans())
+
+    def _join_gone(self) -> None:
+        """Make one row of discarded batches that follow one another."""
+        gone = np.frombuffer(self._segments, np.uint32) == _GONE
+        keep = np.ones(len(gone), np.bool_)
+        keep[1:] = ~(gone[1:] & gone[:-1])
+        if keep.all():
+            return
+        self._row_packs.changed(int(np.argmin(keep)))
+        for name in _ROWS:
+            column: array[int] = getattr(self, name)
+            joined = array(column.typecode)
+            joined.frombytes(np.frombuffer(column, f"<u{column.itemsize}")[keep].tobytes())
+            setattr(self, name, joined)
+
+    def restore(self, columns: ShardColumns) -> None:
+        """Begin with what was copied once.
+
+        Raises:
+            MalformedFrameError: a column is of a version that this release does not know.
+        """
+        self.claimed, self.opened = columns.claimed, columns.opened
+        self.stored = self.written = columns.stored
+        self.ordered = columns.ordered
+        self._certain, self._doubted = columns.certain, columns.doubted
+        self.opened_at = columns.opened_at
+        for packs, names, said in (
+            (self._row_packs, _ROWS, columns.rows),
+            (self._span_packs, _SPANS, columns.spans),
+        ):
+            typecodes = [getattr(self, name).typecode for name in names]
+            for name, column in zip(names, packs.restore(said, typecodes), strict=True):
+                setattr(self, name, column)
+        self.bytes = int(np.frombuffer(self._lengths, np.uint64).sum())
+        for index in np.flatnonzero(np.frombuffer(self._segments, np.uint32) == _HOLE).tolist():
+            self.holes[self._firsts[index]] = self._end_of(index)
+
+    def store_gone(self, first: LocalId, end: LocalId) -> None:
+        """Note a batch that follows on and was discarded before a restart."""
+        self.store(first, end, Location(_GONE, 0, 0))
+
+    def fill_gone(self, first: LocalId, end: LocalId) -> bool:
+        """Note that what lay in a hole was discarded elsewhere; False: nothing lacks it."""
+        return first < end <= self.stored and self.fill(first, end, Location(_GONE, 0, 0))
+
+    def is_gone(self, localid: LocalId) -> bool:
+        """Whether a record was discarded, because it was trimmed."""
+        index = bisect_right(self._firsts, localid) - 1
+        return index >= 0 and localid < self.stored and self._segments[index] == _GONE
+
+    def gone_in(self, first: LocalId, end: LocalId) -> list[tuple[LocalId, LocalId]]:
+        """Return what was discarded of [first, end), in order."""
+        if first >= min(end, self.stored):
+            return []
+        start = bisect_right(self._firsts, first) - 1
+        stop = bisect_left(self._firsts, end)
+        return [
+            (max(first, self._firsts[index]), min(end, self._end_of(index)))
+            for index in range(start, stop)
+            if self._segments[index] == _GONE
+        ]
+
+    def gone_runs(
+        self, first: LocalId, end: LocalId, rows_max: int
+    ) -> tuple[NDArray[np.uint64], LocalId, int]:
+        """Return what was discarded of [first, end); at most `rows_max` batches are looked at.
+
+        Returns the runs of localids (a row each: first, end), up to where was looked, and at how
+        many batches.
+        """
+        end = min(end, self.stored)
+        if first >= end:
+            return np.empty((0, 2), np.uint64), first, 0
+        start = bisect_right(self._firsts, first) - 1
+        stop = min(bisect_left(self._firsts, end), start + rows_max)
+        end = min(end, self._end_of(stop - 1))
+        firsts = np.array(self._firsts[start:stop], np.uint64)
+        gone = np.zeros(stop - start + 2, np.bool_)
+        gone[1:-1] = np.array(self._segments[start:stop], np.uint32) == _GONE
+        bounds = np.append(firsts, np.uint64(end))
+        bounds[0] = first
+        # Where batches that are gone begin to follow one another, and where that ends.
+        changes = np.flatnonzero(gone[1:] != gone[:-1])
+        return bounds[changes].reshape(-1, 2), end, stop - start
+
+    def seqnum_of(self, localid: LocalId) -> SeqNum:
+        """Return the seqnum of a record that is ordered."""
+        index = bisect_right(self._span_localids, localid) - 1
+        return self._span_seqnums[index] + localid - self._span_localids[index]
+
+    # --- order
+
+    def lost_opening_of(self, span: Span) -> bool:
+        """Whether the writer of records that were ordered had opened this shard, and it is not
+        known here any more, nor what its opening dropped.
+        """
+        return span.writer > self.opened and span.writer != UNSAID and not self._alone
+
+    def order(self, span: Span) -> list[RecordBatch]:
+        """Take in what an entry ordered; return the batches of it that are still in memory."""
+        end = span.first_localid + span.length
+        if self.lost_opening_of(span):
+            self._truncate(span.first_localid)
+        if self._doubted is not None and span.writer != UNSAID:
+            # Of a writer that opened here: no later opening dropped it. Else it is a hole now.
+            self._doubted = max(self._doubted, end)
+        if not self._continues(span):
+            self._span_seqnums.append(span.first_seqnum)
+            self._span_localids.append(span.first_localid)
+        self.ordered = end
+        self.skip_to(end)
+        batches: list[RecordBatch] = []
+        while self.unordered and self.unordered[0].header.first < end:
+            batches.append(self.unordered.popleft())
+        return batches
+
+    def _continues(self, span: Span) -> bool:
+        """Whether seqnums and localids of a span go on together where the last one ended."""
+        return bool(self._span_seqnums) and (
+            span.first_seqnum - self._span_seqnums[-1]
+            == span.first_localid - self._span_localids[-1]
+        )
+
+    def cut_off(self, tail: SeqNum, ordered: LocalId) -> None:
+        """Forget which records got the seqnums from `tail` on, the localids from `ordered` on: the
+        entries were replaced.
+
+        The records stay, and are ordered again. What is taken for a hole stays one: the other
+        replicas have reported it.
+        """
+        index = bisect_left(self._span_seqnums, tail)
+        self._span_packs.changed(index)
+        del self._span_seqnums[index:], self._span_localids[index:]
+        self.ordered = min(self.ordered, ordered)
+
+    def localid_of(self, seqnum: SeqNum) -> LocalId | None:
+        """Return which record of this shard has `seqnum`; None: none, as far as is applied here."""
+        index = bisect_right(self._span_seqnums, seqnum) - 1
+        if index < 0:
+            return None
+        localid = self._span_localids[index] + seqnum - self._span_seqnums[index]
+        following = index + 1
+        end = (
+            self._span_localids[following] if following < len(self._span_localids) else self.ordered
+        )
+        return localid if localid < end else None
+
+    def check_invariants(self) -> None:
+        """Assert cheap local facts."""
+        assert self.stored <= self.written
+        assert self.opened <= self.claimed
+        assert len(self._firsts) == len(self._segments) == len(self._offsets) == len(self._lengths)
+        assert len(self._span_seqnums) == len(self._span_localids)
+        assert not self._firsts or self._firsts[-1] < self.stored
+        assert self.ordered <= self.stored
+        assert self.given_up | self._unreadable <= self.holes.keys()
+        assert not self._span_localids or self._span_localids[-1] < self.ordered

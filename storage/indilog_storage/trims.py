@@ -1,0 +1,62 @@
+"""What a storage node tells index nodes of trims (ARCHITECTURE 13)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from indilog.base.ids import NodeId
+from indilog.kernel.metalog import Trim
+from indilog.kernel.view import View
+from indilog.roles.role import Effect, Send
+from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
+from indilog_storage.ordering import Ordering
+
+_FLOORS_PER_PAGE: Final = 4096
+_SPEAKERS: Final = 2
+"""So many nodes say what is of no shard: while one is down, nobody waits for it."""
+
+
+def speaks_for_empty(node: NodeId, view: View) -> bool:
+    """Whether a node tells of positions without records and of trims; what is repeated is harmless.
+
+    Receivers skip index data and trims that they have.
+    """
+    return node in view.storage_nodes[:_SPEAKERS]
+
+
+def told_of(trim: Trim, view: View, ordering: Ordering) -> list[Effect]:
+    """Send a trim, which is applied, to all index nodes."""
+    floors = TagFloors(
+        trim.number, trim.number + 1, trim.floors, position=trim.position + 1,
+        epoch=trim.epoch, previous=ordering.trim_epoch(trim.number),
+        copy_of=ordering.last,
+    )  # fmt: skip
+    return [Send(node, floors) for node in view.index_nodes]
+
+
+def told_of_trims(view: View, ordering: Ordering) -> list[Effect]:
+    """Tell all index nodes which trims there are: what they know is right, or was replaced."""
+    message = _no_floors(ordering)
+    return [Send(node, message) for node in view.index_nodes]
+
+
+def floors_page(ordering: Ordering, message: TagFloorsWanted, to: NodeId) -> Send:
+    """Answer with the next page of all floors, or that the asker has them all."""
+    trims = ordering.floors.trims
+    if trims == message.trims and message.epoch == ordering.trim_epoch(trims) and trims:
+        return Send(to, _no_floors(ordering))
+    after = min(max(message.after, 0), 2**64 - 1)
+    page, last = ordering.floors.page(after, _FLOORS_PER_PAGE)
+    floors = TagFloors(
+        None, trims, page, after, last, ordering.trimmed_at,
+        epoch=ordering.trim_epoch(trims), copy_of=ordering.last,
+    )  # fmt: skip
+    return Send(to, floors)
+
+
+def _no_floors(ordering: Ordering) -> TagFloors:
+    trims = ordering.floors.trims
+    epoch, last = ordering.trim_epoch(trims), ordering.last
+    return TagFloors(
+        trims, trims, (), position=ordering.trimmed_at, epoch=epoch, previous=epoch, copy_of=last
+    )

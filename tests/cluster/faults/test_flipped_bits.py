@@ -1,0 +1,206 @@
+"""D11: one flipped bit anywhere on the disk of a platform with one copy. No seqnum that was
+acknowledged is given again, and each record is there or known to be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import indilog
+from indilog.base.errors import DataLossError, IndilogError
+from indilog.config import KIB, MIB, ClusterConfig, Config, NodeConfig
+from indilog.runtime.cluster.assembly import Platform, embedded, status_of
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.segment import segment_path
+from indilog.runtime.journal.segment_use import newest_noted
+from tests.cluster.platform_process import platform
+
+FLIPS = 40
+RECORDS = 60
+_RECENT_BYTES = 3000
+"""Half of the flips are in what was written last: no later frame says that it was synced."""
+
+
+def config_in(directory: Path) -> Config:
+    return Config(
+        cluster=ClusterConfig(batch_bytes_max=256 * KIB, record_bytes_max=64 * KIB),
+        node=NodeConfig(data_dir=directory, segment_bytes=MIB, journal_idle_s=0.01),
+    )
+
+
+async def written(
+    directory: Path, killed: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> dict[int, bytes]:
+    """Append records, leave in `killed` what a kill leaves of the idle platform, then stop it."""
+    acknowledged = {}
+    settled, loop = asyncio.Event(), asyncio.get_running_loop()
+    settle_flushed = Journal.settle_flushed
+
+    def told(journal: Journal) -> None:
+        settle_flushed(journal)
+        loop.call_soon_threadsafe(settled.set)
+
+    monkeypatch.setattr(Journal, "settle_flushed", told)
+    async with embedded(config_in(directory)) as platform:
+        log = platform.logs.log("orders")
+        for number in range(RECORDS):
+            data = b"%d " % number * rng.choice((1, 20, 400, 4000))
+            acknowledged[await log.append(data, tags=[f"t{number % 3}"])] = data
+        async with asyncio.timeout(30):
+            while not is_settled(directory):
+                settled.clear()
+                await settled.wait()
+        shutil.copytree(directory, killed)
+        monkeypatch.undo()
+    return acknowledged
+
+
+def is_settled(directory: Path) -> bool:
+    """Tell whether nothing lies behind what each journal notes as synced."""
+    journals = [path.parent for path in directory.rglob("NEWEST")]
+    return bool(journals) and all(map(says_all, journals))
+
+
+def says_all(journal: Path) -> bool:
+    noted = newest_noted(journal)
+    if noted is None:
+        return False
+    segment = segment_path(journal, noted.number).read_bytes()
+    return not any(segment[noted.synced :])
+
+
+def flip_one(directory: Path, rng: random.Random) -> str:
+    """Flip a bit of a byte that was written; return where."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)
+    path = rng.choice(files)
+    recent = rng.random() < 0.5
+    if recent:
+        path = max(path for path in files if any(path.read_bytes()) and path.suffix == ".log")
+    content = bytearray(path.read_bytes())
+    end = len(content.rstrip(b"\0")) or len(content)
+    offset = rng.randrange(max(0, end - _RECENT_BYTES) if recent else 0, end)
+    content[offset] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    return f"{path.relative_to(directory)} at {offset} of {end}"
+
+
+async def is_there(platform: Platform, seqnum: int, data: bytes) -> bool:
+    """Tell whether a record is there; False: it is known to be lost."""
+    try:
+        record = await platform.logs.log("orders").read(seqnum)
+    except DataLossError:
+        return False
+    assert record is not None, f"{seqnum} was acknowledged"
+    assert record.data == data
+    return True
+
+
+async def restarted(directory: Path, acknowledged: dict[int, bytes]) -> None:
+    """Start again, twice, and look at what was acknowledged."""
+    known = dict(acknowledged)
+    for _ in range(2):
+        async with embedded(config_in(directory)) as platform:
+            seqnum = await platform.logs.log("orders").append(b"next")
+            assert seqnum > max(known), "a seqnum is given once"
+            known[seqnum] = b"next"
+            lost = [s for s, data in known.items() if not await is_there(platform, s, data)]
+            told = status_of(platform.shell, platform.logs)["lost_records"]
+            assert told == len(lost), "the status says how many are lost"
+
+
+def damaged(
+    tmp_path: Path, flips: int, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Path, dict[int, bytes], str]]:
+    """Yield copies of a platform's directory with one flipped bit each."""
+    rng = random.Random(flips)
+    stopped, killed = tmp_path / "stopped", tmp_path / "killed"
+    acknowledged = asyncio.run(written(stopped, killed, rng, monkeypatch))
+    for number in range(flips):
+        source = (stopped, killed)[number % 2]
+        directory = tmp_path / "flipped"
+        shutil.copytree(source, directory)
+        yield directory, acknowledged, f"{source.name}, {flip_one(directory, rng)}"
+        shutil.rmtree(directory)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+def test_d11_no_acknowledged_seqnum_is_given_again_whatever_one_flipped_bit_left(
+    tmp_path: Path, seeds_wanted: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for directory, acknowledged, where in damaged(tmp_path, seeds_wanted or FLIPS, monkeypatch):
+        try:
+            asyncio.run(restarted(directory, acknowledged))
+        except (AssertionError, IndilogError) as error:
+            raise AssertionError(f"{where}: {error}") from error
+
+
+@pytest.mark.cluster
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)
+def test_d11_with_processes_no_acknowledged_seqnum_is_given_again(
+    tmp_path: Path, seeds_wanted: int | None
+) -> None:
+    rng = random.Random(11)
+    data, killed, stopped = (tmp_path / name for name in ("data", "killed", "stopped"))
+    acknowledged: dict[int, bytes] = {}
+    with platform(data, "--processes") as running:
+        asyncio.run(appended(running.url, data, acknowledged))
+        running.kill_everything()
+    copied(data, killed)
+    known = dict(acknowledged)
+    with platform(data, "--processes") as running:
+        asyncio.run(appended(running.url, data, acknowledged))
+        running.interrupted()
+    copied(data, stopped)
+    for number in range(min(seeds_wanted or 2, 40)):
+        source, wanted = ((killed, known), (stopped, acknowledged))[number % 2]
+        directory = tmp_path / "flipped"
+        copied(source, directory)
+        where = f"{source.name}, {flip_one(directory, rng)}"
+        with platform(directory, "--processes") as running:
+            asyncio.run(seen_again(running.url, wanted, where))
+            running.interrupted()
+        shutil.rmtree(directory)
+
+
+async def appended(url: str, directory: Path, acknowledged: dict[int, bytes]) -> None:
+    """Append records, and wait until all journals have noted what they synced."""
+    async with indilog.connect(url) as client:
+        log = client.log("orders")
+        for number in range(20):
+            data = b"%d " % number * 20
+            acknowledged[await log.append(data, tags=[f"t{number % 3}"])] = data
+    async with asyncio.timeout(60):
+        while True:
+            if is_settled(directory):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def seen_again(url: str, acknowledged: dict[int, bytes], where: str) -> None:
+    async with indilog.connect(url) as client:
+        log = client.log("orders")
+        assert await log.append(b"next") > max(acknowledged), where
+        for seqnum, data in acknowledged.items():
+            try:
+                record = await log.read(seqnum)
+            except DataLossError:
+                continue
+            assert record is not None, where
+            assert record.data == data, where
+
+
+def copied(source: Path, target: Path) -> None:
+    """Copy what is on the disk; sockets are not."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            to = target / path.relative_to(source)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, to)

@@ -1,0 +1,193 @@
+"""Consumers of a queue are killed (-9) at random: each message is acknowledged exactly once, first
+in, first out in its shard, and none is lost (docs/libs/bokiqueue.md).
+
+`--messages 100000` moves more than the few thousand of every day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from asyncio.subprocess import PIPE, Process
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import indilog
+from bokiqueue import Queue
+from bokiqueue.records import Acknowledge, Claim, Push, encoded
+from indilog.base.log import Log, Record
+from tests.cluster.platform_process import ROOT, platform
+from tests.cluster.queue_evidence import Replayed, Told, faults
+
+SHARDS = 4
+CONSUMERS = 3
+PRODUCERS = 16
+MESSAGES = 3000
+DELIVERIES_BETWEEN_KILLS = 400
+HOUR_S = 3600.0
+EMPTY_S_MAX = 45.0
+MESSAGES_PER_S_MIN = 100
+
+
+class Consumers:
+    """Consumer processes; whenever they were delivered enough, one is killed and another begins."""
+
+    def __init__(self, url: str, chance: random.Random, group: asyncio.TaskGroup) -> None:
+        self.told: list[Told] = []
+        self.kills = 0
+        self._command = [sys.executable, "-m", "tests.cluster.queue_consumer"]
+        self._command += [url, "work", "mail", str(SHARDS)]
+        self._chance = chance
+        self._group = group
+        self._running: list[Process] = []
+        self._deliveries = 0
+        self._kill_at = chance.randint(1, DELIVERIES_BETWEEN_KILLS)
+
+    def begin(self) -> None:
+        self._group.create_task(self._live())
+
+    async def _live(self) -> None:
+        process = await asyncio.create_subprocess_exec(*self._command, cwd=ROOT, stdout=PIPE)
+        assert process.stdout is not None
+        self._running.append(process)
+        told = Told()
+        self.told.append(told)
+        while line := await process.stdout.readline():
+            told.hear(line)
+            self._deliveries += line.startswith(b"got")
+            if self._deliveries >= self._kill_at:
+                self._kill_one()
+        await process.wait()
+        assert process not in self._running, "a consumer ended by itself"
+
+    def _kill_one(self) -> None:
+        self._kill_at = self._deliveries + self._chance.randint(1, 2 * DELIVERIES_BETWEEN_KILLS)
+        self._running.pop(self._chance.randrange(len(self._running))).kill()
+        self.kills += 1
+        self.begin()
+
+    def kill_all(self) -> None:
+        while self._running:
+            self._running.pop().kill()
+
+
+async def push_all(log: Log, messages: int) -> dict[int, int]:
+    """Push the numbers up to `messages`; return where each is."""
+    queue, numbers = Queue(log, "mail", shards=SHARDS), count()
+    pushed: dict[int, int] = {}
+
+    async def produce() -> None:
+        while (number := next(numbers)) < messages:
+            pushed[await queue.push(b"%d" % number)] = number
+
+    await asyncio.gather(*(produce() for _ in range(PRODUCERS)))
+    return pushed
+
+
+async def emptied(queue: Queue, messages: int) -> None:
+    """Return when only the pins are left, or when that takes far too long; the check says why."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(EMPTY_S_MAX + messages / MESSAGES_PER_S_MIN):
+            while (await queue.stats()).depth > SHARDS:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.1)
+
+
+async def records_of(log: Log, shard: int, start: int) -> list[Record]:
+    tag, records = f"queue:mail:shard:{shard}", list[Record]()
+    while page := await log.read_range(tag, start, limit=1000):
+        records += page
+        start = page[-1].seqnum + 1
+    return records
+
+
+async def moved(url: str, messages: int, chance: random.Random) -> tuple[int, list[str]]:
+    """Move messages through consumers that are killed; return how many were, and what is wrong."""
+    async with indilog.connect(url) as client:
+        log = client.log("work")
+        queue = Queue(log, "mail", shards=SHARDS)
+        # A message in each shard that is not due yet keeps all behind it from being trimmed.
+        pins = [await queue.push(b"pin", delay=HOUR_S) for _ in range(SHARDS)]
+        async with asyncio.TaskGroup() as group:
+            running = Consumers(url, chance, group)
+            try:
+                for _ in range(CONSUMERS):
+                    running.begin()
+                pushed = await push_all(log, messages)
+                await emptied(queue, messages)
+            finally:
+                running.kill_all()
+        shards = [Replayed(await records_of(log, *one)) for one in enumerate(pins)]
+        return running.kills, faults(pushed, running.told, shards)
+
+
+@pytest.mark.cluster
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_messages_are_acknowledged_exactly_once_though_consumers_are_killed(
+    tmp_path: Path, messages_wanted: int | None
+) -> None:
+    messages = messages_wanted or MESSAGES
+    with platform(tmp_path) as running:
+        kills, wrong = asyncio.run(moved(running.url, messages, random.Random(messages)))
+    assert wrong == []
+    assert kills >= messages // (4 * DELIVERIES_BETWEEN_KILLS)
+
+
+# --- the checker itself
+
+
+def record(seqnum: int, command: Push | Claim | Acknowledge, time: float = 0.0) -> Record:
+    return Record(seqnum, b"", encoded(command), time, time)
+
+
+STORY = [
+    record(0, Push(b"7", 0, 0.0, 9)),
+    record(1, Push(b"8", 0, 0.0, 9)),
+    record(2, Claim(1, 5.0)),
+    record(3, Claim(1, 5.0)),
+    record(4, Acknowledge(2, (0,))),
+    record(5, Acknowledge(3, (1,))),
+]
+SAID = b"got 2 0 7\ngot 3 1 8\ndone 2 0 7\ndone 3 1 8\n"
+PUSHED = {0: 7, 1: 8}
+
+
+def found(said: bytes, story: list[Record] = STORY) -> str:
+    told = Told()
+    for line in said.splitlines(keepends=True):
+        told.hear(line)
+    return "; ".join(faults(PUSHED, [told], [Replayed(story)]))
+
+
+def test_the_checker_accepts_what_is_true() -> None:
+    assert found(SAID) == ""
+    assert found(SAID.removesuffix(b"done 3 1 8\n")) == "", "killed before it could say so"
+    assert found(SAID.removesuffix(b" 8\n")) == "", "killed amid its words"
+
+
+@pytest.mark.parametrize(
+    ("said", "story", "fault"),
+    [
+        (SAID, STORY[:5], "never acknowledged"),
+        (SAID, [*STORY, record(6, Acknowledge(3, (1,)))], ""),
+        (SAID, [*STORY[:5], record(9, Acknowledge(3, (1,)), 6.0)], "came too late"),
+        (SAID.replace(b"done 3", b"late 3"), STORY, "refused that came in time"),
+        (SAID.replace(b"got 3 1 8", b"got 3 0 7"), STORY, "confirmed twice"),
+        (SAID.replace(b"got 3 1", b"got 3 0"), STORY, "told another message than they held"),
+        (b"got 2 0 7\ndone 2 0 7\n", STORY, "no consumer had in its hands"),
+        (SAID.replace(b" 8", b" 9"), STORY, "that nobody pushed"),
+        (SAID, STORY[1:], "not what was pushed"),
+        (
+            b"got 2 1 8\ngot 3 0 7\ndone 2 1 8\ndone 3 0 7\n",
+            STORY,
+            "not first in, first out as told",
+        ),
+    ],
+)
+def test_the_checker_finds(said: bytes, story: list[Record], fault: str) -> None:
+    assert fault in found(said, story)
+    assert (found(said, story) == "") is (fault == "")

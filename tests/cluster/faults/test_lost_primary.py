@@ -1,0 +1,139 @@
+"""A4, A5: the primary sequencer of a running platform loses its directory, or a part of its
+journal; the log goes on behind what was acknowledged, also over a restart of the platform.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import indilog
+from indilog.roles.role import FrameKind
+from indilog.runtime.journal.segment import segment_numbers, segment_path
+from indilog.runtime.journal.segment_scan import Damage, SegmentScan
+from tests.cluster.faults.test_wiped_replica import DEADLINE_S, append, check, process_of, wipe
+from tests.cluster.platform_process import platform
+from tests.support.clients import http_client
+
+RECORDS = 60
+PRIMARY, BACKUP = "sequencer-0", "sequencer-1"
+
+
+def spoil(node: str, data: Path) -> None:
+    """Make some metalog entries in the middle unreadable, in more than a bit."""
+    directory = data / node
+    number = segment_numbers(directory)[-1]
+    path = segment_path(directory, number)
+    found = [
+        frame
+        for frame in SegmentScan(path, number, newest=True)
+        if not isinstance(frame, Damage) and frame[0].kind == FrameKind.METALOG
+    ]
+    assert len(found) > 20
+    with path.open("r+b") as file:
+        for _, payload, place in found[8:11]:
+            file.seek(place.offset)
+            file.write(bytes(byte ^ 0x5A for byte in payload))
+
+
+def spoil_and_kill(node: str, data: Path) -> None:
+    pid = process_of(node, data)
+    os.kill(pid, signal.SIGSTOP)
+    spoil(node, data)
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def _three_sequencers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("STORAGE_NODES", "1"),
+        ("REPLICAS", "1"),
+        ("SEQUENCERS", "3"),
+        ("INDEX_SHARDS", "1"),
+    ):
+        monkeypatch.setenv(f"INDILOG_CLUSTER_{name}", value)
+    monkeypatch.setenv("INDILOG_NODE_RECORD_CACHE_BYTES_MAX", "0")
+
+
+@pytest.mark.cluster
+@pytest.mark.asyncio
+@pytest.mark.parametrize("lose", [wipe, spoil_and_kill])
+async def test_a4_a5_a_primary_that_lost_its_disk_or_a_part_of_it_goes_on_behind_what_was_there(
+    tmp_path: Path, lose: Callable[[str, Path], None]
+) -> None:
+    data = tmp_path / "data"
+    with platform(data, "--processes") as running:
+        async with indilog.connect(running.url) as client:
+            log = client.log("kept")
+            await append(log, 0, RECORDS)
+            lose(PRIMARY, data)
+            await append(log, RECORDS, 20)
+            await check(log, RECORDS + 20)
+    with platform(data, "--processes") as running:
+        async with indilog.connect(running.url) as client:
+            await check(client.log("kept"), RECORDS + 20)
+            await append(client.log("kept"), RECORDS + 20, 5)
+
+
+async def primary_is_whole(url: str, wanted: int) -> None:
+    """Wait until the platform's status has this `whole` of the primary."""
+    deadline = time.monotonic() + DEADLINE_S
+    async with http_client(url) as http:
+        while True:
+            status: dict[str, Any] = (await http.get("/status")).json()
+            if status["nodes"].get(PRIMARY, {}).get("whole") == wanted:
+                return
+            assert time.monotonic() < deadline, status
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.cluster
+@pytest.mark.asyncio
+async def test_a_primary_that_waits_for_a_backup_says_in_the_status_that_it_is_not_whole(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    with platform(data, "--processes") as running:
+        async with indilog.connect(running.url) as client:
+            log = client.log("kept")
+            await append(log, 0, 5)
+            running.signal_node(BACKUP, signal.SIGSTOP)
+            wipe(PRIMARY, data)
+            await primary_is_whole(running.url, 0)
+            running.signal_node(BACKUP, signal.SIGCONT)
+            await append(log, 5, 5)
+            await primary_is_whole(running.url, 1)
+            await check(log, 10)
+
+
+@pytest.mark.cluster
+@pytest.mark.asyncio
+async def test_a4_a_platform_whose_primary_and_backup_were_wiped_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    """A copy that is put back is enough."""
+    data = tmp_path / "data"
+    with platform(data, "--processes") as running:
+        async with indilog.connect(running.url) as client:
+            await append(client.log("kept"), 0, 5)
+    for node in (PRIMARY, BACKUP):
+        shutil.move(data / node, tmp_path / node)
+    for _ in range(2):
+        with (
+            pytest.raises(AssertionError, match=f"disk of {PRIMARY}, and on that of {BACKUP} too"),
+            platform(data, "--processes"),
+        ):
+            raise AssertionError("it has started")
+    shutil.rmtree(data / BACKUP)
+    shutil.move(tmp_path / BACKUP, data / BACKUP)
+    with platform(data, "--processes") as running:
+        async with indilog.connect(running.url) as client:
+            await check(client.log("kept"), 5)

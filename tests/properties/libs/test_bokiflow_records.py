@@ -1,0 +1,66 @@
+"""What BokiFlow writes reads back as it was; what others wrote, or damage, is nothing of it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bokiflow.runs.records import (
+    Alive,
+    CancelAsked,
+    ChildEnded,
+    Dead,
+    Decided,
+    ExecutorRecord,
+    Failure,
+    Finished,
+    Left,
+    Origin,
+    Parked,
+    RunRecord,
+    Signalled,
+    Started,
+    Taken,
+    encoded,
+    executor_record,
+    run_record,
+)
+
+texts = st.text(max_size=20)
+epochs = st.integers(1, 2**40)
+origins = st.none() | st.builds(Origin, texts, texts)
+failures = st.none() | st.builds(Failure, texts, texts)
+run_records = st.one_of(
+    st.builds(Started, texts, st.binary(), texts, texts, origins, origins),
+    st.builds(Taken, epochs, texts),
+    st.builds(Decided, epochs, texts, texts, texts, st.binary(), failures),
+    st.builds(Signalled, texts, st.binary(), texts),
+    st.builds(ChildEnded, texts),
+    st.builds(CancelAsked),
+    st.builds(Parked, epochs, texts, texts),
+    st.builds(Finished, epochs, st.binary(), failures, st.booleans()),
+)
+executor_records = st.one_of(
+    st.builds(Alive, texts, st.floats(0.001, 3600.0)),
+    st.builds(Dead, texts, texts, st.integers(0, 2**63 - 1)),
+    st.builds(Left, texts, st.booleans()),
+)
+
+
+@given(run_records)
+def test_records_of_runs_read_back_as_they_were(record: RunRecord) -> None:
+    assert run_record(encoded(record)) == record
+    assert executor_record(encoded(record)) is None
+
+
+@given(executor_records)
+def test_records_of_executors_read_back_as_they_were(record: ExecutorRecord) -> None:
+    assert executor_record(encoded(record)) == record
+    assert run_record(encoded(record)) is None
+
+
+@given(st.binary(max_size=64))
+def test_other_bytes_are_nothing_of_it(data: bytes) -> None:
+    if not data.startswith(b"\xb0F"):
+        assert run_record(data) is None
+        assert executor_record(data) is None

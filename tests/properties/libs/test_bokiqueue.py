@@ -1,0 +1,310 @@
+"""Queues in any interleaving of their consumers, against a plain replay of the log.
+
+Each person is a process of its own; the stepper decides who makes the next call of the log. What
+each was told (who got which message, which acknowledgement counted) must be what a slow and plain
+model reads out of the log afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bokiqueue import Delivery, LeaseLostError, Queue, Replica, waiting
+from bokiqueue import replica as replica_module
+from bokiqueue.records import (
+    Acknowledge,
+    Claim,
+    Extend,
+    GiveBack,
+    Push,
+    command_decoded,
+)
+from indilog.base.errors import AppendOutcomeUnknownError
+from indilog.base.log import Record, Session
+from indilog.testing import MemoryLogs
+from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
+from tests.support.elapsing_log import Kept, Time
+
+SHARDS = 2
+
+
+@dataclass
+class Item:
+    """A message in the model."""
+
+    seqnum: int
+    push: Push
+    state: str
+    until: float
+    claim: int = -1
+    tries: int = 0
+
+
+class Model:
+    """One shard, replayed in the plainest way: `got` and `done` are what each record achieved."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, Item] = {}
+        self.got: dict[int, int | None] = {}
+        self.done: dict[int, bool] = {}
+        self.acknowledged: list[int] = []
+        self.clock = 0.0
+
+    def add(self, record: Record) -> None:
+        self.clock = max(self.clock, record.ordered_at)
+        for item in self.items.values():
+            if item.state in {"leased", "delayed"} and item.until <= self.clock:
+                self.rest(item)
+        command = command_decoded(record.data)
+        match command:
+            case Push(delay_s=delay_s):
+                state = "delayed" if delay_s else "ready"
+                self.items[record.seqnum] = Item(
+                    record.seqnum, command, state, self.clock + delay_s
+                )
+            case Claim(count=1, lease_s=lease_s):
+                ready = [item for item in self.items.values() if item.state == "ready"]
+                ready.sort(key=lambda item: (-item.push.priority, item.seqnum))
+                self.got[record.seqnum] = ready[0].seqnum if ready else None
+                for item in ready[:1]:
+                    item.state, item.claim = "leased", record.seqnum
+                    item.until, item.tries = self.clock + lease_s, item.tries + 1
+            case Acknowledge() | GiveBack() | Extend():
+                (message,) = command.messages
+                item = self.items[message]
+                held = item.state == "leased" and item.claim == command.claim
+                self.done[record.seqnum] = held
+                if held:
+                    self.settle(item, command)
+            case _:
+                raise AssertionError(f"nobody says {command}")
+
+    def settle(self, item: Item, command: Acknowledge | GiveBack | Extend) -> None:
+        if isinstance(command, Acknowledge):
+            item.state = "done"
+            self.acknowledged.append(item.seqnum)
+        elif isinstance(command, Extend):
+            item.until = self.clock + command.lease_s
+        elif command.delay_s and item.tries < item.push.tries_max:
+            item.state, item.until = "delayed", self.clock + command.delay_s
+        else:
+            self.rest(item)
+
+    def rest(self, item: Item) -> None:
+        item.state = "ready" if item.tries < item.push.tries_max else "dead"
+
+
+class Person:
+    """One process, or one caller of those that share a `replica` in a process: does its actions,
+    and notes what it was told.
+    """
+
+    def __init__(self, logs: Kept, time: Time, replica: Replica | None = None) -> None:
+        self.logs = logs
+        self.log = SteppedLog(logs.log("work", Session()))
+        mine = Replica("mail", SHARDS) if replica is None else replica
+        self.queue = Queue(self.log, "mail", shards=SHARDS, tries=2, replica=mine)
+        self.time = time
+        self.held: list[Delivery] = []
+        self.took: dict[int, int] = {}
+        self.told: dict[int, bool] = {}
+
+    async def live(self, program: Sequence[tuple[Any, ...]]) -> None:
+        for action in program:
+            match action:
+                case ("push", priority, delay, key):
+                    await self.queue.push(b"x", priority=priority, delay=delay, shard_key=key)
+                case ("take", lease):
+                    if (delivery := await self.queue.take(lease=lease)) is not None:
+                        self.held.append(delivery)
+                        self.took[delivery.claim] = delivery.seqnum
+                case ("pass", seconds):
+                    self.time.now += seconds
+                case _:
+                    await self.tell(*action)
+
+    async def tell(self, what: str, *options: float) -> None:
+        if not self.held:
+            return
+        delivery = self.held.pop(0)
+        try:
+            if what == "acknowledge":
+                await delivery.acknowledge()
+            elif what == "give back":
+                await delivery.give_back(delay=options[0])
+            else:
+                self.held.append(delivery)
+                await delivery.extend(options[0])
+        except LeaseLostError:
+            self.told[self.last_command()] = False
+        except AppendOutcomeUnknownError:
+            assert replica_module.KEPT_BEHIND == 1, "others have not trimmed it yet"
+        else:
+            self.told[self.last_command()] = True
+
+    def last_command(self) -> int:
+        """The record that told it; a checkpoint may have followed."""
+        kept = self.logs.kept
+        return next(s for s in reversed(self.log.appended) if command_decoded(kept[s].data))
+
+
+seconds = st.sampled_from([1.0, 2.0, 5.0])
+actions = st.one_of(
+    st.tuples(
+        st.just("push"), st.sampled_from([0, 0, 1]), st.sampled_from([0.0, 0.0, 2.0]),
+        st.sampled_from(["a", "b", "c"]),
+    ),
+    st.tuples(st.just("take"), seconds),
+    st.tuples(st.just("take"), seconds),
+    st.tuples(st.just("acknowledge")),
+    st.tuples(st.just("give back"), st.sampled_from([0.0, 1.0])),
+    st.tuples(st.just("extend"), seconds),
+    st.tuples(st.just("pass"), seconds),
+)  # fmt: skip
+
+
+def replayed(logs: Kept) -> list[Model]:
+    models = [Model() for _ in range(SHARDS)]
+    for record in logs.kept:
+        for number, model in enumerate(models):
+            if f"queue:mail:shard:{number}" in record.tags:
+                model.add(record)
+    return models
+
+
+def check(logs: Kept, people: Sequence[Person]) -> list[Model]:
+    models = replayed(logs)
+    got = {claim: message for model in models for claim, message in model.got.items()}
+    done = {place: held for model in models for place, held in model.done.items()}
+    for person in people:
+        for claim, message in person.took.items():
+            assert got[claim] == message
+        for place, held in person.told.items():
+            assert done[place] == held
+    for model in models:
+        assert len(set(model.acknowledged)) == len(model.acknowledged), "acknowledged once"
+        firsts = list(dict.fromkeys(m for m in model.got.values() if m is not None))
+        usual = [m for m in firsts if model.items[m].push == Push(b"x", 0, 0.0, 2)]
+        assert usual == sorted(usual), "first deliveries are in the order of pushes"
+    return models
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    programs=st.lists(st.lists(actions, min_size=1, max_size=16), min_size=1, max_size=3),
+    order_seed=st.integers(0, 2**32),
+    checkpoint_every=st.sampled_from([1, 3, 1024]),
+    kept_behind=st.sampled_from([1, 128]),
+    is_shared=st.booleans(),
+)
+def test_everybody_gets_what_a_plain_replay_of_the_log_says(
+    *,
+    programs: list[list[tuple[Any, ...]]],
+    order_seed: int,
+    checkpoint_every: int,
+    kept_behind: int,
+    is_shared: bool,
+) -> None:
+    time = Time()
+    logs = Kept(time)
+    with (
+        mock.patch.object(waiting, "seconds_now", time),
+        mock.patch.object(replica_module, "CHECKPOINT_EVERY", checkpoint_every),
+        mock.patch.object(replica_module, "KEPT_BEHIND", kept_behind),
+    ):
+        replica = Replica("mail", SHARDS) if is_shared else None
+        people = [Person(logs, time, replica) for _ in programs]
+        run_stepped(
+            [person.live(program) for person, program in zip(people, programs, strict=True)],
+            random.Random(order_seed).choice,
+        )
+    models = check(logs, people)
+    for person in people:
+        for number, shard in enumerate(person.queue.replica.shards):
+            shard.fold.check_invariants()
+            assert shard.fold.end <= max((0, *models[number].items, logs.position))
+    with mock.patch.object(waiting, "seconds_now", time):
+        (stats,) = run_stepped([Person(logs, time).queue.stats()], lambda ready: ready[0])
+    states = [item.state for model in models for item in model.items.values()]
+    assert stats.dead == states.count("dead")
+    assert stats.depth == len(states) - states.count("dead") - states.count("done")
+
+
+def test_of_two_consumers_one_gets_the_message_in_every_interleaving() -> None:
+    def run(choose: Choose) -> int:
+        time = Time()
+        logs = Kept(time)
+        people = [Person(logs, time) for _ in range(2)]
+        with mock.patch.object(waiting, "seconds_now", time):
+            run_stepped([people[0].live([("push", 0, 0.0, "a")])], lambda ready: ready[0])
+            for person in people:
+                run_stepped([person.queue.replica.open(person.log)], lambda ready: ready[0])
+            run_stepped([p.live([("take", 5.0)]) for p in people], choose)
+        check(logs, people)
+        return sum(len(person.took) for person in people)
+
+    outcomes = list(interleavings(run))
+    assert set(outcomes) == {1}
+    assert len(outcomes) > 100
+
+
+def test_two_callers_of_a_process_get_the_two_messages_in_every_interleaving() -> None:
+    def run(choose: Choose) -> list[bool]:
+        time = Time()
+        logs = Kept(time)
+        replica = Replica("mail", SHARDS)
+        with mock.patch.object(waiting, "seconds_now", time):
+            pushes = [("push", 0, 0.0, "a"), ("push", 0, 0.0, "a")]
+            run_stepped([Person(logs, time).live(pushes)], lambda ready: ready[0])
+            people = [Person(logs, time, replica) for _ in range(2)]
+            run_stepped([replica.open(people[0].log)], lambda ready: ready[0])
+            run_stepped([person.live([("take", 5.0)]) for person in people], choose)
+        check(logs, people)
+        return [len(person.took) == 1 for person in people]
+
+    outcomes = list(interleavings(run))
+    assert all(map(all, outcomes))
+    assert len(outcomes) > 10
+
+
+@pytest.mark.heavy
+@pytest.mark.asyncio
+async def test_consumers_that_are_killed_at_random_lose_no_message() -> None:
+    """Each message is acknowledged exactly once though consumers vanish while they hold it."""
+    messages, shards = 2000, 4
+    dice = random.Random(7)
+    logs = MemoryLogs()
+
+    def queue() -> Queue:
+        return Queue(logs.log("work"), "mail", shards=shards, tries=1000)
+
+    for number in range(messages):
+        await queue().push(b"%d" % number, shard_key=str(number % 16))
+    done: list[int] = []
+
+    async def consume() -> None:
+        while (delivery := await queue().take(wait=0.3, lease=0.1)) is not None:
+            if dice.random() < 0.1:
+                return  # killed: it neither acknowledges nor gives back
+            await asyncio.sleep(0)
+            with contextlib.suppress(LeaseLostError):
+                await delivery.acknowledge()
+                done.append(int(delivery.data))
+
+    for _ in range(messages):
+        await asyncio.gather(*(consume() for _ in range(8)))
+        if len(done) >= messages:
+            break
+    assert sorted(done) == list(range(messages))
+    stats = await queue().stats()
+    assert (stats.depth, stats.dead) == (0, 0)

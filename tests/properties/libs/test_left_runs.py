@@ -1,0 +1,63 @@
+"""Whatever becomes of a run, in whatever order its records come and however often: who reads only
+the records of its executor finds it with that executor, as who reads the run does.
+
+The model applies all records of the run (`bokiflow.runs.fold`); what is checked sees those of one
+executor only.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import Finished, Parked, RunRecord, Started, Taken
+from bokiflow.takeover.dead_executors import Held
+
+EXECUTORS = ["a", "b"]
+_executor = st.sampled_from(EXECUTORS)
+_epoch = st.integers(1, 4)
+_said = st.one_of(
+    st.builds(lambda name: (Started("w", b"{}", name, "v"), {name}), _executor),
+    st.builds(
+        lambda epoch, name, before: (Taken(epoch, name), {name, before}),
+        st.integers(2, 5), _executor, _executor,
+    ),
+    st.builds(lambda epoch, name: (Finished(epoch, b"1"), {name}), _epoch, _executor),
+    st.builds(lambda epoch, name: (Parked(epoch, "v", "x"), {name}), _epoch, _executor),
+    st.none(),
+)  # fmt: skip
+"""A record and whose streams have it; None: the run is forgotten, if it is over."""
+
+
+def is_left(run: Run) -> bool:
+    return run.started is not None and run.finished is None and run.parked is None
+
+
+@given(st.lists(_said, max_size=14))
+def test_a_run_is_with_whoever_has_it(said: list[tuple[RunRecord, set[str]] | None]) -> None:
+    run = Run()
+    held = {name: Held(name) for name in EXECUTORS}
+    for seqnum, one in enumerate(said):
+        if one is None:
+            run = Run() if run.finished is not None else run
+            continue
+        record, streams = one
+        run.apply(seqnum, 0.0, record)
+        for name in streams:
+            held[name].apply(seqnum, "r", record)
+        if is_left(run):
+            assert held[run.executor].runs == ["r"]
+
+
+@given(st.integers(1, 5), st.sampled_from(["finished", "parked", "taken"]))
+def test_what_comes_once_and_in_order_leaves_nothing(epochs: int, end: str) -> None:
+    """So a process that stops in good order leaves no work for others."""
+    held = Held("a")
+    held.apply(0, "r", Started("w", b"{}", "a", "v"))
+    for epoch in range(2, epochs + 1):
+        held.apply(epoch, "r", Taken(epoch, "a"))
+    last: RunRecord = Finished(epochs, b"1") if end == "finished" else Parked(epochs, "v", "x")
+    held.apply(9, "r", Taken(epochs + 1, "b") if end == "taken" else last)
+    assert held.runs == []
+    assert held.drop("r") is None

@@ -1,0 +1,182 @@
+"""A5: whatever is damaged in the files of one replica, it starts, serves what it can, is repaired
+from the other one, and never shows what was not written.
+
+The journal is the real one; the other replica, which is intact, is a storage node over frames in
+memory. What is true is known from what was appended, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indilog.base.ids import Epoch, NodeId
+from indilog.kernel.view import view_of
+from indilog.roles.role import (
+    Effect,
+    Event,
+    FrameRead,
+    Persist,
+    Persisted,
+    ReadFrame,
+    Send,
+    Started,
+)
+from indilog.runtime.journal.journal import Journal, stream_of
+from indilog.runtime.journal.recovery import recover
+from indilog.wire.messages import AppendBatch, ReadRecords, RecordsRead, ShardClaim, ShardOpen
+from tests.unit.storage.machine import (
+    ENGINE,
+    PRIMARY,
+    SHARD,
+    Machine,
+    batch,
+    config_of,
+    entries,
+    messages,
+)
+
+A, B = NodeId("storage-0"), NodeId("storage-1")
+VIEW = view_of(storage_nodes=2, replicas=2)
+CONFIG = config_of(ordering_frame_entries=3, record_cache_bytes_max=0)
+SEGMENT_BYTES = 2048
+BATCHES = 24
+DATA = [[b"%d/%d " % (number, place) * 4 for place in range(2)] for number in range(BATCHES)]
+RECORDS = [data for pair in DATA for data in pair]
+
+
+class OnDisk(Machine):
+    """A storage node over a journal in `directory`."""
+
+    def __init__(self, directory: Path, node: NodeId) -> None:
+        super().__init__(VIEW, CONFIG, node)
+        self.journal = Journal.open(directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+        recover(self.journal, {stream_of(node): self.node})
+        self.started = self.turn(Started(Epoch(1)))
+
+    def _perform(self, effect: Effect, sent: list[Send]) -> list[Event]:
+        if not hasattr(self, "journal"):
+            return []
+        match effect:
+            case Persist(kind, payload, token):
+                location = self.journal.write(stream_of(self.name), kind, payload)
+                return [Persisted(token, location)]
+            case ReadFrame(location, token):
+                return [FrameRead(token, self.journal.read(location))]
+            case _:
+                return super()._perform(effect, sent)
+
+
+@contextmanager
+def on_disk(directory: Path, node: NodeId) -> Iterator[OnDisk]:
+    machine = OnDisk(directory, node)
+    try:
+        yield machine
+    finally:
+        machine.journal.close()
+
+
+def load(machine: Machine) -> None:
+    """Append everything under two writers; each batch is ordered by itself."""
+    for number, data in enumerate(DATA):
+        epoch = 1 if number < BATCHES // 2 else 2
+        if number % (BATCHES // 2) == 0:
+            machine.tell(ShardClaim(SHARD, Epoch(epoch)))
+            machine.tell(ShardOpen(SHARD, Epoch(epoch), 2 * number))
+        machine.tell(AppendBatch(batch(2 * number, data, epoch=epoch)))
+        if number:
+            machine.tell(entries({SHARD: 2}, start=number - 1), sender=PRIMARY)
+
+
+@functools.cache
+def intact() -> dict[str, bytes]:
+    """The files of the replica before anything happened to them."""
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary) / "journal"
+        with on_disk(directory, A) as machine:
+            load(machine)
+        return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+@functools.cache
+def other() -> tuple[Machine, ...]:
+    machine = Machine(VIEW, CONFIG, B)
+    load(machine)
+    return (machine,)
+
+
+def repaired(machine: Machine) -> None:
+    """Bring the metalog up to date, and let the other replica answer until nothing is asked for."""
+    sent = machine.started
+    everything: list[dict[int, int]] = [{SHARD: 2} for _ in range(BATCHES)]
+    sent += machine.tell(entries(*everything), sender=PRIMARY)
+    (peer,) = other()
+    peer.tell(entries(*everything), sender=PRIMARY)
+    for _ in range(200):
+        asked = [send.message for send in sent if send.to == B]
+        if not asked and machine.node.status()["missing_records"] == 0:
+            return
+        answers = messages(peer.tell(*asked, sender=A), A)
+        sent = machine.tell(*answers, sender=B) + machine.wait(1.0)
+    raise AssertionError("it is not repaired")
+
+
+def check_reads(machine: Machine, *, all_known: bool) -> None:
+    for seqnum, data in enumerate(RECORDS):
+        sent = machine.tell(ReadRecords(1, ENGINE, SHARD, (seqnum,)))
+        for answer in messages(sent, ENGINE):
+            assert isinstance(answer, RecordsRead)
+            found = [record.data for record in answer.records]
+            assert found == [data] or (not found and not all_known), seqnum
+
+
+def check(spoilt: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as temporary, structlog.testing.capture_logs():
+        directory = Path(temporary)
+        for name, data in spoilt.items():
+            (directory / name).write_bytes(data)
+        for _ in range(2):
+            with on_disk(directory, A) as machine:
+                check_reads(machine, all_known=False)
+                repaired(machine)
+                check_reads(machine, all_known=True)
+
+
+def used(name: str, data: bytes) -> int:
+    """Return how far a file is used: what lies behind is zeros."""
+    return max(1, len(data.rstrip(b"\0"))) if name.startswith("segment-") else len(data)
+
+
+@given(st.data())
+def test_a5_one_flipped_bit_in_any_file_costs_nothing(data: st.DataObject) -> None:
+    files = dict(intact())
+    name = data.draw(st.sampled_from([name for name, text in files.items() if text]))
+    spoilt = bytearray(files[name])
+    bit = data.draw(st.integers(0, 8 * used(name, files[name]) - 1))
+    spoilt[bit // 8] ^= 1 << bit % 8
+    check(files | {name: bytes(spoilt)})
+
+
+@given(st.data())
+def test_a5_damaged_sectors_cost_nothing_that_another_replica_has(data: st.DataObject) -> None:
+    files = dict(intact())
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from([n for n in files if n.startswith("segment-")]))
+        spoilt = bytearray(files[name])
+        start = data.draw(st.integers(0, len(spoilt) - 1))
+        size = data.draw(st.integers(1, 700))
+        filler = data.draw(st.sampled_from([b"\0", b"\xff", b"IL", b"ILRB\x01"]))
+        spoilt[start : start + size] = (filler * size)[: len(spoilt[start : start + size])]
+        files[name] = bytes(spoilt)
+    check(files)
+
+
+def test_a4_a_wiped_directory_costs_nothing() -> None:
+    check({})

@@ -1,0 +1,1 @@
+"""What several tests share: logs with faults, drivers of roles, clients, clocks."""

@@ -1,0 +1,47 @@
+"""Logs in memory that have lost records, for everybody or for whoever reads through a view."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from indilog.base.errors import DataLossError
+from indilog.base.ids import SeqNum
+from indilog.base.log import Record, Session
+from indilog.testing import MemoryLogs
+from tests.support.hooked_log import HookedLog, HookedLogs, Hooks, Read
+
+
+class Damage(Hooks):
+    """Reads as the platform does where some of the records have no intact copy.
+
+    Attributes:
+        lost: their seqnums, until they are repaired.
+        tags: what is known of their tags.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[SeqNum] = set()
+        self.tags: tuple[str, ...] = ()
+
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        lost = list(takewhile(lambda record: record.seqnum in self.lost, records))
+        if lost:
+            first, last = lost[0].seqnum, lost[-1].seqnum
+            raise DataLossError("Lost.", seqnum=first, next_seqnum=last + 1, tags=self.tags)
+        return list(takewhile(lambda record: record.seqnum not in self.lost, records))
+
+
+class DamagedLogs(Damage, HookedLogs):
+    """Logs that have lost records for everybody."""
+
+
+class DamagedView(Damage):
+    """What somebody sees of logs that others may see more of."""
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        super().__init__()
+        self._logs = logs
+
+    def log(self, name: str, session: Session | None = None) -> HookedLog:
+        return HookedLog(name, logs=self._logs, session=session, hooks=self)

@@ -1,0 +1,56 @@
+"""A log whose time passes when somebody waits in vain, and only then, and logs that keep what is
+trimmed: for tests that interleave, and compare with a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from indilog.base.ids import SeqNum, UserTag
+from indilog.base.log import Log, Record
+from indilog.testing import MemoryLogs
+from indilog.testing.stepper import SteppedLog
+
+
+class Time:
+    """The clock of the log and of all who read it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ElapsingLog(SteppedLog):
+    """A read that waits in vain lets its time pass."""
+
+    def __init__(self, log: Log, time: Time) -> None:
+        super().__init__(log)
+        self.time = time
+
+    async def read_next(
+        self,
+        tag: UserTag | None = None,
+        bound: SeqNum = 0,
+        *,
+        wait: float | None = None,
+        fresh: bool = False,
+    ) -> Record | None:
+        record = await super().read_next(tag, bound, fresh=fresh)
+        if record is None and wait:
+            self.time.now += wait
+        return record
+
+
+class Kept(MemoryLogs):
+    """Keeps for the model what is trimmed."""
+
+    def __init__(self, time: Time) -> None:
+        super().__init__(clock=time)
+        self.kept: list[Record] = []
+
+    def append_all(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SeqNum]:
+        seqnums = super().append_all(entries)
+        self.kept += [record for seqnum in seqnums if (record := self.record(seqnum))]
+        return seqnums

@@ -1,0 +1,74 @@
+"""Executions of one run by several executors that know nothing of each other: for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from bokiflow import Workflow
+from bokiflow.operations.compensation import compensated
+from bokiflow.runs.execution import Execution
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import Decided, Finished, Started, Taken, encoded, run_record, run_tag
+from bokiflow.runs.run_log import read_run
+from indilog.apps.app import Context
+from indilog.apps.signature import ResultType
+from indilog.base.log import Log
+from indilog.testing import MemoryLogs
+
+FLOW_LOG = "shop/flow"
+Body = Callable[[Workflow], Awaitable[object]]
+
+
+class NeverSure:
+    """The lease of an executor that looks after each append whether it counts."""
+
+    def is_sure(self) -> bool:
+        return False
+
+
+class OneLog:
+    """Gives one log, whatever name is asked for."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def log(self, name: str) -> Log:
+        return self._log
+
+
+async def begin(log: Log, run_id: str) -> None:
+    """Append the start of a run, of executor `first`."""
+    started = Started("tested", b"{}", "first", "version")
+    await log.append(encoded(started), tags=[run_tag(run_id)])
+
+
+async def take(log: Log, run_id: str, executor: str) -> None:
+    """Give the run to an executor."""
+    run = await read_run(log, run_id, Run())
+    await log.append(encoded(Taken(run.epoch + 1, executor)), tags=[run_tag(run_id)])
+
+
+async def execute(log: Log, run_id: str, body: Body, *, context: Context | None = None) -> Finished:
+    """Execute the run in its newest epoch, in a function's context if there is one."""
+    run = await read_run(log, run_id, Run())
+    execution = Execution(log, run_id, run, NeverSure())
+    wf = Workflow(execution, context or OneLog(log))
+
+    async def text() -> bytes:
+        return ResultType("it", Any).text(await body(wf))
+
+    return await execution.execute(compensated(wf.compensations, text()))
+
+
+async def decided(logs: MemoryLogs, run: str, count: int) -> list[Decided]:
+    """Return a run's decisions once there are that many."""
+    log, bound = logs.log(FLOW_LOG), 0
+    found: list[Decided] = []
+    while len(found) < count:
+        record = await log.read_next(run_tag(run), bound, wait=10)
+        assert record is not None
+        bound = record.seqnum + 1
+        if isinstance(said := run_record(record.data), Decided):
+            found.append(said)
+    return found

@@ -1,0 +1,41 @@
+"""An event loop whose time leaps to whatever comes next: for tests of what happens over many
+seconds, and how often, on logs in memory. It waits for no socket and no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+from unittest import mock
+
+from bokiflow.runs import waiting
+
+_ValueT = TypeVar("_ValueT")
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """Its time stands still while anything runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leapt_s = 0.0
+        selector: Any = self._selector  # type: ignore[attr-defined]
+        selector.select = self._leap
+
+    def _leap(self, timeout_s: float | None) -> list[object]:
+        assert timeout_s is not None, "everything waits for something that nobody will do"
+        self._leapt_s += max(0.0, timeout_s)
+        return []
+
+    def time(self) -> float:
+        """Return seconds since it was made."""
+        return self._leapt_s
+
+
+def run(main: Coroutine[Any, Any, _ValueT]) -> _ValueT:
+    """Return what `main` gives; BokiFlow's clocks are the loop's meanwhile."""
+    with asyncio.Runner(loop_factory=LeapingLoop) as runner:
+        now = runner.get_loop().time
+        with mock.patch.multiple(waiting, steady_now=now, seconds_now=now, passed_now=now):
+            return runner.run(main)

@@ -1,0 +1,32 @@
+"""Messages about the metalog, as a primary would send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from indilog.base.ids import Epoch, MetalogPosition
+from indilog.kernel.metalog import Entry
+from indilog.wire.messages import MetalogEntries, MetalogWanted
+
+
+def entries_message(
+    entries: Sequence[Entry],
+    *,
+    previous: int | None = None,
+    committed: MetalogPosition | None = None,
+    request: int = 0,
+) -> MetalogEntries:
+    """Return consecutive entries, at least one; by default all are of one incarnation, and no more
+    are committed.
+    """
+    start = entries[0].position
+    if previous is None:
+        previous = entries[0].epoch if start else 0
+    end = start + len(entries)
+    committed = end if committed is None else committed
+    return MetalogEntries(start, Epoch(previous), tuple(entries), committed, request)
+
+
+def nothing_more(wanted: MetalogWanted) -> MetalogEntries:
+    """Return the answer that nothing follows on what the asker has."""
+    return MetalogEntries(wanted.start, wanted.last, (), wanted.start, wanted.request)

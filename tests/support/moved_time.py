@@ -1,0 +1,47 @@
+"""The module `time` as a platform in this process sees it, with clocks that a test moves."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from indilog.runtime import node
+from indilog_compute.invocations import service
+
+
+class MovedTime:
+    """Stands for the module `time`.
+
+    Attributes:
+        wall_s: by how much the wall clock is ahead.
+        passed_s: how much more has passed, for machines and for the log, than really has.
+    """
+
+    def __init__(self) -> None:
+        self.wall_s = 0.0
+        self.passed_s = 0.0
+
+    def time(self) -> float:
+        """Return what the wall clock says."""
+        return time.time() + self.wall_s
+
+    def clock_gettime(self, clock: int) -> float:
+        """Return what has passed since the machine booted."""
+        assert clock == time.CLOCK_BOOTTIME
+        return time.clock_gettime(clock) + self.passed_s
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
+        return getattr(time, name)
+
+
+def moved_time(monkeypatch: pytest.MonkeyPatch) -> MovedTime:
+    """Let platforms in this process, and their services, go by a `MovedTime`."""
+    moved = MovedTime()
+    for module in (service, node):
+        monkeypatch.setattr(module, "time", moved)
+    passed = partial(moved.clock_gettime, time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(node.Clock.__init__, "__defaults__", (time.time, passed))
+    return moved

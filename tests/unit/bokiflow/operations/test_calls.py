@@ -1,0 +1,150 @@
+"""Functions called from workflows: one outcome each."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+import indilog
+from bokiflow import Flow, FlowSettingsError, RunFailedError, Workflow
+from bokiflow.runs import waiting
+from bokiflow.runs.records import Finished
+from indilog.apps.app import Context
+from indilog.base.errors import (
+    CallOutcomeUnknownError,
+    FunctionFailedError,
+    IndilogError,
+    NotReadyError,
+    WorkerCrashedError,
+)
+from indilog.base.log import Session
+from indilog.testing import MemoryLogs
+from tests.support.flow_executions import FLOW_LOG, begin, execute
+
+app = indilog.App("shop")
+
+
+@dataclass
+class Mail:
+    """What comes back."""
+
+    to: str
+    size: int
+
+
+@app.function
+async def send_mail(ctx: indilog.Context, to: str, text: str = "") -> Mail:
+    """Only its signature counts here."""
+    return Mail(to, len(text))
+
+
+@dataclass
+class Platform:
+    """Runs what it is asked to, once for each key.
+
+    Attributes:
+        ran: keys, functions and arguments.
+        troubles: what it raises first.
+    """
+
+    ran: list[tuple[str, str, bytes]] = field(default_factory=list)
+    troubles: list[IndilogError] = field(default_factory=list)
+
+    async def call(
+        self, function: str, arguments: bytes, session: Session, *, key: str = ""
+    ) -> bytes:
+        if key not in {done for done, _, _ in self.ran}:
+            self.ran.append((key, function, arguments))
+        if self.troubles:
+            raise self.troubles.pop(0)
+        return b'{"to":"ann","size":%d}' % len(self.ran)
+
+    async def send(self, *_: object, **__: object) -> str:
+        raise AssertionError("nobody sends")
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
+    async def pause(_: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(waiting, "pause", pause)
+    return Platform()
+
+
+async def mailing(wf: Workflow) -> Mail:
+    return await wf.call(send_mail, "ann", text="hello")
+
+
+async def executed(platform: Platform, logs: MemoryLogs) -> Finished:
+    """Execute `mailing` as the newest executor of a run."""
+    return await execute(logs.log(FLOW_LOG), "r", mailing, context=Context(logs, platform))
+
+
+@pytest.mark.asyncio
+async def test_a_call_is_made_under_the_key_of_its_operation(platform: Platform) -> None:
+    logs = MemoryLogs()
+    await begin(logs.log(FLOW_LOG), "r")
+    finished = await executed(platform, logs)
+    assert finished.result == b'{"to":"ann","size":1}'
+    assert platform.ran == [(f"{FLOW_LOG}/r@0/1", "shop.send_mail", b'{"to":"ann","text":"hello"}')]
+
+
+@pytest.mark.asyncio
+async def test_a_call_whose_outcome_is_unknown_is_asked_for_again(platform: Platform) -> None:
+    platform.troubles = [CallOutcomeUnknownError("lost"), NotReadyError("starting")]
+    logs = MemoryLogs()
+    await begin(logs.log(FLOW_LOG), "r")
+    assert (await executed(platform, logs)).result == b'{"to":"ann","size":1}'
+    assert len(platform.ran) == 1
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        [FunctionFailedError("no such address", kind="ValueError")],
+        [WorkerCrashedError("lost again and again")] * 3,
+    ],
+)
+@pytest.mark.asyncio
+async def test_what_a_function_fails_with_is_decided(
+    platform: Platform, trouble: list[IndilogError]
+) -> None:
+    platform.troubles = list(trouble)
+    logs = MemoryLogs()
+    await begin(logs.log(FLOW_LOG), "r")
+    finished = await executed(platform, logs)
+    assert finished.failure is not None
+    assert str(trouble[0]) in finished.failure.message
+
+
+@pytest.mark.asyncio
+async def test_a_workflow_calls_what_is_deployed_and_nothing_else() -> None:
+    flow = Flow("shop")
+    flow.attach(MemoryLogs())
+
+    async def plain() -> None: ...
+
+    @flow.workflow
+    async def wrong(wf: Workflow, how: str) -> None:
+        match how:
+            case "plain":
+                await wf.call(plain)
+            case "many":
+                await wf.call(send_mail, 1, 2, 3)
+            case "text":
+                await wf.call("other.function", 1)
+            case _:
+                await wf.call(send_mail, "ann")
+
+    for how, words in [
+        ("plain", "is no function of an app"),
+        ("many", "takes 2 arguments, not 3"),
+        ("text", "with named arguments"),
+        ("outside", "has no context"),
+    ]:
+        with pytest.raises(RunFailedError, match=words) as told:
+            await (await wrong.start(how)).result(10)
+        assert told.value.kind in {FlowSettingsError.__name__, "StepFailedError"}

@@ -1,0 +1,137 @@
+"""Runs that ended long ago are forgotten, those that go on are not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bokiflow import Flow, FlowSettingsError, UnknownRunError, Workflow
+from bokiflow.runs.records import RUNS_TAG, run_tag
+from bokiflow.takeover.cleaning import Cleaner
+from indilog.base.errors import TrimmedError
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+RETENTION_S = 100.0
+
+
+class Shop:
+    """A flow with a workflow that waits for its gate, on a clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.writers_ahead_s = 0.0
+        self.logs = MemoryLogs(
+            clock=lambda: self.now, writer_clock=lambda: self.now + self.writers_ahead_s
+        )
+        self.log = self.logs.log("shop/flow")
+        self.flow = Flow("shop")
+        self.flow.attach(self.logs)
+        self.gate = asyncio.Event()
+        self.quick = self.flow.workflow(self._quick)
+        self.slow = self.flow.workflow(self._slow)
+        self.cleaner = Cleaner(RETENTION_S)
+
+    async def _quick(self, wf: Workflow, number: int) -> int:
+        return number
+
+    async def _slow(self, wf: Workflow) -> None:
+        await wf.step(self.gate.wait)
+
+    async def ended(self, run: str, number: int = 0) -> None:
+        assert await (await self.quick.start(number, id=run)).result(5) == number
+
+    async def clean(self) -> int:
+        return await self.cleaner.clean(self.log, self.now)
+
+    async def listed(self) -> list[str]:
+        return [run.id for run in await self.flow.runs()]
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
+    return Shop(monkeypatch)
+
+
+async def test_a_run_is_forgotten_when_it_ended_long_ago(shop: Shop) -> None:
+    await shop.ended("old")
+    shop.now += RETENTION_S / 2
+    await shop.ended("young")
+    assert await shop.clean() == 0
+    shop.now += RETENTION_S / 2 + 1
+    assert await shop.clean() == 1
+    assert await shop.listed() == ["young"]
+    with pytest.raises(UnknownRunError, match="forgotten"):
+        await shop.quick.handle("old").status()
+    with pytest.raises(UnknownRunError):
+        await shop.flow.fork("old", "1")
+
+
+async def test_a_run_that_goes_on_is_kept_and_those_after_it_are_forgotten(shop: Shop) -> None:
+    handle = await shop.slow.start(id="slow")
+    await shop.ended("quick")
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 1
+    assert await shop.listed() == ["slow"]
+    shop.gate.set()
+    await handle.result(5)
+    assert await shop.clean() == 0, "it has just ended"
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 1
+    with pytest.raises(TrimmedError):
+        await shop.log.read_next(RUNS_TAG)
+
+
+async def test_a_child_is_kept_as_long_as_its_parent_goes_on(shop: Shop) -> None:
+    @shop.flow.workflow
+    async def parent(wf: Workflow) -> int:
+        result = await wf.run(shop.quick, 7)
+        await wf.step(shop.gate.wait)
+        return result
+
+    handle = await parent.start(id="p")
+    child = f"p@{(await handle.status()).place}/1"
+    assert await shop.log.read_next(run_tag(child), wait=5) is not None
+    assert await shop.quick.handle(child).result(5) == 7
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 0
+    shop.gate.set()
+    assert await handle.result(5) == 7
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 2
+
+
+async def test_an_id_that_is_forgotten_can_be_used_again(shop: Shop) -> None:
+    await shop.ended("again", 1)
+    shop.now += RETENTION_S + 1
+    assert await shop.clean() == 1
+    await shop.ended("again", 2)
+    assert await shop.quick.handle("again").result(5) == 2
+    assert await shop.listed() == ["again"]
+    assert await Cleaner(RETENTION_S).clean(shop.log, shop.now) == 0, "of the new one nothing goes"
+
+
+@pytest.mark.parametrize("ahead_s", [366 * 86_400.0, -366 * 86_400.0])
+async def test_runs_are_forgotten_in_their_time_whatever_their_writers_clocks_say(
+    shop: Shop, ahead_s: float
+) -> None:
+    shop.writers_ahead_s = ahead_s
+    await shop.ended("wrong")
+    shop.writers_ahead_s = 0.0
+    shop.now += 10
+    await shop.ended("right")
+    shop.now += RETENTION_S - 9
+    assert await shop.clean() == 1
+    assert await shop.listed() == ["right"]
+    shop.now += 10
+    assert await shop.clean() == 1
+    assert await shop.listed() == []
+
+
+async def test_a_retention_is_a_time(shop: Shop) -> None:
+    with pytest.raises(FlowSettingsError, match="retention"):
+        Flow("shop", retention=-1)
+    assert Cleaner(10).interval_s == 1
+    assert Cleaner(7 * 86_400).interval_s == 600

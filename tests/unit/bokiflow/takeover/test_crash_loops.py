@@ -1,0 +1,257 @@
+"""A run that ends whoever executes it is parked, and what runs beside it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from bokiflow import Flow, RunCancelledError, State, Workflow, driver
+from bokiflow.runs.fold import Run
+from bokiflow.runs.records import EXECUTORS_TAG, Alive, Dead, Started, Taken, encoded, run_tag
+from bokiflow.takeover import crash_loops as suspects
+from bokiflow.takeover.executors import Executors
+from indilog.testing import MemoryLogs
+
+pytestmark = pytest.mark.asyncio
+
+LEASE_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspects are taken soon; what is parked stays so, unless a test says otherwise."""
+    monkeypatch.setattr(suspects, "_PAUSE_S_MAX", 0.01)
+    monkeypatch.setattr(driver, "retry_s", after(600.0))
+
+
+def after(seconds: float) -> Callable[[Run], float]:
+    """Return what tries parked runs again after so long, cancelled ones at once."""
+    return lambda run: 0.0 if run.cancel_asked else seconds
+
+
+class Process:
+    """A process with the workflow `work`, in which some runs wait and others end the process."""
+
+    def __init__(self, logs: MemoryLogs, *, ends: bool = True) -> None:
+        self.flow = Flow("shop", lease=LEASE_S)
+        self.flow.attach(logs)
+        self.is_dead = asyncio.Event()
+        self.driver: asyncio.Task[None] | None = None
+        self._logs = logs
+        self._ends = ends
+        self.work = self.flow.workflow(self._work)
+
+    async def _work(self, wf: Workflow, kind: str) -> str:
+        if kind == "waits":
+            return str(await wf.signal("go"))
+        if kind == "dies" and self._ends:
+            self.die()
+            await asyncio.Event().wait()
+        return await wf.step(self.last)
+
+    _work.__name__ = "work"
+
+    async def last(self) -> str:
+        if self._ends:
+            self.die()
+            await asyncio.Event().wait()
+        return "well"
+
+    def drive(self) -> None:
+        self.driver = asyncio.create_task(self.flow.drive(self._logs))
+
+    def die(self) -> None:
+        """End everything at once, and say nothing."""
+        runner = self.flow.runner
+        runner.stop = _nothing  # type: ignore[method-assign]
+        for task in (*(r.task for r in runner.running.values()), runner._beating, self.driver):
+            if task is not None:
+                task.cancel()
+        self.is_dead.set()
+
+    async def stop(self) -> None:
+        assert self.driver is not None
+        self.driver.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.driver
+
+
+async def _nothing(log: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("crashes", "said"), [(0, None), (1, "1 process ended"), (3, "3 processes in a row ended")]
+)
+async def test_a_run_that_ends_its_processes_says_so_before_it_is_parked(
+    crashes: int, said: str | None
+) -> None:
+    logs = MemoryLogs()
+    asked, log = Process(logs), logs.log("shop/flow")
+    started = Started("work", b'{"kind": "ends"}', "first", "version")
+    await log.append(encoded(started), tags=[run_tag("r")])
+    await log.append(encoded(Taken(2, "second", crashes)), tags=[run_tag("r")])
+    status = await asked.work.handle("r").status()
+    assert status.state is State.RUNNING
+    if said is None:
+        assert status.problem is None
+    else:
+        assert status.problem is not None
+        assert status.problem.startswith(f"{said} right after they had begun to execute it;")
+
+
+async def die_in_turn(logs: MemoryLogs, run: str) -> tuple[int, Process]:
+    """Start processes until one survives the run, because it parked it; return how many died, and
+    that one.
+    """
+    for died in range(1, 20):
+        process = Process(logs)
+        process.drive()
+        dead = asyncio.create_task(process.is_dead.wait())
+        while not dead.done():
+            if (await process.work.handle(run).status()).state is State.PARKED:
+                dead.cancel()
+                return died, process
+            await asyncio.wait([dead], timeout=LEASE_S / 10)
+    raise AssertionError("it was never parked")
+
+
+async def with_poison(logs: MemoryLogs, kind: str) -> Process:
+    """Return the process that parked the run `poison`, which ended those before."""
+    first = Process(logs)
+    await first.work.start(kind, id="poison")
+    await first.is_dead.wait()
+    _, parked = await die_in_turn(logs, "poison")
+    return parked
+
+
+async def test_a_run_that_ends_its_processes_is_parked_and_its_neighbours_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bokiflow.runner.retry_s", after(600.0))  # not tried again meanwhile
+    logs = MemoryLogs()
+    first = Process(logs)
+    for number in range(20):
+        await first.work.start("waits", id=f"neighbour {number}")
+    await first.work.start("ends", id="poison")
+    await first.is_dead.wait()
+    died, last = await die_in_turn(logs, "poison")
+    # One that was slow may have shown a sign of life first, which ends the count.
+    assert suspects.CRASHES_PARKED <= died < 3 * suspects.CRASHES_PARKED
+    status = await last.work.handle("poison").status()
+    assert status.problem is not None
+    assert "5 processes in a row ended" in status.problem
+    assert "It is tried again in 0 s; cancel it to end it." in status.problem
+    for number in range(20):
+        neighbour = last.work.handle(f"neighbour {number}")
+        assert (await neighbour.status()).state is State.RUNNING
+        await neighbour.signal("go", "on")
+        assert await neighbour.result(10) == "on"
+    await last.stop()
+
+
+async def test_a_run_that_ended_its_processes_goes_on_when_it_does_so_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs = MemoryLogs()
+    parked = await with_poison(logs, "ends")
+    await parked.stop()
+    monkeypatch.setattr(driver, "retry_s", after(0.01))
+    last = Process(logs, ends=False)  # its code is deployed again, its machine has more memory
+    last.drive()
+    assert await last.work.handle("poison").result(10) == "well"
+    await last.stop()
+
+
+async def test_a_cancelled_run_that_ends_its_processes_does_not_end_another() -> None:
+    logs = MemoryLogs()
+    parked = await with_poison(logs, "ends")
+    await parked.stop()
+    last = Process(logs)
+    last.drive()
+    handle = last.work.handle("poison")
+    await handle.cancel()
+    with pytest.raises(RunCancelledError):
+        await handle.result(10)
+    assert not last.is_dead.is_set()
+    await last.stop()
+
+
+async def test_a_cancelled_run_that_ends_its_processes_all_the_same_is_ended() -> None:
+    """It does so in its own code, where no operation notices the cancellation."""
+    logs = MemoryLogs()
+    parked = await with_poison(logs, "dies")
+    handle = parked.work.handle("poison")
+    await handle.cancel()
+    await parked.is_dead.wait()
+    last = Process(logs)
+    last.drive()
+    with pytest.raises(RunCancelledError, match="was not taken back"):
+        await last.work.handle("poison").result(10)
+    assert not last.is_dead.is_set()
+    await last.stop()
+
+
+async def test_processes_that_stop_well_are_not_counted() -> None:
+    logs = MemoryLogs()
+    before = Process(logs)
+    before.drive()
+    await asyncio.sleep(LEASE_S / 20)
+    handle = await before.work.start("waits", id="r")
+    for _ in range(suspects.CRASHES_PARKED + 2):
+        after = Process(logs)
+        after.drive()
+        await asyncio.sleep(LEASE_S / 20)  # a driver that never had a turn says nothing at its end
+        epoch = (await handle.status()).epoch
+        await before.stop()
+        handle = after.work.handle("r")
+        while (await handle.status()).epoch == epoch:
+            await logs.log("shop/flow").read_next(run_tag("r"), logs.position, wait=LEASE_S)
+        before = after
+    assert (await handle.status()).state is State.RUNNING
+    run = before.flow.runner.running["r"].execution.run
+    assert run.crashes == 0
+    await before.stop()
+
+
+def run_given(executor: str, seqnum: int, crashes: int) -> Run:
+    run = Run()
+    run.apply(0, 0.0, Started("w", b"{}", "first", "v"))
+    run.apply(seqnum, 1.0, Taken(2, executor, crashes))
+    return run
+
+
+async def test_only_an_end_without_a_sign_of_life_since_is_counted() -> None:
+    executors = Executors()
+    executors.apply(4, 1.0, Alive("b", 5.0))
+    run = run_given("b", 5, 3)
+    assert suspects.crashes_of(run, executors) == 4
+    executors.apply(6, 2.0, Alive("b", 5.0))
+    assert suspects.crashes_of(run, executors) == 0
+
+
+async def test_groups_shrink_and_pauses_grow() -> None:
+    crashes = [*range(2, 6)]
+    assert [suspects.at_once(c) for c in crashes] == [16, 4, 1, 1]
+    assert [suspects.is_suspect(c) for c in (0, 1, 2)] == [False, False, True]
+
+
+async def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "_PAUSE_S_MAX", 600.0)
+    assert [suspects.pause_s(c) for c in (2, 3, 5, 11, 12, 10_000)] == [1, 2, 8, 512, 600, 600]
+
+
+async def test_who_comes_later_knows_the_heirs_after_a_trim() -> None:
+    logs = MemoryLogs()
+    log = logs.log("shop/flow")
+    for record in (Alive("a", 0.1), Alive("b", 3600.0), Alive("heir", 3600.0)):
+        await log.append(encoded(record), tags=[EXECUTORS_TAG])
+    await log.append(encoded(Dead("a", "heir", 3)), tags=[EXECUTORS_TAG])
+    process = Process(logs)
+    await process.flow.runner.look(log)
+    await log.trim(process.flow.runner.executors.needed_from, tag=EXECUTORS_TAG)
+    newcomer = Process(logs)
+    await newcomer.flow.runner.look(log)
+    assert newcomer.flow.runner.executors.left_to("heir") == ["a"]

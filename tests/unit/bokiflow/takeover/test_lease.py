@@ -1,0 +1,76 @@
+"""A process relies on its lease for half of it, whatever happens to its clocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from bokiflow.runs import waiting
+from bokiflow.takeover.lease import Lease
+
+
+class Clocks:
+    """The clocks of a process; time passes when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall_s, self.passed_s = 5000.0, 70.0
+        monkeypatch.setattr(waiting, "seconds_now", lambda: self.wall_s)
+        monkeypatch.setattr(waiting, "passed_now", lambda: self.passed_s)
+
+    def go_on(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.passed_s += seconds
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+def state(lease: Lease) -> tuple[bool, bool]:
+    return lease.is_sure(), lease.has_ended()
+
+
+def test_a_lease_is_relied_on_for_half_of_it(clocks: Clocks) -> None:
+    lease = Lease(10)
+    assert state(lease) == (False, False), "nobody knows of it yet"
+    lease.renewed(waiting.passed_now())
+    clocks.go_on(4.9)
+    assert state(lease) == (True, False)
+    clocks.go_on(0.2)
+    assert state(lease) == (False, False)
+    clocks.go_on(5)
+    assert state(lease) == (False, True)
+
+
+def test_an_earlier_sign_of_life_that_is_told_later_makes_it_no_shorter(clocks: Clocks) -> None:
+    lease, early = Lease(10), waiting.passed_now()
+    clocks.go_on(4)
+    lease.renewed(waiting.passed_now())
+    lease.renewed(early)
+    clocks.go_on(4)
+    assert state(lease) == (True, False)
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 366 * 86_400.0])
+def test_a_wall_clock_that_jumps_makes_no_lease_longer_or_shorter(
+    clocks: Clocks, jump_s: float
+) -> None:
+    lease = Lease(10)
+    lease.renewed(waiting.passed_now())
+    clocks.wall_s += jump_s
+    clocks.go_on(4)
+    assert state(lease) == (True, False)
+    clocks.passed_s -= 4
+    clocks.go_on(6)
+    assert state(lease) == (False, False)
+    clocks.go_on(5)
+    assert state(lease) == (False, True)
+    lease.renewed(waiting.passed_now())
+    assert state(lease) == (True, False), "and a new sign of life counts at once"
+
+
+def test_a_machine_that_slept_relies_on_no_lease_of_before(clocks: Clocks) -> None:
+    lease = Lease(10)
+    lease.renewed(waiting.passed_now())
+    clocks.passed_s += 3600
+    assert state(lease) == (False, True)

@@ -1,0 +1,62 @@
+"""Claims about finding times at one engine (`indilog_compute.reads.time_lookups`)."""
+
+from __future__ import annotations
+
+from indilog.base.errors import QuorumUnavailableError
+from indilog.roles.role import Effect, Ignore
+from indilog.wire.time_messages import TimeFound, TimeLookup
+from indilog_compute.reads.operation import Answered
+from tests.unit.compute.engine_driver import PRIMARY, A, B, Driver, answered, answers, joined, sends
+
+
+def asked(effects: list[Effect]) -> list[tuple[str, TimeLookup]]:
+    return [(to, m) for to, m in sends(effects, TimeLookup) if isinstance(m, TimeLookup)]
+
+
+def asking(position: int = 0) -> tuple[Driver, str, int]:
+    driver = joined(resend_s=1, read_timeout_s=3)
+    driver.engine.times.start(5_000_000, position, "asker")
+    ((node, lookup),) = asked(driver.turn())
+    assert lookup.time_us == 5_000_000
+    return driver, node, lookup.request
+
+
+def nothing(request: int, position: int) -> TimeFound:
+    return TimeFound(request, 40, position, found=False)
+
+
+def test_what_a_storage_node_finds_is_final_also_when_it_is_behind() -> None:
+    driver, node, request = asking(position=9)
+    effects = driver.hear(A if node == A else B, TimeFound(request, 17, 3, found=True))
+    assert answered(effects) == {"asker": Answered(17, 3)}
+
+
+def test_a_node_behind_the_session_is_not_believed_that_there_is_nothing() -> None:
+    driver, node, request = asking(position=9)
+    first, second = (A, B) if node == A else (B, A)
+    ((other, again),) = asked(driver.hear(first, nothing(request, 8)))
+    assert (other, again.request) == (second, request)
+    assert driver.hear(second, nothing(request, 8)) == [], "both are behind: not at once again"
+    driver.now = 1.0
+    assert len(asked(driver.turn())) == 1
+    assert answered(driver.hear(first, nothing(request, 9))) == {"asker": Answered(40, 9)}
+
+
+def test_a_lost_question_is_put_to_another_node_and_fails_in_the_end() -> None:
+    driver, node, request = asking()
+    nodes = [node]
+    told: dict[object, object] = {}
+    for second in range(1, 4):
+        driver.now = float(second)
+        effects = driver.turn()
+        nodes += [to for to, _ in asked(effects)]
+        told |= answered(effects)
+    assert set(nodes) == {A, B}
+    assert [type(error) for error in told.values()] == [QuorumUnavailableError]
+    assert driver.hear(A, nothing(request, 0)) == [], "a late answer finds nothing"
+
+
+def test_words_of_others_are_ignored_and_a_stop_is_told() -> None:
+    driver, _, request = asking()
+    assert [type(e) for e in driver.hear(PRIMARY, nothing(request, 0))] == [Ignore]
+    assert len(answers(driver.engine.abandon())) == 1

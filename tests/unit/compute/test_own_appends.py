@@ -1,0 +1,198 @@
+"""A library that reads the log without its own append there goes by nothing that it read.
+
+The log promises that a session sees its own appends. Where that promise is broken, an empty page
+would say "another one has it", and what was appended would be lost without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bokiflow import Lock, Workflow
+from bokiflow.runs.records import Started, Taken, run_record
+from bokiqueue import Queue
+from bokiqueue.records import Acknowledge, Claim, command_decoded
+from bokistore import Replica, Store
+from bokistore.decisions import CELL
+from indilog.base.errors import AppendOutcomeUnknownError, OutcomeUnknownError
+from indilog.base.log import Entry, Record
+from indilog.testing import MemoryLogs
+from tests.support.hooked_log import HookedLogs, Read
+from tests.unit.bokiflow.processes import ShopProcess
+
+pytestmark = pytest.mark.asyncio
+
+LEASE_S = 2.0
+MANY = 10**6
+
+
+class StaleLogs(HookedLogs):
+    """Logs of which a read is answered as of before an append, unless it is `fresh`.
+
+    Attributes:
+        stale_after: after a record of such a kind is appended, the next read that would show it
+            does not.
+        reads_stale: how many reads still are.
+        hidden_from: such a read shows no record from here on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stale_after: tuple[type, ...] = ()
+        self.reads_stale = 0
+        self.hidden_from: int | None = None
+
+    async def after_append(self, entries: Sequence[Entry]) -> None:
+        decoded = [decode(entry.data) for entry in entries for decode in _DECODERS]
+        if any(isinstance(record, self.stale_after) for record in decoded):
+            self.stale_after = ()
+            self.hide_from_last(len(entries))
+
+    def hide_from_last(self, count: int) -> None:
+        """Hide the last records from the next read."""
+        self.hidden_from, self.reads_stale = self.position - count, 1
+
+    async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+        hidden_from = self.hidden_from
+        if hidden_from is None or not self.reads_stale or read.fresh:
+            return records
+        shown = [record for record in records if record.seqnum < hidden_from]
+        self.reads_stale -= len(shown) < len(records)
+        return shown
+
+
+def _no_record(data: bytes) -> object:
+    try:
+        return run_record(data)
+    except Exception:  # noqa: BLE001 - it is of another library
+        return None
+
+
+_DECODERS = (_no_record, command_decoded)
+
+
+class Process(ShopProcess):
+    """A process with a workflow of one step."""
+
+    def __init__(self, logs: MemoryLogs) -> None:
+        super().__init__(logs, LEASE_S)
+        self.one = self.flow.workflow(_one)
+
+        @self.flow.workflow
+        async def waits(wf: Workflow) -> None:
+            await wf.signal("never")
+
+        self.waits = waits
+
+
+async def _one(wf: Workflow) -> str:
+    async def step() -> str:
+        return "done"
+
+    return await wf.step(step)
+
+
+async def test_a_run_is_executed_whose_takeover_was_not_seen_by_who_took_it() -> None:
+    """Else all others would believe that this process has it, and this process that others have."""
+    logs = StaleLogs()
+    dead, other = Process(logs), Process(logs)
+    await dead.one.start(id="r")
+    await dead.stop()
+    await other.waits.start()  # so this process shows that it lives, and no other takes its runs
+    logs.stale_after = (Taken,)
+    async with other.driven():
+        assert await other.one.handle("r").result(10) == "done"
+    assert not logs.reads_stale
+    assert not logs.stale_after
+
+
+async def test_a_run_is_executed_whose_start_was_not_seen_by_who_started_it() -> None:
+    logs = StaleLogs()
+    process = Process(logs)
+    await process.waits.start()
+    logs.stale_after = (Started,)
+    with pytest.raises(OutcomeUnknownError, match="appended before in the same session"):
+        await process.one.start(id="r")
+    assert await process.one.handle("r").result(10) == "done"
+    await process.stop()
+
+
+async def test_a_lock_that_does_not_see_its_own_command_says_so() -> None:
+    logs = StaleLogs()
+    log = logs.log("work")
+    async with Lock(log, "x"):
+        pass
+    lock = Lock(log, "x")
+    original = logs.after_append
+
+    async def hide(entries: Sequence[Entry]) -> None:
+        await original(entries)
+        logs.hide_from_last(len(entries))
+        logs.after_append = original  # type: ignore[method-assign]
+
+    logs.after_append = hide  # type: ignore[method-assign]
+    with pytest.raises(AppendOutcomeUnknownError, match="same session"):
+        await lock.acquire()
+
+
+async def test_a_claim_that_is_not_seen_is_asked_for_again_of_all() -> None:
+    logs = StaleLogs()
+    queue = Queue(logs.log("work"), "mail", shards=1)
+    await queue.push(b"x")
+    logs.stale_after = (Claim,)
+    delivery = await queue.take(lease=600)
+    assert delivery is not None
+    logs.stale_after = (Acknowledge,)
+    await delivery.acknowledge()
+    assert (await queue.stats()).depth == 0
+    assert not logs.reads_stale
+
+
+async def test_a_claim_that_no_read_shows_is_an_error() -> None:
+    class Blind(StaleLogs):
+        async def after_read(self, read: Read, records: list[Record]) -> list[Record]:
+            hidden_from = self.hidden_from
+            return [r for r in records if hidden_from is None or r.seqnum < hidden_from]
+
+    logs = Blind()
+    queue = Queue(logs.log("work"), "mail", shards=1)
+    await queue.push(b"x")
+    logs.stale_after = (Claim,)
+    with pytest.raises(AppendOutcomeUnknownError, match="same session"):
+        await queue.take()
+
+
+async def test_a_replica_applies_its_own_command_or_stays_before_it() -> None:
+    logs = StaleLogs()
+    log, applied = logs.log("work"), list[bytes]()
+    replica = Replica(log, applied.append, snapshot=bytes, restore=lambda _: None)
+    await replica.propose(b"one")
+    original = logs.after_append
+
+    async def hide(entries: Sequence[Entry]) -> None:
+        logs.hide_from_last(len(entries))
+        logs.after_append = original  # type: ignore[method-assign]
+
+    logs.after_append = hide  # type: ignore[method-assign]
+    with pytest.raises(AppendOutcomeUnknownError, match="same session"):
+        await replica.propose(b"two")
+    await replica.propose(b"three")
+    assert applied == [b"one", b"two", b"three"]
+
+
+async def test_a_collection_that_sees_none_of_its_own_records_gives_back_no_more() -> None:
+    """It takes the time from `Log.now()`, not from a record of its own: there is none to miss."""
+    logs = StaleLogs()
+    store = Store(logs.log("work"))
+    for _ in range(CELL + 20):
+        await store.increment("a", "n")
+    own_from, ends = logs.position, []
+    for _ in range(2):
+        logs.hidden_from, logs.reads_stale = own_from, MANY
+        ends.append(await store.collect(keep=0.0))
+        assert logs.reads_stale < MANY, "one of its reads would have shown what it appended"
+        logs.hidden_from = None
+        assert (await Store(logs.log("work")).get("a"))["n"] == CELL + 20
+    assert ends == [CELL, CELL]

@@ -1,0 +1,115 @@
+"""Claims about the record batch (`indilog.kernel.records`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, ShardId, log_tag, tag_columns, tag_hash
+from indilog.kernel.records import HEADER_BYTES, BatchBuilder, RecordBatch, batch_header
+
+
+def batch_of(*records: tuple[bytes, tuple[str, ...]], first: int = 5) -> bytes:
+    builder = BatchBuilder()
+    for data, tags in records:
+        builder.add(data, *tag_columns("orders", tags))
+    return builder.build(shard=ShardId(3), epoch=Epoch(9), first=first, time_us=1_700_000)
+
+
+TWO = batch_of((b"hello", ("a", "b")), (b"", ()))
+
+
+def test_a_batch_gives_back_what_was_added() -> None:
+    batch = RecordBatch(TWO)
+    assert len(batch) == 2
+    assert batch.record(0) == (b"hello", tag_columns("orders", ("a", "b"))[1], 1_700_000)
+    assert batch.record(1) == (b"", tag_columns("orders", ())[1], 1_700_000)
+
+
+def test_the_header_says_whose_records_and_which_localids() -> None:
+    header = batch_header(TWO)
+    assert (header.shard, header.epoch, header.logspace) == (3, 9, 0)
+    assert (header.first, header.end, header.records, header.tags) == (5, 7, 2, 4)
+
+
+def test_tag_columns_are_the_bytes_of_the_batch() -> None:
+    counts, tags = RecordBatch(TWO).tag_columns()
+    assert counts == bytes([3, 1])
+    wanted = [
+        log_tag("orders"), tag_hash("orders", "a"), tag_hash("orders", "b"), log_tag("orders")
+    ]  # fmt: skip
+    assert tags == b"".join(tag.to_bytes(8, "little") for tag in wanted)
+
+
+def test_the_layout_is_the_one_on_every_disk() -> None:
+    # Written by version 2; a change of these bytes needs a new version.
+    assert TWO[:6] == b"ILRB\x02\x00"
+    assert HEADER_BYTES == 58
+    assert len(TWO) == HEADER_BYTES + 4 * 8 + 2 * 13 + len(b"orders\x1fsa\x1fsborders") + 5
+    assert TWO.endswith(b"orders\x1fsa\x1fsbordershello")
+
+
+def test_the_builder_knows_the_size_beforehand() -> None:
+    builder = BatchBuilder()
+    for data in (b"x" * 100, b""):
+        builder.add(data, *tag_columns("orders", ("t",)))
+    assert builder.bytes == len(builder.build(shard=ShardId(0), epoch=Epoch(1), first=0, time_us=0))
+
+
+def test_every_cut_short_batch_is_refused() -> None:
+    for size in range(len(TWO)):
+        with pytest.raises(MalformedFrameError):
+            RecordBatch(TWO[:size])
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    for bit in range(8 * len(TWO)):
+        damaged = bytearray(TWO)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(MalformedFrameError):
+            RecordBatch(bytes(damaged))
+
+
+THREE = batch_of((b"one", ("a",)), (b"two", ("b",)), (b"", ("c",)))
+DATA_AT = len(THREE) - len(b"onetwo")
+
+
+def flipped(batch: bytes, bit: int) -> bytes:
+    damaged = bytearray(batch)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def test_damage_to_data_costs_the_record_that_it_hit_and_no_tags() -> None:
+    whole = RecordBatch(THREE)
+    for bit in range(8 * DATA_AT, 8 * len(THREE)):
+        batch = RecordBatch(flipped(THREE, bit), partly=True)
+        [hit] = batch.damaged
+        assert hit == (bit // 8 - DATA_AT) // 3
+        assert batch.damaged_localids == [5 + hit]
+        assert batch.tag_columns() == whole.tag_columns()
+        left = [index for index in range(3) if index != hit]
+        assert [batch.record(index) for index in left] == [whole.record(i) for i in left]
+        with pytest.raises(AssertionError):
+            batch.record(hit)
+
+
+def test_damage_to_tags_names_or_the_header_makes_a_batch_unreadable() -> None:
+    for bit in range(8 * DATA_AT):
+        with pytest.raises(MalformedFrameError):
+            RecordBatch(flipped(THREE, bit), partly=True)
+
+
+def test_bytes_after_the_batch_are_refused() -> None:
+    with pytest.raises(MalformedFrameError, match="came as"):
+        batch_header(TWO + b"x")
+
+
+def test_an_unknown_version_is_refused_by_number() -> None:
+    with pytest.raises(MalformedFrameError, match="version 3"):
+        batch_header(TWO[:4] + b"\x03" + TWO[5:])
+
+
+def test_an_empty_batch_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError):
+        BatchBuilder().build(shard=ShardId(0), epoch=Epoch(1), first=0, time_us=0)

@@ -1,0 +1,223 @@
+"""A link: answers find their questions, an end of the stream fails every open one, once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from indilog.base.errors import OverloadedError, TooLargeError
+from indilog.link.link import QUEUE_BYTES_MAX, Link
+from indilog.link.link_messages import (
+    Accepted,
+    Answer,
+    Appended,
+    Cancel,
+    Done,
+    Failed,
+    Greeting,
+    LinkLostError,
+    LogTail,
+    Question,
+    RecordsFound,
+    RecordValue,
+    Returned,
+    TailFound,
+)
+from tests.support.link_pair import link_pair, nobody
+
+pytestmark = pytest.mark.asyncio
+QUESTION = LogTail("orders", 0)
+
+
+def echo(link: Link, call: int, message: Question | Greeting) -> None:
+    assert isinstance(message, LogTail)
+    link.answer(call, TailFound(message.position, message.position + 1))
+
+
+class Collected:
+    """Keeps the questions of the other end, to be answered later."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, Question | Greeting]] = []
+        self.came = asyncio.Event()
+
+    def __call__(self, link: Link, call: int, message: Question | Greeting) -> None:
+        self.asked.append((call, message))
+        self.came.set()
+
+
+async def test_answers_in_any_order_find_their_questions() -> None:
+    questions = Collected()
+    ours, theirs = link_pair(questions)
+    asks = [asyncio.ensure_future(ours.ask(LogTail("l", n))) for n in range(3)]
+    await questions.came.wait()
+    for call, message in reversed(questions.asked):
+        echo(theirs, call, message)
+    assert await asyncio.gather(*asks) == [TailFound(n, n + 1) for n in range(3)]
+    assert ours.calls_open == 0
+
+
+async def test_what_is_sent_in_one_turn_leaves_in_one_write() -> None:
+    writes: list[bytes] = []
+    link = Link(nobody, message_bytes_max=1024)
+    link.connected(lambda data: writes.append(bytes(data)), lambda: None, int)
+    for _ in range(5):
+        link.post(QUESTION, lambda _: None)
+    assert writes == []
+    await asyncio.sleep(0)
+    assert len(writes) == 1
+
+
+async def test_both_ends_ask_with_the_same_numbers() -> None:
+    ours, theirs = link_pair(echo, echo)
+    answers = await asyncio.gather(ours.ask(LogTail("l", 1)), theirs.ask(LogTail("l", 5)))
+    assert list(answers) == [TailFound(1, 2), TailFound(5, 6)]
+
+
+async def test_a_lost_stream_fails_every_open_question_once() -> None:
+    ours, _ = link_pair(Collected())
+    answers: list[Answer] = []
+    for _ in range(3):
+        ours.post(QUESTION, answers.append)
+    ours.lost()
+    ours.lost()
+    assert [a.kind for a in answers if isinstance(a, Failed)] == ["LinkLostError"] * 3
+    with pytest.raises(LinkLostError):
+        ours.post(QUESTION, answers.append)
+
+
+async def test_the_loss_is_told_before_the_questions_fail() -> None:
+    story: list[str] = []
+    link = Link(nobody, message_bytes_max=1024, on_lost=lambda _: story.append("lost"))
+    link.connected(lambda _: None, lambda: None, int)
+    link.post(QUESTION, lambda _: story.append("failed"))
+    link.lost()
+    assert story == ["lost", "failed"]
+
+
+async def test_a_malformed_frame_closes_the_link() -> None:
+    closed = asyncio.Event()
+    link = Link(nobody, message_bytes_max=1024)
+    link.connected(lambda _: None, closed.set, int)
+    answers: list[Answer] = []
+    link.post(QUESTION, answers.append)
+    link.received(b"\0\0\0\1\xc1")
+    assert closed.is_set()
+    assert link.is_lost
+    assert len(answers) == 1
+
+
+async def test_being_cancelled_cancels_the_question_at_the_other_end() -> None:
+    questions = Collected()
+    ours, _ = link_pair(questions)
+    asking = asyncio.ensure_future(ours.ask(QUESTION))
+    await questions.came.wait()
+    questions.came.clear()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await questions.came.wait()
+    assert questions.asked == [(1, QUESTION), (1, Cancel())]
+    assert ours.calls_open == 0
+
+
+async def test_a_late_answer_to_an_abandoned_question_is_ignored() -> None:
+    questions = Collected()
+    ours, theirs = link_pair(questions)
+    answers: list[Answer] = []
+    call = ours.post(QUESTION, answers.append)
+    await questions.came.wait()
+    ours.abandon(call)
+    theirs.answer(call, Done(1))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert answers == []
+    assert not ours.is_lost
+
+
+async def test_a_question_over_the_limit_is_refused_and_the_link_goes_on() -> None:
+    ours, _ = link_pair(echo, message_bytes_max=200)
+    with pytest.raises(TooLargeError, match="the limit is 200"):
+        await ours.ask(LogTail("x" * 300, 0))
+    assert await ours.ask(QUESTION) == TailFound(0, 1)
+
+
+async def test_the_limit_that_the_other_end_has_told_holds_both_ways() -> None:
+    def large(link: Link, call: int, message: Question | Greeting) -> None:
+        link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, 0.0, None),)))
+
+    ours, theirs = link_pair(large, message_bytes_max=200)
+    theirs.set_limit(1000)
+    ours.set_limit(1000)
+    assert isinstance(await ours.ask(LogTail("x" * 300, 0)), RecordsFound)
+    ours.set_limit(100)
+    with pytest.raises(TooLargeError, match="the limit is 100"):
+        await ours.ask(LogTail("x" * 300, 0))
+
+
+async def test_an_answer_over_the_limit_arrives_as_a_failure_that_says_so() -> None:
+    def large(link: Link, call: int, message: Question | Greeting) -> None:
+        link.answer(call, RecordsFound(1, (RecordValue(1, b"l", b"x" * 300, 0.0, 0.0, None),)))
+
+    ours, _ = link_pair(large, message_bytes_max=200)
+    answer = await ours.ask(QUESTION)
+    assert isinstance(answer, Failed)
+    assert answer.kind == "TooLargeError"
+
+
+async def test_a_peer_that_does_not_read_is_asked_nothing_more() -> None:
+    link = Link(nobody, message_bytes_max=1024)
+    link.connected(lambda _: None, lambda: None, lambda: QUEUE_BYTES_MAX + 1)
+    with pytest.raises(OverloadedError):
+        link.post(QUESTION, lambda _: None)
+
+
+async def test_a_peer_that_does_not_read_its_answers_gets_failures_instead() -> None:
+    writes: list[bytes] = []
+    link = Link(nobody, message_bytes_max=4096)
+    link.connected(
+        lambda data: writes.append(bytes(data)), lambda: None, lambda: QUEUE_BYTES_MAX + 1
+    )
+    link.answer(1, RecordsFound(1, (RecordValue(1, b"l", b"x" * 3000, 0.0, 0.0, None),)))
+    await asyncio.sleep(0)
+    assert len(writes[0]) < 200
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (Returned(7, b"1"), "CallOutcomeUnknownError"),
+        (RecordsFound(7, ()), "OverloadedError"),
+        (Appended(7, (3,)), None),
+        (Accepted("i"), None),
+    ],
+)
+async def test_nobody_is_told_that_nothing_was_done_of_what_was_done(
+    answer: Answer, told: str | None
+) -> None:
+    """What did something is answered: a failure would be no smaller, and a caller repeats it."""
+    answers: list[Answer] = []
+    ours, theirs = link_pair(lambda link, call, _: link.answer(call, answer))
+    theirs.connected(
+        lambda data: ours.received(bytes(data)), ours.lost, lambda: QUEUE_BYTES_MAX + 1
+    )
+    ours.post(QUESTION, answers.append)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    [got] = answers
+    if told is None:
+        assert got == answer
+    else:
+        assert isinstance(got, Failed)
+        assert got.kind == told
+
+
+async def test_a_refusal_of_the_server_is_the_answer() -> None:
+    def refusing(link: Link, call: int, message: Question | Greeting) -> None:
+        raise OverloadedError("Too much.")
+
+    ours, _ = link_pair(refusing)
+    answer = await ours.ask(QUESTION)
+    assert isinstance(answer, Failed)
+    assert (answer.kind, answer.message) == ("OverloadedError", "Too much.")

@@ -1,0 +1,138 @@
+"""What processes tell each other by way of the metadata store: the run, the arrangement, epochs."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
+from indilog.base.ids import NodeId
+from indilog.config import ClusterConfig, Config, NodeConfig, config_from
+from indilog.kernel.view import view_of
+from indilog.runtime.cluster.cluster_state import (
+    VIEW_KEY,
+    claim_arrangement,
+    node_start,
+    publish_run,
+    settings_of,
+)
+from indilog.runtime.cluster.metadata import EmbeddedMetadataStore
+
+VIEW = view_of(storage_nodes=2, replicas=2)
+ADDRESSES = {node: f"ipc:///run/{node}" for node in VIEW.nodes}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EmbeddedMetadataStore]:
+    with EmbeddedMetadataStore(tmp_path / "metadata", NodeConfig()) as opened:
+        yield opened
+
+
+def test_a_node_starts_with_what_was_published(store: EmbeddedMetadataStore) -> None:
+    config = Config(
+        cluster=ClusterConfig(storage_nodes=2, replicas=2, durability="memory"),
+        node=NodeConfig(data_dir=Path("/data/with space"), resend_s=0.125, port=0),
+    )
+
+    async def story() -> None:
+        await store.compare_and_set(VIEW_KEY, msgspec.json.encode(VIEW), expected_version=0)
+        assert await publish_run(store, config, ADDRESSES, Path("/run/x")) is None
+        start = await node_start(store)
+        assert start.config == config
+        assert start.view == VIEW
+        assert start.addresses == ADDRESSES
+
+    asyncio.run(story())
+
+
+def test_each_start_has_a_greater_epoch(store: EmbeddedMetadataStore) -> None:
+    async def story() -> None:
+        await store.compare_and_set(VIEW_KEY, msgspec.json.encode(VIEW), expected_version=0)
+        await publish_run(store, Config(), ADDRESSES, Path("/run/x"))
+        epochs = [(await node_start(store)).epoch for _ in range(3)]
+        assert epochs == sorted(set(epochs))
+
+    asyncio.run(story())
+
+
+def test_a_run_replaces_the_run_before_and_tells_it(store: EmbeddedMetadataStore) -> None:
+    async def story() -> None:
+        await publish_run(store, Config(), ADDRESSES, Path("/run/first"))
+        second = {NodeId("storage-0"): "tcp://127.0.0.1:1"}
+        before = await publish_run(store, Config(), second, Path("/run/second"))
+        assert before is not None
+        assert (before.directory, before.addresses) == ("/run/first", ADDRESSES)
+        again = await publish_run(store, Config(), ADDRESSES, Path("/run/third"))
+        assert again is not None
+        assert (again.directory, again.addresses) == ("/run/second", second)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("published", ["nothing", "view", "run"])
+def test_before_all_is_published_a_node_is_told_to_come_again(
+    store: EmbeddedMetadataStore, published: str
+) -> None:
+    async def story() -> None:
+        if published == "view":
+            await store.compare_and_set(VIEW_KEY, msgspec.json.encode(VIEW), expected_version=0)
+        if published == "run":
+            await publish_run(store, Config(), ADDRESSES, Path("/run/x"))
+        with pytest.raises(NotReadyError, match="not published"):
+            await node_start(store)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("key", "words"), [("view", "another release"), ("run", "first process")])
+def test_what_another_release_published_is_one_sentence(
+    store: EmbeddedMetadataStore, key: str, words: str
+) -> None:
+    async def story() -> None:
+        await store.compare_and_set(VIEW_KEY, msgspec.json.encode(VIEW), expected_version=0)
+        await publish_run(store, Config(), ADDRESSES, Path("/run/x"))
+        await store.compare_and_set(key, b'{"newer": true}', expected_version=1)
+        with pytest.raises((ConfigError, DataDirectoryError), match=words):
+            await node_start(store)
+        if key == "run":  # a start that replaces it does not mind
+            assert await publish_run(store, Config(), ADDRESSES, Path("/run/y")) is None
+
+    asyncio.run(story())
+
+
+def test_an_arrangement_is_kept_over_restarts_and_the_other_refused(
+    store: EmbeddedMetadataStore,
+) -> None:
+    async def story() -> None:
+        for _ in range(2):
+            await claim_arrangement(store, "processes")
+        with pytest.raises(ConfigError, match="as separate processes; this start runs embedded"):
+            await claim_arrangement(store, "embedded")
+
+    asyncio.run(story())
+
+
+@given(
+    replicas=st.integers(1, 5),
+    timeout_s=st.floats(min_value=1e-6, max_value=1e6),
+    data_dir=st.text(
+        st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1
+    ).map(Path),
+)
+def test_every_configuration_survives_being_published(
+    replicas: int, timeout_s: float, data_dir: Path
+) -> None:
+    config = Config(
+        cluster=ClusterConfig(storage_nodes=5, replicas=replicas),
+        node=NodeConfig(data_dir=data_dir, import_timeout_s=timeout_s),
+    )
+    settings = msgspec.json.decode(msgspec.json.encode(settings_of(config)))
+    assert config_from(overrides=settings) == config
+    assert {f.name for f in dataclasses.fields(NodeConfig)} == settings["node"].keys()

@@ -1,0 +1,53 @@
+"""A gateway that takes any port takes the same one again in its run; what port it is, is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from indilog.base.ids import NodeId
+from indilog.runtime.cluster.gateway_port import GatewayPort, keep_port, port_of
+
+ENGINES = [NodeId("engine-0"), NodeId("engine-1")]
+ANY = 0
+
+
+def ports(directory: Path, configured: int) -> list[int]:
+    return [port_of(directory, name, ENGINES, configured).port for name in ENGINES]
+
+
+def test_each_engine_has_the_port_that_it_chose_and_none_before(tmp_path: Path) -> None:
+    assert ports(tmp_path, ANY) == [0, 0]
+    keep_port(tmp_path, ENGINES[0], 40_001)
+    assert ports(tmp_path, ANY) == [40_001, 0]
+    keep_port(tmp_path, ENGINES[1], 40_002)
+    keep_port(tmp_path, ENGINES[1], 40_003)
+    assert ports(tmp_path, ANY) == [40_001, 40_003]
+
+
+def test_the_ports_of_a_run_are_not_those_of_the_next(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    keep_port(first, ENGINES[0], 40_001)
+    assert ports(second, ANY) == [0, 0]
+
+
+def test_a_port_that_is_configured_is_the_first_engines_and_the_next_ones_follow(
+    tmp_path: Path,
+) -> None:
+    for name in ENGINES:
+        keep_port(tmp_path, name, 40_001)
+    assert ports(tmp_path, 8080) == [8080, 8081]
+
+
+def test_a_port_that_nobody_configured_is_explained(tmp_path: Path) -> None:
+    def words(name: NodeId, configured: int) -> str:
+        return port_of(tmp_path, name, ENGINES, configured).words
+
+    assert words(ENGINES[0], 8080) == ""
+    assert words(ENGINES[1], 8080) == " (port + 1 for engine-1)"
+    assert words(ENGINES[1], ANY) == "", "it may be any"
+    keep_port(tmp_path, ENGINES[1], 40_001)
+    assert port_of(tmp_path, ENGINES[1], ENGINES, ANY) == GatewayPort(
+        40_001, " (chosen for engine-1 at its first start)"
+    )

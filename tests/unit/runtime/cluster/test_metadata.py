@@ -1,0 +1,190 @@
+"""The metadata file: whole or not at all, one process at a time, checked when it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from indilog.base.errors import DataDirectoryError, DiskFullError, OverloadedError
+from indilog.config import NodeConfig
+from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, Versioned, Written
+
+CONFIG = NodeConfig()
+
+
+def opened(directory: Path) -> EmbeddedMetadataStore:
+    return EmbeddedMetadataStore(directory / "metadata", CONFIG)
+
+
+async def set_once(directory: Path) -> None:
+    with opened(directory) as store:
+        await store.compare_and_set("view", b"one", expected_version=0)
+
+
+def test_a_second_process_is_told_that_the_directory_is_in_use(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(DataDirectoryError, match="in use by another process"):
+        opened(tmp_path)
+    opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("offset", [0, 4, 6, 12, -1])
+def test_a_flipped_bit_is_put_right(tmp_path: Path, offset: int) -> None:
+    asyncio.run(set_once(tmp_path))
+    file = tmp_path / "metadata"
+    damaged = bytearray(file.read_bytes())
+    damaged[offset] ^= 1
+    file.write_bytes(damaged)
+    with opened(tmp_path) as store:
+        assert asyncio.run(store.get("view")) == Versioned(b"one", 1)
+
+
+def test_damage_of_two_bits_is_detected_and_the_file_left_alone(tmp_path: Path) -> None:
+    asyncio.run(set_once(tmp_path))
+    file = tmp_path / "metadata"
+    damaged = bytearray(file.read_bytes())
+    damaged[12] ^= 1
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    with pytest.raises(DataDirectoryError, match="damaged"):
+        opened(tmp_path)
+    assert file.read_bytes() == bytes(damaged)
+
+
+def test_a_cut_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_bytes(b"ILMD")
+    with pytest.raises(DataDirectoryError, match="no metadata file"):
+        opened(tmp_path)
+
+
+def test_a_newer_format_is_refused_with_its_number(tmp_path: Path) -> None:
+    asyncio.run(set_once(tmp_path))
+    file = tmp_path / "metadata"
+    data = bytearray(file.read_bytes())
+    data[4] = 9
+    file.write_bytes(data)
+    with pytest.raises(DataDirectoryError, match="format 9"):
+        opened(tmp_path)
+
+
+def test_opening_that_failed_leaves_the_lock_free(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_bytes(b"rubbish")
+    for _ in range(2):
+        with pytest.raises(DataDirectoryError, match="no metadata file"):
+            opened(tmp_path)
+
+
+def test_a_write_that_was_not_renamed_never_happened(tmp_path: Path) -> None:
+    asyncio.run(set_once(tmp_path))
+    (tmp_path / "metadata.new").write_bytes(b"half a wri")
+    with opened(tmp_path) as store:
+        assert asyncio.run(store.get("view")) == Versioned(b"one", 1)
+
+
+def test_the_file_and_its_directory_are_synced_before_a_write_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        steps.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    asyncio.run(set_once(tmp_path))
+    assert steps == ["metadata.new", tmp_path.name, "metadata.reserve"]
+
+
+def test_after_a_failed_sync_no_write_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            await store.compare_and_set("view", b"one", expected_version=0)
+            with monkeypatch.context() as broken:
+                broken.setattr(os, "fsync", _fail)
+                with pytest.raises(DataDirectoryError, match="disk"):
+                    await store.compare_and_set("view", b"two", expected_version=1)
+            with pytest.raises(DataDirectoryError, match="start the process anew"):
+                await store.compare_and_set("view", b"two", expected_version=1)
+            with pytest.raises(DataDirectoryError, match="start the process anew"):
+                await store.next_sequence("epoch")
+
+    asyncio.run(story())
+
+
+def _fail(descriptor: int) -> None:
+    raise OSError(errno.EIO, "disk")
+
+
+def test_a_full_disk_takes_a_write_into_the_room_that_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A35: a process can be started, which needs a new epoch."""
+    reserve = tmp_path / "metadata.reserve"
+    whole = os.fsync
+
+    def full(descriptor: int) -> None:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "full")
+        whole(descriptor)
+
+    def quite_full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            await store.compare_and_set("view", b"one", expected_version=0)
+            assert reserve.exists()
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", full)
+                assert await store.next_sequence("epoch") == 1
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", quite_full)
+                with pytest.raises(DiskFullError, match="make room"):
+                    await store.next_sequence("epoch")
+            assert not (tmp_path / "metadata.new").exists()
+            assert await store.next_sequence("epoch") == 2
+            assert reserve.exists()
+
+    asyncio.run(story())
+
+
+def test_the_repetition_of_a_named_write_succeeds_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        with opened(tmp_path) as store:
+            for _ in range(2):
+                outcome = await store.compare_and_set(
+                    "view", b"one", expected_version=0, writer="w1"
+                )
+                assert outcome == Written(1)
+        with opened(tmp_path) as store:
+            repeated = store.compare_and_set("view", b"one", expected_version=0, writer="w1")
+            assert await repeated == Written(1)
+
+    asyncio.run(story())
+
+
+def test_a_closed_store_writes_nothing_into_a_file_that_another_may_have(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.close()
+    with opened(tmp_path), pytest.raises(DataDirectoryError, match="takes no more writes"):
+        asyncio.run(store.next_sequence("epoch"))
+
+
+def test_watches_are_bounded(tmp_path: Path) -> None:
+    async def story() -> None:
+        config = NodeConfig(metadata_watchers_max=2)
+        with EmbeddedMetadataStore(tmp_path / "metadata", config) as store:
+            watches = [asyncio.create_task(store.watch("view", after=0)) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(OverloadedError, match="2 watches"):
+                await store.watch("view", after=0)
+            await store.compare_and_set("view", b"one", expected_version=0)
+            assert await asyncio.gather(*watches) == [Versioned(b"one", 1)] * 2
+
+    asyncio.run(story())

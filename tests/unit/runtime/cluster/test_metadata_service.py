@@ -1,0 +1,165 @@
+"""The metadata store over a socket: deadlines, lost servers, repeated requests, rubbish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from indilog.base.errors import ConfigError, DataDirectoryError, QuorumUnavailableError
+from indilog.config import NodeConfig
+from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, Versioned, Written
+from indilog.runtime.cluster.metadata_service import (
+    CompareAndSet,
+    Decided,
+    MetadataClient,
+    MetadataServer,
+    Reply,
+    Request,
+)
+
+CONFIG = NodeConfig(metadata_timeout_s=10.0, resend_s=0.05)
+pytestmark = pytest.mark.asyncio
+
+
+def address_in(directory: Path) -> str:
+    return f"ipc://{directory}/m"
+
+
+async def test_a_request_said_before_the_server_exists_is_answered(tmp_path: Path) -> None:
+    async with MetadataClient(address_in(tmp_path), CONFIG) as client:
+        early = asyncio.create_task(client.next_sequence("epoch"))
+        await asyncio.sleep(0)
+        with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
+            server = MetadataServer(store, address_in(tmp_path), CONFIG)
+            assert await early == 1
+            await server.close()
+
+
+async def test_without_a_server_a_request_fails_as_retryable(tmp_path: Path) -> None:
+    hasty = NodeConfig(metadata_timeout_s=0.02)
+    async with MetadataClient(address_in(tmp_path), hasty) as client:
+        with pytest.raises(QuorumUnavailableError, match=r"did not answer for 0\.02 s"):
+            await client.get("view")
+
+
+async def test_a_client_and_its_watch_live_through_a_restart_of_the_server(tmp_path: Path) -> None:
+    address = address_in(tmp_path)
+    async with MetadataClient(address, CONFIG) as client:
+        with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
+            server = MetadataServer(store, address, CONFIG)
+            assert await client.compare_and_set("view", b"one", expected_version=0) == Written(1)
+            watch = asyncio.create_task(client.watch("view", after=1))
+            await client.get("view")
+            await server.close()
+        with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
+            server = MetadataServer(store, address, CONFIG)
+            assert await client.compare_and_set("view", b"two", expected_version=1) == Written(2)
+            assert await watch == Versioned(b"two", 2)
+            await server.close()
+
+
+async def test_a_watch_asks_again_when_the_server_saw_nothing_for_long(tmp_path: Path) -> None:
+    quick = NodeConfig(metadata_timeout_s=0.1)
+    address = address_in(tmp_path)
+    with EmbeddedMetadataStore(tmp_path / "metadata", quick) as store:
+        server = MetadataServer(store, address, quick)
+        async with MetadataClient(address, quick) as client:
+            asked: list[int] = []
+            real = store.watch
+
+            async def watched(key: str, *, after: int) -> Versioned:
+                asked.append(after)
+                if len(asked) == 3:
+                    await store.compare_and_set(key, b"one", expected_version=0)
+                return await real(key, after=after)
+
+            store.watch = watched  # type: ignore[method-assign]
+            assert await client.watch("view", after=0) == Versioned(b"one", 1)
+            assert len(asked) >= 3
+        await server.close()
+
+
+async def test_the_failure_of_the_store_reaches_the_client(tmp_path: Path) -> None:
+    address = address_in(tmp_path)
+    store = EmbeddedMetadataStore(tmp_path / "metadata", CONFIG)
+    server = MetadataServer(store, address, CONFIG)
+    store.close()
+    async with MetadataClient(address, CONFIG) as client:
+        with pytest.raises(DataDirectoryError, match="takes no more writes"):
+            await client.next_sequence("epoch")
+    await server.close()
+
+
+@contextmanager
+def raw(address: str) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(address)
+        yield socket
+
+
+async def received(socket: zmq.Socket[bytes]) -> Reply:
+    """Read one reply in a thread, so that the server on this loop can give it."""
+    frame = await asyncio.to_thread(socket.recv)
+    reply: Reply = msgspec.msgpack.decode(frame, type=Reply)
+    return reply
+
+
+async def test_a_repeated_write_is_done_once_and_answered_twice(tmp_path: Path) -> None:
+    address = address_in(tmp_path)
+    request: Request = CompareAndSet(7, "view", b"one", 0, "client-7")
+    with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
+        server = MetadataServer(store, address, CONFIG)
+        with raw(address) as socket:
+            for _ in range(2):
+                socket.send(msgspec.msgpack.encode(request))
+                assert await received(socket) == Decided(7, written=True, version=1)
+        assert await store.get("view") == Versioned(b"one", 1)
+        await server.close()
+
+
+async def test_rubbish_is_counted_and_harms_nobody(tmp_path: Path) -> None:
+    address = address_in(tmp_path)
+    rubbish = [
+        [b""],
+        [b"\xff\xff"],
+        [msgspec.msgpack.encode(["Get", "not a number", "view"])],
+        [msgspec.msgpack.encode(["Unknown", 1])],
+        [b"a", b"b"],
+    ]
+    with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
+        server = MetadataServer(store, address, CONFIG)
+        request: Request = CompareAndSet(1, "view", b"one", 0, "w")
+        with raw(address) as socket:
+            for parts in rubbish:
+                socket.send_multipart(parts)
+            socket.send(msgspec.msgpack.encode(request))
+            assert await received(socket) == Decided(1, written=True, version=1)
+        assert server.ignored == len(rubbish)
+        await server.close()
+
+
+async def test_an_address_that_cannot_be_bound_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with (
+        EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store,
+        pytest.raises(ConfigError, match="Cannot serve metadata at ipc:///nowhere"),
+    ):
+        MetadataServer(store, "ipc:///nowhere/at/all/m", CONFIG)
+    with pytest.raises(ConfigError, match="no address of a metadata store"):
+        MetadataClient("post://card", CONFIG)
+
+
+async def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    with EmbeddedMetadataStore(tmp_path / "metadata", CONFIG) as store:
+        server = MetadataServer(store, address_in(tmp_path), CONFIG)
+        client = MetadataClient(address_in(tmp_path), CONFIG)
+        client.close()
+        client.close()
+        await server.close()
+        await server.close()

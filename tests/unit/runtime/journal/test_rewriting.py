@@ -1,0 +1,470 @@
+"""Old segments are rewritten without what is dead (PITFALLS 7, decision 0016)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from indilog.base.ids import Instant
+from indilog.base.telemetry import Metrics
+from indilog.config import NodeConfig
+from indilog.kernel.records import RecordBatch
+from indilog.roles.role import FrameKind, Location
+from indilog.runtime.journal import segment_rewrite
+from indilog.runtime.journal.checkpoint_files import checkpoint_path, checkpoint_places
+from indilog.runtime.journal.journal import Journal
+from indilog.runtime.journal.recovery import recover
+from indilog.runtime.journal.rewriting import Rewriting
+from indilog.runtime.journal.segment import segment_path
+from indilog.runtime.journal.segment_scan import Damage
+from indilog.runtime.journal.spare_segment import SpareSegment
+from tests.unit.runtime import counting
+from tests.unit.runtime.counting import Life
+from tests.unit.runtime.journals import Taker, spoil
+from tests.unit.runtime.rewriters import SEGMENT_BYTES, STREAM, Rewriter, batch, localids
+
+RECORDS, GONE_RECORDS = FrameKind.RECORDS, FrameKind.GONE_RECORDS
+A_SEGMENT = 11
+"""So many batches of the usual size fill one."""
+
+
+@pytest.fixture
+def rewriter(tmp_path: Path) -> Iterator[Rewriter]:
+    one = Rewriter(tmp_path)
+    yield one
+    one.close()
+
+
+def filled(rewriter: Rewriter, segments: int = 1) -> list[Location]:
+    """Fill so many segments; the next one is written."""
+    places = rewriter.written(A_SEGMENT * segments + 1)
+    assert places[-1].segment == rewriter.journal.files.active == segments + 1
+    assert len({place.segment for place in places}) == segments + 1
+    return places
+
+
+def test_a_mostly_dead_segment_becomes_as_small_as_what_lives_in_it(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:5], *places[6:11])
+    assert rewriter.rest() == 1
+    assert rewriter.sizes()["00000001"] < 600
+    assert rewriter.journal.read(places[5]) == batch(10)
+    assert rewriter.journal.read(places[11]) == batch(22)
+    assert all(rewriter.journal.read(place) is None for place in places[:5])
+
+
+def test_recovery_finds_the_same_order_with_one_note_for_what_followed_one_another(
+    rewriter: Rewriter,
+) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:5], *places[6:11])
+    rewriter.rest()
+    again = rewriter.again()
+    assert localids(again.found) == [
+        (GONE_RECORDS, 0, 10), (RECORDS, 10, 12), (GONE_RECORDS, 12, 22), (RECORDS, 22, 24),
+    ]  # fmt: skip
+    assert [again.journal.read(p) for p in again.places[1::2]] == [batch(10), batch(22)]
+    again.close()
+
+
+def test_a_writer_who_took_over_stays_between_what_was_written_before_and_after(
+    rewriter: Rewriter,
+) -> None:
+    places = rewriter.written(5)
+    rewriter.write(b"a state", FrameKind.SHARD_STATE)
+    places += rewriter.written(8, first=10)
+    rewriter.discard(*places[:10])
+    assert rewriter.rest() == 1
+    again = rewriter.again()
+    kinds = [frame[0] for frame in again.found if frame is not None]
+    assert kinds[:3] == [GONE_RECORDS, FrameKind.SHARD_STATE, GONE_RECORDS]
+    again.close()
+
+
+def test_what_lives_mostly_is_left_alone(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:4])
+    assert rewriter.rest() == 0
+    rewriter.discard(*places[4:8])
+    assert rewriter.rest() == 1
+
+
+def test_the_segment_that_is_written_is_never_rewritten(rewriter: Rewriter) -> None:
+    places = rewriter.written(A_SEGMENT)
+    rewriter.discard(*places)
+    assert rewriter.rest() == 0
+    rewriter.written(1, first=2 * A_SEGMENT)
+    assert rewriter.rest() == 1
+
+
+def test_dead_neighbours_are_joined_so_files_stay_few(rewriter: Rewriter) -> None:
+    places = filled(rewriter, segments=9)
+    kept = places[::A_SEGMENT]
+    rewriter.discard(*(place for place in places if place not in kept))
+    rewriter.rest()
+    assert len(rewriter.sizes()) <= 2
+    assert sum(rewriter.sizes().values()) < 2 * SEGMENT_BYTES
+    expected = [batch(2 * A_SEGMENT * number) for number in range(len(kept))]
+    assert [rewriter.journal.read(place) for place in kept] == expected
+    again = rewriter.again()
+    living = [frame[1] for frame in again.found if frame is not None and frame[0] is RECORDS]
+    assert living == expected
+    again.close()
+
+
+def test_what_was_moved_before_is_found_after_it_was_moved_again(rewriter: Rewriter) -> None:
+    places = filled(rewriter, segments=4)
+    for count in (7, 9, 10):
+        rewriter.discard(*(p for n, p in enumerate(places[:44]) if n % A_SEGMENT < count))
+        rewriter.rest()
+        for number, place in enumerate(places):
+            if number % A_SEGMENT >= count or number == 44:
+                assert rewriter.journal.read(place) == batch(2 * number)
+
+
+def test_a_frame_of_a_moved_batch_can_be_discarded_by_its_old_name(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.rest()
+    rewriter.discard(places[9])
+    again = rewriter.again()
+    kinds = [frame[0] for frame in again.found if frame is not None]
+    assert kinds == [GONE_RECORDS, RECORDS, FrameKind.GONE, RECORDS, RECORDS]
+    again.close()
+
+
+def test_what_is_discarded_while_its_segment_is_copied_goes_afterwards(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.turn()
+    assert rewriter.metrics.rewrites == 0
+    rewriter.discard(places[10])
+    rewriter.rest()
+    again = rewriter.again()
+    assert (FrameKind.GONE, 20, 22) in localids(again.found)
+    again.close()
+
+
+def test_what_is_held_is_not_looked_at_again_in_each_turn(rewriter: Rewriter) -> None:
+    """However much of a segment dies while it is copied; it goes when that is over."""
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.turn()
+    discards, died = rewriter.journal.discards, rewriter.journal.old._files[0]
+    before = died.dead_bytes
+    rewriter.discard(*places[8:11])
+    assert not discards.due(1 << 60)
+    assert died.dead_bytes == before
+    discards.release()
+    assert discards.due(1 << 60)
+    rewriter.journal.give_back()
+    assert died.dead_bytes > before
+    assert not discards.due(1 << 60)
+
+
+def test_hollow_batches_take_the_place_of_those_that_are_partly_alive(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    for number, place in enumerate(places[:11]):
+        rewriter.role.smaller[place] = RecordBatch(batch(2 * number)).hollowed([True, False])
+    rewriter.journal.old.superfluous("storage-0", {1: 2500}, began=rewriter.now)
+    assert rewriter.rest() == 1
+    assert rewriter.sizes()["00000001"] < 0.75 * SEGMENT_BYTES
+    for number, place in enumerate(places[:11]):
+        payload = rewriter.journal.read(place)
+        assert payload is not None
+        found, whole = RecordBatch(payload), RecordBatch(batch(2 * number))
+        assert found.record(1) == whole.record(1)
+        assert found.record(0).data == b""
+        assert found.header.first == whole.header.first
+    rewriter.discard(places[3])
+    again = rewriter.again()
+    assert [(first, end) for _, first, end in localids(again.found)] == [
+        (2 * n, 2 * n + 2) for n in range(12)
+    ]
+    again.close()
+
+
+def test_of_a_hollow_batch_only_its_own_room_is_given_back(tmp_path: Path) -> None:
+    rewriter = Rewriter(tmp_path, segment_bytes=200_000)
+    whole = [batch(2 * number, size=20_000) for number in range(6)]
+    places = [rewriter.write(payload) for payload in whole]
+    rewriter.journal.sync()
+    rewriter.role.smaller[places[0]] = RecordBatch(whole[0]).hollowed([True, False])
+    rewriter.journal.old.superfluous("storage-0", {1: 190_000}, began=rewriter.now)
+    assert rewriter.rest() == 1
+    rewriter.discard(places[0])
+    payload = rewriter.journal.read(places[0])
+    assert payload is not None
+    assert not any(payload[4096 + 54 : -4096])
+    assert [rewriter.journal.read(place) for place in places[1:]] == whole[1:]
+    rewriter.close()
+
+
+def test_a_role_that_needs_what_it_called_superfluous_is_not_asked_for_ever(
+    rewriter: Rewriter,
+) -> None:
+    filled(rewriter)
+    rewriter.journal.old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
+    assert rewriter.rest() == 1
+    for _ in range(3):
+        rewriter.journal.old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
+        assert rewriter.rest() == 0
+
+
+def test_what_was_found_before_a_file_was_rewritten_is_not_believed_of_it(
+    rewriter: Rewriter,
+) -> None:
+    """A pass that was under way meanwhile tells of frames as they were; the next one does not."""
+    places = filled(rewriter)
+    began = rewriter.now
+    rewriter.discard(*places[:8])
+    assert rewriter.rest() == 1
+    old = rewriter.journal.old
+    [left] = old._files[:1]
+    old.superfluous("storage-0", {1: 3000}, began=began)
+    assert old._waste()[0] == left.dead_bytes
+    assert rewriter.rest() == 0
+    old.superfluous("storage-0", {1: 3000}, began=rewriter.now)
+    assert old._waste()[0] > left.dead_bytes
+    assert rewriter.rest() == 1
+
+
+def test_damage_is_said_of_the_file_that_there_is(rewriter: Rewriter) -> None:
+    """Also where one file holds several segments."""
+    places = filled(rewriter, segments=3)
+    rewriter.discard(*places[:33])
+    rewriter.rest()
+    [joined] = rewriter.directory.glob("segment-*-*.log")
+    rewriter.close()
+    data = bytearray(joined.read_bytes())
+    for place in range(len(data)):
+        data[place] ^= 0xFF
+    joined.write_bytes(data)
+    journal = Journal.open(rewriter.directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+    with structlog.testing.capture_logs() as logs:
+        recover(journal, {STREAM: Taker()})
+    journal.close()
+    assert [entry["file"] for entry in logs if entry["event"] == "the journal is damaged"] == [
+        str(joined)
+    ]
+
+
+def test_a_copy_counts_only_when_what_was_written_before_is_synced(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    rewriter.write(b"the trim", FrameKind.METALOG)
+    assert rewriter.rest() == 0
+    rewriter.journal.sync()
+    assert rewriter.rest() == 1
+
+
+def test_what_a_crash_left_of_a_rewrite_is_removed_by_the_next_start(
+    rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = filled(rewriter, segments=3)
+    rewriter.discard(*places[:33])
+    monkeypatch.setattr(segment_rewrite.SegmentRewrite, "clean", lambda _: None)
+    rewriter.rest()
+    (rewriter.directory / "rewritten.new").write_bytes(b"half")
+    assert len(rewriter.sizes()) > 1
+    monkeypatch.undo()
+    again = rewriter.again()
+    assert localids(again.found) == [(GONE_RECORDS, 0, 66), (RECORDS, 66, 68)]
+    assert list(again.sizes()) == ["00000001-00000003"]
+    assert not (rewriter.directory / "rewritten.new").exists()
+    again.close()
+
+
+def test_a_damaged_segment_stays_as_it_is(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    path = segment_path(rewriter.directory, 1)
+    spoil(path, places[9].offset - 20)
+    before = path.read_bytes()
+    assert rewriter.rest() == 0
+    assert path.read_bytes() == before
+    assert not (rewriter.directory / "rewritten.new").exists()
+
+
+def test_a_damaged_segment_does_not_keep_its_neighbours_from_being_rewritten(
+    rewriter: Rewriter,
+) -> None:
+    places = filled(rewriter, segments=4)
+    rewriter.discard(*places[: A_SEGMENT * 4])
+    spoilt = segment_path(rewriter.directory, 3)
+    spoil(spoilt, places[A_SEGMENT * 2].offset - 20)
+    before = spoilt.read_bytes()
+    assert rewriter.rest() == 2
+    assert spoilt.read_bytes() == before
+    assert sorted(rewriter.sizes()) == ["00000001-00000002", "00000003", "00000004"]
+
+
+def test_a_segment_that_was_damaged_at_the_start_is_not_tried(rewriter: Rewriter) -> None:
+    places = filled(rewriter, segments=3)
+    spoil(segment_path(rewriter.directory, 2), places[A_SEGMENT].offset - 20)
+    again = rewriter.again()
+    again.discard(*(place for place in again.places if place.segment < 4))
+    with structlog.testing.capture_logs() as logs:
+        assert again.rest() == 2
+    assert not [entry for entry in logs if entry["event"] == "a segment stays as it is"]
+    again.close()
+
+
+def test_what_the_share_of_appends_is_taken_of_was_written_in_this_life(
+    rewriter: Rewriter,
+) -> None:
+    rewriter.written(3)
+    again = rewriter.again()
+    assert again.journal.written_bytes == 0
+    again.written(A_SEGMENT, first=6)
+    assert again.journal.written_bytes > SEGMENT_BYTES // 2
+    again.close()
+
+
+def test_without_room_for_a_copy_none_is_begun(
+    rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    real = os.statvfs(rewriter.directory)
+    none_free = os.statvfs_result([*real[:3], 0, 0, *real[5:10]])
+    monkeypatch.setattr(os, "statvfs", lambda _: none_free)
+    assert rewriter.rest() == 0
+    assert not (rewriter.directory / "rewritten.new").exists()
+    monkeypatch.undo()
+    assert rewriter.rest() == 1
+
+
+def test_on_a_full_disk_a_copy_is_begun_when_two_would_fit(
+    rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives back more than it takes, and the next segment has no room anyway."""
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+    monkeypatch.setattr(SpareSegment, "starved", True)
+    real = os.statvfs(rewriter.directory)
+    for free, rewrites in ((2000, 0), (3500, 1)):
+        left = os.statvfs_result([1, 1, real[2], free, free, *real[5:10]])
+        monkeypatch.setattr(os, "statvfs", lambda _, left=left: left)
+        assert rewriter.rest() == rewrites
+
+
+def test_a_copy_for_which_the_disk_has_no_room_is_given_up_and_tried_again(
+    rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:8])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(segment_rewrite, "write_all", full)
+    assert rewriter.rest(3) == 0
+    assert not (rewriter.directory / "rewritten.new").exists()
+    assert rewriter.journal.read(places[9]) == batch(18)
+    monkeypatch.undo()
+    assert rewriter.rest() == 1
+
+
+def test_rewriting_writes_no_more_than_its_share_and_its_rate(tmp_path: Path) -> None:
+    rewriter = Rewriter(tmp_path, rewrite_bytes_per_s=10, rewrite_share_max=0.0)
+    places = filled(rewriter)
+    rewriter.discard(*places[:7])
+    assert rewriter.rest(100) == 0, "the rate does not allow more than a step ahead"
+    assert rewriter.rest(100) == 1
+    assert rewriter.metrics.rewritten_bytes <= 10 * 200
+    rewriter.close()
+
+
+def test_a_repaired_batch_that_is_dead_leaves_a_note_of_its_own(rewriter: Rewriter) -> None:
+    places = [rewriter.write(batch(2 * n), FrameKind.REPAIRED) for n in range(A_SEGMENT + 1)]
+    rewriter.journal.sync()
+    rewriter.discard(*places[:11])
+    assert rewriter.rest() == 1
+    again = rewriter.again()
+    told = localids(again.found)
+    assert told == [*((GONE_RECORDS, 2 * n, 2 * n + 2) for n in range(11)), (
+        FrameKind.REPAIRED, 22, 24,
+    )]  # fmt: skip
+    again.close()
+
+
+def test_damage_of_a_batch_that_was_moved_is_told_by_its_name(rewriter: Rewriter) -> None:
+    """Its place may be the name of another batch: that one is not lost."""
+    places = filled(rewriter)
+    rewriter.discard(places[0], *places[2:5], *places[6:11])
+    assert rewriter.rest() == 1
+    [(_, offset)] = [p for p in [rewriter.journal.moved.place(places[5])] if p is not None]
+    rewriter.close()
+    spoil(segment_path(rewriter.directory, 1), offset + places[5].length - 40, 20)
+    journal = Journal.open(rewriter.directory, segment_bytes=SEGMENT_BYTES, durability="fsync")
+    told = [found.location for found in journal.recover() if isinstance(found, Damage)]
+    journal.close()
+    assert told == [places[5]]
+
+
+def test_batches_keep_their_names_over_restarts_and_further_rewrites(rewriter: Rewriter) -> None:
+    places = filled(rewriter)
+    rewriter.discard(*places[:5], *places[6:10])
+    rewriter.rest()
+    again = rewriter.again()
+    assert places[5] in again.places
+    again.discard(places[10])
+    again.rest()
+    last = again.again()
+    assert [last.journal.read(place) for place in (places[5], places[11])] == [batch(10), batch(22)]
+    assert places[5] in last.places
+    last.close()
+
+
+def test_a_segment_that_was_made_in_advance_before_a_restart_counts_once(tmp_path: Path) -> None:
+    """Else its other count is rewritten again and again: it never shrinks."""
+    first = Rewriter(tmp_path)
+    first.written(1)
+    first.journal.spare.make(2, 0)
+    rewriter = first.again()
+    assert segment_path(tmp_path, 2).exists(), "made before the restart"
+    places = filled(rewriter, segments=2)
+    assert [old.file.first for old in rewriter.journal.old] == [1, 2, 3]
+    rewriter.discard(*(place for place in places if place.segment < 3))
+    assert 0 < rewriter.rest() <= 3
+    rewriter.close()
+
+
+def test_below_the_older_of_two_checkpoints_only_batches_stay(tmp_path: Path) -> None:
+    """What else a segment says is in the checkpoints; nobody replays it."""
+    life = Life(tmp_path)
+    live = life.journal.write(counting.STREAM, FrameKind.RECORDS, batch(0))
+    while life.journal.files.active < 3:
+        life.write()
+    node = NodeConfig(rewrite_bytes_per_s=1 << 30)
+    rewriting = Rewriting(life.journal, {}, node, lambda _: None, Metrics("storage-0"))
+
+    def rest() -> int:
+        for turn in range(100):
+            rewriting.turn(Instant(1000.0 + turn))
+            life.journal.sync()
+            life.journal.spare.pool.submit(int).result()
+        return sum(p.stat().st_size for p in tmp_path.glob("segment-0000000[12]*.log"))
+
+    life.write()
+    life.checkpoint()
+    assert rest() == 2 * SEGMENT_BYTES, "a start without the only checkpoint must be possible"
+    life.write()
+    life.checkpoint()
+    assert rest() < 600
+    assert life.journal.read(live) == batch(0)
+    count = life.role.count
+    rewriting.close()
+    life.end()
+    for place in checkpoint_places(tmp_path):
+        checkpoint_path(tmp_path, place).unlink()
+    bare = Life(tmp_path)
+    assert [lost.kind for lost in bare.role.lost_frames] == [None], "told before the first frame"
+    assert bare.role.count == count
+    bare.end()

@@ -1,0 +1,76 @@
+"""`Fence`: frames of others than the newest incarnation of a node of the view are not taken."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from indilog.base.ids import Epoch, NodeId, ViewNumber
+from indilog.kernel.view import view_of
+from indilog.runtime.transport.fence import Fence, Refused
+from indilog.wire.envelope import WIRE_VERSION, Envelope, envelope_encoded
+from indilog.wire.messages import MetalogWanted
+
+ENGINE, PRIMARY, STORAGE = NodeId("engine-0"), NodeId("sequencer-0"), NodeId("storage-0")
+SOUND = Envelope(WIRE_VERSION, ViewNumber(1), Epoch(5), ENGINE, PRIMARY, (MetalogWanted(0),))
+
+
+def frame(**changes: object) -> bytes:
+    return envelope_encoded(msgspec.structs.replace(SOUND, **changes))
+
+
+def outcome(fence: Fence, given: bytes) -> str:
+    admitted = fence.admitted(given)
+    return admitted.reason if isinstance(admitted, Refused) else "taken"
+
+
+@pytest.fixture
+def fence() -> Fence:
+    return Fence({PRIMARY}, [view_of()])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (frame(), "taken"),
+        (b"junk", "malformed frame"),
+        (frame(version=WIRE_VERSION + 1), "malformed frame"),
+        (frame(receiver=STORAGE), "frame for another node"),
+        (frame(view=ViewNumber(2)), "frame of another view"),
+        (frame(sender=NodeId("engine-77")), "frame of an unknown node"),
+    ],
+)
+def test_only_what_the_view_has_is_taken(fence: Fence, given: bytes, told: str) -> None:
+    assert outcome(fence, given) == told
+
+
+def test_a24_a_paused_process_that_wakes_up_is_refused_once_its_successor_was_heard(
+    fence: Fence,
+) -> None:
+    told = [outcome(fence, frame(epoch=Epoch(epoch))) for epoch in (5, 5, 8, 5, 7, 8, 9)]
+    old = "frame of an old incarnation"
+    assert told == ["taken", "taken", "taken", old, old, "taken", "taken"]
+
+
+def test_each_sender_has_its_own_epoch(fence: Fence) -> None:
+    assert outcome(fence, frame(epoch=Epoch(8))) == "taken"
+    assert outcome(fence, frame(sender=STORAGE, epoch=Epoch(3))) == "taken"
+
+
+def test_what_was_refused_says_nothing_about_epochs(fence: Fence) -> None:
+    assert outcome(fence, frame(view=ViewNumber(2), epoch=Epoch(9))) != "taken"
+    assert outcome(fence, frame(receiver=STORAGE, epoch=Epoch(9))) != "taken"
+    assert outcome(fence, frame(epoch=Epoch(5))) == "taken"
+
+
+def test_epochs_hold_over_a_change_of_the_view_for_the_nodes_that_it_keeps() -> None:
+    views = [view_of(engines=2)]
+    fence = Fence({PRIMARY}, views)
+    other = NodeId("engine-1")
+    for node in (ENGINE, other):
+        assert outcome(fence, frame(sender=node, epoch=Epoch(8))) == "taken"
+    views.append(msgspec.structs.replace(view_of(), number=ViewNumber(2)))
+    later = ViewNumber(2)
+    assert outcome(fence, frame(view=later, epoch=Epoch(5))) == "frame of an old incarnation"
+    assert outcome(fence, frame(view=later, epoch=Epoch(8))) == "taken"
+    assert outcome(fence, frame(view=later, sender=other)) == "frame of an unknown node"

@@ -1,0 +1,290 @@
+"""The transport over streams: one write a turn, connections (the rest is in `test_transport`)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from indilog.base.errors import ConfigError
+from indilog.base.ids import NodeId
+from indilog.config import Config
+from indilog.runtime.transport import stream_transport
+from indilog.runtime.transport.stream_address import StreamAddress
+from indilog.runtime.transport.stream_transport import StreamTransport
+from indilog.runtime.transport.transport import MALFORMED, QUEUE_FULL, TOO_OLD
+from tests.unit.runtime.network import CONFIG, A, B, C, Inbox, Network, limited, on_uvloop, until
+
+Streams = Network[StreamTransport]
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Streams:
+    return Network(StreamTransport, tmp_path)
+
+
+async def connected(network: Streams, config: Config = CONFIG) -> tuple[StreamTransport, Inbox]:
+    """Give `a` with a connection to `b`, and what `b` receives."""
+    a = network.transport(A, config)
+    _, inbox = network.receiving(B)
+    a.send(B, b"connected?")
+    await inbox.until(1)
+    return a, inbox
+
+
+def stuck(network: Streams) -> tuple[StreamTransport, socket.socket]:
+    """Give `a`, and a socket at `b` that takes a connection and then nothing."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(network.addresses[B].removeprefix("unix://"))
+    listener.listen()
+    return network.transport(A), listener
+
+
+@on_uvloop
+async def test_all_frames_of_a_turn_leave_together(network: Streams) -> None:
+    a, inbox = await connected(network)
+    lists = inbox.lists
+    for i in range(100):
+        a.send(B if i % 2 else C, b"%d" % i)
+    assert a.counts.frames_sent == 1
+    a.flush()
+    assert a.counts.frames_sent == 101
+    assert (await inbox.until(101))[1:] == [b"%d" % i for i in range(100)]
+    assert inbox.lists == lists + 1
+
+
+@on_uvloop
+async def test_a_turn_that_says_much_does_not_wait_for_its_end(network: Streams) -> None:
+    """More than may wait for a peer is no loss while the peer takes it."""
+    a, inbox = await connected(network, limited(send_queue_bytes_max=1000))
+    for i in range(100):
+        a.send(B, bytes([i]) * 400)
+    a.flush()
+    assert not a.counts.dropped
+    await inbox.until(101)
+
+
+@on_uvloop
+async def test_peers_are_written_to_in_the_order_of_first_words(network: Streams) -> None:
+    nodes = [NodeId(f"n{i}") for i in range(4)]
+    network.addresses |= {node: network.addresses[A] + node for node in nodes}
+    a = network.transport(A)
+    inboxes = [network.receiving(node)[1] for node in nodes]
+    for node in nodes:
+        a.send(node, b"connected?")
+    for inbox in inboxes:
+        await inbox.until(1)
+    a.flush()
+    for i in (2, 0, 3, 1, 0):
+        a.send(nodes[i], b"x")
+    order = [process._to.name.rpartition("n")[2] for process in a._spoken_to]
+    assert order == ["2", "0", "3", "1"]
+    a.flush()
+    assert not a._spoken_to
+
+
+@on_uvloop
+async def test_nobody_connects_to_a_peer_that_is_not_spoken_to(network: Streams) -> None:
+    network.addresses[C] = network.addresses[B] + "-other"
+    network.receiving(C)
+    a, _ = await connected(network)
+    quiet = a._peers[C]
+    assert quiet._attempt is None
+    assert quiet._connection is None
+    assert a._peers[B]._connection is not None
+
+
+@on_uvloop
+async def test_a_peer_that_takes_nothing_holds_one_write_and_the_queue(network: Streams) -> None:
+    a, listener = stuck(network)
+    with listener:
+        for _ in range(200):
+            a.send(B, b"x" * 1_000_000)
+            a.flush()
+            await asyncio.sleep(0)
+        (process,) = a._processes.values()
+        assert not process.writable
+        assert process._untaken() <= stream_transport.WRITE_BYTES + 4
+        assert process.queued_bytes <= CONFIG.node.send_queue_bytes_max
+        assert a.counts.dropped[QUEUE_FULL] > 100
+
+
+@on_uvloop
+async def test_what_waits_for_a_stuck_peer_too_long_is_dropped(network: Streams) -> None:
+    a, listener = stuck(network)
+    with listener:
+        for _ in range(10):
+            a.send(B, b"x" * 1_000_000)
+        a.flush()
+        (process,) = a._processes.values()
+        await until(lambda: process._connection is not None and not process.writable)
+        waiting = len(process.queue)
+        assert waiting > 0
+        process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+        a.send(B, b"new")
+        assert a.counts.dropped[TOO_OLD] == waiting
+        assert list(process.queue) == [b"new"]
+
+
+@on_uvloop
+async def test_a_peer_that_takes_a_large_frame_slowly_is_not_taken_for_stuck(
+    network: Streams,
+) -> None:
+    a, listener = stuck(network)
+    with listener:
+        a.send(B, b"x" * 8_000_000)
+        a.send(B, b"after it")
+        (process,) = a._processes.values()
+        await until(lambda: process._connection is not None and not process.writable)
+        peer, _ = listener.accept()
+        with peer:
+            before = process._untaken()
+            while process._untaken() == before:
+                peer.recv(100_000)
+                await asyncio.sleep(0)
+            process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+            a.send(B, b"more")
+            assert not a.counts.dropped
+            assert list(process.queue) == [b"after it", b"more"]
+
+
+@on_uvloop
+async def test_a_peer_that_answers_where_it_should_listen_is_cut_off(network: Streams) -> None:
+    a, listener = stuck(network)
+    with listener:
+        a.send(B, b"x")
+        await until(lambda: a.counts.frames_sent == 1)
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(b"what?")
+            await until(lambda: a.counts.dropped[MALFORMED] == 1)
+            (process,) = a._processes.values()
+            await until(lambda: process._connection is None)
+            assert peer.recv(100) == b"\1\0\0\0x"
+
+
+@on_uvloop
+async def test_a_peer_that_hangs_up_at_once_is_tried_less_and_less_often(network: Streams) -> None:
+    a, listener = stuck(network)
+    (process,) = a._processes.values()
+    with listener:
+        listener.settimeout(0)
+        seen = [process._backoff_s]
+        while process._backoff_s < stream_transport.RECONNECT_S_MAX:
+            a.send(B, b"x")
+            a.flush()
+            if process._connection is not None:
+                listener.accept()[0].close()
+                await until(lambda: process._connection is None)
+                seen.append(process._backoff_s)
+            process._next_at = 0.0
+            await asyncio.sleep(0)
+    assert seen == sorted(seen)
+    assert len(seen) >= 4
+
+
+@on_uvloop
+async def test_frames_that_nobody_came_for_end_the_tries(network: Streams) -> None:
+    a = network.transport(A)
+    a.send(B, b"x")
+    (process,) = a._processes.values()
+    process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+    await until(lambda: process._attempt is None)
+    assert a.counts.dropped[TOO_OLD] == 1
+    _, inbox = network.receiving(B)
+    a.send(B, b"y")
+    assert await inbox.until(1) == [b"y"]
+
+
+@on_uvloop
+async def test_what_is_said_after_a_peer_has_hung_up_waits_for_it(network: Streams) -> None:
+    """Its end is known before the loop tells that the connection is lost."""
+    a, listener = stuck(network)
+    (process,) = a._processes.values()
+    with listener:
+        a.send(B, b"x")
+        await until(lambda: a.counts.frames_sent == 1)
+        listener.accept()[0].close()
+        await until(lambda: not process.writable)
+        a.send(B, b"y")
+        a.flush()
+        assert list(process.queue) == [b"y"]
+
+
+class LateConnection:
+    """Stands for a connection that is made in the moment in which nobody wants it any more."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@on_uvloop
+async def test_a_connection_that_comes_after_the_end_of_this_side_is_closed(
+    network: Streams,
+) -> None:
+    a = network.transport(A)
+    (process,) = a._processes.values()
+    a.close()
+    late = LateConnection()
+    process.connection_made(late)  # type: ignore[arg-type]
+    assert late.aborted
+    assert not process.writable
+
+
+@on_uvloop
+async def test_a_try_to_connect_that_breaks_does_not_end_all_tries(
+    network: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    async def connect(
+        to: object, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol
+    ) -> None:
+        tries.append(to)
+        raise RuntimeError("the loop has a fault")
+
+    monkeypatch.setattr(StreamAddress, "connect", connect)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    a = network.transport(A)
+    a.send(B, b"x")
+    await until(lambda: bool(tries))
+    monkeypatch.undo()
+    _, inbox = network.receiving(B)
+    await asyncio.sleep(0)
+    a.send(B, b"y")
+    assert await inbox.until(2) == [b"x", b"y"]
+
+
+@on_uvloop
+async def test_a_connection_that_comes_with_its_time_limit_is_not_written_to(
+    network: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop closes it then, and does not say so."""
+    tries: list[asyncio.Protocol] = []
+
+    async def connect(
+        to: object, loop: asyncio.AbstractEventLoop, protocol: stream_transport._Peer
+    ) -> None:
+        tries.append(protocol)
+        protocol.writable = True
+        raise TimeoutError
+
+    monkeypatch.setattr(StreamAddress, "connect", connect)
+    a = network.transport(A)
+    a.send(B, b"x")
+    await until(lambda: bool(tries))
+    a.flush()
+    (process,) = a._processes.values()
+    assert list(process.queue) == [b"x"]
+
+
+@on_uvloop
+async def test_an_address_that_is_none_of_ours_is_told_in_a_sentence(network: Streams) -> None:
+    network.addresses[B] = "tcp://127.0.0.1:7401"
+    with pytest.raises(ConfigError, match=r"not tcp://127\.0\.0\.1:7401"):
+        network.transport(A)

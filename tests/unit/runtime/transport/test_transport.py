@@ -1,0 +1,257 @@
+"""What every transport promises: order, bounds, peers that come late, go, or take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from indilog.base.errors import ConfigError
+from indilog.base.ids import NodeId
+from indilog.runtime.transport.stream_transport import StreamTransport
+from indilog.runtime.transport.transport import QUEUE_FULL, TOO_LARGE, TOO_OLD, UNKNOWN_PEER
+from indilog.runtime.transport.zmq_transport import ZmqTransport
+from tests.unit.runtime.network import CONFIG, A, B, C, Inbox, Network, limited, on_uvloop, until
+
+AnyTransport: TypeAlias = StreamTransport | ZmqTransport
+AnyNetwork: TypeAlias = Network[StreamTransport] | Network[ZmqTransport]
+
+
+@pytest.fixture(params=["stream", "zmq"])
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> AnyNetwork:
+    if request.param == "stream":
+        return Network(StreamTransport, tmp_path)
+    return Network(ZmqTransport, tmp_path)
+
+
+def send(transport: AnyTransport, receiver: NodeId, *frames: bytes) -> None:
+    """Send in one turn."""
+    for frame in frames:
+        transport.send(receiver, frame)
+    transport.flush()
+
+
+@on_uvloop
+async def test_frames_arrive_unchanged_and_in_order(network: AnyNetwork) -> None:
+    sent = [bytes([i % 256]) * (i * 37 % 5000) for i in range(1000)]
+    a = network.transport(A)
+    _, inbox = network.receiving(B)
+    send(a, B, *sent)
+    assert await inbox.until(len(sent)) == sent
+    assert a.counts.frames_sent == len(sent)
+    assert a.counts.bytes_sent == sum(map(len, sent))
+
+
+@on_uvloop
+async def test_what_arrives_is_counted(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    b, inbox = network.receiving(B)
+    send(a, B, b"one", b"three")
+    await inbox.until(2)
+    assert (b.counts.frames_received, b.counts.bytes_received) == (2, 8)
+
+
+@on_uvloop
+async def test_large_frames_arrive_between_small_ones(network: AnyNetwork) -> None:
+    """From less than what is read at once to many times as much, split anywhere."""
+    sizes = [1, 262_139, 0, 262_140, 5, 262_141, 700_000, 3, 5_000_000, 2, 131_072]
+    sent = [bytes([i]) * size for i, size in enumerate(sizes * 2)]
+    a = network.transport(A)
+    _, inbox = network.receiving(B)
+    send(a, B, *sent)
+    assert await inbox.until(len(sent)) == sent
+
+
+@on_uvloop
+async def test_both_ways_at_once(network: AnyNetwork) -> None:
+    (a, to_a), (b, to_b) = network.receiving(A), network.receiving(B)
+    for i in range(300):
+        send(a, B, b"to b %d" % i)
+        send(b, A, b"to a %d" % i)
+    assert await to_a.until(300) == [b"to a %d" % i for i in range(300)]
+    assert await to_b.until(300) == [b"to b %d" % i for i in range(300)]
+
+
+@on_uvloop
+async def test_frames_are_taken_in_only_after_the_start(network: AnyNetwork) -> None:
+    a, b, inbox = network.transport(A), network.transport(B), Inbox()
+    sent = [b"%d" % i for i in range(50)]
+    send(a, B, *sent)
+    await until(lambda: a.counts.frames_sent == len(sent))
+    b.start(inbox.take)
+    assert await inbox.until(len(sent)) == sent
+
+
+@on_uvloop
+async def test_nodes_of_one_process_share_its_address(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    _, inbox = network.receiving(B)
+    send(a, B, b"for b")
+    send(a, C, b"for c")
+    assert await inbox.until(2) == [b"for b", b"for c"]
+
+
+@on_uvloop
+async def test_frames_for_a_peer_that_is_not_there_yet_wait_for_it(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    for i in range(10):
+        send(a, B, b"%d" % i)
+    assert a.counts.frames_sent == 0
+    _, inbox = network.receiving(B)
+    assert await inbox.until(10) == [b"%d" % i for i in range(10)]
+
+
+@on_uvloop
+async def test_a_peer_that_comes_back_is_reached_again(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    first, inbox = network.receiving(B)
+    send(a, B, b"first")
+    await inbox.until(1)
+    first.close()
+    _, inbox = network.receiving(B)
+    arrived = asyncio.create_task(inbox.until(1))
+    while not arrived.done():  # what leaves before the end of the peer is noticed is lost
+        send(a, B, b"second")
+        await asyncio.wait([arrived], timeout=0.05)
+    assert set(inbox.frames) == {b"second"}
+
+
+@on_uvloop
+async def test_what_a_slow_peer_does_not_take_waits_and_arrives_in_order(
+    network: AnyNetwork,
+) -> None:
+    """More than fits into the kernel (and zmq): the sender is refused, and told later."""
+    a, b, inbox = network.transport(A), network.transport(B), Inbox()
+    sent = [i.to_bytes(4, "big") * 2048 for i in range(3000)]
+    send(a, B, *sent)
+    await until(lambda: a.counts.frames_sent > 0)
+    assert a.counts.frames_sent < len(sent)
+    b.start(inbox.take)
+    assert await inbox.until(len(sent)) == sent
+    assert not a.counts.dropped
+
+
+@on_uvloop
+async def test_beyond_the_queue_of_a_peer_frames_are_dropped_and_counted(
+    network: AnyNetwork,
+) -> None:
+    config = limited(send_queue_bytes_max=1000)
+    a = network.transport(A, config)
+    send(a, B, *[bytes([i]) * 200 for i in range(7)])
+    assert a.counts.dropped[QUEUE_FULL] == 2
+    _, inbox = network.receiving(B)
+    assert await inbox.until(5) == [bytes([i]) * 200 for i in range(5)]
+    send(a, B, bytes([7]) * 1000)
+    assert (await inbox.until(6))[5] == bytes([7]) * 1000
+
+
+@on_uvloop
+async def test_what_waits_for_a_peer_that_is_away_for_long_is_dropped(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    send(a, B, *[b"old %d" % i for i in range(3)])
+    (process,) = a._processes.values()
+    process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+    send(a, B, b"new")
+    assert a.counts.dropped[TOO_OLD] == 3
+    _, inbox = network.receiving(B)
+    assert await inbox.until(1) == [b"new"]
+
+
+@on_uvloop
+async def test_a_peer_that_comes_back_late_is_not_met_by_a_flood(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    send(a, B, b"old")
+    (process,) = a._processes.values()
+    process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+    _, inbox = network.receiving(B)
+    await until(lambda: a.counts.dropped[TOO_OLD] == 1)
+    send(a, B, b"new")
+    assert await inbox.until(1) == [b"new"]
+
+
+@on_uvloop
+async def test_a_frame_at_the_limit_arrives_and_a_larger_one_is_dropped(
+    network: AnyNetwork,
+) -> None:
+    a = network.transport(A, limited(message_bytes_max=5000))
+    _, inbox = network.receiving(B, limited(message_bytes_max=5000))
+    send(a, B, b"x" * 5000, b"y" * 5001, b"z")
+    assert await inbox.until(2) == [b"x" * 5000, b"z"]
+    assert a.counts.dropped[TOO_LARGE] == 1
+
+
+@on_uvloop
+async def test_a_receiver_refuses_a_frame_over_its_own_limit(network: AnyNetwork) -> None:
+    """The sender's limit is larger; the receiver cuts the connection, others do not notice."""
+    network.addresses[C] = network.addresses[A] + "-other"
+    a, other = network.transport(A), network.transport(C)
+    _, inbox = network.receiving(B, limited(message_bytes_max=5000))
+    send(a, B, b"y" * 5001)
+    send(other, B, b"from the other")
+    assert await inbox.until(1) == [b"from the other"]
+
+
+@on_uvloop
+async def test_a_frame_for_nobody_is_dropped_and_counted(network: AnyNetwork) -> None:
+    a = network.transport(A)
+    send(a, NodeId("nobody"), b"x")
+    assert a.counts.dropped[UNKNOWN_PEER] == 1
+
+
+@on_uvloop
+async def test_bytes_that_are_no_frames_harm_nobody(
+    network: AnyNetwork, unused_tcp_port: int
+) -> None:
+    network.at_port(unused_tcp_port)
+    _, inbox = network.receiving(B)
+    with socket.create_connection(("127.0.0.1", unused_tcp_port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        a = network.transport(A)
+        send(a, B, b"x")
+        assert await inbox.until(1) == [b"x"]
+
+
+@on_uvloop
+async def test_an_address_in_use_is_told_in_a_sentence(
+    network: AnyNetwork, unused_tcp_port: int
+) -> None:
+    address = network.at_port(unused_tcp_port)
+    first, _ = network.receiving(B)
+    with pytest.raises(ConfigError, match=f"Cannot receive at {address}: .*in use"):
+        network.transport(B)
+    first.close()
+    network.transport(B)
+
+
+@on_uvloop
+async def test_a_frame_after_the_end_of_this_side_is_lost_without_a_word(
+    network: AnyNetwork,
+) -> None:
+    a, _ = network.receiving(A)
+    send(a, B, b"x")
+    a.close()
+    a.close()
+    send(a, B, b"z")
+    a.flush()
+    _, inbox = network.receiving(B)
+    b = network.transport(A)
+    send(b, B, b"y")
+    assert await inbox.until(1) == [b"y"]
+
+
+@on_uvloop
+async def test_a_receiver_may_close_while_it_is_given_frames(network: AnyNetwork) -> None:
+    a, b = network.transport(A), network.transport(B)
+    closed = asyncio.Event()
+
+    def close(frames: list[bytes]) -> None:
+        assert frames
+        b.close()
+        closed.set()
+
+    b.start(close)
+    send(a, B, *[b"x"] * 2000)
+    await closed.wait()

@@ -1,0 +1,51 @@
+"""Which records a library reads, passes over and refuses."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from indilog.base.errors import IndilogError
+from indilog.sdk.record_format import RecordFormat
+
+
+class LaterError(IndilogError):
+    """A later version wrote it."""
+
+
+class Word(msgspec.Struct, frozen=True, array_like=True):
+    """Something to keep."""
+
+    text: str
+
+
+FORMAT = RecordFormat(b"\xb0X", 2, of="words", error=LaterError)
+decode = msgspec.msgpack.Decoder(Word).decode
+
+
+def test_a_record_is_its_frame_and_messagepack() -> None:
+    assert FORMAT.encoded(Word("hi")) == b"\xb0X\x02\x91\xa2hi"
+    assert FORMAT.decoded(b"\xb0X\x02\x91\xa2hi", decode) == Word("hi")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"text",
+        b"\xb0",
+        b"\xb0X",
+        b"\xb0Y\x03\x91\xa2hi",  # of somebody else, whatever the version
+        b"\xb0X\x01\x91\xa2hi",  # of a version that there is no reader for
+        b"\xb0X\x02",
+        b"\xb0X\x02\x91\x07",  # of another type
+        b"\xb0X\x02\x91\xa2\xff\xff",  # not UTF-8
+    ],
+)
+def test_what_is_not_of_this_format_is_passed_over(data: bytes) -> None:
+    assert FORMAT.decoded(data, decode) is None
+
+
+def test_what_a_later_version_wrote_is_refused() -> None:
+    with pytest.raises(LaterError, match="words has format 3; this program reads up to 2"):
+        FORMAT.decoded(b"\xb0X\x03\x91\xa2hi", decode)

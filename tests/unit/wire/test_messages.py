@@ -1,0 +1,106 @@
+"""Claims about the wire messages and their envelope (`indilog.wire.messages`)."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+
+from indilog.base.errors import MalformedFrameError
+from indilog.base.ids import Epoch, NodeId, ShardId, ViewNumber
+from indilog.kernel.metalog import NewRecords
+from indilog.wire.envelope import (
+    WIRE_VERSION,
+    Envelope,
+    envelope_decoded,
+    envelope_encoded,
+    envelope_packed,
+    message_encoded,
+)
+from indilog.wire.messages import (
+    IndexBlock,
+    IndexData,
+    Message,
+    RecordsRead,
+    ShardProgress,
+    ShardTags,
+    StoredRecord,
+    TailWanted,
+)
+from indilog.wire.sequencer_messages import MetalogAppend
+from tests.support.metalog_messages import entries_message
+
+TAGS = ShardTags(ShardId(0), first_seqnum=0, count=1, tag_counts=b"\1", tags=b"12345678")
+KINDS = typing.get_args(Message)
+MESSAGES: tuple[Message, ...] = (
+    ShardProgress(stored={ShardId(0): (Epoch(2), 7)}),
+    entries_message((NewRecords(0, ViewNumber(1), Epoch(1), {ShardId(0): 3}),)),
+    IndexData((IndexBlock(0, 3, (ShardId(0),), (TAGS,)),)),
+    RecordsRead(1, ShardId(0), (StoredRecord(0, 1, 2, b"orders", b"\xff", None),), (4,)),
+)  # fmt: skip
+
+
+def envelope(*messages: Message, version: int = WIRE_VERSION) -> Envelope:
+    return Envelope(
+        version, ViewNumber(1), Epoch(1), NodeId("storage-0"), NodeId("engine-0"), messages
+    )
+
+
+def test_an_envelope_keeps_kinds_order_and_contents() -> None:
+    sent = envelope(*MESSAGES)
+    assert envelope_decoded(envelope_encoded(sent)) == sent
+    names = (sent.view, sent.epoch, sent.sender, sent.receiver)
+    packed = envelope_packed(*names, [message_encoded(message) for message in sent.messages])
+    assert packed == envelope_encoded(sent)
+    assert envelope_decoded(memoryview(envelope_encoded(sent))) == sent
+
+
+def test_every_message_travels_under_a_name_of_its_own() -> None:
+    tags = [kind.__struct_config__.tag for kind in KINDS]
+    assert len(set(tags)) == len(tags) == len(KINDS)
+
+
+def test_only_metalog_entries_on_their_way_to_a_backup_promise_nothing() -> None:
+    assert [kind for kind in KINDS if not kind.promises] == [MetalogAppend]
+
+
+def test_messages_cannot_be_changed_by_who_gets_them() -> None:
+    # In one process they are passed by reference.
+    assert all(kind.__struct_config__.frozen for kind in KINDS)
+    with pytest.raises(AttributeError):
+        MESSAGES[0].stored = {}  # type: ignore[misc, union-attr]
+
+
+def test_every_cut_short_envelope_is_refused() -> None:
+    frame = envelope_encoded(envelope(*MESSAGES))
+    for size in range(len(frame)):
+        with pytest.raises(MalformedFrameError):
+            envelope_decoded(frame[:size])
+
+
+def test_another_wire_version_is_refused_by_number() -> None:
+    frame = envelope_encoded(envelope(TailWanted(1), version=WIRE_VERSION + 1))
+    with pytest.raises(MalformedFrameError, match=f"wire version {WIRE_VERSION + 1}"):
+        envelope_decoded(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode([1, 1, 1, "a", "b", [["NoSuchMessage", 1]]]),
+        msgspec.msgpack.encode([1, 1, 1, "a", "b", [["TailWanted", "text"]]]),
+        msgspec.msgpack.encode({"version": 1}),
+    ],
+)
+def test_bytes_that_are_no_envelope_are_refused(frame: bytes) -> None:
+    with pytest.raises(MalformedFrameError):
+        envelope_decoded(frame)
+
+
+def test_text_that_is_not_utf8_is_refused() -> None:
+    frame = envelope_encoded(envelope(TailWanted(1))).replace(b"storage-0", b"storage-\xff")
+    with pytest.raises(MalformedFrameError):
+        envelope_decoded(frame)
