@@ -84,7 +84,7 @@ class Operation:
         log: the tag of the log that is read; 0: not of one log.
         told: the floor, and the position of a trim, that it waits for since a lookup told of it.
         trimmed: of `seqnums`, those that turned out to be trimmed.
-        denied: replicas that said "unknown" about something wanted.
+        denied: a replica and a seqnum each, of which it said "unknown".
         names: of records whose data is damaged at a replica, as far as it said so.
     """
 
@@ -134,7 +134,7 @@ class Operation:
         self.asked: dict[ShardId, Asked] = {}
         self.asked_at = Instant(0.0)
         self.trims = 0
-        self.denied: set[tuple[NodeId, ShardId]] = set()
+        self.denied: set[tuple[NodeId, SeqNum]] = set()
         self.names: dict[SeqNum, bytes] = {}
 
     def answer(self, value: object) -> Answer:
@@ -226,9 +226,12 @@ class Operation:
         return None
 
     def may_still_hear_of(self, shard: ShardId) -> bool:
-        """Tell whether a replica of `shard` was asked that has not said "unknown"."""
+        """Tell whether a replica of `shard` was asked that has not said "unknown" of anything."""
         asked = self.asked.get(shard)
-        return asked is not None and any((r, shard) not in self.denied for r in asked.replicas)
+        return asked is not None and any(
+            all((replica, seqnum) not in self.denied for seqnum in asked.seqnums)
+            for replica in asked.replicas
+        )
 
     def gathered(self, bytes_max: int) -> Record | list[Record]:
         """Return the record read, or the page: up to the first gap, and bounded in bytes."""

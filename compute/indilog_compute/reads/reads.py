@@ -291,7 +291,7 @@ class Reads:
     def _ask_storage(
         self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]]
     ) -> list[Effect]:
-        """Ask one replica of each shard that has not said "unknown"; fail if there is none left."""
+        """Ask one replica of each shard; fail if a record is known to none of them."""
         turn = self._next_request + 1 + operation.attempt
         if (lost := self._storage.choose(operation, missing, turn)) is not None:
             return [self._fail(operation, lost)]
@@ -348,7 +348,7 @@ class Reads:
     ) -> list[Effect]:
         records = self._records_of(operation, message)
         if message.unknown:
-            operation.denied.add((sender, message.shard))
+            operation.denied.update((sender, seqnum) for seqnum in message.unknown)
             operation.names.update(message.names)
             operation.records.update({r.seqnum: r for r in records})
             if operation.may_still_hear_of(message.shard):

@@ -37,15 +37,20 @@ class StorageQuestions:
     def choose(
         self, operation: Operation, missing: Mapping[ShardId, Sequence[SeqNum]], turn: int
     ) -> DataLossError | None:
-        """Choose a replica of each shard that has not said "unknown"; return what is lost if there
-        is none left.
+        """Choose for each shard a replica that may have the first missing record, and ask it for
+        all that it may have; return what is lost if no replica has that record.
+
+        A replica that knows one record not may have others: a page is limited in bytes, so what an
+        answer leaves out says nothing.
         """
         asked: dict[ShardId, Asked] = {}
         for shard, seqnums in missing.items():
-            replicas = self._left(operation, shard)
+            replicas = self._left(operation, shard, seqnums[:1])
             if not replicas:
-                return _lost(operation, shard, seqnums)
-            asked[shard] = Asked((replicas[turn % len(replicas)],), tuple(seqnums))
+                return self._lost(operation, shard, seqnums)
+            replica = replicas[turn % len(replicas)]
+            wanted = tuple(s for s in seqnums if (replica, s) not in operation.denied)
+            asked[shard] = Asked((replica,), wanted)
         operation.asked = asked
         return None
 
@@ -54,7 +59,10 @@ class StorageQuestions:
     ) -> list[Effect]:
         """Ask those that were chosen."""
         operation.asked_at = now
-        if any(len(self._left(operation, shard)) > 1 for shard in operation.asked):
+        if any(
+            len(self._left(operation, shard, asked.seqnums)) > 1
+            for shard, asked in operation.asked.items()
+        ):
             self.hedges.sent(request, now)
         return [
             Send(replicas[0], self._wanted(request, shard, seqnums, replay))
@@ -74,7 +82,7 @@ class StorageQuestions:
         for request in self.hedges.due(now, requests):
             operation = requests[request]
             for shard, (replicas, seqnums) in list(operation.asked.items()):
-                left = [r for r in self._left(operation, shard) if r not in replicas]
+                left = [r for r in self._left(operation, shard, seqnums) if r not in replicas]
                 if left:
                     further = left[request % len(left)]
                     operation.asked[shard] = Asked((*replicas, further), seqnums)
@@ -88,30 +96,42 @@ class StorageQuestions:
             return "records from a node that does not keep their shard"
         return operation.contradicted_by(message)
 
-    def _left(self, operation: Operation, shard: ShardId) -> list[NodeId]:
+    def _left(
+        self, operation: Operation, shard: ShardId, seqnums: Sequence[SeqNum]
+    ) -> list[NodeId]:
+        """Return the replicas that have said "unknown" of none of these."""
         placement = placement_of(self._views, shard)
+        denied = operation.denied
         if placement is None:
             return []
-        return [r for r in placement.replicas if (r, shard) not in operation.denied]
+        if not denied:
+            return list(placement.replicas)
+        return [r for r in placement.replicas if all((r, s) not in denied for s in seqnums)]
 
+    def _lost(
+        self, operation: Operation, shard: ShardId, missing: Sequence[SeqNum]
+    ) -> DataLossError:
+        """Say which records are lost: the first one and all up to one that may be somewhere.
 
-def _lost(operation: Operation, shard: ShardId, missing: Sequence[SeqNum]) -> DataLossError:
-    """Say which records are lost: of those asked for, the first one and all up to one that is here.
-
-    Further ones are met by whoever reads on.
-    """
-    first = missing[0]
-    behind = itertools.dropwhile(lambda seqnum: seqnum != first, operation.seqnums)
-    lost = list(itertools.takewhile(frozenset(missing).__contains__, behind)) or [first]
-    last = max(lost)
-    which = f"seqnum {first}" if first == last else f"seqnums {first} to {last}"
-    return DataLossError(
-        f"No replica of shard {shard} holds {which}: lost by damage. Read on from seqnum "
-        f"{last + 1}, or backwards from below {first}.",
-        seqnum=first,
-        next_seqnum=last + 1,
-        tags=_tags_of(lost, operation),
-    )
+        Further ones are met by whoever reads on.
+        """
+        first = missing[0]
+        wanted = frozenset(missing)
+        lost = [first]
+        behind = itertools.dropwhile(lambda seqnum: seqnum != first, operation.seqnums)
+        for seqnum in itertools.islice(behind, 1, None):
+            if seqnum not in wanted or self._left(operation, shard, (seqnum,)):
+                break
+            lost.append(seqnum)
+        last = max(lost)
+        which = f"seqnum {first}" if first == last else f"seqnums {first} to {last}"
+        return DataLossError(
+            f"No replica of shard {shard} holds {which}: lost by damage. Read on from seqnum "
+            f"{last + 1}, or backwards from below {first}.",
+            seqnum=first,
+            next_seqnum=last + 1,
+            tags=_tags_of(lost, operation),
+        )
 
 
 def _tags_of(lost: Sequence[SeqNum], operation: Operation) -> list[UserTag]:

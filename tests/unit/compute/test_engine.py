@@ -219,6 +219,32 @@ def test_a_page_that_storage_cuts_short_ends_at_the_gap() -> None:
     assert [r.seqnum for r in answer.value] == [0, 1]
 
 
+def test_a_replica_that_knows_one_record_not_is_asked_for_others_that_it_left_out() -> None:
+    driver = joined(record_cache_bytes_max=0)
+    driver.order(3)
+    driver.engine.read_page(TAG, 0, 0, 10, "pager")
+    asked = []
+    sent = sends(driver.turn(), ReadRecords)
+    for _ in (A, B):
+        ((replica, request),) = sent
+        assert isinstance(request, ReadRecords)
+        asked.append((replica, request.seqnums))
+        given = (stored(1),) if 1 in request.seqnums else ()
+        unknown = RecordsRead(request.request, SHARD, given, (2,))
+        effects = driver.hear(replica, unknown)
+        sent = sends(effects, ReadRecords)
+    assert sorted(seqnums for _, seqnums in asked) == [(0, 1, 2), (0, 2)]
+    assert {replica for replica, _ in asked} == {A, B}
+    ((replica, request),) = sent
+    assert isinstance(request, ReadRecords)
+    assert request.seqnums == (0,)
+    page = RecordsRead(request.request, SHARD, (stored(0),), ())
+    (answer,) = answers(driver.hear(replica, page))
+    assert isinstance(answer, Answered)
+    assert isinstance(answer.value, list)
+    assert [record.seqnum for record in answer.value] == [0, 1]
+
+
 def test_a_page_is_bounded_in_bytes_of_tags_too() -> None:
     driver = joined(record_cache_bytes_max=0, page_bytes_max=200)
     driver.order(9)
