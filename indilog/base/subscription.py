@@ -13,15 +13,12 @@ import asyncio  # noqa: TID251 - part of the shell: reads ahead in a task
 import contextlib
 import math
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
 from indilog.base.errors import IndilogError
-
-if TYPE_CHECKING:
-    from indilog.base.ids import SeqNum, UserTag
-    from indilog.base.log import Log, Record
+from indilog.base.ids import SeqNum, UserTag
 
 SUBSCRIBE_PAGE: Final = 256
 """Records in one page of a subscription."""
@@ -30,14 +27,38 @@ _PAUSE_S_MAX: Final = 2.0
 """A subscription that was interrupted tries again after pauses that double up to this."""
 
 
+class _Ordered(Protocol):
+    """A record, as far as a subscription looks at it."""
+
+    @property
+    def seqnum(self) -> SeqNum: ...
+
+
+_RecordT = TypeVar("_RecordT", bound=_Ordered)
+
+
+class PagedLog(Protocol[_RecordT]):
+    """What a subscription needs of a log (`indilog.base.log.Log` has it)."""
+
+    @property
+    def name(self) -> str:
+        """The name of the log."""
+
+    async def read_range(
+        self, tag: UserTag | None, bound: SeqNum, *, limit: int, wait: float
+    ) -> list[_RecordT]:
+        """Return a page of records, as `Log.read_range` does."""
+        ...
+
+
 async def pages(
-    log: Log,
+    log: PagedLog[_RecordT],
     tag: UserTag | None,
     bound: SeqNum,
     *,
     idle_s: float = math.inf,
     resume_s: float = 0.0,
-) -> AsyncGenerator[list[Record], None]:
+) -> AsyncGenerator[list[_RecordT], None]:
     """Yield the records with `tag` from `bound` on, in order, without end, a page at a time.
 
     Args:
@@ -63,8 +84,8 @@ async def pages(
 
 
 async def _page(
-    log: Log, tag: UserTag | None, bound: SeqNum, idle_s: float, resume_s: float
-) -> list[Record]:
+    log: PagedLog[_RecordT], tag: UserTag | None, bound: SeqNum, idle_s: float, resume_s: float
+) -> list[_RecordT]:
     loop = asyncio.get_running_loop()
     interrupted: float | None = None
     pause_s = _PAUSE_S_MIN
@@ -76,18 +97,18 @@ async def _page(
             if interrupted is None:
                 interrupted = now
                 if error.retryable and resume_s > 0:
-                    _say("subscription interrupted", log, bound, error)
+                    _log_change("subscription interrupted", log.name, bound, error)
             if not error.retryable or now + pause_s > interrupted + resume_s:
                 raise
         else:
             if interrupted is not None:
-                _say("subscription resumed", log, bound, None)
+                _log_change("subscription resumed", log.name, bound, None)
             return page
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
 
-def _say(what: str, log: Log, bound: SeqNum, error: Exception | None) -> None:
+def _log_change(what: str, log: str, bound: SeqNum, error: Exception | None) -> None:
     structlog.get_logger().warning(
-        what, log=log.name, seqnum=bound, reason=str(error) if error is not None else None
+        what, log=log, seqnum=bound, reason=str(error) if error is not None else None
     )

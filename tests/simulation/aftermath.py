@@ -49,7 +49,7 @@ class _Prober:
         self._stands_for = cluster.view.engines[0]
         """A node unknown to the view would not be heard."""
         self._epoch = Epoch(cluster.next_epoch())
-        cluster.network.settle(self)  # type: ignore[arg-type] # it is no process, and needs no more
+        cluster.network.settle(self)
 
     def receive(self, sender: str, frame: bytes) -> None:
         """Take in an answer."""

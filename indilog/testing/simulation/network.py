@@ -10,14 +10,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from indilog.base.ids import NodeId
 from indilog.runtime.transport.transport import OnFrames, TransportCounts
 from indilog.testing.simulation.world import World
 
-if TYPE_CHECKING:
-    from indilog.testing.simulation.process import SimulatedProcess
+
+class Receiver(Protocol):
+    """A process, as far as the network looks at it."""
+
+    @property
+    def name(self) -> str:
+        """The name that `cut` and `slow` use."""
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The nodes whose frames it takes."""
+
+    def receive(self, sender: str, frame: bytes) -> None:
+        """Take in a frame, or lose it if nothing runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,19 +61,19 @@ class SimulatedNetwork:
         self.slow: dict[str, float] = {}
         """Up to how many seconds later frames to these processes arrive."""
         self._cut: set[tuple[str, str]] = set()
-        self._homes: dict[NodeId, list[SimulatedProcess]] = {}
+        self._homes: dict[NodeId, list[Receiver]] = {}
         self._last_s: dict[tuple[str, str], float] = {}
         self.frames_lost = 0
         self.frames_repeated = 0
 
-    def settle(self, process: SimulatedProcess) -> None:
-        """Let frames to the nodes of `process` find it, beside others that claim the same nodes."""
+    def settle(self, process: Receiver) -> None:
+        """Let frames to the nodes of `process` reach it, too, if another one has these nodes."""
         for node in process.nodes:
             homes = self._homes.setdefault(node, [])
             if process not in homes:
                 homes.append(process)
 
-    def forget(self, process: SimulatedProcess) -> None:
+    def forget(self, process: Receiver) -> None:
         """Let no frame find `process` any more."""
         for node in process.nodes:
             self._homes[node].remove(process)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from indilog.base.errors import IndilogError
 from indilog.base.ids import Epoch, Instant, NodeId
-from indilog.config import KIB
+from indilog.config import KIB, Config
+from indilog.kernel.view import View
 from indilog.runtime.cluster.assembly import logs_of, retention_of, role_of
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.node import Clock, NodeShell
 from indilog.testing.simulation.disk import SimulatedDisk
-from indilog.testing.simulation.network import SimulatedTransport
+from indilog.testing.simulation.network import SimulatedNetwork, SimulatedTransport
 from indilog.testing.simulation.threads import Killed
 from indilog.testing.simulation.world import ProcessLoop, World
-
-if TYPE_CHECKING:
-    from indilog.testing.simulation.cluster import SimulatedCluster
 
 _UNUSED_SEGMENT_BYTES: Final = 64 * KIB
 _LAST_WORDS_S: Final = 0.001
@@ -43,6 +41,29 @@ class WorldClock(Clock):
         return Instant(self._world.now_s + self._wall_ahead_s)
 
 
+class Surroundings(Protocol):
+    """What a process shares with the others of its cluster.
+
+    Attributes:
+        config: of all processes.
+        view: of all nodes.
+        world: whose time passes for all processes.
+        network: between them.
+        processes: those that belong to the cluster; one that was removed does not start again.
+        segment_bytes: size of the segments of a journal that is used.
+    """
+
+    config: Config
+    view: View
+    world: World
+    network: SimulatedNetwork
+    processes: list[SimulatedProcess]
+    segment_bytes: int
+
+    def next_epoch(self) -> int:
+        """Return an epoch greater than every one before."""
+
+
 class SimulatedProcess:
     """A process and its disk; it is made down.
 
@@ -60,7 +81,7 @@ class SimulatedProcess:
 
     def __init__(
         self,
-        cluster: SimulatedCluster,
+        cluster: Surroundings,
         name: str,
         nodes: tuple[NodeId, ...],
         disk: SimulatedDisk,
