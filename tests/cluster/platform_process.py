@@ -63,12 +63,16 @@ class PlatformProcess:
 
 @contextmanager
 def platform(
-    directory: Path, *options: str, open_files_max: int | None = None
+    directory: Path,
+    *options: str,
+    open_files_max: int | None = None,
+    python: Path = Path(sys.executable),
+    cwd: Path = ROOT,
 ) -> Iterator[PlatformProcess]:
     """Run `indilog up` in `directory` while the block runs; end it in order if it still runs.
 
     It ends with this process too, however that ends. `open_files_max` is the limit of open files
-    of its process.
+    of its process; `python` is the interpreter of another environment.
     """
 
     def limited() -> None:
@@ -77,11 +81,11 @@ def platform(
 
     ours, theirs = socket.socketpair()
     fd = str(theirs.fileno())
-    command = [sys.executable, "-m", "indilog", "up", "--data", str(directory), "--port", "0"]
+    command = [str(python), "-m", "indilog", "up", "--data", str(directory), "--port", "0"]
     process = subprocess.Popen(
         [*command, "--supervisor-fd", fd, *options],
         pass_fds=[theirs.fileno()],
-        cwd=ROOT,
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         env=os.environ | SETTINGS,
         stdout=subprocess.PIPE,

@@ -1,0 +1,164 @@
+"""IndiLog installed from its wheel, beside a project whose folders are called as ours.
+
+The environment is empty but for the wheel: the packages that it depends on come by a path from the
+environment of the tests, this checkout does not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.platform_process import ROOT, SETTINGS, platform
+
+pytestmark = pytest.mark.cluster
+
+PROJECT = {
+    **{
+        f"{folder}/__init__.py": f'NAME = "own {folder}"\n'
+        for folder in ("compute", "index_tier", "ordering", "storage", "libs", "tests")
+    },
+    "functions/__init__.py": "",
+    "functions/shop.py": '''\
+        """An application of a user, with modules of the user's own."""
+
+        import indilog
+        from bokistore import Store
+        from storage import NAME
+
+        app = indilog.App("shop")
+
+
+        async def sold(log: indilog.Log, item: str) -> str:
+            before = await Store(log).increment(item, "sold")
+            return f"{NAME}: {int(before or 0) + 1}"
+
+
+        @app.function
+        async def sell(ctx: indilog.Context, item: str) -> str:
+            return await sold(ctx.log("shop"), item)
+        ''',
+    "test_shop.py": """\
+        import asyncio
+
+        import bokiflow
+        import bokiqueue
+        import compute
+        import index_tier
+        import libs
+        import ordering
+        import storage
+        from functions import shop
+        from indilog.testing import cluster
+
+
+        def test_sell():
+            async def sold():
+                async with cluster() as client:
+                    return await shop.sold(client.log("shop"), "tea")
+
+            assert asyncio.run(sold()) == "own storage: 1"
+            for module in (compute, index_tier, libs, ordering, storage):
+                assert module.NAME == f"own {module.__name__}"
+            assert bokiflow.Workflow and bokiqueue.Queue
+        """,
+    "embedded.py": """\
+        import asyncio
+        import sys
+
+        import indilog
+        from functions import shop
+
+
+        async def main():
+            async with indilog.open(sys.argv[1]) as client:
+                print(await shop.sold(client.log("shop"), "tea"))
+
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """,
+}
+
+
+@dataclass
+class Installed:
+    """A virtual environment with the wheel, and a project of a user."""
+
+    bin: Path
+    project: Path
+
+    def run(self, *words: str | Path, **environment: str) -> str:
+        """Run a program of the environment in the project; return what it prints."""
+        own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST"))}
+        done = subprocess.run(
+            [self.bin / words[0], *words[1:]],
+            cwd=self.project,
+            env={**own, **SETTINGS, **environment},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("installed")
+    checkout = folder / "checkout"
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        checkout.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, checkout)
+    for name in ("indilog", "ordering", "storage", "index_tier", "compute", "libs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=checkout, check=True, capture_output=True)
+    shutil.rmtree(checkout)
+    [wheel] = folder.glob("*.whl")
+    venv = folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    python = venv / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
+    packages = sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)})
+    Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    project = folder / "project"
+    for name, text in PROJECT.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(textwrap.dedent(text))
+    return Installed(python.parent, project)
+
+
+def test_the_wheel_adds_only_names_of_its_own(installed: Installed) -> None:
+    listed = installed.run("python", "-m", "pip", "show", "--files", "indilog")
+    top = set(re.findall(r"^  (\w+)/", listed, flags=re.MULTILINE))
+    assert top == {
+        *("indilog", "indilog_compute", "indilog_index", "indilog_ordering", "indilog_storage"),
+        *("bokiflow", "bokiqueue", "bokistore"),
+    }
+    said = installed.run("python", "-c", "import indilog; print(indilog.__file__)")
+    assert str(ROOT) not in said
+
+
+def test_a_project_with_folders_called_as_ours_tests_opens_and_deploys(
+    installed: Installed, tmp_path: Path
+) -> None:
+    assert "1 passed" in installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert installed.run("python", "embedded.py", tmp_path / "embedded") == "own storage: 1\n"
+    with platform(tmp_path / "up", python=installed.bin / "python", cwd=installed.project) as up:
+        installed.run("indilog", "deploy", ".", INDILOG_URL=up.url)
+        for count in (1, 2):
+            said = installed.run("indilog", "invoke", "shop.sell", "item=tea", INDILOG_URL=up.url)
+            assert f"own storage: {count}" in said
