@@ -1,7 +1,8 @@
 """IndiLog: stateful serverless functions on a shared log. The public interface.
 
 A program opens a log embedded (`open`) or reaches a running platform (`connect`); a function gets
-its `Context`. Everything else is internal; `indilog.testing` has what tests need.
+its `Context`. `indilog.testing` has what tests need, `indilog.sdk` what libraries on the log need;
+everything else is internal.
 """
 
 from indilog.apps.app import App, Context
@@ -35,6 +36,7 @@ from indilog.base.errors import (
 from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import Entry, Log, Record
 from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
+from indilog.link.access import Endpoint, reach
 from indilog.remote_client import connect
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "DataLossError",
     "DeployError",
     "DiskFullError",
+    "Endpoint",
     "Entry",
     "FunctionFailedError",
     "IndilogError",
@@ -72,4 +75,5 @@ __all__ = [
     "WorkerCrashedError",
     "connect",
     "open",
+    "reach",
 ]

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from functions.workload.load import LoadError, Run, Visitor, run_load
 from functions.workload.replay import Replay, faults_of_objects, replayed, summary_of
-from indilog.link.access import reach
+from indilog import reach
 
 _TICK_S: Final = 0.2
 _REASONS_SHOWN_MAX: Final = 3

@@ -11,7 +11,7 @@ import asyncio
 from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from indilog.link.access import reach
+from indilog import reach
 
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length:"

@@ -16,7 +16,7 @@ import httpx
 
 from functions.workload.http_connection import HttpConnection
 from functions.workload.load import LoadError, call
-from indilog.link.access import reach
+from indilog import reach
 
 _PAGE: Final = 1000
 _OBJECTS_AT_ONCE: Final = 200

@@ -44,11 +44,13 @@ TagHash: TypeAlias = int
 """64 bits; 0 is the empty tag, which every record of the logspace has."""
 
 UserTag: TypeAlias = str | int
+"""A tag as a program writes it: text of at most `TAG_BYTES_MAX` bytes, or 1 to 2**64 - 1."""
 
 MAX_SEQNUM: Final = 2**63 - 1
 """The greatest seqnum; as a bound it means the end of the log."""
 EMPTY_TAG: Final[TagHash] = 0
 TAG_BYTES_MAX: Final = 256
+"""Bytes of a text tag, in UTF-8, at most."""
 LOG_NAME_BYTES_MAX: Final = 128
 
 _TAG_KEY: Final = 0x1D110C

@@ -24,6 +24,7 @@ from indilog.base.subscription import pages
 _TIME_S_MAX: Final = 1e12
 _WAIT_S_MAX: Final = 366 * 86_400.0
 READ_RANGE_LIMIT_MAX: Final = 10_000
+"""Records that one `Log.read_range` returns at most."""
 RECORD_TAGS_LIMIT: Final = 254
 """Tags of a record, whatever `record_tags_max` says."""
 BATCH_RECORDS_LIMIT: Final = 100_000

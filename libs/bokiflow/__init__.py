@@ -2,7 +2,7 @@
 2.3.3).
 
 `Flow` and `Lock` are the ways in; `docs/libs/bokiflow.md` tells how they work. The library awaits
-nothing but the public `indilog.base.log.Log` interface; only the modules that hold a clock, pauses
+nothing but the public `indilog.Log` interface; only the modules that hold a clock, pauses
 and tasks need an event loop.
 """
 

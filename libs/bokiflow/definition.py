@@ -15,9 +15,8 @@ from xxhash import xxh3_64
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError
 from bokiflow.runs.records import Started
 from bokiflow.workflow import Workflow
-from indilog.apps.signature import Signature, arguments_text, plain_value
-from indilog.base.errors import InvalidArgumentsError
-from indilog.base.ids import can_be_in_tag
+from indilog import InvalidArgumentsError
+from indilog.sdk import Signature, arguments_text, can_be_in_tag, plain_value
 
 _NAME_BYTES_MAX: Final = 128
 

@@ -53,9 +53,8 @@ from bokiflow.takeover.heartbeat import BEATS
 from bokiflow.takeover.open_runs import executors_of_open_runs
 from bokiflow.takeover.skip_unreadable import PassingOver
 from bokiflow.workflow import Logs
-from indilog.base.errors import DataLossError, IndilogError, TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Entry, Log
+from indilog import DataLossError, Entry, IndilogError, Log, TrimmedError
+from indilog.sdk import SeqNum
 
 _AGAIN_S: Final = 0.05
 _PROBLEM_S: Final = 1.0

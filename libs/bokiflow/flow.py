@@ -24,9 +24,8 @@ from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import LEASE_S_MAX, Origin, run_tag
 from bokiflow.runs.run_log import read_run
 from bokiflow.workflow import Logs, Workflow
-from indilog.apps.app import App, current_context
-from indilog.base.ids import SeqNum
-from indilog.base.log import check_bound
+from indilog import App
+from indilog.sdk import SeqNum, check_bound, current_context
 
 _ResultT = TypeVar("_ResultT")
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)

@@ -37,10 +37,8 @@ from bokiflow.runs.records import (
 from bokiflow.runs.run_log import appended, read_run
 from bokiflow.takeover import crash_loops as suspects
 from bokiflow.workflow import Logs
-from indilog.apps.signature import ResultType
-from indilog.base.errors import FunctionFailedError, TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Entry, Log
+from indilog import Entry, FunctionFailedError, Log, TrimmedError
+from indilog.sdk import ResultType, SeqNum
 
 _ResultT_co = TypeVar("_ResultT_co", covariant=True)
 

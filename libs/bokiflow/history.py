@@ -13,9 +13,8 @@ from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RUNS_TAG, Decided, Started, run_in, run_record
 from bokiflow.runs.run_log import read_run
 from bokiflow.takeover.dead_executors import stream
-from indilog.base.errors import DataLossError, TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log
+from indilog import DataLossError, Log, TrimmedError
+from indilog.sdk import SeqNum
 
 
 async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:

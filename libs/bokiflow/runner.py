@@ -44,16 +44,17 @@ from bokiflow.takeover.heartbeat import Presence
 from bokiflow.takeover.lease import Lease
 from bokiflow.takeover.pending_assignments import Unclear
 from bokiflow.workflow import Logs, Workflow
-from indilog.apps.app import Context
-from indilog.base.errors import (
+from indilog import (
+    Context,
+    Entry,
     IndilogError,
     InvalidArgumentsError,
+    Log,
     OverloadedError,
     TooLargeError,
     TrimmedError,
 )
-from indilog.base.ids import SeqNum
-from indilog.base.log import Entry, Log
+from indilog.sdk import SeqNum
 
 EXECUTIONS_MAX: Final = 1024
 """Runs that a process executes at once, unless told otherwise."""

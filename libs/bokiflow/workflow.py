@@ -22,9 +22,7 @@ from bokiflow.operations.operations import Operations
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import Cancelled, FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, Outcome, failure_of, raise_failure
-from indilog.apps.app import Context
-from indilog.base.errors import FunctionFailedError
-from indilog.base.log import Log
+from indilog import Context, FunctionFailedError, Log
 
 STEP: Final = "step"
 NOW: Final = "now"

@@ -18,10 +18,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bokiqueue.records import Checkpoint, checkpoint_decoded, encoded
-from indilog.base.errors import DataLossError, TooLargeError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log
-from indilog.sdk.surviving_records import leftover, may_go_further
+from indilog import DataLossError, Log, TooLargeError
+from indilog.sdk import SeqNum, leftover, may_go_further
 
 _PAGE: Final = 16
 _HELD_MAX: Final = 10_000

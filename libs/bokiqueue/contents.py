@@ -7,7 +7,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 _BYTES_MAX: Final = 16 * 1024 * 1024
 """What a queue keeps in memory for its consumers; the rest is read again."""

@@ -25,7 +25,7 @@ from bokiqueue.records import (
     Push,
     Revive,
 )
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 
 @dataclass(slots=True)

@@ -29,9 +29,8 @@ from bokiqueue.records import (
     encoded,
 )
 from bokiqueue.replica import Replica, Shard, replica_of
-from indilog.base.errors import IndilogError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log
+from indilog import IndilogError, Log
+from indilog.sdk import SeqNum
 
 TRIES: Final = 5
 LEASE_S: Final = 30.0

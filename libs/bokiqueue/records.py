@@ -13,8 +13,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 import msgspec
 
 from bokiqueue.errors import QueueSettingsError, QueueVersionError
-from indilog.base.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
-from indilog.sdk.record_format import RecordFormat
+from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 
 VERSION: Final = 1
 _FORMAT: Final = RecordFormat(b"\xb0Q", VERSION, of="BokiQueue", error=QueueVersionError)

@@ -38,18 +38,15 @@ from bokiqueue.records import (
     tags_of,
 )
 from bokiqueue.waiting import News
-from indilog.base.errors import (
+from indilog import (
     AppendOutcomeUnknownError,
     DataLossError,
     IndilogError,
+    Log,
+    Record,
     TrimmedError,
 )
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log, Record
-from indilog.sdk.event import Event
-from indilog.sdk.log_clock import LogClock
-from indilog.sdk.losses import named
-from indilog.sdk.outcomes import appended, check_own_append
+from indilog.sdk import Event, LogClock, SeqNum, appended, check_own_append, named
 
 CHECKPOINT_EVERY: Final = 1024
 """Records of a shard between two checkpoints, at least."""

@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from indilog.base.errors import TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import READ_RANGE_LIMIT_MAX, Log, Record
+from indilog import Log, Record, TrimmedError
+from indilog.sdk import READ_RANGE_LIMIT_MAX, SeqNum
 
 _WAIT_S_MAX: Final = 30.0
 """One read waits this long at most, then a new one begins."""

@@ -1,7 +1,7 @@
 """BokiStore: named JSON objects and serializable transactions on a shared log (thesis 2.3.3).
 
 `Store` is the way in; `docs/libs/bokistore.md` tells how it works. The library awaits nothing but
-the public `indilog.base.log.Log` interface.
+the public `indilog.Log` interface.
 """
 
 from bokistore.cache import ViewCache
@@ -18,7 +18,7 @@ from bokistore.replica import Replica
 from bokistore.snapshot import Snapshot, Version
 from bokistore.store import Store
 from bokistore.transaction import Transaction
-from indilog.base.errors import ConflictError
+from indilog import ConflictError
 
 __all__ = [
     "ConflictError",

@@ -13,9 +13,8 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from bokistore.records import View
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log
-from indilog.sdk.event import Event
+from indilog import Log
+from indilog.sdk import Event, SeqNum
 
 _VIEWS_PER_OBJECT_MAX: Final = 4
 """Views of one object at different records: a transaction reads at its horizon, while others

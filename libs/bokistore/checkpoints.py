@@ -22,9 +22,8 @@ from bokistore.records import (
     command_decoded,
     tag_of,
 )
-from indilog.base.errors import IndilogError, TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log, Record
+from indilog import IndilogError, Log, Record, TrimmedError
+from indilog.sdk import SeqNum
 
 CHECKPOINT_EVERY: Final = 64
 """Records of an object between two checkpoints, at most."""

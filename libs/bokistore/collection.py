@@ -33,9 +33,8 @@ from bokistore.records import (
     tag_of,
 )
 from bokistore.replay import Replay
-from indilog.base.errors import TrimmedError
-from indilog.base.ids import SeqNum, UserTag
-from indilog.base.log import Log, Record
+from indilog import Log, Record, TrimmedError
+from indilog.sdk import SeqNum, UserTag
 
 _COLLECTED_TAG: Final = "store-collected"
 _CELLS_MAX: Final = 32

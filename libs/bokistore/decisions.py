@@ -22,9 +22,8 @@ from typing import Final
 from bokistore.cache import ViewCache
 from bokistore.checkpoints import Checkpoints
 from bokistore.records import Collected, Command, aux_decoded, command_decoded, object_of
-from indilog.base.errors import TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log, Record
+from indilog import Log, Record, TrimmedError
+from indilog.sdk import SeqNum
 
 CELL: Final = 1024
 """Seqnums whose decisions one collection keeps together; part of the format."""

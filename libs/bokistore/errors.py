@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from indilog.base.errors import IndilogError
+from indilog import IndilogError
 
 if TYPE_CHECKING:
-    from indilog.base.ids import SeqNum
+    from indilog.sdk import SeqNum
 
 
 class StoreError(IndilogError):

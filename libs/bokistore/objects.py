@@ -36,7 +36,7 @@ from bokistore.document import (
 from bokistore.errors import InvalidObjectError
 from bokistore.records import View
 from bokistore.types import as_type
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 _TypedT = TypeVar("_TypedT")
 _decode_write = msgspec.json.Decoder(Write).decode

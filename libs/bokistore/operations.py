@@ -12,10 +12,8 @@ from typing import Final
 from bokistore.cache import Line, ViewCache
 from bokistore.records import View, tag_of
 from bokistore.replay import Replay, is_followed_by_aux
-from indilog.base.errors import IndilogError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log, Record
-from indilog.sdk.event import Event
+from indilog import IndilogError, Log, Record
+from indilog.sdk import Event, SeqNum
 
 _PAGE: Final = 256
 

@@ -28,7 +28,7 @@ import msgspec
 
 from bokistore.document import Json, Write
 from bokistore.errors import InvalidObjectError, StoreVersionError
-from indilog.base.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
+from indilog.sdk import TAG_BYTES_MAX, SeqNum, can_be_in_tag
 
 VERSION: Final = 1
 AUX_BYTES_MAX: Final = 1024 * 1024

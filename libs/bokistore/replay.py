@@ -30,10 +30,8 @@ from bokistore.records import (
     tag_of,
     view_in,
 )
-from indilog.base.errors import DataLossError, IndilogError, TrimmedError
-from indilog.base.ids import MAX_SEQNUM, SeqNum
-from indilog.base.log import Log, Record
-from indilog.sdk.losses import named
+from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, TrimmedError
+from indilog.sdk import SeqNum, named
 
 AUX_EVERY: Final = 8
 """A view is kept as aux data after this many records without one: a process that knows nothing

@@ -19,12 +19,17 @@ from struct import Struct
 from typing import Final, Generic, TypeVar
 
 from bokistore.errors import InvalidObjectError, StoreVersionError
-from indilog.base.errors import DataLossError, IndilogError, TrimmedError
-from indilog.base.ids import MAX_SEQNUM, TAG_BYTES_MAX, SeqNum, can_be_in_tag
-from indilog.base.log import Log, Record
-from indilog.sdk.losses import named
-from indilog.sdk.outcomes import appended, check_own_append
-from indilog.sdk.surviving_records import leftover, may_go_further
+from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, TrimmedError
+from indilog.sdk import (
+    TAG_BYTES_MAX,
+    SeqNum,
+    appended,
+    can_be_in_tag,
+    check_own_append,
+    leftover,
+    may_go_further,
+    named,
+)
 
 SNAPSHOT_EVERY: Final = 1000
 _COMMANDS_TAG_PREFIX: Final = "smr:"

@@ -13,8 +13,8 @@ from bokistore.objects import Obj
 from bokistore.records import UNWRITTEN, tag_of
 from bokistore.replay import Replay
 from bokistore.tags import index_of
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log
+from indilog import Log
+from indilog.sdk import SeqNum
 
 _PAGE: Final = 256
 _TypedT = TypeVar("_TypedT")

@@ -46,10 +46,8 @@ from bokistore.snapshot import Snapshot, Version, versions
 from bokistore.tags import STALE_MAX, TIDIED_MAX, check_own, entry, index_of, tagged
 from bokistore.transaction import Transaction
 from bokistore.types import as_document
-from indilog.base.errors import AppendOutcomeUnknownError, ConflictError, IndilogError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log, check_bound
-from indilog.sdk.outcomes import appended
+from indilog import AppendOutcomeUnknownError, ConflictError, IndilogError, Log
+from indilog.sdk import SeqNum, appended, check_bound
 
 RETRIES: Final = 16
 KEEP_S: Final = 86_400.0

@@ -52,10 +52,8 @@ from bokistore.records import (
 from bokistore.replay import Replay
 from bokistore.tags import check_own, entry, index_of, tagged
 from bokistore.types import as_document
-from indilog.base.errors import ConflictError, TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log, Record
-from indilog.sdk.outcomes import appended
+from indilog import ConflictError, Log, Record, TrimmedError
+from indilog.sdk import SeqNum, appended
 
 
 class Transaction:

@@ -76,10 +76,11 @@ def test_every_public_name_has_a_place_in_the_reference(site: Path) -> None:
     import bokiflow
     import bokiqueue
     import bokistore
-    import indilog
+    import indilog.sdk
 
-    packages = (indilog, bokistore, bokiflow, bokiqueue)
-    pages = {p: (site / "reference" / f"{p.__name__}.html").read_text() for p in packages}
+    packages = (indilog, indilog.sdk, bokistore, bokiflow, bokiqueue)
+    names = {p: p.__name__.rpartition(".")[2] for p in packages}
+    pages = {p: (site / "reference" / f"{name}.html").read_text() for p, name in names.items()}
     for package in packages:
         for name in package.__all__:
             owners = [p for p in (package, indilog) if hasattr(p, name)]

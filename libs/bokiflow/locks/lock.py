@@ -33,10 +33,8 @@ from bokiflow.runs.errors import (
     LockSettingsError,
     LockTimeoutError,
 )
-from indilog.base.errors import IndilogError, TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log
-from indilog.sdk.outcomes import appended
+from indilog import IndilogError, Log, TrimmedError
+from indilog.sdk import SeqNum, appended
 
 LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001

@@ -21,7 +21,7 @@ from bokiflow.locks.lock_records import (
     Release,
     Remind,
 )
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 _RELEASED_MAX: Final = 256
 """Releases that are remembered, so that a release may be repeated."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from bokiflow.runs.errors import LockLostError
-from indilog.base.errors import IndilogError
+from indilog import IndilogError
 
 _RENEWALS_PER_LEASE: Final = 3
 

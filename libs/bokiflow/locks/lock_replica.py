@@ -20,12 +20,8 @@ from bokiflow.locks.lock_records import (
     encoded,
     tags_of,
 )
-from indilog.base.errors import DataLossError, TooLargeError, TrimmedError
-from indilog.base.ids import MAX_SEQNUM, SeqNum
-from indilog.base.log import Log, Record
-from indilog.sdk.losses import named
-from indilog.sdk.outcomes import appended, check_own_append
-from indilog.sdk.surviving_records import leftover, may_go_further
+from indilog import MAX_SEQNUM, DataLossError, Log, Record, TooLargeError, TrimmedError
+from indilog.sdk import SeqNum, appended, check_own_append, leftover, may_go_further, named
 
 CHECKPOINT_EVERY: Final = 256
 """Records of a lock between two checkpoints."""

@@ -11,8 +11,8 @@ from typing import Any, Final
 from bokiflow.operations.children import Startable
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError
-from indilog.apps.app import Context
-from indilog.apps.signature import ResultType, plain_value
+from indilog import Context
+from indilog.sdk import ResultType, plain_value
 
 NAME_BYTES_MAX: Final = 200
 

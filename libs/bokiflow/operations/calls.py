@@ -17,9 +17,8 @@ from bokiflow.runs.execution import Execution, Outcome, failure_of, raise_failur
 from bokiflow.runs.keys import short_key
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.run_log import PATIENCE_TRIES, is_passing
-from indilog.apps.app import Context, function_of
-from indilog.apps.signature import ResultType, plain_value
-from indilog.base.errors import IndilogError, OutcomeUnknownError
+from indilog import Context, IndilogError, OutcomeUnknownError
+from indilog.sdk import ResultType, function_of, plain_value
 
 CALL: Final = "call"
 _KEY_BYTES_MAX: Final = 255

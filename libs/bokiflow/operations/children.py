@@ -29,8 +29,7 @@ from bokiflow.runs.records import (
     run_tag,
 )
 from bokiflow.runs.run_log import appended, read_run, undamaged
-from indilog.base.errors import TrimmedError
-from indilog.base.log import Entry
+from indilog import Entry, TrimmedError
 
 START_CHILD: Final = "start child"
 CHILD: Final = "child"

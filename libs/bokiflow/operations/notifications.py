@@ -16,7 +16,7 @@ from bokiflow.runs.execution import Execution, Outcome
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.records import Decided, run_tag
 from bokiflow.runs.run_log import readable
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 _ValueT = TypeVar("_ValueT")
 WAIT_S_MAX: Final = 300.0

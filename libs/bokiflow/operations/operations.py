@@ -23,8 +23,7 @@ from bokiflow.operations.timers import SLEEP, sleep, timer
 from bokiflow.operations.transactions import TRANSACTION, transact
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.unawaited_operations import GATHER
-from indilog.apps.app import Context
-from indilog.base.log import Log
+from indilog import Context, Log
 
 if TYPE_CHECKING:
     from bokiflow.flow import Startable

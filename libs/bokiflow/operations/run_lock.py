@@ -27,8 +27,7 @@ from bokiflow.runs.errors import (
 from bokiflow.runs.execution import Execution, Outcome, failure_of, raise_failure
 from bokiflow.runs.records import Failure
 from bokiflow.runs.run_log import undamaged
-from indilog.base.errors import IndilogError
-from indilog.base.log import Log
+from indilog import IndilogError, Log
 
 LOCK: Final = "lock"
 CHECK_LOCK: Final = "check lock"

@@ -16,7 +16,7 @@ from bokiflow.operations.notifications import decided_waiting, waited_for
 from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.execution import Execution, Outcome, raise_failure
 from bokiflow.runs.records import Decided
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 SIGNAL: Final = "signal"
 _NONE: Final = b"null"

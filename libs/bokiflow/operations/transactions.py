@@ -19,7 +19,7 @@ from bokiflow.runs.keys import short_key
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import Failure
 from bokiflow.runs.run_log import is_passing
-from indilog.base.errors import ConflictError, IndilogError
+from indilog import ConflictError, IndilogError
 
 if TYPE_CHECKING:
     from bokistore import Store, Transaction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indilog.base.errors import IndilogError
+from indilog import IndilogError
 
 
 class FlowError(IndilogError):

@@ -42,9 +42,8 @@ from bokiflow.runs.records import (
 )
 from bokiflow.runs.run_log import appended, read_run, readable
 from bokiflow.runs.unawaited_operations import Asked
-from indilog.base.errors import TooLargeError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Entry, Log
+from indilog import Entry, Log, TooLargeError
+from indilog.sdk import SeqNum
 
 _DEFERRED_BYTES_MAX: Final = 16 * 1024
 """A larger result is appended at once, so that it is refused at its step if it is too large."""

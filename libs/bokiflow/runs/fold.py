@@ -21,7 +21,7 @@ from bokiflow.runs.records import (
     Started,
     Taken,
 )
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 
 class State(enum.StrEnum):

@@ -8,8 +8,8 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from bokiflow.runs import waiting
-from indilog.base.log import Log
-from indilog.sdk.log_clock import LogClock
+from indilog import Log
+from indilog.sdk import LogClock
 
 _CLOCKS: Final[WeakKeyDictionary[object, LogClock]] = WeakKeyDictionary()
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from indilog.base.errors import AppendOutcomeUnknownError, IndilogError, NotReadyError
-from indilog.base.errors import OutcomeUnknownError as Unknown
+from indilog import AppendOutcomeUnknownError, IndilogError, NotReadyError
+from indilog import OutcomeUnknownError as Unknown
 
 
 class Stopped(BaseException):

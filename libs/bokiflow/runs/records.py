@@ -14,8 +14,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from bokiflow.runs.errors import FlowSettingsError, FlowVersionError
-from indilog.base.ids import TAG_BYTES_MAX, SeqNum, can_be_in_tag
-from indilog.sdk.record_format import RecordFormat
+from indilog.sdk import TAG_BYTES_MAX, RecordFormat, SeqNum, can_be_in_tag
 
 VERSION: Final = 1
 _FORMAT: Final = RecordFormat(b"\xb0F", VERSION, of="BokiFlow", error=FlowVersionError)

@@ -15,17 +15,16 @@ from bokiflow.runs.fold import Run
 from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import run_record, run_tag
-from indilog.base.errors import (
+from indilog import (
     DataLossError,
     DiskFullError,
+    Entry,
     IndilogError,
+    Log,
     OutcomeUnknownError,
     TrimmedError,
 )
-from indilog.base.ids import SeqNum
-from indilog.base.log import Entry, Log
-from indilog.sdk.losses import named
-from indilog.sdk.outcomes import check_own_append
+from indilog.sdk import SeqNum, check_own_append, named
 
 _ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000

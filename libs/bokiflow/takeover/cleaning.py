@@ -17,9 +17,8 @@ from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RUNS_TAG, Started, run_in, run_record, run_tag
 from bokiflow.runs.run_log import behind, is_passing, read_run
-from indilog.base.errors import DataLossError, IndilogError, TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log, Record
+from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
+from indilog.sdk import SeqNum
 
 _PAGE: Final = 500
 INTERVAL_S_MIN: Final = 1.0

@@ -29,10 +29,8 @@ from bokiflow.runs.records import (
     run_in,
     run_record,
 )
-from indilog.base.errors import DataLossError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Log, Record
-from indilog.sdk.surviving_records import leftover
+from indilog import DataLossError, Log, Record
+from indilog.sdk import SeqNum, leftover
 
 AGE_S_MIN: Final = 1.0
 """How long after an executor went its stream is looked at again first."""

@@ -24,7 +24,7 @@ from typing import Final, assert_never
 
 from bokiflow.runs.records import Alive, Dead, ExecutorRecord, Left
 from bokiflow.takeover.dead_executors import Departed
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 HEIR_S: Final = 600.0
 """An heir that has not taken everything by then (it has no room, it takes it with care) is not left

@@ -38,10 +38,8 @@ from bokiflow.takeover.dead_executors import left_by
 from bokiflow.takeover.executors import Executors
 from bokiflow.takeover.lease import Lease
 from bokiflow.workflow import Logs
-from indilog.base.errors import DataLossError, IndilogError, TrimmedError
-from indilog.base.ids import SeqNum
-from indilog.base.log import Entry, Log, Record
-from indilog.sdk.outcomes import check_own_append
+from indilog import DataLossError, Entry, IndilogError, Log, Record, TrimmedError
+from indilog.sdk import SeqNum, check_own_append
 
 BEATS: Final = 4
 _RESTS: Final = 0.75

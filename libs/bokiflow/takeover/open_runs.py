@@ -16,8 +16,7 @@ from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RUNS_TAG, run_in, run_record
 from bokiflow.runs.run_log import patiently, read_run
 from bokiflow.takeover.dead_executors import Held, stream
-from indilog.base.errors import IndilogError, TrimmedError
-from indilog.base.log import Log
+from indilog import IndilogError, Log, TrimmedError
 
 
 async def executors_of_open_runs(log: Log) -> set[str]:

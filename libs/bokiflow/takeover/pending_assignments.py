@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bokiflow.runs import waiting
-from indilog.base.ids import SeqNum
+from indilog.sdk import SeqNum
 
 RUNS_MAX: Final = 1024
 """Of further ones only the first place is kept, for whoever inherits the executor's name."""

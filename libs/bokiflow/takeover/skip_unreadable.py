@@ -7,7 +7,7 @@ from typing import Self
 import structlog
 
 from bokiflow.runs.run_log import is_passing
-from indilog.base.errors import IndilogError
+from indilog import IndilogError
 
 
 class PassingOver:
