@@ -97,13 +97,13 @@ class Discards:
         found = np.frombuffer(answer.runs, np.uint64)
         if answer.shard != shard or len(found) % 2 or not _ascending(found):
             return None, [Ignore(answer, "an answer about other records than were asked about")]
-        if answer.copy_of != copy_of or answer.trims > self._floors.trims:
+        if answer.end <= runs[0, 0]:
+            return None, []  # it answers an earlier page of the same question
+        if answer.copy_of != copy_of or not self._floors.knows(answer.trims, answer.copy_of):
             return None, []  # asked again later
         self._found.append(_within(found.reshape(-1, 2), runs[:DISCARDED_RUNS_MAX]))
         left = runs[runs[:, 1] > np.uint64(answer.end)].copy()
         left[:, 0] = np.maximum(left[:, 0], np.uint64(answer.end))
-        if len(left) == len(runs) and (left == runs).all():
-            left = left[:0]  # no progress
         if len(left):
             self._todo[0] = question._replace(runs=left, attempt=0)
             return None, [*self._ask(now)]

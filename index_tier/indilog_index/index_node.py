@@ -92,6 +92,7 @@ from indilog_index.waiting import WaitingLookups
 
 _DAMAGED: Final = "a damaged snapshot; the index is rebuilt"
 _REPLACED: Final = "index data of metalog entries that were replaced; the index is rebuilt"
+_OUTDATED: Final = "index data of entries that may have been replaced"
 _SWEEP_PAUSE_S: Final = 0.005
 """Between two turns of a sweep, for others."""
 
@@ -132,8 +133,10 @@ class IndexNode:
         """The incarnations that proposed the entries at the positions that are applied."""
         self._copy_of = Epoch(0)
         """The newest incarnation of which it is known that its metalog has those entries."""
-        self._not_of = Epoch(0)
-        """Copies of the metalogs of earlier incarnations than this have replaced entries."""
+        self._not_before = Epoch(0)
+        """Index data from copies of earlier incarnations is ignored: their entries may have been
+        replaced. At least `_copy_of`.
+        """
         self._begun_again = 0
         self._discards = Discards(views, self._floors, config.node)
         self._swept_at = Instant(0.0)
@@ -221,6 +224,7 @@ class IndexNode:
             self._feed.position, self._rests_on_known
         ):
             effects += self._answer_any(origin, lookup, now)
+        effects += self._begin_again_for_lookups(now)
         if advanced:
             if self._fetch is not None:
                 effects += self._fetch.go_on(self._feed.position)
@@ -259,6 +263,7 @@ class IndexNode:
         assert first is None or first > self._feed.position, "what can be answered is answered"
         assert (self._stalled_at is None) == (not self._missing)
         assert self._lineage.last <= self._copy_of
+        assert self._copy_of <= self._not_before
         assert self._lineage.position <= self._feed.position
         self._merging.check_invariants()
         self._store.check_invariants()
@@ -309,8 +314,8 @@ class IndexNode:
             return [Ignore(event, "index data that contradicts itself")]
         if self._snapshots.opening:
             return []  # it is fetched when the snapshot says from where on
-        if data.copy_of < self._not_of:
-            return [Ignore(event, "index data of entries that may have been replaced")]
+        if data.copy_of < self._not_before:
+            return [Ignore(event, _OUTDATED)]
         if (replaced := self._replaced_by(data)) is not None:
             return self._begin_again_below(replaced, data.copy_of, now)
         position, horizon = self._feed.position, self._feed.horizon
@@ -332,8 +337,25 @@ class IndexNode:
                 if block.epoch != self._lineage.before(block.position + 1):
                     return block.position
                 if block.position == self._last_applied:
-                    self._copy_of = data.copy_of
+                    self._confirm(data.copy_of)
         return None
+
+    def _replaced_after(self, lookup: IndexLookup | TagFirstsWanted) -> MetalogPosition | None:
+        """Return the first position here that does not follow the entry that a lookup rests on.
+
+        Epochs ascend along a copy of the metalog. So an older entry at or after that one is of
+        another copy; `_copy_of` says whether the lookup's copy is the newer one. None: there is no
+        such position.
+        """
+        position = self._positions.first_from(max(0, lookup.position - 1))
+        if position >= self._lineage.position:
+            return None
+        return position if (self._lineage.before(position + 1) or 0) < lookup.epoch else None
+
+    def _confirm(self, copy_of: Epoch) -> None:
+        """Note that all that is applied is in the metalog of incarnation `copy_of`."""
+        self._copy_of = max(self._copy_of, copy_of)
+        self._not_before = max(self._not_before, copy_of)
 
     @property
     def _last_applied(self) -> MetalogPosition:
@@ -349,12 +371,15 @@ class IndexNode:
                 if block.copy_of > self._copy_of:
                     return self._begin_again_below(self._last_applied, block.copy_of, now)
                 return [Ignore(event, "index data that follows on entries that were replaced")]
+            if block.copy_of < self._not_before:
+                self._feed.reject(block)  # received before a newer copy was known
+                return [Ignore(event, _OUTDATED)]
             self._unsaved += 1
             if not self._consistent(block):
                 self._feed.reject(block)
                 return [Ignore(event, "index data that contradicts the log before it")]
             self._lineage.append(block.epoch, block.position)
-            self._copy_of = max(self._copy_of, block.copy_of)
+            self._confirm(block.copy_of)
             for part in block.parts:
                 left = without_trimmed(part, self._floors.trimmed)
                 if part.tags and not left.tags and not part.lost:
@@ -453,11 +478,24 @@ class IndexNode:
         of_its_copy = lookup.epoch <= self._copy_of or not self._lineage.position
         return of_its_copy and self._floors.knows(lookup.trims, lookup.epoch)
 
+    def _begin_again_for_lookups(self, now: Instant) -> list[Effect]:
+        """Begin again if a waiting lookup rests on an entry that replaced entries here.
+
+        Storage cannot say so on an idle log whose newest incarnation ends before our last position:
+        it has no index data of that position.
+        """
+        for lookup in self._waiting.unconfirmed():
+            position = self._replaced_after(lookup)
+            if position is not None and lookup.epoch > self._copy_of:
+                return self._begin_again_below(position, lookup.epoch, now)
+        return []
+
     def _answer_any(
         self, origin: NodeId, lookup: IndexLookup | TagFirstsWanted, now: Instant
     ) -> list[Effect]:
         below = min(lookup.position, self._lineage.position)
-        if (self._lineage.before(below) or 0) > lookup.epoch:
+        is_older = (self._lineage.before(below) or 0) > lookup.epoch
+        if is_older or self._replaced_after(lookup) is not None:
             return [Ignore(lookup, "a lookup that rests on entries that were replaced")]
         if isinstance(lookup, IndexLookup):
             return self._answer(origin, lookup, now)
@@ -599,7 +637,7 @@ class IndexNode:
         """Take what a snapshot or a checkpoint covers for applied, and as proposed as it says."""
         self._feed = self._feed_from(info.position)
         self._lineage = Lineage.restored(info.lineage)
-        self._copy_of = self._lineage.last
+        self._confirm(self._lineage.last)
 
     def _begin_again_below(
         self, replaced: MetalogPosition, copy_of: Epoch, now: Instant
@@ -607,7 +645,7 @@ class IndexNode:
         """Rebuild the index without the position `replaced` and those after it: in the metalog of
         incarnation `copy_of` there is another entry.
         """
-        self._not_of = max(self._not_of, copy_of)
+        self._not_before = max(self._not_before, copy_of)
         return self._begin_again(replaced + 1, _REPLACED, now)
 
     def _begin_again(self, below: MetalogPosition, reason: str, now: Instant) -> list[Effect]:

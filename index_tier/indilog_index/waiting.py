@@ -7,7 +7,7 @@ Here the queue is ordered by position, bounded, and every lookup leaves it after
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from sortedcontainers import SortedList
@@ -77,6 +77,10 @@ class WaitingLookups:
     def for_more_than_positions(self) -> bool:
         """Whether some wait although their positions are applied."""
         return bool(self._applied)
+
+    def unconfirmed(self) -> Iterator[IndexLookup | TagFirstsWanted]:
+        """Yield the lookups that wait although their positions are applied."""
+        return (self._lookups[key].lookup for key in self._applied)
 
     def begin_again(self) -> None:
         """Let all lookups wait for their positions: none is applied any more."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from indilog.base.ids import Epoch, Instant, ShardId
 from indilog.kernel.metalog import Floor
 from indilog.roles.role import Effect, Received, Send
+from indilog.wire.messages import IndexData
 from indilog.wire.tag_messages import Discarded, DiscardedWanted, TagFloors
 from indilog_index.index_node import IndexNode
 from tests.unit.index_tier.test_index_node import (
@@ -141,3 +143,38 @@ def test_a_silent_storage_node_does_not_keep_the_index_from_asking_later() -> No
     effects = node.handle([data(third), Received(A, floor, Epoch(1))], later)
     ((_, question),) = questions(effects)
     assert runs_of(question) == [[0, 4], [6, 20]]
+
+
+def test_nothing_is_forgotten_for_trims_of_a_copy_whose_trims_are_not_known_here() -> None:
+    """Three trims of incarnation 1 are known; incarnation 2 lost two of them and has another one.
+
+    Two is less than three, but the node does not know the second trim of incarnation 2.
+    """
+    node = index_node(index_forget_entries_min=4)
+    first = block(1, 4, [0], tags(0, *((LOG, 10 + n) for n in range(4))))
+    proposed = msgspec.structs.replace(first, epoch=Epoch(1))
+    floors = TagFloors(0, 3, (Floor(99, 2, of_log=False),), epoch=Epoch(1), copy_of=Epoch(1))
+    arrived = Received(A, IndexData((proposed,), Epoch(1)), Epoch(1))
+    ((_, question),) = questions(node.handle([arrived, Received(A, floors, Epoch(1))], T0))
+    assert runs_of(question) == [[0, 4]]
+    confirmed = IndexData((msgspec.structs.replace(proposed, parts=()),), Epoch(2))
+    node.handle([Received(A, confirmed, Epoch(1))], T0)
+    answer = Received(A, said((1, 2), end=4, trims=2, copy_of=2), Epoch(1))
+    node.handle([answer], T0)
+    swept(node)
+    assert node.status()["discarded"] == 0
+    same = TagFloors(
+        3, 3, (), epoch=Epoch(1), previous=Epoch(1), copy_of=Epoch(2)
+    )  # incarnation 2 has the three trims
+    node.handle([Received(A, same, Epoch(1)), answer], T0)
+    assert node.status()["discarded"] == 1
+
+
+def test_a_repeated_answer_to_an_earlier_page_ends_nothing() -> None:
+    node, _ = grown()
+    early = Received(A, said((1, 2), end=2), Epoch(1))
+    ((_, further),) = questions(node.handle([early], T0))
+    assert runs_of(further) == [[2, 4], [6, 8]]
+    assert node.handle([early], T0) == []
+    node.handle([Received(A, said((6, 7), end=8), Epoch(1))], T0)
+    assert node.status()["discarded"] == 2, "the second page was awaited still"

@@ -104,7 +104,8 @@ def test_what_a_storage_node_says_that_still_has_the_replaced_entries_is_not_bel
     assert node.position == 1
     node = with_two()
     node.handle([data(of(2, 1, 5, 9), copy_of=2)], T0)
-    assert reasons(node.handle([data(of(1, 1, 3, 8), copy_of=1)], T0)) == []
+    late = node.handle([data(of(1, 1, 3, 8), copy_of=1)], T0)
+    assert reasons(late) == ["index data of entries that may have been replaced"]
     assert node.position == 7, "an older copy says nothing about a newer one"
 
 
@@ -169,6 +170,59 @@ def test_a_checkpoint_that_does_not_follow_on_the_snapshot_is_not_used() -> None
     assert not kept.follows(info), "of another metalog"
     own = node._snapshots.info(node._store, 3, node._lineage)
     assert kept.follows(msgspec.structs.replace(own, lineage=node._lineage.copied(3)))
+
+
+def test_entries_beyond_the_end_of_an_idle_newer_metalog_are_given_up() -> None:
+    """Positions 1, 3 and 5 are applied; incarnation 2 lost 4 and 5, ordered one entry at 4, and is
+    idle. Storage has no index data of position 5, so only the lookup says that ours is not there.
+    """
+    node = index_node()
+    node.handle([data(of(1, 0, 1, 4), of(1, 1, 3, 7), of(1, 1, 5, 9), copy_of=1)], T0)
+    announced = msgspec.structs.replace(of(1, 1, 3, 7), parts=())
+    assert node.handle([data(announced, copy_of=2)], T0) == []
+    effects = node.handle([asks_of(2, 0, 5)], T0)
+    assert (reasons(effects), opens(effects)) == ([REPLACED], [6])
+    node.handle([NO_SNAPSHOT], T0)
+    told = node.handle([data(of(1, 0, 1, 4), of(1, 1, 3, 7), copy_of=2)], T0)
+    assert answers(told) == [(4, 7)], "the lookup waited for the index that is rebuilt"
+
+
+def test_the_entry_at_the_end_of_a_newer_metalog_is_compared_too() -> None:
+    """The lookup rests on an entry of incarnation 2 at position 3; ours there is of 1."""
+    node = with_two()
+    effects = node.handle([asks_of(2, 0, 4)], T0)
+    assert (reasons(effects), opens(effects)) == ([REPLACED], [4])
+    node = with_two()
+    assert reasons(node.handle([asks_of(2, 0, 5)], T0)) == [], "position 4 is another index shard's"
+
+
+def test_a_lookup_of_entries_that_a_newer_metalog_never_had_is_dropped() -> None:
+    """Incarnation 3 went on where 1 ended; what 2 proposed at position 2 is in no other copy."""
+    node = index_node()
+    node.handle([data(of(1, 0, 1, 4), of(1, 1, 3, 7), of(3, 1, 5, 9), copy_of=3)], T0)
+    effects = node.handle([asks_of(2, 0, 3)], T0)
+    assert reasons(effects) == ["a lookup that rests on entries that were replaced"]
+
+
+def test_index_data_of_an_older_copy_does_not_follow_on_what_a_newer_one_confirmed() -> None:
+    """Position 5 of incarnation 1 was replaced in the metalog of 2; one storage node lags."""
+    node = with_two()
+    node.handle([data(msgspec.structs.replace(of(1, 1, 3, 7), parts=()), copy_of=2)], T0)
+    late = node.handle([data(of(1, 1, 5, 9), copy_of=1, sender=B)], T0)
+    assert reasons(late) == ["index data of entries that may have been replaced"]
+    assert node.handle([asks_of(2, 0, 7)], T0) == [], "the lookup waits for position 5"
+    assert answers(node.handle([data(of(2, 1, 5, 9, tag=9), copy_of=2)], T0)) == [(4, 7)]
+
+
+def test_index_data_held_since_before_a_newer_copy_is_asked_for_again() -> None:
+    node = index_node()
+    node.handle([data(of(1, 0, 1, 4), of(1, 1, 5, 9), copy_of=1)], T0)
+    node.handle([data(msgspec.structs.replace(of(1, 0, 1, 4), parts=()), copy_of=2)], T0)
+    late = node.handle([data(of(1, 1, 3, 7), copy_of=2)], T0)
+    assert reasons(late) == ["index data of entries that may have been replaced"]
+    assert node.position == 5
+    node.handle([data(of(2, 1, 5, 9, tag=9), copy_of=2)], T0)
+    assert answers(node.handle([asks_of(2, 0, 7)], T0)) == [(4, 7)]
 
 
 # --- trims
