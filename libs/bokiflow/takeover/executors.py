@@ -13,7 +13,7 @@ has no say.
 
 **What cannot be read** is passed over: a record that is lost may have said anything, which is made
 up for (`Executors.lost`); one of a later version is for its like (`Executors.passed_over`). Why
-that is safe, for each kind of record: docs/decisions/0021-lost-signs-of-life.md.
+that is safe, for each kind of record: docs/decisions/0021-lost-heartbeats.md.
 """
 
 from __future__ import annotations
