@@ -157,6 +157,7 @@ class Aftermath:
             self._stamps,
             self._lost,
             self._told_lost,
+            self._metalog.ordered_at(),
         )
 
     def _seen_in_the_end(self) -> dict[int, tuple[str, bytes, tuple[str, ...]]]:

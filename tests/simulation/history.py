@@ -146,3 +146,5 @@ class Evidence(NamedTuple):
     lost: frozenset[int] = frozenset()
     told_lost: Mapping[tuple[str, str], Sequence[tuple[int, int]]] = MappingProxyType({})
     """Per engine and log, the ranges that a scan was told to be lost."""
+    ordered_at: Sequence[float] = ()
+    """The stamp of each seqnum, from the committed entries, seconds since 1970."""

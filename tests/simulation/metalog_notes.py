@@ -175,3 +175,11 @@ class MetalogNotes:
             for shard in sorted(entry.counts):
                 shards += [shard] * entry.counts[shard]
         return shards
+
+    def ordered_at(self) -> list[float]:
+        """Return when each seqnum was ordered, seconds since 1970, from the committed entries."""
+        stamps: list[float] = []
+        for entry in map(entry_decoded, self._entries):
+            if isinstance(entry, NewRecords):
+                stamps += [entry.time_us / 1e6] * sum(entry.counts.values())
+        return stamps

@@ -1,13 +1,14 @@
 """What retention policies allow to be gone: how high the floor of a log may be at an instant.
 
-By age: nothing that was ordered less than the age ago, so not what an append brought that began
-later than that. By size: the newest records of so many bytes (data and names) stay, and the last
-one in any case.
+By age: nothing whose stamp is less than the age before the time of the log, which is never ahead of
+the time of the world. A stamp may be behind it: a start with a wrong clock counts no time, and a
+later start with a right one counts all of it (decision 0025). By size: the newest records of so
+many bytes (data and names) stay, and the last one in any case.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from itertools import accumulate
 
@@ -27,9 +28,7 @@ class Policies:
         if not self.any:
             return
         appends = [o for o in evidence.operations if o.kind in APPENDS]
-        done = sorted((o.invoked_s, o.value[0]) for o in appends if o.outcome == "ok")
-        self._began_s = [began_s for began_s, _ in done]
-        self._lowest = list(accumulate((seqnum for _, seqnum in reversed(done)), min))[::-1]
+        self._ordered_at = evidence.ordered_at
         self._sizes = {log: _Sizes(log, evidence, appends) for log in self._set}
 
     def floor(self, log: str, before: Moment) -> int:
@@ -44,9 +43,9 @@ class Policies:
         return floor
 
     def _old(self, time_s: float) -> int:
-        """Return below which seqnum something may have been ordered before a time."""
-        place = bisect_right(self._began_s, time_s)
-        return self._lowest[place] if place < len(self._lowest) else EVER
+        """Return the seqnum of the first record that was ordered at `time_s` or later."""
+        place = bisect_left(self._ordered_at, time_s)
+        return place if place < len(self._ordered_at) else EVER
 
 
 class _Sizes:

@@ -44,7 +44,8 @@ def seen(*seqnums: int) -> tuple[Seen, ...]:
 def found(*operations: Operation, **changed: object) -> list[str]:
     """Return which checks found something, with all records appended before anything else."""
     first = [appended(n, n, session=9, invoked=2 * n - 20, returned=2 * n - 19) for n in range(4)]
-    given: dict[str, Any] = {"records": RECORDS, "tails": [0, 4], "scans": {}} | changed
+    given: dict[str, Any] = {"records": RECORDS, "tails": [0, 4], "scans": {}}
+    given |= {"ordered_at": [0.0] * 4} | changed
     evidence = Evidence([*first, *operations], **({"shown": frozenset(given["records"])} | given))
     return [violation.check for violation in checked(evidence)]
 
