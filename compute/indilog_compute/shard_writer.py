@@ -259,7 +259,8 @@ class ShardWriter:
         """
         assert not self.fenced_by(span), "what a newer writer appended is not ours"
         done: list[OrderedBatch] = []
-        self._resend.progressed()
+        if self.takeover is Takeover.OPEN:  # before, replicas owe an answer that no order replaces
+            self._resend.progressed()
         self._cut = end = span.first_localid + span.length
         while self._in_flight and self._in_flight[0].end <= end:
             batch = self._in_flight.popleft()

@@ -177,6 +177,18 @@ def test_takeover_asks_again_only_those_who_have_not_answered() -> None:
     assert shard.on_time(at(1)) == [Send(B, ShardClaim(SHARD, EPOCH))]
 
 
+def test_records_of_an_earlier_writer_do_not_end_the_resending_of_a_takeover() -> None:
+    """Seed 1584 of the simulation: the shard stayed closed for ever after one lost answer."""
+    span = Span(SHARD, 0, 100, 2, Epoch(EPOCH - 1))
+    shard = writer(A)
+    shard.start(at(0))
+    shard.ordered(span)
+    assert shard.on_time(at(5)) == [Send(A, ShardClaim(SHARD, EPOCH))]
+    (opening,) = shard.on_claimed(A, ShardClaimed(SHARD, EPOCH, 2), at(5))
+    shard.ordered(span._replace(first_localid=2, first_seqnum=102))
+    assert shard.on_time(at(10)) == [opening]
+
+
 def test_appends_wait_until_the_shard_is_open_and_continue_its_localids() -> None:
     shard = writer(A)
     append(shard, b"x", b"y")
