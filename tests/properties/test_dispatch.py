@@ -27,9 +27,11 @@ class Call(NamedTuple):
 class DispatchMachine(RuleBasedStateMachine):
     """Any order of calls, ends, deaths and starts, of three applications."""
 
+    may_be_shared = True
+
     def __init__(self) -> None:
         super().__init__()
-        self.is_shared = True
+        self.is_shared = self.may_be_shared
         self.real: Dispatcher[int, Call] = Dispatcher(
             worker_calls_max=SLOTS,
             calls_max=CALLS,
@@ -88,14 +90,14 @@ class DispatchMachine(RuleBasedStateMachine):
         startable = [app for app in self.first_waiting() if self.may_start(app)]
         assert not (startable and self.free_workers()), "no call waits that could run"
 
-    def check_placed(self, call: Call, worker: int | None, *, is_first: bool) -> None:
-        """Check where a call went that was admitted."""
+    def check_placed(self, call: Call, worker: int | None) -> None:
+        """Check where a call went that was admitted, or a nested one that was put back."""
         if worker is None:
             assert not call.is_nested
             waits = any(c.application == call.application for c in self.waits)
             could = self.free_workers() and self.may_start(call.application)
-            assert not could or (waits and not is_first)
-            self.waits.insert(0 if is_first else len(self.waits), call)
+            assert not could or waits
+            self.waits.append(call)
             return
         if call.is_nested:
             candidates = [w for w in self.runs if w not in self.suspended] or list(self.runs)
@@ -121,18 +123,24 @@ class DispatchMachine(RuleBasedStateMachine):
             assert not self.runs
             return
         assert self.may_be_kept(call)
-        self.check_placed(call, worker, is_first=False)
+        self.check_placed(call, worker)
 
     @precondition(lambda self: any(self.runs.values()))
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
-        """A call that a suspended worker has not begun goes elsewhere."""
+        """Calls that a suspended worker has not begun go elsewhere, before all that wait."""
         worker = data.draw(st.sampled_from([w for w, calls in self.runs.items() if calls]))
         self.real.suspend(worker)
         self.suspended.add(worker)
-        call = self.runs[worker].pop()
-        self.check_started(self.real.finished(worker, call))
-        self.check_placed(call, self.real.again(call), is_first=True)
+        count = data.draw(st.integers(1, len(self.runs[worker])))
+        moved, self.runs[worker] = self.runs[worker][-count:], self.runs[worker][:-count]
+        started = self.real.put_back(moved, worker)
+        nested = [call for call in moved if call.is_nested]
+        self.waits = [call for call in moved if not call.is_nested] + self.waits
+        for call, placed in started[: len(nested)]:
+            assert call in nested
+            self.check_placed(call, placed)
+        self.check_started(started[len(nested) :])
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -169,7 +177,7 @@ class DispatchMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.runs)))
         lost = self.runs.pop(worker)
         self.suspended.discard(worker)
-        self.real.remove(worker)
+        self.check_started(self.real.remove(worker))
         for call in lost:
             assert self.real.finished(worker, call) == []
 
@@ -180,8 +188,14 @@ class DispatchMachine(RuleBasedStateMachine):
         self.waits.remove(call)
         assert self.real.withdraw(call)
 
+    @rule()
+    def change_the_number_of_applications(self) -> None:
+        self.is_shared = self.may_be_shared and not self.is_shared
+        self.check_started(self.real.fill())
+
     @invariant()
     def counts_agree(self) -> None:
+        self.real.check_invariants()
         assert self.real.running == sum(len(calls) for calls in self.runs.values())
         assert self.real.waiting == len(self.waits)
 
@@ -189,9 +203,7 @@ class DispatchMachine(RuleBasedStateMachine):
 class AloneMachine(DispatchMachine):
     """The same where an application has no share."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_shared = False
+    may_be_shared = False
 
 
 TestDispatch = DispatchMachine.TestCase

@@ -14,10 +14,11 @@ both stay free, however many applications take all that they get.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from indilog.base.errors import NotReadyError, OverloadedError
+from indilog_compute.shares import limit_of_one
 
 
 class Admitted(Hashable, Protocol):
@@ -135,16 +136,46 @@ class Dispatcher(Generic[WorkerT, CallT]):
             NotReadyError: there is no worker for a nested call, which cannot wait.
         """
         self._check_room(call)
-        return self._place(call, is_first=False)
+        if call.is_nested:
+            worker: WorkerT | None = self._worker_of_nested()
+        else:
+            may_start = call.application not in self._turns and self._may_start(call.application)
+            worker = self._free_worker() if may_start else None
+        if worker is not None:
+            self._start(call, worker)
+        else:
+            self._enqueue(call)
+        return worker
 
-    def again(self, call: CallT) -> WorkerT | None:
-        """As `admit`, for a call that was admitted but never begun: it is not refused for their
-        number, and waits before all others of its application.
+    def put_back(
+        self, calls: Sequence[CallT], worker: WorkerT | None = None
+    ) -> list[tuple[CallT, WorkerT]]:
+        """Place calls again that were admitted but never begun; return the calls that start now,
+        which may be others.
+
+        They are not refused for their number. In the given order they come before all waiting calls
+        of their applications, and they leave `worker`, which had them, before anything starts: so
+        no later call of their application overtakes them. `worker` None: it was removed, or they
+        were ended there already.
 
         Raises:
-            NotReadyError: there is no worker for a nested call, which cannot wait.
+            NotReadyError: there is no worker for a nested call, which cannot wait; nothing is done.
         """
-        return self._place(call, is_first=True)
+        started: list[tuple[CallT, WorkerT]] = []
+        if any(call.is_nested for call in calls):
+            self._worker_of_nested()
+        if worker is not None:
+            for call in calls:
+                self._count_out(worker, call)
+        for call in reversed(calls):
+            if call.is_nested:
+                placed = call, self._worker_of_nested()
+                self._start(*placed)
+                started.append(placed)
+            else:
+                self._enqueue(call)
+                self._turns[call.application].waiting.move_to_end(call, last=False)
+        return started + self.fill()
 
     def withdraw_all(self) -> list[CallT]:
         """Forget and return all waiting calls."""
@@ -170,21 +201,14 @@ class Dispatcher(Generic[WorkerT, CallT]):
 
         The calls of a worker that was removed are not counted any more.
         """
-        if worker not in self._workers:
-            return []
-        kind = call.application, call.is_nested
-        self._workers[worker].kinds[kind] -= 1
-        assert self._workers[worker].kinds[kind] >= 0, "every finished call was started"
-        self._workers[worker].load -= 1
-        self._workers[worker].slots -= not call.is_nested
-        self._end(*kind, 1)
-        return self._fill() if self._waiting else []
+        self._count_out(worker, call)
+        return self.fill() if self._waiting else []
 
     def add(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
         """A worker takes calls from now on; return those that start now."""
         assert worker not in self._workers, "a worker is added once"
         self._workers[worker] = _Worker()
-        return self._fill()
+        return self.fill()
 
     def suspend(self, worker: WorkerT) -> None:
         """`worker` starts no further calls until `resume`, except nested ones for which there is no
@@ -196,15 +220,34 @@ class Dispatcher(Generic[WorkerT, CallT]):
     def resume(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
         """`worker` takes calls again; return those that start now."""
         self._suspended.discard(worker)
-        return self._fill()
+        return self.fill()
 
-    def remove(self, worker: WorkerT) -> None:
-        """A worker is gone, and its running calls with it."""
+    def remove(self, worker: WorkerT) -> list[tuple[CallT, WorkerT]]:
+        """A worker is gone, and its running calls with it; return the calls that start now.
+
+        Its calls leave room in the share of their application.
+        """
         self._suspended.discard(worker)
         if (gone := self._workers.pop(worker, None)) is not None:
             for (application, is_nested), count in gone.kinds.items():
                 if count:
                     self._end(application, is_nested, count)
+        return self.fill()
+
+    def fill(self) -> list[tuple[CallT, WorkerT]]:
+        """Return the waiting calls that start now, each with its worker; applications take turns.
+
+        To be called when `is_shared` may have changed; every other method does so itself.
+        """
+        started: list[tuple[CallT, WorkerT]] = []
+        while (following := self._next()) is not None:
+            call, worker = following
+            self._start(call, worker)
+            self._drop(call)
+            if call.application in self._turns:
+                self._turns.move_to_end(call.application)
+            started.append(following)
+        return started
 
     def check_invariants(self) -> None:
         """Check that the counts agree and that no call waits that could run."""
@@ -235,47 +278,42 @@ class Dispatcher(Generic[WorkerT, CallT]):
                 f"{pending:,} calls run or wait on this node, which is its limit "
                 "(calls_pending_max); try again later."
             )
-        if own >= self._share(self._shares.pending, self._calls_max - (pending - own)):
+        if own >= self._limit(self._shares.pending, self._calls_max, pending - own):
             raise OverloadedError(
                 f"{own:,} calls of app {call.application} run or wait on this node, which is all "
                 "that one application may have while others are deployed "
                 "(app_pending_share_max of calls_pending_max); try again later."
             )
 
-    def _share(self, share: float, of: int) -> int:
-        """Return how much one application may have of what the others leave: 1 at least."""
-        return max(1, int(share * of)) if self._is_shared() else of
+    def _limit(self, share: float, total: int, others: int) -> int:
+        return limit_of_one(share, total, others, is_shared=self._is_shared())
 
-    def _place(self, call: CallT, *, is_first: bool) -> WorkerT | None:
-        """Start `call` or let it wait; None: it waits."""
-        name = call.application
-        if call.is_nested:
-            if (worker := min(self._workers, key=self._load, default=None)) is None:
-                raise NotReadyError("No function worker is up at the moment; try again.")
-        else:
-            waits = name in self._turns and not is_first
-            worker = self._free_worker() if not waits and self._may_start(name) else None
-        if worker is not None:
-            self._start(call, worker)
-            return worker
-        application = self._turns[name] = self._application(name)
+    def _worker_of_nested(self) -> WorkerT:
+        """Return the worker with the fewest running calls, one that is not suspended if there is.
+
+        Raises:
+            NotReadyError: there is no worker.
+        """
+        if (worker := min(self._workers, key=self._load, default=None)) is None:
+            raise NotReadyError("No function worker is up at the moment; try again.")
+        return worker
+
+    def _enqueue(self, call: CallT) -> None:
+        """Let `call` wait, as the last one of its application."""
+        application = self._turns[call.application] = self._application(call.application)
         application.waiting[call] = None
         self._waiting += 1
-        if is_first:
-            application.waiting.move_to_end(call, last=False)
-        return None
 
-    def _fill(self) -> list[tuple[CallT, WorkerT]]:
-        """Start what can start, by turns; return that."""
-        started: list[tuple[CallT, WorkerT]] = []
-        while (following := self._next()) is not None:
-            call, worker = following
-            self._start(call, worker)
-            self._drop(call)
-            if call.application in self._turns:
-                self._turns.move_to_end(call.application)
-            started.append(following)
-        return started
+    def _count_out(self, worker: WorkerT, call: CallT) -> None:
+        """`worker` has `call` no more. The calls of a removed worker were counted out with it."""
+        if (counted := self._workers.get(worker)) is None:
+            return
+        kind = call.application, call.is_nested
+        counted.kinds[kind] -= 1
+        assert counted.kinds[kind] >= 0, "every finished call was started"
+        counted.load -= 1
+        counted.slots -= not call.is_nested
+        self._end(*kind, 1)
 
     def _next(self) -> tuple[CallT, WorkerT] | None:
         """Return the waiting call that may start, of the application whose turn it is."""
@@ -291,7 +329,7 @@ class Dispatcher(Generic[WorkerT, CallT]):
         application = self._applications.get(name)
         own = application.slots if application is not None else 0
         slots = len(self._workers) * self._worker_calls_max
-        return own < self._share(self._shares.slots, slots - (self._slots_used - own))
+        return own < self._limit(self._shares.slots, slots, self._slots_used - own)
 
     def _free_worker(self) -> WorkerT | None:
         """Return the least loaded worker with a free slot."""

@@ -88,7 +88,7 @@ class FunctionHost:
             self.limits,
             directory=directory,
             workers=lambda: self._pool.workers,
-            on_change=self._schedule,
+            on_change=self._apps_changed,
         )
         self._router = CallRouter(
             node,
@@ -425,7 +425,8 @@ class FunctionHost:
             self._router.add(worker)
             self._applications.run_services(worker)
 
-    def _schedule(self) -> None:
+    def _apps_changed(self) -> None:
+        self._router.fill()  # with one application deployed, it has no share
         self._invocations.schedule(
             Scheduled(f"{app.record.name}.{spec.function}", spec, app.since[spec])
             for app in self._applications.all()

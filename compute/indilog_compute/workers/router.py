@@ -191,10 +191,18 @@ class CallRouter:
 
     def remove(self, worker: WorkerProcess) -> None:
         """A worker is gone; its link fails the calls that it ran."""
-        self._dispatcher.remove(worker)
         if (kept := self._workers.pop(worker, None)) is not None:
             kept.pulse.stop()
             _resolve(kept.idle, None)
+        self._run_all(self._dispatcher.remove(worker))
+
+    def fill(self) -> None:
+        """Start the waiting calls that may start, after the number of applications has changed."""
+        self._run_all(self._dispatcher.fill())
+
+    def check_invariants(self) -> None:
+        """Assert that calls are counted where they run, and that no call waits that could run."""
+        self._dispatcher.check_invariants()
 
     async def drained(self, worker: WorkerProcess) -> None:
         """Give `worker` no further calls, and wait until it has none any more."""
@@ -256,7 +264,7 @@ class CallRouter:
             call.number = worker.link.post(question, partial(self._answered, call, worker, slot))
         except LinkLostError:  # it was not sent
             self.remove(worker)
-            self._again(call)
+            self._put_back([call])
             return False
         except IndilogError as error:
             worker.claims.freed(slot)
@@ -281,24 +289,33 @@ class CallRouter:
             newest.running += 1
             self._forget(before)
 
-    def _again(self, call: Call) -> None:
-        """Run a call that was given to a worker and certainly never begun there."""
-        if call.outcome.done():  # its time was over meanwhile
-            self._ended(call)
-            return
-        if self._stopping:
-            self._over(call, failed(_stopped(call)))
-            return
-        self.moved += 1
+    def _put_back(self, calls: list[Call], worker: WorkerProcess | None = None) -> None:
+        """Run calls that were given to a worker and certainly never begun there.
+
+        The dispatcher counts them at `worker` still; None: it has removed their worker.
+        """
+        wanted: list[Call] = []
+        unwanted: list[Call] = []
+        for call in calls:  # unwanted: also one whose time was over meanwhile
+            is_wanted = not (call.outcome.done() or self._stopping)
+            (wanted if is_wanted else unwanted).append(call)
+        self.moved += len(wanted)
         try:
-            worker = self._dispatcher.again(call)
+            started = self._dispatcher.put_back(wanted, worker)
         except NotReadyError as error:
-            self._over(call, failed(error))
-            return
-        if worker is not None:
-            self._run_all([(call, worker)])
+            for call in wanted:
+                self._over(call, failed(error))
+            started = []
         else:
-            self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
+            placed = {call for call, _ in started}
+            for call in wanted:
+                if call not in placed:
+                    self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
+        for call in unwanted:
+            if worker is not None:
+                started += self._dispatcher.finished(worker, call)
+            self._over(call, failed(_stopped(call)))
+        self._run_all(started)
 
     def _set_timer(self, call: Call, s: float, then: Callable[[Call], None]) -> None:
         if call.timer is not None:
@@ -315,33 +332,30 @@ class CallRouter:
             worker.claims.freed(slot)
         if call.worker is not worker or call.slot != slot:
             return  # it was moved, and this worker says now that it has not run it
+        self._leave(call, worker)
         if lost and not worker.claims.is_begun(slot):
-            self._leave(call)
+            self._run_all(self._dispatcher.finished(worker, call))
             asyncio.get_running_loop().call_later(SETTLE_S, self._lost, call, worker, slot)
-            return
-        following = self._leave(call)
-        if isinstance(answer, Failed) and answer.kind == RevokedError.__name__:
-            self._again(call)
+        elif isinstance(answer, Failed) and answer.kind == RevokedError.__name__:
+            self._put_back([call], worker)
         else:
             self._over(call, self._outcome(call, answer))
-        self._run_all(following)
+            self._run_all(self._dispatcher.finished(worker, call))
 
-    def _leave(self, call: Call) -> list[tuple[Call, WorkerProcess]]:
-        """The call's worker has it no more; return the calls that start now, with their workers."""
-        worker, call.worker, call.slot = call.worker, None, NO_SLOT
-        assert worker is not None, "it was sent to one"
+    def _leave(self, call: Call, worker: WorkerProcess) -> None:
+        """The call's worker has it no more; the dispatcher counts it there still."""
+        call.worker, call.slot = None, NO_SLOT
         if (kept := self._workers.get(worker)) is not None:
             kept.calls.discard(call)
             if not kept.calls:
                 _resolve(kept.idle, None)
-        return self._dispatcher.finished(worker, call)
 
     def _lost(self, call: Call, worker: WorkerProcess, slot: int) -> None:
         """The call's worker is gone, and had not begun it, unless in the last moment."""
         if worker.claims.is_begun(slot):
             self._over(call, self._crashed(call))
         else:
-            self._again(call)
+            self._put_back([call])
 
     def _outcome(self, call: Call, answer: Answer) -> Returned | Failed:
         if isinstance(answer, Returned):
@@ -440,16 +454,18 @@ class CallRouter:
         unbegun = [call for call in kept.calls if not worker.claims.is_begun(call.slot)]
         for call in unbegun:
             worker.claims.revoke(call.slot)
-        # the first one last: each goes before those that wait
-        slots = sorted(((call, call.slot) for call in unbegun), key=_sent, reverse=True)
+        slots = sorted(((call, call.slot) for call in unbegun), key=_sent)
         asyncio.get_running_loop().call_later(SETTLE_S, self._move, worker, slots)
 
     def _move(self, worker: WorkerProcess, revoked: list[tuple[Call, int]]) -> None:
-        for call, slot in revoked:
-            if call.worker is worker and call.slot == slot and not worker.claims.is_begun(slot):
-                following = self._leave(call)
-                self._again(call)
-                self._run_all(following)
+        unbegun = [
+            call
+            for call, slot in revoked
+            if call.worker is worker and call.slot == slot and not worker.claims.is_begun(slot)
+        ]
+        for call in unbegun:
+            self._leave(call, worker)
+        self._put_back(unbegun, worker)
 
     def _heard(self, worker: WorkerProcess) -> None:
         kept = self._workers.get(worker)

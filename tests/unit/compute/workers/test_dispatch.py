@@ -166,7 +166,7 @@ def test_a_call_that_was_not_begun_is_the_next_of_its_application() -> None:
     made = dispatcher(workers=0, is_shared=True)
     for call in (Call("b", "other"), *calls("12")):
         made.admit(call)
-    made.again(Call("again"))
+    assert made.put_back([Call("again")]) == []
     assert [call.name for call, _ in made.add("w0")] == ["b", "again"]
     made.check_invariants()
 
@@ -193,3 +193,62 @@ def test_nested_calls_of_one_application_leave_room_for_those_of_others() -> Non
         made.admit(nested("3"))
     assert made.admit(nested("1", "b")) is not None
     assert made.admit(Call("1")) is not None, "nor do they count as others"
+
+
+# --- what frees room starts what waits
+
+
+def test_a_worker_that_is_gone_leaves_room_in_the_share_of_its_application() -> None:
+    """Otherwise a call waits beside an idle worker, and nothing looks at it until another ends."""
+    made = dispatcher(workers=2, slots=1, is_shared=True)
+    one, two = calls("12")
+    assert made.admit(one) == "w0"
+    assert made.admit(two) is None, "the last slot is for another application"
+    assert made.remove("w0") == [(two, "w1")]
+    made.check_invariants()
+
+
+def test_the_last_other_application_that_is_undeployed_leaves_its_share() -> None:
+    is_shared = True
+    made: Dispatcher[str, Call] = Dispatcher(
+        worker_calls_max=2,
+        calls_max=6,
+        shares=Shares(slots=0.75, pending=0.5),
+        is_shared=lambda: is_shared,
+    )
+    made.add("w0")
+    assert [made.admit(call) for call in calls("12")] == ["w0", None]
+    is_shared = False
+    assert made.fill() == [(Call("2"), "w0")]
+    made.check_invariants()
+
+
+def test_calls_that_leave_a_suspended_worker_are_not_overtaken() -> None:
+    """Of an application at its share: its moved calls start before those that wait."""
+    made = dispatcher(workers=2, slots=2, pending=100, is_shared=True)
+    one, two, three, four = calls("1234")
+    assert [made.admit(call) for call in (one, two, three)] == ["w0", "w1", "w0"]
+    assert made.admit(four) is None
+    made.suspend("w0")
+    assert made.put_back([one, three], "w0") == [(one, "w1")]
+    assert made.finished("w1", one) == [(three, "w1")]
+    assert made.finished("w1", two) == [(four, "w1")]
+    made.check_invariants()
+
+
+def test_nested_calls_are_put_back_at_once_or_not_at_all() -> None:
+    made = dispatcher(workers=1, slots=1)
+    made.admit(Call("parent"))
+    made.admit(nested("child"))
+    made.add("w1")
+    made.suspend("w0")
+    assert made.put_back([Call("parent"), nested("child")], "w0") == [
+        (nested("child"), "w1"),
+        (Call("parent"), "w1"),
+    ]
+    made.remove("w0")
+    made.remove("w1")
+    with pytest.raises(NotReadyError):
+        made.put_back([Call("parent"), nested("child")])
+    made.check_invariants()
+    assert made.waiting == 0

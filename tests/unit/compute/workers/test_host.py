@@ -112,6 +112,10 @@ async def test_an_application_with_a_thousand_slow_calls_does_not_stop_another(
         assert told.outcome is not None
         assert host.status()["calls_running"] == 18
         assert not any(call.outcome.done() for call in greedy)
+        host._router.check_invariants()
+        await host.undeploy("modest")
+        host._router.check_invariants()
+        assert host.status()["calls_running"] == 20, "alone, an application has all slots"
     finally:
         await host.stop()
 

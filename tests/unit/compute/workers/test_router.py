@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -102,9 +103,12 @@ class Worker:
         self.came.set()
 
 
-def router_of(**changed: Any) -> CallRouter:  # noqa: ANN401 - any of its limits
+def router_of(
+    is_shared: Callable[[], bool] = lambda: False,
+    **changed: Any,  # noqa: ANN401 - any of its limits
+) -> CallRouter:
     limits: dict[str, Any] = {"worker_calls_max": 1, "calls_pending_max": 3}
-    return CallRouter(NodeConfig(**(limits | changed)), on_idle=lambda _: None)
+    return CallRouter(NodeConfig(**(limits | changed)), on_idle=lambda _: None, is_shared=is_shared)
 
 
 def submitted(router: CallRouter, app: Deployed, depth: int = 0) -> Call:
@@ -368,6 +372,58 @@ async def test_a_drained_worker_keeps_its_calls_and_gets_no_more() -> None:
     leaving.link.answer(number, Returned(0, b"1"))
     assert await call.outcome == Returned(0, b"1")
     await draining
+
+
+async def test_a_waiting_call_starts_when_a_dead_worker_leaves_room_in_the_share() -> None:
+    router, app = router_of(is_shared=lambda: True, calls_pending_max=99), deployed()
+    dying, idle = Worker(router), Worker(router)
+    _, waiting = submitted(router, app), submitted(router, app)
+    await dying.until_asked(1)
+    assert router.waiting == 1
+    dying.die()
+    router.check_invariants()
+    [(number, _)] = await idle.until_asked(1)
+    idle.link.answer(number, Returned(0, b"1"))
+    assert await waiting.outcome == Returned(0, b"1")
+
+
+async def test_a_waiting_call_starts_when_the_other_application_is_undeployed() -> None:
+    is_shared = True
+    router, app = router_of(lambda: is_shared, worker_calls_max=2, calls_pending_max=99), deployed()
+    worker = Worker(router)
+    for _ in range(2):
+        submitted(router, app)
+    assert (router.running, router.waiting) == (1, 1)
+    is_shared = False
+    router.fill()
+    router.check_invariants()
+    assert len(await worker.until_asked(2)) == 2
+
+
+async def test_calls_moved_from_a_silent_worker_start_before_those_that_waited() -> None:
+    """Of an application at its share, with a slot that stays for others."""
+    router, app = (
+        router_of(
+            is_shared=lambda: True, worker_silent_s=0.01, worker_calls_max=2, calls_pending_max=99
+        ),
+        deployed(),
+    )
+    silent, other = Worker(router, is_blocked=True), Worker(router)
+    calls = [submitted(router, app) for _ in range(4)]
+    assert (router.running, router.waiting) == (3, 1)
+    await silent.until_asked(2)
+    await other.until_asked(1)
+    while not router.moved:  # noqa: ASYNC110 - until its loop was found not to turn
+        await asyncio.sleep(0.001)
+    router.check_invariants()
+    assert calls[0].worker is other.process
+    assert [call.worker for call in calls[2:]] == [None, None]
+    [(_, _), (number, _)] = await other.until_asked(2)
+    other.link.answer(number, Returned(0, b"1"))
+    assert await calls[0].outcome == Returned(0, b"1")
+    await other.until_asked(3)
+    assert calls[2].worker is other.process
+    assert calls[3].worker is None
 
 
 CHECK = CheckArguments(1, "f", b"{}")
