@@ -328,8 +328,10 @@ class NodeConfig:
     result_bytes_max: int = 4 * MIB
     invocations_open_max: int = 10_000
     """Asynchronous invocations that wait or run on the platform before a further one is refused."""
-    app_invocations_open_max: int = 5_000
-    """Those of one application."""
+    app_invocations_open_share_max: float = 0.5
+    """The share of `invocations_open_max` that one application may use, without the invocations of
+    other applications.
+    """
     invocation_delay_s_max: float = 31_536_000.0
     """The longest delay of an asynchronous invocation."""
     invocations_running_max: int = 512
@@ -466,6 +468,7 @@ _LINK_LIMITS: Final = (
 
 _SHARES: Final = (
     "hedged_reads_share_max",
+    "app_invocations_open_share_max",
     "app_kept_share_max",
     "app_slots_share_max",
     "app_pending_share_max",

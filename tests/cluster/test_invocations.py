@@ -164,7 +164,7 @@ async def test_a_key_keeps_a_conflict_and_says_to_take_another(there: Platform) 
 
 
 async def test_a_cancelled_timer_never_runs_also_after_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=1, app_invocations_open_max=2) as there:
+    async with running(tmp_path, workers=1, invocations_open_max=4) as there:
         await there.deploy("demo", APP)
         timers = [
             (await there.http.post(f"/functions/demo/work?async=1&delay={s}", json={"n": n})).json()
@@ -172,7 +172,7 @@ async def test_a_cancelled_timer_never_runs_also_after_a_restart(tmp_path: Path)
         ]
         full = await there.http.post("/functions/demo/work?async=1&delay=60", json={"n": 3})
         assert full.status_code == 503
-        assert "which is the limit of one application" in full.json()["detail"]
+        assert "2 recorded invocations of app demo wait or run" in full.json()["detail"]
         ids = [timer["invocation"] for timer in timers]
         told = (await there.http.delete(f"/invocations/{ids[0]}")).json()
         assert (told["state"], told["problem"]["title"]) == ("failed", "InvocationCancelledError")

@@ -42,6 +42,7 @@ FAST: dict[str, Any] = {
     "invocation_retry_s_min": 0.01,
     "invocation_retry_s_max": 0.02,
     "invocation_tries_max": 3,
+    "app_invocations_open_share_max": 1.0,
     "app_kept_share_max": 1.0,  # all calls here are of one application
 }
 
@@ -88,7 +89,7 @@ def service_of(
 
 @asynccontextmanager
 async def running(
-    logs: MemoryLogs, node: Node, name: str = "a", rank: int = 0, **settings: int
+    logs: MemoryLogs, node: Node, name: str = "a", rank: int = 0, **settings: float
 ) -> AsyncIterator[InvocationService]:
     config = NodeConfig(**{**FAST, **settings})
     service = service_of(logs, config, node, name, rank)
@@ -226,8 +227,24 @@ async def test_too_many_open_ones_are_refused() -> None:
         for _ in range(2):
             await service.accept("app.f", b"{}", delay_s=100)
         await service.told("x")
-        with pytest.raises(OverloadedError, match="2 asynchronous calls wait or run"):
+        with pytest.raises(OverloadedError, match="2 recorded invocations wait or run"):
             await service.accept("app.f", b"{}")
+
+
+async def test_one_application_cannot_open_all_invocations_at_once() -> None:
+    """Also not with calls that are being recorded at the same time."""
+    async with running(
+        MemoryLogs(), Node(), invocations_open_max=10, app_invocations_open_share_max=0.5
+    ) as service:
+        accepting = [service.accept("slow.nap", b"{}", delay_s=900) for _ in range(10)]
+        told = await asyncio.gather(*accepting, return_exceptions=True)
+        refused = [answer for answer in told if isinstance(answer, OverloadedError)]
+        assert len(refused) == 5
+        assert "5 recorded invocations of app slow wait or run" in str(refused[0])
+        assert await service.accept("other.f", b"{}", delay_s=900)
+        await service.told("x")  # until all are read
+        with pytest.raises(OverloadedError, match="5 recorded invocations of app slow"):
+            await service.accept("slow.nap", b"{}")
 
 
 async def test_a_call_with_a_key_that_is_refused_is_not_recorded() -> None:

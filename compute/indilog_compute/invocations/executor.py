@@ -11,7 +11,6 @@ executors at once: it knows that they are dead.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeAlias
 
@@ -145,7 +144,7 @@ class Executor:
         if (own := self._heard.get(self.name)) is not None:
             looks.append(own.at + self._lease_s / _BEATS_PER_LEASE)
         rests = [look - now.steady for look in looks]
-        next_ = self._fold.next_free(self.node, self._lease_s, self._full())
+        next_ = self._fold.next_free(self.node, self._lease_s, self._is_full)
         if self._running_max and next_ is not None:
             rests.append(next_ - now.log)
         if (
@@ -194,34 +193,29 @@ class Executor:
             elif is_due:
                 yield Append(Alive(self.name), (EXECUTORS_TAG,))
 
-    def _running(self) -> Counter[str]:
-        """Return how many of each application it runs."""
-        own, open_ = self._fold.executors.get(self.name), self._fold.open
-        ids = own.ids if own is not None else ()
-        return Counter(application_of(open_[id_].function) for id_ in ids)
-
-    def _full(self) -> set[str]:
-        """Return the applications of which it claims no more."""
-        return {app for app, count in self._running().items() if count >= self._running_max}
+    def _is_full(self, application: str) -> bool:
+        """Tell whether it claims no more of an application."""
+        return self._fold.running_by_application(self.name)[application] >= self._running_max
 
     def _claim(self, now: float) -> Iterable[Action]:
         ids: list[str] = []
         streams: set[str] = set()
-        running = self._running()
+        running = self._fold.running_by_application(self.name).copy()
         given_up = 0
-        for free in self._fold.free(now, self.node, self._lease_s):
-            application = application_of(free.function)
+
+        def is_full(application: str) -> bool:
+            return running[application] >= self._running_max
+
+        for free in self._fold.claimable(now, self.node, self._lease_s, is_full):
             if len(ids) + given_up == CLAIMS_MAX:
                 break
-            if running[application] >= self._running_max:
-                continue
             if free.tries >= self._tries_max:
                 given_up += 1
                 yield Append(_gave_up(self.name, free), (free.stream,))
             elif len(streams | {free.stream}) <= _STREAMS_MAX:
                 ids.append(free.id)
                 streams.add(free.stream)
-                running[application] += 1
+                running[application_of(free.function)] += 1
         if ids:
             yield Append(Claimed(self.name, tuple(ids)), tuple(sorted(streams)))
 

@@ -7,11 +7,12 @@ runs, the first outcome. Time is the log's own (`Record.ordered_at`), never a wr
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, assert_never
+from typing import Final, NamedTuple, TypeAlias, assert_never
 
 from sortedcontainers import SortedList
 
@@ -49,12 +50,28 @@ class FoldLimits(NamedTuple):
     """Of what is kept, the share of one application."""
 
 
+_Place: TypeAlias = tuple[float, SeqNum, str]
+"""When an invocation is due, its seqnum and its id."""
+
+
 @dataclass(slots=True)
 class Running:
     """An executor that runs something; `last` is the seqnum of its last record."""
 
     last: SeqNum
     ids: set[str] = field(default_factory=set)
+    by_application: Counter[str] = field(default_factory=Counter)
+    """How many of `ids` each application has."""
+
+    def add(self, invocation: Invocation) -> None:
+        """It runs this one, too."""
+        self.ids.add(invocation.id)
+        self.by_application[application_of(invocation.function)] += 1
+
+    def remove(self, invocation: Invocation) -> None:
+        """It runs this one no more."""
+        self.ids.remove(invocation.id)
+        self.by_application[application_of(invocation.function)] -= 1
 
 
 class _Kept:
@@ -110,7 +127,8 @@ class Fold:
         """By whether they have a key: those without never push out those with one."""
         self._kept_of: dict[tuple[bool, str], _Kept] = {}
         """The same of each application: none pushes out more than its part of those of others."""
-        self._free: SortedList[tuple[float, SeqNum, str]] = SortedList()
+        self._free: dict[str, SortedList[_Place]] = {}
+        """What no executor runs, by application, the first due first."""
         self._given_up: OrderedDict[str, None] = OrderedDict()
         self._needed: dict[str, SortedList[SeqNum]] = {}
         self._grown: set[str] = set()
@@ -177,7 +195,7 @@ class Fold:
         self._open(made)
         self._remember(made)
         if event.delay_s or event.executor in self._given_up:
-            self._free.add(_place(made))
+            self._enqueue(made)
         else:
             self._run(made, event.executor, seqnum)
 
@@ -186,7 +204,7 @@ class Fold:
             return
         for claimed in (self.open[i] for i in ids if i in self.open):
             if claimed.executor is None and claimed.due <= self.clock:
-                self._free.remove(_place(claimed))
+                self._dequeue(claimed)
                 self._run(claimed, executor, seqnum)
         self._heard(executor, seqnum)
 
@@ -231,15 +249,15 @@ class Fold:
     def _run(self, invocation: Invocation, executor: str, seqnum: SeqNum) -> None:
         invocation.executor = executor
         invocation.tries += 1
-        self.executors.setdefault(executor, Running(seqnum)).ids.add(invocation.id)
+        self.executors.setdefault(executor, Running(seqnum)).add(invocation)
 
     def _stop(self, invocation: Invocation) -> None:
         """Nobody runs it, and nobody is to."""
         if invocation.executor is None:
-            self._free.remove(_place(invocation))
+            self._dequeue(invocation)
             return
         running = self.executors[invocation.executor]
-        running.ids.remove(invocation.id)
+        running.remove(invocation)
         if not running.ids:
             del self.executors[invocation.executor]
         invocation.executor = None
@@ -255,7 +273,19 @@ class Fold:
         else:
             invocation.tries -= 1
         invocation.due = self.clock + pause_s
-        self._free.add(_place(invocation))
+        self._enqueue(invocation)
+
+    def _enqueue(self, invocation: Invocation) -> None:
+        """No executor runs it: it is claimed when it is due."""
+        queue = self._free.setdefault(application_of(invocation.function), SortedList())
+        queue.add(_place(invocation))
+
+    def _dequeue(self, invocation: Invocation) -> None:
+        application = application_of(invocation.function)
+        queue = self._free[application]
+        queue.remove(_place(invocation))
+        if not queue:
+            del self._free[application]
 
     def _heard(self, executor: str, seqnum: SeqNum) -> None:
         if (running := self.executors.get(executor)) is not None:
@@ -318,28 +348,56 @@ class Fold:
         """Tell whether the log says that `executor` is dead."""
         return executor in self._given_up
 
-    def free(self, now: float, node: str, later_s: float) -> list[Invocation]:
-        """Return those that `node` may claim at `now`, by the log's time: what is due and its own
-        to claim first, and the others `later_s` after they were due.
-        """
-        due = [self.open[id_] for _, _, id_ in self._free.irange(maximum=(now, self.end, ""))]
-        return [free for free in due if free.node == node or free.due + later_s <= now]
+    def running_by_application(self, executor: str) -> Counter[str]:
+        """Return how many invocations of each application an executor runs; not to be changed."""
+        running = self.executors.get(executor)
+        return running.by_application if running is not None else Counter()
 
-    def next_free(self, node: str, later_s: float, full: Collection[str] = ()) -> float | None:
-        """Return a time of the log before which `node` has nothing to claim, but for what it may
-        claim now; None: nothing waits. Those of the applications `full` do not count.
+    def claimable(
+        self, now: float, node: str, later_s: float, is_full: Callable[[str], bool]
+    ) -> Iterator[Invocation]:
+        """Yield what `node` may claim at `now`, by the log's time, the first due first: what is its
+        own to claim first, and the others `later_s` after they were due.
+
+        Invocations of an application are yielded until it `is_full`, which is asked before each.
         """
-        earliest: float | None = None
-        for due, _, id_ in self._free:
-            if earliest is not None and due > earliest:
-                break
+        queues = [self._due(application, now, is_full) for application in self._free]
+        for _, _, id_ in heapq.merge(*queues):
             free = self.open[id_]
-            if application_of(free.function) in full:
-                continue
-            earliest = due + later_s if earliest is None else earliest
-            if free.node == node:
-                return min(earliest, due)
-        return earliest
+            if free.node == node or free.due + later_s <= now:
+                yield free
+
+    def _due(
+        self, application: str, now: float, is_full: Callable[[str], bool]
+    ) -> Iterator[_Place]:
+        if is_full(application):  # its queue may be long
+            return
+        for place in self._free[application].irange(maximum=(now, self.end, "")):
+            if is_full(application):
+                return
+            yield place
+
+    def next_free(
+        self, node: str, later_s: float, is_full: Callable[[str], bool] = lambda _: False
+    ) -> float | None:
+        """Return a time of the log before which `node` has nothing to claim, but for what it may
+        claim now; None: nothing waits. Applications that are full do not count.
+        """
+        times = [
+            self._next_of(queue, node, later_s)
+            for application, queue in self._free.items()
+            if not is_full(application)
+        ]
+        return min(times, default=None)
+
+    def _next_of(self, queue: SortedList[_Place], node: str, later_s: float) -> float:
+        latest = queue[0][0] + later_s
+        for due, _, id_ in queue:
+            if due > latest:
+                break
+            if self.open[id_].node == node:
+                return due
+        return latest
 
     @property
     def size(self) -> int:
@@ -407,9 +465,9 @@ class Fold:
             self._open(invocation)
             self._remember(invocation)
             if invocation.executor is None:
-                self._free.add(_place(invocation))
+                self._enqueue(invocation)
             else:
-                self.executors[invocation.executor].ids.add(invocation.id)
+                self.executors[invocation.executor].add(invocation)
         for over in checkpoint.over:
             self._remember(over)
             self._keep(over)
@@ -422,8 +480,12 @@ class Fold:
 
     def check_invariants(self) -> None:
         """Assert that everything open is either free or run by exactly one executor."""
-        free = {id_ for _, _, id_ in self._free}
+        free = {id_ for queue in self._free.values() for _, _, id_ in queue}
         running = [id_ for r in self.executors.values() for id_ in r.ids]
+        for executor in self.executors.values():
+            assert +executor.by_application == Counter(
+                application_of(self.open[id_].function) for id_ in executor.ids
+            )
         assert len(running) == len(set(running)), "one executor at a time"
         assert free.isdisjoint(running)
         assert free | set(running) == set(self.open)
@@ -442,5 +504,5 @@ def node_of(executor: str) -> str:
     return executor.partition("#")[0]
 
 
-def _place(invocation: Invocation) -> tuple[float, SeqNum, str]:
+def _place(invocation: Invocation) -> _Place:
     return invocation.due, invocation.seqnum, invocation.id

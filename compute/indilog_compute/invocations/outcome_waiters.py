@@ -6,12 +6,13 @@ import asyncio
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from indilog.base.errors import OverloadedError
 from indilog.base.ids import SeqNum
 from indilog_compute.invocations.records import Ended
+from indilog_compute.shares import limit_of_one
 
 
 class Arrivals:
@@ -21,11 +22,19 @@ class Arrivals:
         callers_max: who may wait for outcomes at once, and who for records.
         share_max: the share of those who may wait for outcomes, without those of other
             applications, that may wait for outcomes of one application.
+        is_shared: tells whether several applications are deployed; otherwise there is no share.
     """
 
-    def __init__(self, callers_max: int, *, share_max: float = 1.0) -> None:
+    def __init__(
+        self,
+        callers_max: int,
+        *,
+        share_max: float = 1.0,
+        is_shared: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._callers_max = callers_max
         self._share_max = share_max
+        self._is_shared = is_shared
         self._waiting: Counter[str] = Counter()
         self._appending = 0
         self._reading: list[tuple[SeqNum, int, asyncio.Future[None]]] = []
@@ -79,7 +88,10 @@ class Arrivals:
         waiting, own = self._waiting.total(), self._waiting[application]
         if waiting >= self._callers_max:
             raise _too_many(waiting, "outcomes")
-        if own >= max(1, int(self._share_max * (self._callers_max - (waiting - own)))):
+        others = waiting - own
+        if own >= limit_of_one(
+            self._share_max, self._callers_max, others, is_shared=self._is_shared()
+        ):
             raise OverloadedError(
                 f"{own:,} callers wait for outcomes of app {application} on this node, which is "
                 "all that one application may have (app_pending_share_max of calls_pending_max); "

@@ -24,8 +24,9 @@ from cronsim import CronSimError
 from indilog.apps.schedule import due_between, next_due
 from indilog.base.deployed import ScheduleSpec
 from indilog.config import NodeConfig
+from indilog_compute.invocations.admission import OpenLimits
 from indilog_compute.invocations.fold import Fold
-from indilog_compute.invocations.records import Accepted, schedule_tag
+from indilog_compute.invocations.records import Accepted, application_of, schedule_tag
 
 _NOT_UNDERSTOOD: Final = (ValueError, CronSimError)
 """Its time zone is not known on this machine, or it was recorded by another version."""
@@ -56,11 +57,13 @@ class _Watched:
     """A schedule, and its next due time.
 
     Attributes:
+        application: whose function it starts.
         skipped_to: due times up to this are not run.
     """
 
     def __init__(self, scheduled: Scheduled, since: float) -> None:
         self.scheduled = scheduled
+        self.application = application_of(scheduled.function)
         self.skipped_to = 0.0
         self._since = since
         """`Scheduled.since` by the wall clock."""
@@ -116,7 +119,7 @@ class Schedules:
         self._behind_s = rank * config.invocation_lease_s
         self._late_s_max = config.schedule_late_s_max
         self._catch_up_max = config.schedule_catch_up_max
-        self._open_max = config.invocations_open_max
+        self._limits = OpenLimits.of(config)
         self._watched: dict[str, _Watched] = {}
 
     def take(self, schedules: Iterable[Scheduled], *, ahead_s: float = 0.0) -> None:
@@ -133,27 +136,35 @@ class Schedules:
             )
 
     def next_due(self, fold: Fold, now: float) -> float | None:
-        """Return when to ask for what is due; None: never."""
-        if len(fold.open) >= self._open_max:
-            return None  # asked again when one has ended
-        times = [watched.next(fold, now) for watched in self._watched.values()]
+        """Return when to ask for what is due; None: never.
+
+        Schedules of an application without room do not count: it is asked again when an invocation
+        has ended.
+        """
+        times = [
+            watched.next(fold, now)
+            for watched in self._watched.values()
+            if not self._limits.is_full(fold.open_by_application, watched.application)
+        ]
         return min((t + self._behind_s for t in times if t is not None), default=None)
 
     def due(self, fold: Fold, executor: str, now: float) -> list[Accepted]:
-        """Return what is to be accepted now: nothing while too much is open."""
+        """Return what is to be accepted now: nothing of an application that has no room."""
         accepted: list[Accepted] = []
+        open_ = fold.open_by_application.copy()
         for watched in self._watched.values():
             first = watched.next(fold, now)
             if first is None or first + self._behind_s > now:
                 continue
-            if len(fold.open) + len(accepted) >= self._open_max:
-                break
+            if self._limits.is_full(open_, watched.application):
+                continue
             times = self._times(watched, fold, now)
             if not times:
                 watched.skipped_to = max(watched.skipped_to, first)
             before = [watched.last_at(fold), *times]
             for after, at in zip(before, times, strict=False):
                 accepted.append(_accepted(watched.scheduled, executor, at, after))
+                open_[watched.application] += 1
         return accepted
 
     def status(self, fold: Fold, now: float) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from indilog.config import NodeConfig
 from indilog.link.link_messages import Failed, Returned
 from indilog.sdk.log_clock import LogClock
 from indilog.sdk.losses import Losses
+from indilog_compute.invocations.admission import Admission, OpenLimits
 from indilog_compute.invocations.checkpoint import Invocation
 from indilog_compute.invocations.checkpoints import Checkpoints
 from indilog_compute.invocations.executor import (
@@ -76,6 +77,7 @@ class InvocationService:
         record_bytes_max: data of a record, for checkpoints.
         start: starts a call of a function here.
         stop: stops one.
+        is_shared: tells whether several applications are deployed.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class InvocationService:
         record_bytes_max: int,
         start: StartCall,
         stop: StopCall,
+        is_shared: Callable[[], bool] = lambda: True,
     ) -> None:
         self._config = config
         self._node = node or secrets.token_hex(6)
@@ -96,7 +99,11 @@ class InvocationService:
         self._schedules = Schedules(rank, config)
         self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
-        self._arrivals = Arrivals(config.calls_pending_max, share_max=config.app_pending_share_max)
+        self._arrivals = Arrivals(
+            config.calls_pending_max,
+            share_max=config.app_pending_share_max,
+            is_shared=is_shared,
+        )
         self._checkpoints = Checkpoints(
             self._log,
             self._arrivals,
@@ -110,7 +117,7 @@ class InvocationService:
         self._read_to: SeqNum | None = None
         self._disagreed = self._passed_over = ""
         self._broken: IndilogError | None = None
-        self._appending = 0
+        self._admission = Admission(OpenLimits.of(config))
         self._lost_to: SeqNum = 0
         self._losses = Losses(
             "invocations", "What was accepted there is not run, what ended there may run again."
@@ -163,7 +170,7 @@ class InvocationService:
         check_key(function, key)
         if (known := self.known(function, arguments, key)) is not None:
             return known
-        self._check_room(application_of(function))
+        self._check_followed()
         event = Accepted(
             id=secrets.token_hex(12),
             executor=self._executor.name,
@@ -176,10 +183,10 @@ class InvocationService:
             key=key,
         )
         if not key:
-            await self._recorded(event)
+            await self._append_accepted(event)
             return event.id
         with self._arrivals.room_for_record():  # refused now, while nothing is done
-            seqnum = await self._recorded(event)
+            seqnum = await self._append_accepted(event)
         await self._arrivals.seqnum(seqnum, self._fold.end)
         decided = self.known(function, arguments, key)
         if decided is None:
@@ -210,35 +217,25 @@ class InvocationService:
         await self._read_up_to_now()
         return known_with(self._fold, function, arguments, key)
 
-    async def _recorded(self, event: Accepted) -> SeqNum:
-        self._appending += 1
+    async def _append_accepted(self, event: Accepted) -> SeqNum:
+        application = application_of(event.function)
+        self._admission.admit(application, self._fold.open_by_application)
         try:
-            return await self._log.append(encoded(event), tags=[event.stream])
-        except AppendOutcomeUnknownError as error:
-            raise CallOutcomeUnknownError(
-                f"It is not known whether {event.function} was recorded to run: {error}"
-            ) from error
-        finally:
-            self._appending -= 1
+            seqnum = await self._log.append(encoded(event), tags=[event.stream])
+        except BaseException as error:
+            self._admission.withdraw(application)
+            if isinstance(error, AppendOutcomeUnknownError):
+                raise CallOutcomeUnknownError(
+                    f"It is not known whether {event.function} was recorded to run: {error}"
+                ) from error
+            raise
+        self._admission.appended(application, seqnum)
+        self._admission.read(self._fold.end)  # it may have been read before this task went on
+        return seqnum
 
     def _check_followed(self) -> None:
         if self._broken is not None:
             raise NotReadyError(f"Invocations are not run here: {self._broken}")
-
-    def _check_room(self, application: str) -> None:
-        self._check_followed()
-        of_application = self._fold.open_by_application[application]
-        if of_application >= self._config.app_invocations_open_max:
-            raise OverloadedError(
-                f"{of_application:,} asynchronous calls of {application} wait or run, which is the "
-                "limit of one application; try again later, or cancel some: "
-                "`indilog invocation cancel`."
-            )
-        held = len(self._fold.open) + self._appending
-        if held >= self._config.invocations_open_max:
-            raise OverloadedError(
-                f"{held:,} asynchronous calls wait or run, which is the limit; try again later."
-            )
 
     async def cancel(self, id: str) -> Told | None:  # noqa: A002 - it is called so
         """Cancel an invocation, durably; return it as it is then, None: it is not known.
@@ -393,6 +390,7 @@ class InvocationService:
             async for page in pages(self._log, None, max(self._fold.end, self._lost_to)):
                 is_whole = self._took(page)
                 self._arrivals.read(self._fold.end)
+                self._admission.read(self._fold.end)
                 self._news.set()
                 if not is_whole:
                     return False

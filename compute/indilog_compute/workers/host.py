@@ -93,7 +93,7 @@ class FunctionHost:
         self._router = CallRouter(
             node,
             on_idle=self._applications.unload,
-            is_shared=lambda: self._applications.count > 1,
+            is_shared=self._is_shared,
         )
         self._pool = WorkerPool(
             node,
@@ -112,6 +112,7 @@ class FunctionHost:
             record_bytes_max=config.cluster.record_bytes_max,
             start=self.call,
             stop=self.cancel,
+            is_shared=self._is_shared,
         )
 
     async def start(self) -> None:
@@ -424,6 +425,10 @@ class FunctionHost:
         if await self._applications.load_into_new(worker):
             self._router.add(worker)
             self._applications.run_services(worker)
+
+    def _is_shared(self) -> bool:
+        """Whether several applications are deployed, so that each has a share only."""
+        return self._applications.count > 1
 
     def _apps_changed(self) -> None:
         self._router.fill()  # with one application deployed, it has no share

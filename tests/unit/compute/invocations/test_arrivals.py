@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
@@ -75,3 +76,18 @@ async def test_who_appends_first_has_room_to_wait_for_the_record() -> None:
             await arrivals.seqnum_for_caller(7, 5)
     with arrivals.room_for_record():
         pass
+
+
+async def test_an_application_waits_for_a_share_of_the_outcomes_unless_it_is_alone() -> None:
+    is_shared = True
+    arrivals = Arrivals(4, share_max=0.5, is_shared=lambda: is_shared)
+    with ExitStack() as kept:
+        for _ in range(2):
+            kept.enter_context(arrivals.room_for_outcome("greedy"))
+        with pytest.raises(OverloadedError, match="2 callers wait for outcomes of app greedy"):
+            kept.enter_context(arrivals.room_for_outcome("greedy"))
+        kept.enter_context(arrivals.room_for_outcome("other"))
+        is_shared = False
+        kept.enter_context(arrivals.room_for_outcome("greedy"))
+        with pytest.raises(OverloadedError, match="4 callers wait for outcomes on this node"):
+            kept.enter_context(arrivals.room_for_outcome("greedy"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
+from sortedcontainers import SortedList
 
 from indilog.config import NodeConfig
 from indilog_compute.invocations.checkpoint import checkpoint_parts
@@ -241,6 +243,31 @@ def test_an_application_that_runs_what_it_may_does_not_stop_another() -> None:
     assert deadline(nodes.a) == pytest.approx(2.0), "it looks again when the other one is due"
     claims = [e for e in events(nodes.turn(nodes.a, 2.0)) if isinstance(e, Claimed)]
     assert [claim.ids for claim in claims] == [("modest",)]
+
+
+class NotLookedAt(SortedList[Any]):
+    """A queue that no decision goes through."""
+
+    def irange(self, *_: object, **__: object) -> Iterator[Any]:
+        raise AssertionError("the queue of a full application was gone through")
+
+
+def test_what_waits_of_a_full_application_is_not_gone_through() -> None:
+    """Thousands may be due, and each record that is read is a round."""
+    nodes = Nodes(invocations_running_max=10)
+    for n in range(50):
+        nodes.accept(0.0, f"i{n:03}", due=1.0, app="greedy")
+    nodes.turn(nodes.a, 1.5)
+    nodes.fold._free["greedy"] = NotLookedAt(nodes.fold._free["greedy"])
+    assert [e for e in events(nodes.turn(nodes.a, 1.6)) if isinstance(e, Claimed)] == []
+
+
+def test_claims_of_several_applications_go_by_what_is_due_first() -> None:
+    nodes = Nodes(invocations_running_max=2)
+    for n, app in enumerate("aabab"):
+        nodes.accept(0.0, f"i{n}", due=1.0 + n, app=app)
+    [claim] = events(nodes.turn(nodes.a, 10.0))
+    assert claim == Claimed(A, ("i0", "i1", "i2", "i4"))
 
 
 def test_a_node_without_workers_claims_nothing() -> None:

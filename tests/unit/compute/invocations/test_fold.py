@@ -78,21 +78,25 @@ class Story:
         return found
 
 
+def claimable(fold: Fold, now: float, node: str) -> list[Invocation]:
+    return list(fold.claimable(now, node, 5.0, lambda _: False))
+
+
 def test_what_is_due_at_once_is_run_by_who_accepted_it() -> None:
     story = Story()
     story.accept("i")
     assert (story["i"].executor, story["i"].tries) == (A, 1)
-    assert story.fold.free(story.time, "node-a", 5.0) == []
+    assert claimable(story.fold, story.time, "node-a") == []
 
 
 def test_what_is_due_later_is_run_by_the_first_who_claims_it() -> None:
     story = Story()
     story.accept("i", due=1010.0)
     assert story["i"].executor is None
-    assert story.fold.free(1009.9, "node-a", 5.0) == []
-    assert story.fold.free(1010.0, "node-a", 5.0) == [story["i"]]
-    assert story.fold.free(1014.9, "node-b", 5.0) == []
-    assert story.fold.free(1015.0, "node-b", 5.0) == [story["i"]]
+    assert claimable(story.fold, 1009.9, "node-a") == []
+    assert claimable(story.fold, 1010.0, "node-a") == [story["i"]]
+    assert claimable(story.fold, 1014.9, "node-b") == []
+    assert claimable(story.fold, 1015.0, "node-b") == [story["i"]]
     story(Claimed(B, ("i",)), after_s=9.0)
     assert story["i"].executor is None, "a claim that the log ordered before it was due"
     story(Claimed(B, ("i", "other")), after_s=2.0)

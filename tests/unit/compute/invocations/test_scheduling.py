@@ -205,6 +205,16 @@ def test_nothing_is_accepted_while_too_much_is_open() -> None:
     assert clockwork.turn(clockwork.first, at(3.5)) == [3]
 
 
+def test_the_schedules_of_one_application_leave_room_to_others() -> None:
+    clockwork = Clockwork(open_max=3)
+    other = Scheduled("other.f", clockwork.scheduled.spec, START)
+    clockwork.first.take([clockwork.scheduled, other])
+    assert clockwork.turn(clockwork.first, at(1)) == [1, 1]
+    assert clockwork.turn(clockwork.first, at(2)) == []
+    clockwork.end_all(at(2))
+    assert clockwork.turn(clockwork.first, at(2)) == [2, 2]
+
+
 def test_a_schedule_is_shown_with_its_times() -> None:
     clockwork = Clockwork()
     clockwork.turn(clockwork.first, at(1))
