@@ -38,7 +38,7 @@ from bokiflow.runs.records import (
     run_in,
     run_tag,
 )
-from bokiflow.runs.run_log import appended, read_run
+from bokiflow.runs.run_log import Logs, appended, read_run
 from bokiflow.takeover.cleaning import Cleaner
 from bokiflow.takeover.crash_loops import (
     CRASHES_PARKED,
@@ -52,7 +52,6 @@ from bokiflow.takeover.dead_executors import left_by, stream
 from bokiflow.takeover.heartbeat import BEATS
 from bokiflow.takeover.open_runs import executors_of_open_runs
 from bokiflow.takeover.skip_unreadable import PassingOver
-from bokiflow.workflow import Logs
 from indilog import DataLossError, Entry, IndilogError, Log, TrimmedError
 from indilog.sdk import SeqNum
 

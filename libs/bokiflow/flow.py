@@ -22,8 +22,8 @@ from bokiflow.runs.errors import FlowSettingsError
 from bokiflow.runs.fold import Run, State
 from bokiflow.runs.public_call import public_call
 from bokiflow.runs.records import LEASE_S_MAX, Origin, run_tag
-from bokiflow.runs.run_log import read_run
-from bokiflow.workflow import Logs, Workflow
+from bokiflow.runs.run_log import Logs, read_run
+from bokiflow.workflow import Workflow
 from indilog import App
 from indilog.sdk import SeqNum, check_bound, current_context
 

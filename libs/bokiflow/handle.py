@@ -34,9 +34,8 @@ from bokiflow.runs.records import (
     encoded,
     run_tag,
 )
-from bokiflow.runs.run_log import appended, read_run
+from bokiflow.runs.run_log import Logs, appended, read_run
 from bokiflow.takeover import crash_loops as suspects
-from bokiflow.workflow import Logs
 from indilog import Entry, FunctionFailedError, Log, TrimmedError
 from indilog.sdk import ResultType, SeqNum
 

@@ -20,6 +20,7 @@ from cachetools import LRUCache
 from bokiflow.definition import Definition, check_same_run
 from bokiflow.operations.compensation import compensated
 from bokiflow.operations.notifications import RESTS
+from bokiflow.running import Running, awaited
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
 from bokiflow.runs.execution import Execution
@@ -37,13 +38,12 @@ from bokiflow.runs.records import (
     executor_tag,
     run_tag,
 )
-from bokiflow.runs.run_log import Unreadable, is_passing, read_run
-from bokiflow.runs.running import Running, awaited
+from bokiflow.runs.run_log import Logs, Unreadable, is_passing, read_run
 from bokiflow.takeover.crash_loops import CRASHES_PARKED, retry_s, sentence
 from bokiflow.takeover.heartbeat import Presence
 from bokiflow.takeover.lease import Lease
 from bokiflow.takeover.pending_assignments import Unclear
-from bokiflow.workflow import Logs, Workflow
+from bokiflow.workflow import Workflow
 from indilog import (
     Context,
     Entry,

@@ -9,7 +9,7 @@ import uuid as uuids
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import structlog
 from cachetools import LRUCache
@@ -22,6 +22,7 @@ from bokiflow.operations.operations import Operations
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import Cancelled, FlowSettingsError
 from bokiflow.runs.execution import KEY, Execution, Outcome, failure_of, raise_failure
+from bokiflow.runs.run_log import Logs
 from indilog import Context, FunctionFailedError, Log
 
 STEP: Final = "step"
@@ -32,13 +33,6 @@ BACKOFF_S: Final = 0.1
 BACKOFF_S_MAX: Final = 60.0
 _BODIES_MAX: Final = 1024
 _ValueT = TypeVar("_ValueT")
-
-
-class Logs(Protocol):
-    """Whatever gives access to logs by name: a function's `Context`, a client, `MemoryLogs`."""
-
-    def log(self, name: str, /) -> Log:
-        """Return the log `name`."""
 
 
 class Workflow(Operations):

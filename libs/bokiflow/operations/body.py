@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from bokiflow.operations.children import Startable
+from bokiflow.operations.children import ChildWorkflow
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError
 from indilog import Context
@@ -83,7 +83,7 @@ def check_function(call: object) -> None:
         raise FlowSettingsError(
             f"Give the function, then its arguments: {name}, ... instead of {name}(...)."
         )
-    if isinstance(call, Startable):
+    if isinstance(call, ChildWorkflow):
         raise FlowSettingsError(f"{call.name} is a workflow: use wf.run({call.name}, ...).")
     if not callable(call):
         raise FlowSettingsError(

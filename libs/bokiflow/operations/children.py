@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -37,9 +37,12 @@ CANCEL_CHILD: Final = "cancel child"
 _DEPTH_MAX: Final = 16
 
 
+_ResultT_co = TypeVar("_ResultT_co", covariant=True)
+
+
 @runtime_checkable
-class Startable(Protocol):
-    """A workflow that can be started as a child."""
+class ChildWorkflow(Protocol[_ResultT_co]):
+    """A workflow that can be started as a child; `bokiflow.Startable` is one."""
 
     name: str
 
@@ -53,7 +56,7 @@ class Startable(Protocol):
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
         """Begin the run, unless there is one of this id, and execute it in this process."""
 
-    def result_of(self, text: bytes) -> Any:  # noqa: ANN401 - of the workflow's type
+    def result_of(self, text: bytes) -> _ResultT_co:
         """Return the value that JSON text of a result stands for."""
 
 
@@ -68,7 +71,7 @@ def check_startable(child: object) -> None:
         raise FlowSettingsError(
             f"Give the workflow, then its arguments: wf.run({child.__name__}, ...)."
         )
-    if not isinstance(child, Startable):
+    if not isinstance(child, ChildWorkflow):
         name = getattr(child, "__name__", repr(child))
         raise FlowSettingsError(
             f"{name} is no workflow of this flow: for a function of an application use "
@@ -76,7 +79,7 @@ def check_startable(child: object) -> None:
         )
 
 
-class Child:
+class Child(Generic[_ResultT_co]):
     """A child of a run, as its execution knows it.
 
     Attributes:
@@ -86,7 +89,11 @@ class Child:
     """
 
     def __init__(
-        self, execution: Execution, startable: Startable, number: str, arguments: bytes
+        self,
+        execution: Execution,
+        startable: ChildWorkflow[_ResultT_co],
+        number: str,
+        arguments: bytes,
     ) -> None:
         self.id = execution.child_id(number)
         run_tag(self.id)
@@ -134,7 +141,7 @@ class Child:
             origin = Origin(self._execution.id, self.number)
             await self._startable.start_child(self._arguments, self.id, origin)
 
-    async def result(self, number: str) -> Any:  # noqa: ANN401 - of the child's type
+    async def result(self, number: str) -> _ResultT_co:
         """Return its result, once it has ended, decided as operation `number` of the parent.
 
         Raises:

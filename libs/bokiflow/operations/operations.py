@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from bokiflow.locks.lock import LEASE_S
 from bokiflow.operations.body import Body
 from bokiflow.operations.calls import CALL, Call, call
-from bokiflow.operations.children import CHILD, START_CHILD, Child, check_startable
+from bokiflow.operations.children import CHILD, START_CHILD, Child, ChildWorkflow, check_startable
 from bokiflow.operations.compensation import Compensations
 from bokiflow.operations.gathering import AT_ONCE, gather
 from bokiflow.operations.run_lock import RunLock
@@ -26,7 +26,6 @@ from bokiflow.runs.unawaited_operations import GATHER
 from indilog import Context, Log
 
 if TYPE_CHECKING:
-    from bokiflow.flow import Startable
     from bokistore import Store, Transaction
 
 _ValueT = TypeVar("_ValueT")
@@ -39,7 +38,7 @@ class RunningChild(Generic[_ValueT]):
         id: of its run.
     """
 
-    def __init__(self, execution: Execution, child: Child) -> None:
+    def __init__(self, execution: Execution, child: Child[_ValueT]) -> None:
         self.id = child.id
         self._execution = execution
         self._child = child
@@ -170,7 +169,7 @@ class Operations:
 
     def start_child(
         self,
-        child: Startable[_ValueT],
+        child: ChildWorkflow[_ValueT],
         /,
         *arguments: Any,  # noqa: ANN401 - checked by the child's type hints
         **named: Any,  # noqa: ANN401
@@ -188,13 +187,13 @@ class Operations:
         begun = self._child(child, arguments, named)
         return self._asked(begun.number, begun.name, START_CHILD, self._started(begun))
 
-    async def _started(self, child: Child) -> RunningChild[Any]:
+    async def _started(self, child: Child[_ValueT]) -> RunningChild[_ValueT]:
         await child.start(self.compensations)
         return RunningChild(self.execution, child)
 
     def run(
         self,
-        child: Startable[_ValueT],
+        child: ChildWorkflow[_ValueT],
         /,
         *arguments: Any,  # noqa: ANN401 - checked by the child's type hints
         **named: Any,  # noqa: ANN401
@@ -208,16 +207,16 @@ class Operations:
         begun, number = self._child(child, arguments, named), self.execution.number()
         return self._asked(number, begun.name, CHILD, self._ran(begun, number))
 
-    async def _ran(self, child: Child, number: str) -> Any:  # noqa: ANN401 - of the child's type
+    async def _ran(self, child: Child[_ValueT], number: str) -> _ValueT:
         await child.start(self.compensations)
         return await child.result(number)
 
     def _child(
         self,
-        child: Startable[Any],
+        child: ChildWorkflow[_ValueT],
         arguments: tuple[object, ...],
         named: dict[str, object],
-    ) -> Child:
+    ) -> Child[_ValueT]:
         check_startable(child)
         text = child.arguments_text(arguments, named)
         return Child(self.execution, child, self.execution.number(), text)

@@ -6,10 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from bokiflow.runs.execution import Execution
+
+class Unsettled(Protocol):
+    """An execution, as far as it may have decided something that is not durable."""
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether something decided is not durable yet, and no task is appending it."""
+
+    async def settle(self) -> None:
+        """Append all that was decided; errors as `Execution.settle`."""
+
+    def drive(self, *, on: bool) -> None:
+        """The workflow's own coroutine begins or ceases to run."""
 
 
 class Driven:
@@ -18,7 +29,7 @@ class Driven:
     """
 
     def __init__(
-        self, execution: Execution, body: Coroutine[Any, Any, bytes], context: Context
+        self, execution: Unsettled, body: Coroutine[Any, Any, bytes], context: Context
     ) -> None:
         self._execution = execution
         self._body = body

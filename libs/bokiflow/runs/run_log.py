@@ -7,7 +7,7 @@ second copy.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowVersionError
@@ -33,6 +33,13 @@ PATIENCE_TRIES: Final = 13
 may itself wait until the log says that it has no answer (`append_timeout_s`)."""
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 5.0
+
+
+class Logs(Protocol):
+    """Whatever gives access to logs by name: a function's `Context`, a client, `MemoryLogs`."""
+
+    def log(self, name: str, /) -> Log:
+        """Return the log `name`."""
 
 
 class Unreadable(Stopped):

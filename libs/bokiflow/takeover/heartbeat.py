@@ -33,11 +33,10 @@ from bokiflow.runs.records import (
     run_in,
     run_record,
 )
-from bokiflow.runs.run_log import appended, behind, patiently
+from bokiflow.runs.run_log import Logs, appended, behind, patiently
 from bokiflow.takeover.dead_executors import left_by
 from bokiflow.takeover.executors import Executors
 from bokiflow.takeover.lease import Lease
-from bokiflow.workflow import Logs
 from indilog import DataLossError, Entry, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum, check_own_append
 

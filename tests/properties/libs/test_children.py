@@ -189,7 +189,7 @@ def test_nothing_runs_on_under_a_cancelled_run() -> None:
     check_cancelled()
 
 
-async def started_always(child: children.Child) -> None:
+async def started_always(child: children.Child[Any]) -> None:
     """A planted bug: each executor begins a child of its own."""
     child.id = f"{CHILD}/{random.random()}"
     await child._startable.start_child(b"{}", child.id, Origin(PARENT, "1"))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from bokiflow import Flow
 from bokiflow.flow import RETENTION_S
-from bokiflow.workflow import Logs
+from bokiflow.runs.run_log import Logs
 from tests.support.flow_executions import FLOW_LOG
 
 
