@@ -78,7 +78,7 @@ def checkpoint_of(store: IndexStore, floors: TrimFeed, info: SnapshotInfo) -> Ca
     """Copy what the node knows; return what encodes the copy, which may run in a thread."""
     rows_of = store.unwritten_rows()
     base = store.base.info.position if store.base is not None else None
-    trims, trims_at, trims_epoch = floors.trims, floors.position, floors.epoch
+    (_, trims, trims_epoch), trims_at = floors.known, floors.position
     logs, tags = floors.trimmed.logs.columns(), floors.trimmed.tags.columns()
 
     def encoded() -> bytes:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indilog.base.ids import Epoch, Instant, NodeId, SeqNum, ShardId
+from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.kernel.view import Views, placement_of
 from indilog.roles.role import Ignore, Send
@@ -43,7 +44,7 @@ class Discards:
     def __init__(self, views: Views, floors: TrimFeed, config: NodeConfig) -> None:
         self._views = views
         self._floors = floors
-        self._resend_s = config.resend_s
+        self._resend = Resend(config.resend_s, config.resend_s_max)
         self._entries_min = config.index_forget_entries_min
         self._entries = 0
         """Entries of the index when it was asked about last."""
@@ -52,7 +53,6 @@ class Discards:
         self._todo: deque[_Question] = deque()
         """The first one is asked."""
         self._found: list[Runs] = []
-        self._due: Instant | None = None
         self.records = 0
 
     @property
@@ -79,7 +79,7 @@ class Discards:
         """Forget what was asked: the index begins again."""
         self._todo.clear()
         self._found.clear()
-        self._due = None
+        self._resend.progressed()
         self._entries = 0
 
     def on_answer(
@@ -99,8 +99,9 @@ class Discards:
             return None, [Ignore(answer, "an answer about other records than were asked about")]
         if answer.end <= runs[0, 0]:
             return None, []  # it answers an earlier page of the same question
-        if answer.copy_of != copy_of or not self._floors.knows(answer.trims, answer.copy_of):
+        if answer.copy_of != copy_of or not self._floors.known.covers(answer.trims, answer.copy_of):
             return None, []  # asked again later
+        self._resend.progressed()
         self._found.append(_within(found.reshape(-1, 2), runs[:DISCARDED_RUNS_MAX]))
         left = runs[runs[:, 1] > np.uint64(answer.end)].copy()
         left[:, 0] = np.maximum(left[:, 0], np.uint64(answer.end))
@@ -120,7 +121,7 @@ class Discards:
 
     def on_time(self, now: Instant) -> tuple[Runs | None, list[Send]]:
         """Ask another replica when one stays silent; go on without a shard if all do."""
-        if self._due is None or now < self._due:
+        if not self._resend.is_due(now):
             return None, []
         question = self._todo[0]._replace(attempt=self._todo[0].attempt + 1)
         placement = placement_of(self._views, question.shard)
@@ -128,17 +129,17 @@ class Discards:
             self._todo[0] = question
             return None, self._ask(now)
         self._todo.popleft()
+        self._resend.progressed()
         return self._conclude(), self._ask(now)
 
     def deadline(self) -> Instant | None:
         """When to ask another replica."""
-        return self._due
+        return self._resend.due
 
     def _ask(self, now: Instant) -> list[Send]:
         if not self._todo:
-            self._due = None
             return []
-        self._due = Instant(now + self._resend_s)
+        self._resend.sent(now)
         shard, runs, _ = question = self._todo[0]
         replica = self._replica(question)
         assert replica is not None, "only records of known shards are indexed"

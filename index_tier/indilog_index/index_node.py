@@ -31,6 +31,7 @@ from typing import Final, assert_never
 
 from indilog.base.ids import MAX_SEQNUM, Epoch, Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.base.log import READ_RANGE_LIMIT_MAX
+from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, last_below
 from indilog.kernel.index_snapshot import (
@@ -113,7 +114,6 @@ class IndexNode:
         self._node = node
         self._views = views
         self._view = view
-        self._resend_s = config.node.resend_s
         self._storage_nodes = frozenset(n for v in views for n in v.storage_nodes)
         self._engines = frozenset(n for v in views for n in v.engines)
         self._merging_nodes = frozenset((*view.aggregators, *view.index_nodes))
@@ -128,7 +128,7 @@ class IndexNode:
         self._waiting = WaitingLookups(
             lookups_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
         )
-        self._floors = TrimFeed(view.storage_nodes, config.node.resend_s)
+        self._floors = TrimFeed(view.storage_nodes, config.node)
         self._lineage = Lineage()
         """The incarnations that proposed the entries at the positions that are applied."""
         self._copy_of = Epoch(0)
@@ -148,8 +148,8 @@ class IndexNode:
         self._kept: Kept | None = None
         """What a checkpoint gave back, until the snapshot is open."""
         self._kept_payload = b""
-        self._stalled_at: Instant | None = None
-        """When a new fetch begins unless something arrives before; None: nothing is missed."""
+        self._resend = Resend(config.node.resend_s, config.node.resend_s_max)
+        """When a new fetch begins unless something arrives before; not due: nothing is missed."""
 
     @property
     def position(self) -> MetalogPosition:
@@ -246,7 +246,7 @@ class IndexNode:
     def deadline(self) -> Instant | None:
         """When the first lookup expires, or what is missed is asked for again."""
         instants = (
-            self._stalled_at,
+            self._resend.due,
             self._waiting.deadline,
             self._merging.deadline(),
             self._snapshots.deadline(),
@@ -261,7 +261,7 @@ class IndexNode:
         assert self._feed.position in self._positions or self._feed.position == NO_POSITION
         first = self._waiting.first_position
         assert first is None or first > self._feed.position, "what can be answered is answered"
-        assert (self._stalled_at is None) == (not self._missing)
+        assert (self._resend.due is None) == (not self._missing)
         assert self._lineage.last <= self._copy_of
         assert self._copy_of <= self._not_before
         assert self._lineage.position <= self._feed.position
@@ -323,7 +323,7 @@ class IndexNode:
         effects = self._apply(event, now)
         if self._fetch is not None and self._fetch.is_answer(event.sender, blocks):
             effects += self._fetch.on_answer(event.sender, blocks, position, horizon)
-            self._stalled_at = None
+            self._resend.progressed()
         return effects
 
     def _replaced_by(self, data: IndexData) -> MetalogPosition | None:
@@ -476,7 +476,7 @@ class IndexNode:
     def _rests_on_known(self, lookup: IndexLookup | TagFirstsWanted) -> bool:
         """Whether what is applied, and the trims known here, are those that the lookup rests on."""
         of_its_copy = lookup.epoch <= self._copy_of or not self._lineage.position
-        return of_its_copy and self._floors.knows(lookup.trims, lookup.epoch)
+        return of_its_copy and self._floors.known.covers(lookup.trims, lookup.epoch)
 
     def _begin_again_for_lookups(self, now: Instant) -> list[Effect]:
         """Begin again if a waiting lookup rests on an entry that replaced entries here.
@@ -676,19 +676,20 @@ class IndexNode:
         return self._fetch is not None or self._feed.behind or bool(self._waiting)
 
     def _catch_up(self, now: Instant, *, advanced: bool) -> list[Effect]:
-        """Begin a new fetch when nothing has arrived for a while although something is missed."""
+        """Begin a new fetch after a pause without progress, if something is missed."""
         if self._fetch is not None and self._fetch.over:
             self._fetch = None
         if not self._missing:
-            self._stalled_at = None
+            self._resend.progressed()
             return []
+        if advanced:
+            self._resend.progressed()
         effects: list[Effect] = []
-        if not advanced and self._stalled_at is not None:
-            if now < self._stalled_at:
-                return []
+        if self._resend.is_due(now):
             end = max(self._feed.end, self._waiting.end, self._fetch.end if self._fetch else 0)
             effects = self._begin_fetch(end)
-        self._stalled_at = Instant(now + self._resend_s)
+        if effects or self._resend.due is None:
+            self._resend.sent(now)
         return effects
 
     def _begin_fetch(self, end: MetalogPosition) -> list[Effect]:

@@ -9,15 +9,14 @@ when that of its log is as high: what lies below is trimmed with the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from indilog.base.ids import SeqNum, TagHash
-from indilog.kernel.metalog import Floor
+from indilog.kernel.metalog import NO_FLOORS, Floor, FloorCursor
 
 Column: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -139,18 +138,17 @@ class Floors:
 
 
 class Trimmed:
-    """All floors that the first `trims` trims say, of logs and of tags.
+    """All floors of logs and of tags that are known.
 
     A record is *dead* when it lies below the floor of its log, or when it has tags and lies below
     the floors of all of them: nobody can find it any more, but by its seqnum.
     """
 
-    __slots__ = ("logs", "tags", "trims")
+    __slots__ = ("logs", "tags")
 
     def __init__(self) -> None:
         self.logs = Floors()
         self.tags = Floors()
-        self.trims = 0
 
     @property
     def highest(self) -> SeqNum:
@@ -171,16 +169,27 @@ class Trimmed:
         covered = log and until <= self.logs.of(log)
         return not covered and self.tags.raise_to(tag, until, log)
 
-    def page(self, after: TagHash, count: int) -> tuple[tuple[Floor, ...], bool]:
-        """Return the floors of the first `count` tags above `after`, and whether these are all."""
-        found = [
-            Floor(tag, until, of_log, log)
-            for floors, of_log in ((self.logs, True), (self.tags, False))
-            for tag, until, log in floors.above(after, count)
-        ]
-        found.sort()
-        page = tuple(islice(found, count))
-        return page, len(found) < count
+    def page(self, after: FloorCursor, count: int) -> tuple[tuple[Floor, ...], bool]:
+        """Return the first `count` floors after a cursor, and whether these are all.
+
+        Floors of logs come last: if a trim between two pages drops a tag's floor, the log's floor
+        that covers it is in a later page. So all pages together cover what the first one promises.
+        """
+        page: list[Floor] = []
+        if not after.of_log:
+            page += self._page_of(self.tags, after.tag, count, of_log=False)
+        log_tag = after.tag if after.of_log else 0
+        page += self._page_of(self.logs, log_tag, count - len(page), of_log=True)
+        return tuple(page), len(page) < count
+
+    @staticmethod
+    def _page_of(floors: Floors, tag: TagHash, count: int, *, of_log: bool) -> list[Floor]:
+        return [Floor(tag, until, of_log, log) for tag, until, log in floors.above(tag, count)]
+
+    @staticmethod
+    def cursor_after(page: Sequence[Floor]) -> FloorCursor:
+        """Return where the next page begins."""
+        return FloorCursor(page[-1].of_log, page[-1].tag) if page else NO_FLOORS
 
     def dead(self, first_seqnum: SeqNum, tag_counts: bytes, tags: bytes) -> Mask:
         """Tell which records are dead, of consecutive ones whose tag columns these are.

@@ -60,6 +60,25 @@ class Extent(NamedTuple):
     length: MetalogPosition
 
 
+class TrimExtent(NamedTuple):
+    """Which trims a copy of the metalog has: the first `trims` of incarnation `copy_of`.
+
+    `epoch` is the incarnation that proposed the last of them; 0: it is not said, or there is none.
+    Equal numbers of trims with the same `epoch` are the same trims.
+    """
+
+    copy_of: Epoch = Epoch(0)
+    trims: int = 0
+    epoch: Epoch = Epoch(0)
+
+    def covers(self, trims: int, copy_of: Epoch) -> bool:
+        """Whether the first `trims` trims of incarnation `copy_of` are among these.
+
+        Not if this copy is older: the newer incarnation may have other trims in their places.
+        """
+        return not trims or (trims <= self.trims and copy_of <= self.copy_of)
+
+
 class LineageColumns(msgspec.Struct, frozen=True, array_like=True):
     """A lineage as checkpoints hold it: where each run begins, and its epoch."""
 

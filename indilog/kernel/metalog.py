@@ -63,6 +63,17 @@ class Floor(NamedTuple):
     log: TagHash = TagHash(0)
 
 
+class FloorCursor(NamedTuple):
+    """How far floors were sent, page by page: all floors of tags, ascending, then those of logs."""
+
+    of_log: bool = False
+    tag: TagHash = 0
+
+
+NO_FLOORS: Final = FloorCursor()
+"""The cursor before the first page."""
+
+
 class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
     """Floors of logs and tags rise; it orders no records. `number` trims came before it."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId, TagHash
-from indilog.kernel.metalog import UNSAID, Floor
+from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId
+from indilog.kernel.lineage import TrimExtent
+from indilog.kernel.metalog import NO_FLOORS, UNSAID, Floor, FloorCursor
 from indilog.wire.wire_message import WireMessage
 
 
@@ -42,12 +43,12 @@ class TagFloors(WireMessage, frozen=True):
     """storage → index, storage: floors that lead from the first `start` trims to the first `trims`.
 
     Sent unasked for every trim by two storage nodes, and as pages of all floors when asked for
-    (`start` None): a page names the tags above `after`, in order, and whether it is the last one; a
-    floor in it may be newer than `trims` says. Who has applied `position` metalog entries has
-    applied all trims that it tells of. `epoch` is the incarnation of the primary that proposed the
-    last of the trims, `previous` the one that proposed the last of the first `start`, `copy_of` is
-    as in `IndexData`. Without floors and with `start` equal to `trims` it says which trims there
-    are.
+    (`start` None): a page has the floors after the cursor `after`, in order, and says whether it is
+    the last one; a floor in it may be newer than `trims` says. A node that has applied `position`
+    metalog entries has applied all trims of the message. `epoch` is the incarnation of the primary
+    that proposed the last of the trims, `previous` the one that proposed the last of the first
+    `start`, `copy_of` is as in `IndexData`. Without floors and with `start` equal to `trims` it
+    says which trims there are.
     Lost: a lookup names more trims than are applied, or the next one does not follow on; the index
     node says `TagFloorsWanted`.
     Repeated: floors only grow.
@@ -56,23 +57,28 @@ class TagFloors(WireMessage, frozen=True):
     start: int | None
     trims: int
     floors: tuple[Floor, ...]
-    after: TagHash = 0
+    after: FloorCursor = NO_FLOORS
     last: bool = True
     position: MetalogPosition = 0
     epoch: Epoch = UNSAID
     previous: Epoch = UNSAID
     copy_of: Epoch = UNSAID
 
+    @property
+    def extent(self) -> TrimExtent:
+        """Which trims the sender knows."""
+        return TrimExtent(self.copy_of, self.trims, self.epoch)
+
 
 class TagFloorsWanted(WireMessage, frozen=True):
-    """index, storage → storage: send me all floors of tags above `after`; none, if I have them all.
+    """index, storage → storage: send me all floors after `after`; none, if I have them all.
 
     I have those of `trims` trims, of which incarnation `epoch` of the primary proposed the last.
     Lost: asked again after a while.
     Repeated: answered again.
     """
 
-    after: TagHash
+    after: FloorCursor = NO_FLOORS
     trims: int = 0
     epoch: Epoch = UNSAID
 

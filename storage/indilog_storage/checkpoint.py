@@ -73,7 +73,6 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     ordering: OrderingColumns
     logs: _Floors
     tags: _Floors
-    trims: int
     trimmed_at: MetalogPosition
     shards: tuple[_ShardPart, ...]
     unjournaled: bytes
@@ -97,7 +96,7 @@ def checkpoint_of(
     entries = tuple(unjournaled)
     columns = ordering.copied()
     logs, tags = ordering.floors.logs.columns(), ordering.floors.tags.columns()
-    trims, trimmed_at = ordering.floors.trims, ordering.trimmed_at
+    trimmed_at = ordering.trimmed_at
     copies = [(shard.id, shard.copied()) for shard in shards.values()]
 
     def encoded() -> bytes:
@@ -106,7 +105,6 @@ def checkpoint_of(
                 columns(),
                 _Floors(*(column.tobytes() for column in logs)),
                 _Floors(*(column.tobytes() for column in tags)),
-                trims,
                 trimmed_at,
                 tuple(_ShardPart(shard, copy()) for shard, copy in copies),
                 entries_encoded(entries),
@@ -138,7 +136,7 @@ def restore(
     trimmed = ordering.floors
     _restore_floors(trimmed.logs, checkpoint.logs)
     _restore_floors(trimmed.tags, checkpoint.tags)
-    trimmed.trims, ordering.trimmed_at = checkpoint.trims, checkpoint.trimmed_at
+    ordering.trimmed_at = checkpoint.trimmed_at
     ordering.restore(checkpoint.ordering)
     covered.restore(ordering.extent, checkpoint.before)
     for part in checkpoint.shards:

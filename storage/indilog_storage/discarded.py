@@ -47,5 +47,5 @@ def _answer(to: NodeId, shard: Shard, runs: list[list[int]], ordering: Ordering)
             looked = int(found[-1][-1, 1]) if count == DISCARDED_RUNS_MAX else looked
             break
     columns = np.concatenate(found).tobytes()
-    trims, copy_of = ordering.floors.trims, ordering.last
-    return Send(to, Discarded(shard.id, columns, looked, trims, copy_of))
+    known = ordering.trim_extent
+    return Send(to, Discarded(shard.id, columns, looked, known.trims, known.copy_of))

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from indilog.base.errors import DataLossError
-from indilog.base.ids import Epoch, Instant, NodeId, TagHash
+from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
-from indilog.kernel.metalog import UNSAID, Base, Entry, NewRecords, is_possible
+from indilog.kernel.floors import Trimmed
+from indilog.kernel.metalog import NO_FLOORS, UNSAID, Base, Entry, NewRecords, is_possible
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import History, HistoryWanted
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
@@ -46,8 +47,8 @@ class HistoryFetch:
         self._source = 0
         self._request = 0
         self._asked = False
-        self._cursor: TagHash = 0
-        """Floors of tags up to here are known."""
+        self._cursor = NO_FLOORS
+        """The floors up to here are known."""
         self._promised: int | None = None
         """How many trims the floors cover that came."""
         self._is_short = False
@@ -81,7 +82,8 @@ class HistoryFetch:
         self._resend.progressed()
 
     def _begin_floors(self) -> None:
-        self._asked, self._has_floors, self._cursor, self._promised = False, False, 0, None
+        self._asked, self._has_floors = False, False
+        self._cursor, self._promised = NO_FLOORS, None
         self._is_short = False
         self._lacking.clear()
 
@@ -111,7 +113,7 @@ class HistoryFetch:
         self._source = (self._source + 1) % len(self._others)
         self._is_short = False
         if not self._has_floors:
-            self._cursor, self._promised = 0, None
+            self._cursor, self._promised = NO_FLOORS, None
 
     def deadline(self) -> Instant | None:
         """When to ask again."""
@@ -131,7 +133,7 @@ class HistoryFetch:
         self._promised = min(promised, message.trims)
         if not message.last:
             self._progressed()
-            self._cursor = message.floors[-1].tag if message.floors else 0
+            self._cursor = Trimmed.cursor_after(message.floors)
         elif self._promised >= self.base.trims:
             self._progressed()
             self._has_floors = True

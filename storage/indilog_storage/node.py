@@ -153,7 +153,7 @@ class StorageNode:
             "read_only": int(self._appends.room is not None),
             "reads_waiting": len(self._waiting),
             "replaced_entries": self.replaced,
-            "trims": self._ordering.floors.trims,
+            "trims": self._ordering.trims,
             "floors": len(self._ordering.floors.logs) + len(self._ordering.floors.tags),
             **self._care.status(),
         }

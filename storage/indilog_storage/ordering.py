@@ -19,7 +19,7 @@ import msgspec
 from indilog.base.columns import Pack, Packs
 from indilog.base.ids import Epoch, LocalId, MetalogPosition, SeqNum, ShardId, ViewNumber
 from indilog.kernel.floors import Trimmed
-from indilog.kernel.lineage import Extent, Lineage, LineageColumns
+from indilog.kernel.lineage import Extent, Lineage, LineageColumns, TrimExtent
 from indilog.kernel.metalog import Entry, MetalogReplay, NewRecords, Span, Trim
 from indilog.roles.metalog_reader import MetalogReader
 
@@ -91,9 +91,19 @@ class Ordering:
         """Which incarnation of the primary proposed the last applied entry; 0: there is none."""
         return self.reader.lineage.last
 
+    @property
+    def trims(self) -> int:
+        """How many trims are applied."""
+        return self._replay.trims
+
+    @property
+    def trim_extent(self) -> TrimExtent:
+        """Which trims are applied."""
+        return TrimExtent(self.last, self.trims, self.trim_epoch(self.trims))
+
     def knows(self, trims: int, epoch: Epoch) -> bool:
         """Whether so many trims are applied, and an entry of an incarnation or of a later one."""
-        return trims <= self.floors.trims and epoch <= self.last
+        return epoch <= self.last and TrimExtent(self.last, self.trims).covers(trims, epoch)
 
     @property
     def extent(self) -> Extent:
@@ -128,7 +138,6 @@ class Ordering:
         self._times.append(max(before_us, entry.time_us))
         if isinstance(entry, Trim):
             self.floors.apply(entry.floors)
-            self.floors.trims = self._replay.trims
             self.trimmed_at = self.position
             self._trim_positions.append(entry.position)
         self._tails.append(self._replay.tail)
@@ -146,7 +155,6 @@ class Ordering:
             cut[ShardId(shard)] -= length
         trims = bisect_left(self._trim_positions, position)
         self._replay = MetalogReplay(position, self.tail_before(position), cut, trims)
-        self.floors.trims = trims
         self.trimmed_at = self._trim_positions[trims - 1] + 1 if trims else 0
         for packs, rows in zip(self._packs, (position, spans, trims), strict=True):
             packs.changed(rows)

@@ -42,21 +42,21 @@ def told_of_trims(view: View, ordering: Ordering) -> list[Effect]:
 
 def floors_page(ordering: Ordering, message: TagFloorsWanted, to: NodeId) -> Send:
     """Answer with the next page of all floors, or that the asker has them all."""
-    trims = ordering.floors.trims
-    if trims == message.trims and message.epoch == ordering.trim_epoch(trims) and trims:
+    copy_of, trims, epoch = ordering.trim_extent
+    if trims and (trims, epoch) == (message.trims, message.epoch):
         return Send(to, _no_floors(ordering))
-    after = min(max(message.after, 0), 2**64 - 1)
+    tag = min(max(message.after.tag, 0), 2**64 - 1)
+    after = message.after._replace(tag=tag)
     page, last = ordering.floors.page(after, _FLOORS_PER_PAGE)
     floors = TagFloors(
         None, trims, page, after, last, ordering.trimmed_at,
-        epoch=ordering.trim_epoch(trims), copy_of=ordering.last,
+        epoch=epoch, copy_of=copy_of,
     )  # fmt: skip
     return Send(to, floors)
 
 
 def _no_floors(ordering: Ordering) -> TagFloors:
-    trims = ordering.floors.trims
-    epoch, last = ordering.trim_epoch(trims), ordering.last
+    copy_of, trims, epoch = ordering.trim_extent
     return TagFloors(
-        trims, trims, (), position=ordering.trimmed_at, epoch=epoch, previous=epoch, copy_of=last
+        trims, trims, (), position=ordering.trimmed_at, epoch=epoch, previous=epoch, copy_of=copy_of
     )

@@ -14,7 +14,7 @@ from indilog.kernel.index_snapshot import (
     SnapshotOpened,
     WriteSnapshot,
 )
-from indilog.kernel.metalog import Floor
+from indilog.kernel.metalog import NO_FLOORS, Floor
 from indilog.roles.role import AskSnapshots, Effect, Received, Send, SnapshotsAnswered, Started
 from indilog.wire.messages import IndexBlock, IndexData, IndexLookup
 from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
@@ -255,7 +255,7 @@ def test_a_trim_that_replaced_another_makes_the_node_fetch_all_floors() -> None:
     node = with_two()
     node.handle([told(0, FIRST, epoch=1, previous=0, copy_of=1)], T0)
     (question,) = questions(node.handle([told(1, SECOND, epoch=2, previous=2, copy_of=2)], T0))
-    assert (question.after, question.trims) == (0, 0)
+    assert (question.after, question.trims) == (NO_FLOORS, 0)
     assert node.status()["trims"] == 0
     page = TagFloors(None, 2, (SECOND,), epoch=Epoch(2), copy_of=Epoch(2))
     node.handle([Received(A, page, Epoch(1)), Received(B, page, Epoch(1))], T0)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from indilog.base.ids import Epoch, Instant, NodeId
-from indilog.kernel.metalog import Floor
+from indilog.base.ids import Epoch, Instant, NodeId, TagHash
+from indilog.kernel.metalog import Floor, FloorCursor
 from indilog.roles.role import Effect, Received, Send
 from indilog.wire.messages import (
     IndexAnswer,
@@ -28,7 +28,7 @@ def answer_of(effects: Sequence[Effect]) -> IndexAnswer | None:
 
 def asks(effects: Sequence[Effect]) -> list[tuple[NodeId, int]]:
     return [
-        (e.to, e.message.after)
+        (e.to, e.message.after.tag)
         for e in effects
         if isinstance(e, Send) and isinstance(e.message, TagFloorsWanted)
     ]
@@ -77,9 +77,9 @@ def test_a_lost_trim_is_noticed_by_the_next_and_all_floors_are_fetched() -> None
     assert due is not None
     ((source, after),) = asks(node.handle([], due))
     assert after == 0
-    page = TagFloors(None, 2, (Floor(7, 3, of_log=False),), 0, last=False)
+    page = TagFloors(None, 2, (Floor(7, 3, of_log=False),), last=False)
     assert asks(node.handle([Received(source, page, Epoch(1))], due)) == [(source, 7)]
-    last = TagFloors(None, 5, (Floor(9, 2, of_log=False),), 7)
+    last = TagFloors(None, 5, (Floor(9, 2, of_log=False),), FloorCursor(tag=TagHash(7)))
     node.handle([Received(source, last, Epoch(1))], due)
     assert node.status()["trims"] == 2, "as many as the first page covered"
 
@@ -90,9 +90,11 @@ def test_a_page_of_a_node_that_knows_fewer_trims_than_the_first_promises_no_more
     due = node.deadline()
     assert due is not None
     ((source, _),) = asks(node.handle([], due))
-    page = TagFloors(None, 3, (Floor(7, 3, of_log=False),), 0, last=False)
+    page = TagFloors(None, 3, (Floor(7, 3, of_log=False),), last=False)
     assert asks(node.handle([Received(source, page, Epoch(1))], due)) == [(source, 7)]
-    node.handle([Received(source, TagFloors(None, 1, (), 7), Epoch(1))], due)
+    node.handle(
+        [Received(source, TagFloors(None, 1, (), FloorCursor(tag=TagHash(7))), Epoch(1))], due
+    )
     assert node.status()["trims"] == 1
     again = node.deadline()
     assert again is not None
@@ -104,8 +106,8 @@ def test_floors_are_asked_for_elsewhere_when_a_node_stays_silent() -> None:
     node.handle([data(one(1, 4)), lookup_after(1, 4)], T0)
     sources = []
     now = T0
-    for _ in range(2):
-        now = Instant(now + 1.0)
+    for _ in range(3):
+        now = Instant(now + 1.0)  # the pause doubles
         sources += [to for to, _ in asks(node.handle([], now))]
     assert set(sources) == {A, B}
 

@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indilog.base.ids import TagHash
 from indilog.kernel.floors import Floors, Trimmed
-from indilog.kernel.metalog import Floor
+from indilog.kernel.metalog import NO_FLOORS, Floor
 
 TAGS = st.integers(1, 40)
 
@@ -75,12 +76,12 @@ def test_pages_name_every_floor_once(floors: list[Floor], size: int) -> None:
     trimmed = Trimmed()
     trimmed.apply(floors)
     told: list[Floor] = []
-    last, after = False, 0
+    last, after = False, NO_FLOORS
     while not last:
         page, last = trimmed.page(after, size)
         assert len(page) <= size
         told += page
-        after = page[-1].tag if page else after
+        after = Trimmed.cursor_after(page)
     other = Trimmed()
     other.apply(told)
     assert len(told) == len({(f.tag, f.of_log) for f in told})
@@ -94,20 +95,58 @@ def log_of(tag: int) -> int:
     return tag % 3 + 1
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.builds(Floor, LOGS, st.integers(0, 30), st.just(True), st.just(0)),
-            st.integers(10, 14).flatmap(
-                lambda tag: st.builds(
-                    Floor, st.just(tag), st.integers(0, 30), st.just(False), st.just(log_of(tag))
-                )
-            ),
+FLOORS_WITH_LOGS = st.lists(
+    st.one_of(
+        st.builds(Floor, LOGS, st.integers(0, 30), st.just(True), st.just(0)),
+        st.integers(10, 14).flatmap(
+            lambda tag: st.builds(
+                Floor, st.just(tag), st.integers(0, 30), st.just(False), st.just(log_of(tag))
+            )
         ),
-        max_size=30,
     ),
-    st.integers(0, 30),
+    max_size=30,
 )
+
+
+@given(FLOORS_WITH_LOGS, st.lists(FLOORS_WITH_LOGS, max_size=20), st.integers(1, 4))
+def test_pages_cover_the_floors_of_the_first_one_while_trims_go_on(
+    floors: list[Floor], between: list[list[Floor]], size: int
+) -> None:
+    """A trim between two pages may drop floors of tags that no page has had."""
+    trimmed, other = Trimmed(), Trimmed()
+    trimmed.apply(floors)
+    promised = dict[tuple[int, bool], int]()
+    for tag, until, of_log, _ in floors:
+        promised[tag, of_log] = max(until, promised.get((tag, of_log), 0))
+    last, after = False, NO_FLOORS
+    for raised in [*between, *[[]] * 100]:
+        page, last = trimmed.page(after, size)
+        other.apply(page)
+        if last:
+            break
+        after = Trimmed.cursor_after(page)
+        trimmed.apply(raised)
+    assert last
+    for (tag, of_log), until in promised.items():
+        floor = other.logs.of(tag)
+        if not of_log:
+            floor = max(other.tags.of(tag), other.logs.of(log_of(tag)))
+        assert floor >= until
+
+
+def test_a_tag_floor_dropped_between_two_pages_is_covered_by_a_later_page() -> None:
+    trimmed, other = Trimmed(), Trimmed()
+    trimmed.apply([Floor(3, 5, of_log=False), Floor(9, 100, of_log=False, log=TagHash(1))])
+    page, last = trimmed.page(NO_FLOORS, 1)
+    other.apply(page)
+    trimmed.apply([Floor(1, 200, of_log=True)])
+    assert not trimmed.tags.of(9)
+    rest, last = trimmed.page(Trimmed.cursor_after(page), 9)
+    other.apply(rest)
+    assert (other.logs.of(1), last) == (200, True)
+
+
+@given(FLOORS_WITH_LOGS, st.integers(0, 30))
 def test_a_floor_that_the_log_has_reached_goes_and_nothing_is_alive_again(
     floors: list[Floor], merged_after: int
 ) -> None:
@@ -125,13 +164,13 @@ def test_a_floor_that_the_log_has_reached_goes_and_nothing_is_alive_again(
         kept, said = trimmed.tags.of(tag), highest.get((tag, False), 0)
         assert max(kept, own) == max(said, own)
         assert not kept or kept > own
-    page, last = trimmed.page(0, 100)
+    page, last = trimmed.page(NO_FLOORS, 100)
     assert last
     again = Trimmed()
     again.apply(page)
-    assert again.page(0, 100) == (page, True)
+    assert again.page(NO_FLOORS, 100) == (page, True)
     again.tags.restore(trimmed.tags.columns())
-    assert again.page(0, 100) == (page, True)
+    assert again.page(NO_FLOORS, 100) == (page, True)
 
 
 def test_a_floor_of_which_the_log_is_not_said_stays() -> None:

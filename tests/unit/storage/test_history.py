@@ -175,7 +175,7 @@ def test_a_base_that_nobody_asked_for_or_that_is_nonsense_is_ignored() -> None:
 
 def test_floors_that_were_not_asked_for_are_ignored() -> None:
     pair = ordered_pair()
-    floors = messages(pair.nodes[B].tell(TagFloorsWanted(0), sender=INDEX), INDEX)
+    floors = messages(pair.nodes[B].tell(TagFloorsWanted(), sender=INDEX), INDEX)
     pair.nodes[A].tell(*floors, sender=B)
     assert pair.nodes[A].ignored[-1] == "floors that nobody asked for, or no longer"
 

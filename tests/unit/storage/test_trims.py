@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from indilog.base.ids import Epoch, Instant, NodeId, ViewNumber
-from indilog.kernel.metalog import Floor, Trim
+from indilog.kernel.metalog import NO_FLOORS, Floor, Trim
 from indilog.kernel.records import HEADER_BYTES
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind
@@ -122,10 +122,12 @@ def test_a_trim_is_told_to_every_index_node_and_again_on_demand() -> None:
         told = TagFloors(0, 1, (floor,), position=2, epoch=Epoch(1), copy_of=Epoch(1))
         assert told in messages(sent, node)
     machine.tell(trim(2, 1, TAG, 2, of_log=False), sender=PRIMARY)
-    (page,) = messages(machine.tell(TagFloorsWanted(0), sender=INDEX), NodeId(INDEX))
-    both = floor, Floor(TAG, 2, of_log=False)
+    (page,) = messages(machine.tell(TagFloorsWanted(), sender=INDEX), NodeId(INDEX))
+    both = Floor(TAG, 2, of_log=False), floor
     assert page == TagFloors(None, 2, both, position=3, epoch=Epoch(1), copy_of=Epoch(1))
-    (known,) = messages(machine.tell(TagFloorsWanted(0, 2, Epoch(1)), sender=INDEX), NodeId(INDEX))
+    (known,) = messages(
+        machine.tell(TagFloorsWanted(NO_FLOORS, 2, Epoch(1)), sender=INDEX), NodeId(INDEX)
+    )
     assert known == TagFloors(
         2, 2, (), position=3, epoch=Epoch(1), previous=Epoch(1), copy_of=Epoch(1)
     )
@@ -133,7 +135,7 @@ def test_a_trim_is_told_to_every_index_node_and_again_on_demand() -> None:
 
 def test_who_asks_beyond_what_is_known_makes_the_node_ask_the_primary() -> None:
     """A trim orders nothing that would be missed; if its message was lost, nobody else notices."""
-    for question in (IndexDataWanted(0, 5, 1), TagFloorsWanted(0)):
+    for question in (IndexDataWanted(0, 5, 1), TagFloorsWanted()):
         machine = with_records()
         sent = machine.tell(question, sender=INDEX)
         (asked,) = messages(sent, PRIMARY)
