@@ -5,7 +5,8 @@ its `Context`. `indilog.testing` has what tests need, `indilog.sdk` what librari
 everything else is internal.
 """
 
-from indilog.apps.app import App, Context
+from typing import TYPE_CHECKING
+
 from indilog.base.errors import (
     AppendOutcomeUnknownError,
     AppNameTakenError,
@@ -34,10 +35,14 @@ from indilog.base.errors import (
     WorkerCrashedError,
 )
 from indilog.base.ids import MAX_SEQNUM
+from indilog.base.lazy_names import lazy_names
 from indilog.base.log import Entry, Log, Record
-from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
-from indilog.link.access import Endpoint, reach
-from indilog.remote_client import connect
+
+if TYPE_CHECKING:
+    from indilog.apps.app import App, Context
+    from indilog.client import Client, open  # noqa: A004 indilog.open reads as it is meant
+    from indilog.link.access import Endpoint, reach
+    from indilog.remote_client import connect
 
 __all__ = [
     "MAX_SEQNUM",
@@ -77,3 +82,13 @@ __all__ = [
     "open",
     "reach",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "indilog.apps.app": ["App", "Context"],
+        "indilog.client": ["Client", "open"],
+        "indilog.link.access": ["Endpoint", "reach"],
+        "indilog.remote_client": ["connect"],
+    },
+)

@@ -16,10 +16,10 @@ package. What an application needs is in `indilog`; what only a library needs is
   function and the context of the running call.
 """
 
-from indilog.apps.context import current_context
-from indilog.apps.function import Function, function_of
-from indilog.apps.signature import ResultType, Signature, arguments_text, plain_value
+from typing import TYPE_CHECKING
+
 from indilog.base.ids import TAG_BYTES_MAX, SeqNum, UserTag, can_be_in_tag
+from indilog.base.lazy_names import lazy_names
 from indilog.base.log import READ_RANGE_LIMIT_MAX, check_bound
 from indilog.sdk.event import Event
 from indilog.sdk.log_clock import LogClock
@@ -27,6 +27,11 @@ from indilog.sdk.losses import Losses, named
 from indilog.sdk.outcomes import appended, check_own_append
 from indilog.sdk.record_format import RecordFormat
 from indilog.sdk.surviving_records import leftover, may_go_further
+
+if TYPE_CHECKING:
+    from indilog.apps.context import current_context
+    from indilog.apps.function import Function, function_of
+    from indilog.apps.signature import ResultType, Signature, arguments_text, plain_value
 
 __all__ = [
     "READ_RANGE_LIMIT_MAX",
@@ -52,3 +57,12 @@ __all__ = [
     "named",
     "plain_value",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "indilog.apps.context": ["current_context"],
+        "indilog.apps.function": ["Function", "function_of"],
+        "indilog.apps.signature": ["ResultType", "Signature", "arguments_text", "plain_value"],
+    },
+)

@@ -1,0 +1,30 @@
+"""Public names of a package that are imported when they are first used (PEP 562).
+
+Each process of a platform imports `indilog` before its own modules. What only a client or an
+application needs (pydantic, websockets) would make up a quarter of the start of a node.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package.
+
+    Args:
+        package: the name of the package, `__name__` there.
+        modules: the names that each module provides, by the module's full name.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names}
+
+    def provide(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found: object = getattr(importlib.import_module(module_of[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return provide
