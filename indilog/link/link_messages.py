@@ -68,7 +68,7 @@ class RecordValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(_Message, frozen=True):
-    """compute node → worker, client: this is the version spoken here, and these are the limits.
+    """compute node → worker, client: the version of this end, and its limits.
 
     Lost: the link is closed; the other end has asked nothing yet.
     Repeated: never.
@@ -235,7 +235,7 @@ class LogFindTime(_Message, frozen=True):
 class LogSetAux(_Message, frozen=True):
     """worker, client → compute node: keep `aux` beside a record; answered by `Done`.
 
-    Lost: the aux data may not be there, which it may never be relied on to be.
+    Lost: the aux data may be missing, which it always may.
     Repeated: never.
     """
 
@@ -246,7 +246,7 @@ class LogSetAux(_Message, frozen=True):
 
 
 class LogTrim(_Message, frozen=True):
-    """worker, client → compute node: forget the records below `until`; answered by `Done`.
+    """worker, client → compute node: delete the records below `until`; answered by `Done`.
 
     Lost: the asker gets a `NotReadyError`; it may have happened, and twice is harmless.
     Repeated: never.
@@ -262,7 +262,7 @@ class LogTrim(_Message, frozen=True):
 
 
 class CallFunction(_Message, frozen=True):
-    """worker, client → compute node: run `app.function` and tell me its result; answered by
+    """worker, client → compute node: run `app.function` and return its result; answered by
     `Returned`.
 
     `depth` is how many calls stand above this one; a client's is 0. With an idempotency `key` it is
@@ -280,10 +280,11 @@ class CallFunction(_Message, frozen=True):
 
 
 class SendFunction(_Message, frozen=True):
-    """worker, client → compute node: run `app.function` later, and do not wait; answered by
+    """worker, client → compute node: run `app.function` later, without waiting; answered by
     `Accepted`.
 
-    Lost: the outcome is unknown to the asker (`CallOutcomeUnknownError`); what was accepted runs.
+    Lost: the outcome is unknown to the caller (`CallOutcomeUnknownError`); an accepted invocation
+    runs.
     Repeated: never.
     """
 
@@ -295,8 +296,8 @@ class SendFunction(_Message, frozen=True):
 
 
 class AskInvocation(_Message, frozen=True):
-    """client → compute node: how far is this recorded invocation, waiting up to `wait_s` for its
-    outcome; answered by `InvocationTold`.
+    """client → compute node: asks for the state of a recorded invocation, waiting up to `wait_s`
+    for its outcome; answered by `InvocationTold`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -330,10 +331,10 @@ class DeployApp(_Message, frozen=True):
 
 
 class UndeployApp(_Message, frozen=True):
-    """client → compute node: take this application away; answered by `Undeployed`.
+    """client → compute node: remove this application; answered by `Undeployed`.
 
-    Lost: the outcome is unknown to the asker; undeploying again is harmless, and says if it was
-    done.
+    Lost: the outcome is unknown to the asker; undeploying again is harmless, and reports whether it
+    was done.
     Repeated: never.
     """
 
@@ -342,10 +343,10 @@ class UndeployApp(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """asker → asked: stop working on the question of this number, its answer is not wanted.
+    """asker → asked: stop working on the question of this number; its answer is not needed.
 
     The asked one may answer all the same; the asker ignores that.
-    Lost: the link is closed, which stops everything that was asked over it.
+    Lost: the link is closed, which stops everything asked over it.
     Repeated: never.
     """
 
@@ -365,7 +366,7 @@ class Appended(_Message, frozen=True):
 
 
 class RecordsFound(_Message, frozen=True):
-    """compute node → worker, client: the records asked for; none: proven that there is none.
+    """compute node → worker, client: the requested records; none: proven that there is none.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -376,7 +377,7 @@ class RecordsFound(_Message, frozen=True):
 
 
 class TailFound(_Message, frozen=True):
-    """compute node → worker, client: the seqnum asked for: the tail, or where a time begins.
+    """compute node → worker, client: the requested seqnum: the tail, or the first one at a time.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.
@@ -399,7 +400,7 @@ class TimeIs(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
-    """compute node → worker, client: what was asked for is done.
+    """compute node → worker, client: the request is done.
 
     Lost: as with the question.
     Repeated: never.
@@ -442,8 +443,8 @@ class Deployed(_Message, frozen=True):
 class Undeployed(_Message, frozen=True):
     """compute node → client: the application, as it was, takes no new calls.
 
-    Lost: the outcome is unknown to the asker; undeploying again is harmless, and says if it was
-    done.
+    Lost: the outcome is unknown to the asker; undeploying again is harmless, and reports whether it
+    was done.
     Repeated: never.
     """
 
@@ -451,7 +452,7 @@ class Undeployed(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """asked → asker: it did not work; `kind` names the class of `indilog.base.errors`.
+    """asked → asker: the request failed; `kind` names the class of `indilog.base.errors`.
 
     Lost: as with the question.
     Repeated: never.

@@ -10,7 +10,7 @@ from indilog.link.link_message import LinkStruct
 
 
 class LogSetRetention(LinkStruct, frozen=True):
-    """worker, client → compute node: this is the log's policy from now on; answered by `Done`.
+    """worker, client → compute node: sets the log's policy from now on; answered by `Done`.
 
     Lost: the outcome is unknown to the asker (`AppendOutcomeUnknownError`); twice is harmless.
     Repeated: never.
@@ -23,7 +23,7 @@ class LogSetRetention(LinkStruct, frozen=True):
 
 
 class LogRetention(LinkStruct, frozen=True):
-    """worker, client → compute node: what is the log's policy? Answered by `RetentionFound`.
+    """worker, client → compute node: asks for the log's policy; answered by `RetentionFound`.
 
     Lost: the asker gets a `NotReadyError`; nothing was changed.
     Repeated: never.
@@ -34,7 +34,7 @@ class LogRetention(LinkStruct, frozen=True):
 
 
 class RetentionFound(LinkStruct, frozen=True):
-    """compute node → worker, client: this is the log's policy.
+    """compute node → worker, client: the log's policy.
 
     Lost: the asker gets a `NotReadyError`.
     Repeated: never.

@@ -12,7 +12,7 @@ from indilog.link.link_message import LinkStruct
 class Ready(LinkStruct, frozen=True):
     """worker → compute node: this process can run functions now.
 
-    Lost: the worker is gone; the node starts another one.
+    Lost: the worker has crashed; the node starts another one.
     Repeated: never.
     """
 
@@ -20,9 +20,9 @@ class Ready(LinkStruct, frozen=True):
 
 
 class ThreadsLeft(LinkStruct, frozen=True):
-    """worker → compute node: so many threads run on although their calls are over.
+    """worker → compute node: number of threads that still run although their calls have ended.
 
-    Lost: the worker is gone, and its threads with it.
+    Lost: the worker has crashed, and its threads with it.
     Repeated: never.
     """
 
@@ -35,8 +35,8 @@ class Invoke(LinkStruct, frozen=True):
     `slot` is the call's place in the memory that says which calls are begun and which revoked
     (`compute/indilog_compute/workers/claims`); a revoked one is answered by a `Failed` of kind
     `RevokedError`.
-    Lost: the worker died; the caller gets a `WorkerCrashedError` if the call was begun, else it
-    runs elsewhere.
+    Lost: the worker crashed; the caller gets a `WorkerCrashedError` if the call had begun,
+    otherwise it runs elsewhere.
     Repeated: never.
     """
 
@@ -50,10 +50,10 @@ class Invoke(LinkStruct, frozen=True):
 
 
 class Load(LinkStruct, frozen=True):
-    """compute node → worker: import these sources as deployment number so-and-so; answered by
+    """compute node → worker: import these sources under this deployment number; answered by
     `Loaded`.
 
-    Lost: the worker died; the deployment fails, and the one before goes on.
+    Lost: the worker crashed; the deployment fails, and the previous one continues.
     Repeated: never.
     """
 
@@ -63,9 +63,9 @@ class Load(LinkStruct, frozen=True):
 
 
 class Unload(LinkStruct, frozen=True):
-    """compute node → worker: forget a deployment; no call of it runs any more. Not answered.
+    """compute node → worker: drop a deployment; no call of it runs any more. Not answered.
 
-    Lost: the worker died, and its memory with it.
+    Lost: the worker crashed, and its memory is freed.
     Repeated: never.
     """
 
@@ -73,10 +73,10 @@ class Unload(LinkStruct, frozen=True):
 
 
 class CheckArguments(LinkStruct, frozen=True):
-    """compute node → worker: do these arguments fit the function? Answered by `Done`, or a `Failed`
-    that says which do not.
+    """compute node → worker: check whether these arguments fit the function. Answered by `Done`, or
+    by a `Failed` that names those that do not.
 
-    Lost: the worker died; nothing was run, and another one is asked.
+    Lost: the worker crashed; nothing was run, and another one is asked.
     Repeated: never.
     """
 
@@ -86,9 +86,10 @@ class CheckArguments(LinkStruct, frozen=True):
 
 
 class Ping(LinkStruct, frozen=True):
-    """compute node → worker: does your event loop turn? Answered by `Done`, at once if it does.
+    """compute node → worker: checks that the worker's event loop is running. Answered by `Done`, at
+    once if it is.
 
-    Lost: the worker died.
+    Lost: the worker crashed.
     Repeated: never.
     """
 
@@ -96,7 +97,7 @@ class Ping(LinkStruct, frozen=True):
 class Loaded(LinkStruct, frozen=True):
     """worker → compute node: the sources are imported; this is the application they define.
 
-    Lost: the worker died; the deployment fails.
+    Lost: the worker crashed; the deployment fails.
     Repeated: never.
     """
 
@@ -107,10 +108,10 @@ class Loaded(LinkStruct, frozen=True):
 
 
 class RunServices(LinkStruct, frozen=True):
-    """compute node → worker: run the services of these deployments, by number, and of no others.
-    Not answered.
+    """compute node → worker: run the services of these deployments, by number, and no others. Not
+    answered.
 
-    Lost: the worker died, and its services with it.
+    Lost: the worker crashed, and its services with it.
     Repeated: harmless.
     """
 
@@ -118,9 +119,9 @@ class RunServices(LinkStruct, frozen=True):
 
 
 class ServicesTold(LinkStruct, frozen=True):
-    """worker → compute node: so my services are now, all of them; said when one has changed.
+    """worker → compute node: the state of all services of this worker; sent when one has changed.
 
-    Lost: the worker is gone, and its services with it.
+    Lost: the worker crashed, and its services with it.
     Repeated: harmless.
     """
 

@@ -10,7 +10,8 @@ from indilog.wire.wire_message import WireMessage
 
 
 class MetalogCovered(WireMessage, frozen=True):
-    """storage → primary: what the metalog says below `position` is in both of my checkpoints.
+    """storage → primary: everything that the metalog says below `position` is in both checkpoints
+    of this node.
 
     `epoch` is the incarnation that proposed the entry before `position`; 0: there is none. So the
     primary knows how much of that equals its own metalog.
@@ -23,11 +24,11 @@ class MetalogCovered(WireMessage, frozen=True):
 
 
 class MetalogBase(WireMessage, frozen=True):
-    """primary → engine, storage: the entries that you want are not here any more; `base` stands for
-    them. It answers the `MetalogWanted` of number `request`.
+    """primary → engine, storage: the requested entries are no longer kept; `base` replaces them.
+    Answers the `MetalogWanted` of number `request`.
 
-    Lost: asked again after a while.
-    Repeated: passed over by who has the entries below it.
+    Lost: asked again after a pause.
+    Repeated: ignored by a node that has the entries below it.
     """
 
     base: Base
@@ -35,11 +36,11 @@ class MetalogBase(WireMessage, frozen=True):
 
 
 class HistoryWanted(WireMessage, frozen=True):
-    """storage → storage: what did the entries from `start` on order, below position `end`?
+    """storage → storage: asks what the entries from `start` on ordered, below position `end`.
 
     `last` is the incarnation that proposed the last entry that the sender has, `end_epoch` the one
     that proposed the entry before `end`: who has that one there has the right entries below it.
-    Lost: another storage node is asked after a while.
+    Lost: another storage node is asked after a pause.
     Repeated: answered again.
     """
 
@@ -56,7 +57,7 @@ class History(WireMessage, frozen=True):
     `previous` is the incarnation that proposed the entry before `start`, which is where the asker's
     copy ends, or 0: then what the asker has is not what was committed. `lacking`: this node lacks
     what the entries below `end` ordered, too.
-    Lost: another storage node is asked after a while.
+    Lost: another storage node is asked after a pause.
     Repeated: the second one matches no question.
     """
 

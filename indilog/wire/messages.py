@@ -64,22 +64,23 @@ class Direction(enum.IntEnum):
 
 
 class AppendBatch(WireMessage, frozen=True):
-    """engine → storage: a record batch for the shard, epoch and localids that its header names.
+    """engine → storage: a record batch; its header names shard, epoch and localids.
 
-    Lost: the next batch does not follow on; storage says `ShardStored`, and the engine sends again
-    from there.
-    Repeated: localids already stored are not stored again; storage says `ShardStored`.
+    Lost: the next batch does not follow; storage answers `ShardStored`, and the engine resends from
+    there.
+    Repeated: localids already stored are not stored again; storage answers `ShardStored`.
     """
 
     batch: bytes
 
 
 class ShardStoredWanted(WireMessage, frozen=True):
-    """engine → storage: how much of the shard do you have? I, writer `epoch`, wait for an order.
+    """engine → storage: asks for the stored prefix of a shard; sent by its writer `epoch` while it
+    waits for an order.
 
     Asked instead of sending batches again: they may be lost, or a replica may be slow. The answer
     says which batches it lacks.
-    Lost: asked again after a while.
+    Lost: asked again after a pause.
     Repeated: answered again.
     """
 
@@ -88,12 +89,12 @@ class ShardStoredWanted(WireMessage, frozen=True):
 
 
 class ShardStored(WireMessage, frozen=True):
-    """storage → engine: the gap-free prefix of a shard here, when a batch was refused or known
-    already, when it was asked for, and when the storage node has started.
+    """storage → engine: the gap-free prefix of a shard at this replica; sent for a refused or known
+    batch, on request, and after a start of the storage node.
 
     `epoch` is the newest writer known here. An older one than the receiver: this replica does not
     know it (any more), and it has to claim and open the shard here again.
-    Lost: the engine says `ShardStoredWanted` after a while.
+    Lost: the engine sends `ShardStoredWanted` after a pause.
     Repeated: absolute.
     """
 
@@ -107,26 +108,25 @@ class ShardProgress(WireMessage, frozen=True):
 
     `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
     durable.
-    Lost: said again with the next change, and after a while as long as something stored is not
-    ordered.
-    Repeated: the receiver keeps the largest of the newest epoch that one incarnation of the sender
-    reported; what an earlier incarnation reported counts no more.
+    Lost: resent with the next change, and periodically while something stored is not ordered.
+    Repeated: the receiver keeps the largest prefix of the newest epoch, from the newest incarnation
+    of the sender.
     """
 
     stored: dict[ShardId, tuple[Epoch, LocalId]]
 
 
 class MetalogEntries(WireMessage, frozen=True):
-    """primary → engine, storage: committed metalog entries from `start` on, the type-O data
-    (thesis 4.1).
+    """primary → engine, storage: committed metalog entries from `start` on: the type-O data (thesis
+    4.1).
 
     `previous` is the incarnation that proposed the entry before `start` (0: there is none), so a
     reader sees whether its copy has the same entries up to there; `committed` entries are committed
     in all. Sent when entries are committed, without any when the primary has started, and as the
     answer to the `MetalogWanted` of number `request` (0: it is none). An answer begins where the
     asker's copy ends, or earlier: then what the copy has from there on was replaced.
-    Lost: the next one does not follow on; the receiver says `MetalogWanted`. With no next one, the
-    receiver asks as soon as it waits for an ordering that does not come.
+    Lost: the next one does not follow, and the receiver sends `MetalogWanted`. With no next one, it
+    asks when it waits for a missing ordering.
     Repeated: entries already applied are skipped; the second answer matches no question.
     """
 
@@ -138,11 +138,11 @@ class MetalogEntries(WireMessage, frozen=True):
 
 
 class MetalogWanted(WireMessage, frozen=True):
-    """engine, storage → primary: send me the committed entries from `start` on.
+    """engine, storage → primary: asks for the committed entries from `start` on.
 
     `last` is the incarnation that proposed the last entry that the sender has, before `start` (0:
     it has none). The primary answers from where the sender's copy and its own are equal.
-    Lost: asked again after a while, under a new `request`.
+    Lost: asked again after a pause, under a new `request`.
     Repeated: answered again, which is harmless.
     """
 
@@ -152,17 +152,17 @@ class MetalogWanted(WireMessage, frozen=True):
 
 
 class TailWanted(WireMessage, frozen=True):
-    """engine → primary: where does the log end now, and what is the committed metalog position?
+    """engine → primary: asks for the end of the log and the committed metalog position.
 
     Lost: asked again until the caller's deadline.
-    Repeated: answered again; the engine knows the first answer by `request`.
+    Repeated: answered again; the engine matches the first answer by `request`.
     """
 
     request: int
 
 
 class TailIs(WireMessage, frozen=True):
-    """primary → engine: everything committed lies below `tail`; `position` and `cut` belong to it.
+    """primary → engine: everything committed is below `tail`; `position` and `cut` belong to it.
 
     `time_us` is the primary's time: no committed entry is stamped later, no later entry earlier.
     Lost: asked again.
@@ -185,9 +185,9 @@ class TailIs(WireMessage, frozen=True):
 
 
 class ShardClaim(WireMessage, frozen=True):
-    """engine → storage: I write this shard under `epoch` now; refuse every older writer.
+    """engine → storage: the writer `epoch` claims a shard; refuse every older writer.
 
-    Lost: said again until all replicas answered.
+    Lost: resent until all replicas have answered.
     Repeated: answered again.
     """
 
@@ -196,11 +196,12 @@ class ShardClaim(WireMessage, frozen=True):
 
 
 class ShardClaimed(WireMessage, frozen=True):
-    """storage → engine: older writers are refused, durably; this much of the shard is stored here.
+    """storage → engine: older writers are refused, durably; reports how much of the shard is stored
+    here.
 
     `authoritative`: this replica never had more. One that is new, or whose disk was damaged or
     wiped, cannot say so (PITFALLS 14).
-    Lost: the claim is said again.
+    Lost: the claim is resent.
     Repeated: absolute.
     """
 
@@ -211,13 +212,13 @@ class ShardClaimed(WireMessage, frozen=True):
 
 
 class ShardOpen(WireMessage, frozen=True):
-    """engine → storage: continue the shard at `start`, the smallest prefix of all its
-    authoritative replicas.
+    """engine → storage: continue the shard at `start`, the smallest prefix of all its authoritative
+    replicas.
 
     What lies beyond was never on the ack quorum, so it was never ordered; it is dropped. A replica
     that lacks what lies before fetches it from the others.
-    Lost: said again until all replicas answered.
-    Repeated: a shard that is open under this epoch stays as it is.
+    Lost: resent until all replicas have answered.
+    Repeated: a shard already open under this epoch does not change.
     """
 
     shard: ShardId
@@ -228,7 +229,7 @@ class ShardOpen(WireMessage, frozen=True):
 class ShardOpened(WireMessage, frozen=True):
     """storage → engine: the shard continues at `start` under `epoch`.
 
-    Lost: `ShardOpen` is said again.
+    Lost: `ShardOpen` is resent.
     Repeated: the engine counts each replica once.
     """
 
@@ -273,13 +274,13 @@ class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IndexData(WireMessage, frozen=True):
-    """storage → index, engine: index data of some metalog positions, the type-S data.
+    """storage → index, engine: index data of some metalog positions: the type-S data.
 
     The first replica of a shard sends it unasked: each position to one index shard, and to every
     engine. Of positions without records two storage nodes tell, and of the last position of each
     index shard when they hear the first entry of a new incarnation. `copy_of` is the incarnation
     that proposed the sender's last entry: what the sender says is true of that one's metalog.
-    Lost: an index node that is asked about a later position, and an engine that sees a gap, say
+    Lost: an index node asked about a later position, or an engine that sees a gap, sends
     `IndexDataWanted`.
     Repeated: positions and parts already applied are skipped.
     """
@@ -289,11 +290,11 @@ class IndexData(WireMessage, frozen=True):
 
 
 class IndexDataWanted(WireMessage, frozen=True):
-    """index, engine → storage: send me the index data of positions `start`, `start + step`, ...
+    """index, engine → storage: asks for the index data of positions `start`, `start + step`, ...
     below `end`.
 
     The storage node answers with what it has applied, as many positions as fit one message.
-    Lost: asked again after a while.
+    Lost: asked again after a pause.
     Repeated: answered again.
     """
 
@@ -306,8 +307,8 @@ class IndexDataWanted(WireMessage, frozen=True):
 
 
 class IndexLookup(WireMessage, frozen=True):
-    """engine → index: which `count` records with `tag` come first from `bound` on, below seqnum
-    `limit`?
+    """engine → index: asks for the first `count` records with `tag` from `bound` on, below seqnum
+    `limit`.
 
     NEXT: the smallest seqnums in [bound, limit), ascending. PREV: the largest in [0, min(bound,
     limit - 1)], descending. The node answers when it has applied all *its* metalog positions below
@@ -315,7 +316,7 @@ class IndexLookup(WireMessage, frozen=True):
     skips nothing.
     `names_first`: the engine may have the record, so it wants to be told where a single match is
     that is not the bound itself, and asks storage on its own.
-    Lost: the engine starts the lookup again under a new `request` when its deadline passes.
+    Lost: the engine restarts the lookup under a new `request` after its deadline.
     Repeated: answered again; the aggregator counts each index shard once.
     """
 
@@ -346,7 +347,7 @@ class IndexAnswer(WireMessage, frozen=True):
     It goes to the node that the lookup names: an aggregator, or the index node that is its master.
     `exact`: the only match asked for is the bound itself, and the node has already told storage to
     answer.
-    Lost: the lookup is started again.
+    Lost: the lookup is restarted.
     Repeated: the aggregator counts each index shard once.
     """
 
@@ -376,12 +377,12 @@ class IndexAnswer(WireMessage, frozen=True):
 
 
 class LookupResult(WireMessage, frozen=True):
-    """aggregator, index → engine: the merged matches, best first; empty: proven that there is none
-    at or above `floor`, unless `lost` says otherwise.
+    """aggregator, index → engine: the merged matches, best first. If empty, it proves that there is
+    none at or above `floor`, unless `lost` names a range.
 
     Sent for `count` > 1, for no match, with `names_first`, and where the bound is trimmed; a single
     match goes to storage as `ReadRecords` instead.
-    Lost: the lookup is started again.
+    Lost: the lookup is restarted.
     Repeated: the second one finds no request.
     """
 
@@ -401,12 +402,12 @@ class LookupResult(WireMessage, frozen=True):
 
 
 class ReadRecords(WireMessage, frozen=True):
-    """engine, index, aggregator → storage: give the records at these seqnums of a shard to
-    `origin`.
+    """engine, index, aggregator → storage: asks for the records at these seqnums of a shard; the
+    answer goes to `origin`.
 
     Storage waits until it has applied the metalog up to them, so many trims, and an entry of
     incarnation `epoch` of the primary, or of a later one.
-    Lost: the engine asks another replica when its deadline passes.
+    Lost: the engine asks another replica after its deadline.
     Repeated: answered again.
     """
 
@@ -436,11 +437,11 @@ STORED_RECORD_OVERHEAD_BYTES: Final = 32
 
 
 class RecordsRead(WireMessage, frozen=True):
-    """storage → engine: the records asked for; `unknown` are those that this replica cannot show.
+    """storage → engine: the requested records; `unknown` are those that this replica cannot show.
 
     Unknown never means absent: the engine asks another replica. `trimmed` are those that are
     trimmed as of `position` (that of the last trim known here): whole, or in all of their tags.
-    Lost: asked again elsewhere.
+    Lost: asked again at another replica.
     Repeated: the second one finds no request.
     """
 
@@ -457,7 +458,7 @@ class RecordsRead(WireMessage, frozen=True):
 class AuxSet(WireMessage, frozen=True):
     """engine → storage: keep `aux` beside the record, if there is room.
 
-    Lost: the aux data is not there, which it may always be.
+    Lost: the aux data is missing, which it may always be.
     Repeated: absolute.
     """
 
@@ -470,10 +471,10 @@ class AuxSet(WireMessage, frozen=True):
 
 
 class DiskFull(WireMessage, frozen=True):
-    """storage, primary → engine: there is no room on my disk (`full`), so take no appends; or there
-    is again.
+    """storage, primary → engine: this node's disk is full and takes no appends (`full`), or has
+    room again.
 
-    Lost: said again while the disk is full; a receiver believes it for a few repetitions only.
+    Lost: resent while the disk is full; a receiver relies on it for a few repetitions only.
     Repeated: absolute.
     """
 
@@ -481,10 +482,10 @@ class DiskFull(WireMessage, frozen=True):
 
 
 class BatchesWanted(WireMessage, frozen=True):
-    """storage → storage: give me the batches of the shard that hold the ordered localids [first,
-    end); I am a replica that lost them.
+    """storage → storage: asks for the batches of a shard with the ordered localids [first, end),
+    which the sender lost.
 
-    Lost: asked again after a while, of another replica.
+    Lost: asked again after a pause, of another replica.
     Repeated: answered again.
     """
 
@@ -494,12 +495,12 @@ class BatchesWanted(WireMessage, frozen=True):
 
 
 class Batches(WireMessage, frozen=True):
-    """storage → storage: intact batches among those asked for from `first` on, as many as fit.
+    """storage → storage: intact batches among the requested ones from `first` on, as many as fit.
 
     None at all: this replica does not have the batch of `first` either. They are of ordered records
     only, about which replicas cannot differ.
     Lost: asked again.
-    Repeated: what is no longer missing is passed over.
+    Repeated: batches no longer missing are ignored.
     """
 
     shard: ShardId

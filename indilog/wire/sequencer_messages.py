@@ -26,8 +26,8 @@ class MetalogAppend(WireMessage, frozen=True):
     `folded`: the primary keeps no entries below it, so the backup need not either. `base`, whose
     position is `start`, replaces all that the backup has, if that lacks an entry before; one that
     ends below the backup's own base does so if the backup is of incarnation `anew`.
-    Lost: the backup's `MetalogStored` stays behind, and the primary sends again from there.
-    Repeated: entries that the backup has are skipped; what an older incarnation said is ignored.
+    Lost: the backup's `MetalogStored` lags, and the primary resends from there.
+    Repeated: entries that the backup has are skipped; messages of an older incarnation are ignored.
     """
 
     promises: ClassVar[bool] = False
@@ -44,13 +44,13 @@ class MetalogAppend(WireMessage, frozen=True):
 
 
 class MetalogStored(WireMessage, frozen=True):
-    """backup → primary: how many metalog entries are durable here, and which incarnation of the
-    primary proposed the last of them.
+    """backup → primary: how many metalog entries are durable here, and the incarnation of the
+    primary that proposed the last one.
 
     From `epoch` (0: there is none) the primary knows how many of them are its own. `incomplete` is
     the incarnation of the backup if it may lack entries that it had once, else 0. The entries below
     `base` are not here one by one.
-    Lost: the primary sends again after a while, and the backup repeats it.
+    Lost: the primary resends after a pause, and the backup repeats it.
     Repeated: absolute.
     """
 
@@ -61,12 +61,12 @@ class MetalogStored(WireMessage, frozen=True):
 
 
 class MetalogCopyWanted(WireMessage, frozen=True):
-    """primary → backup: I, incarnation `epoch`, lack entries; say what you have, and take nothing
-    from older incarnations any more.
+    """primary → backup: the primary's incarnation `epoch` lacks entries; report your copy, and
+    refuse older incarnations.
 
     With an `anchor`, a position, it also asks for the entries from `start` up to and including that
     one; None: for none. The backup answers when it can never forget what it was told here.
-    Lost: asked again after a while.
+    Lost: asked again after a pause.
     Repeated: answered again.
     """
 
@@ -76,8 +76,8 @@ class MetalogCopyWanted(WireMessage, frozen=True):
 
 
 class MetalogCopy(WireMessage, frozen=True):
-    """backup → primary: `length` entries are durable here, the last proposed by `last`; and some of
-    those that you, incarnation `asked`, wanted.
+    """backup → primary: `length` entries are durable here, the last proposed by `last`; has some of
+    the entries that incarnation `asked` requested.
 
     `whole`: none is missing that this backup ever answered for. `previous` is the incarnation that
     proposed the entry before `start`, `anchor_epoch` the one that proposed that at `anchor` (0:
@@ -85,7 +85,7 @@ class MetalogCopy(WireMessage, frozen=True):
     `start` is its position. Two copies that have entries of one incarnation at one position are
     equal up to it.
     Lost: asked again.
-    Repeated: what is no longer wanted is passed over.
+    Repeated: entries no longer needed are ignored.
     """
 
     asked: Epoch

@@ -15,11 +15,11 @@ from indilog.wire.wire_message import WireMessage
 
 
 class TrimWanted(WireMessage, frozen=True):
-    """engine → primary: let this floor rise, of a whole log or of a tag.
+    """engine → primary: asks to raise this floor, of a whole log or of a tag.
 
-    Lost: said again until it is answered or the caller's time is over.
-    Repeated: one whose entry is known is answered with that, another one makes an entry that
-    changes nothing.
+    Lost: resent until it is answered or the caller's deadline has passed.
+    Repeated: answered with its entry if that is known; otherwise it makes an entry that changes
+    nothing.
     """
 
     request: int
@@ -27,10 +27,10 @@ class TrimWanted(WireMessage, frozen=True):
 
 
 class TrimIs(WireMessage, frozen=True):
-    """primary → engine: who has applied `position` metalog entries has applied the trim that was
-    wanted; None: it is refused, because it reaches beyond `tail`.
+    """primary → engine: a node that has applied `position` entries has applied the trim. None:
+    refused, because it reaches beyond `tail`.
 
-    Lost: the engine says `TrimWanted` again.
+    Lost: the engine resends `TrimWanted`.
     Repeated: the second one finds no request.
     """
 
@@ -49,8 +49,8 @@ class TagFloors(WireMessage, frozen=True):
     that proposed the last of the trims, `previous` the one that proposed the last of the first
     `start`, `copy_of` is as in `IndexData`. Without floors and with `start` equal to `trims` it
     says which trims there are.
-    Lost: a lookup names more trims than are applied, or the next one does not follow on; the index
-    node says `TagFloorsWanted`.
+    Lost: a lookup names more trims than are applied, or the next one does not follow; the index
+    node sends `TagFloorsWanted`.
     Repeated: floors only grow.
     """
 
@@ -88,13 +88,13 @@ DISCARDED_RUNS_MAX: Final = 4096
 
 
 class DiscardedWanted(WireMessage, frozen=True):
-    """index → storage: which of these records of a shard have you discarded, because they are
-    trimmed whole or in all their tags?
+    """index → storage: asks which of these records of a shard are discarded, because they are
+    trimmed as a whole or in all their tags.
 
     `runs`: the first seqnum and the one after the last (u64 each) of each run, ascending; at most
     4,096 runs.
     Lost: asked of another replica, or not until the index has grown further.
-    Repeated: answered again; an answer that is not awaited is passed over.
+    Repeated: answered again; an unexpected answer is ignored.
     """
 
     shard: ShardId
@@ -102,13 +102,13 @@ class DiscardedWanted(WireMessage, frozen=True):
 
 
 class Discarded(WireMessage, frozen=True):
-    """storage → index: these records of the shard are discarded; all below seqnum `end` were looked
-    at.
+    """storage → index: these records of the shard are discarded; all records below seqnum `end`
+    were checked.
 
     No read may return them any more: the first `trims` trims say so. Records that were lost are not
     among them. `runs` is as in the question, `copy_of` as in `IndexData`.
     Lost: the question is asked again.
-    Repeated: passed over.
+    Repeated: ignored.
     """
 
     shard: ShardId
@@ -125,7 +125,7 @@ NOT_TOLD: Final = 2**64 - 2
 
 
 class TagFirstsWanted(WireMessage, frozen=True):
-    """engine → index: which is the first record with each of these tags (u64 each), below `limit`?
+    """engine → index: asks for the first record with each of these tags (u64 each), below `limit`.
 
     Asked of every index shard about tags that are appended and not known here (thesis 5.7), and
     answered as a lookup is: when all its positions below `position` are applied.

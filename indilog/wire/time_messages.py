@@ -7,10 +7,10 @@ from indilog.wire.wire_message import WireMessage
 
 
 class TimeLookup(WireMessage, frozen=True):
-    """engine → storage: what is the first seqnum that was ordered at `time_us` or later, in
-    microseconds since 1970 on the clock of the primary?
+    """engine → storage: asks for the first seqnum ordered at `time_us` or later, in microseconds
+    since 1970 by the primary's clock.
 
-    Lost: another storage node is asked after a while.
+    Lost: another storage node is asked after a pause.
     Repeated: answered again.
     """
 
@@ -19,11 +19,12 @@ class TimeLookup(WireMessage, frozen=True):
 
 
 class TimeFound(WireMessage, frozen=True):
-    """storage → engine: it is `seqnum`, and who has applied `position` metalog entries has it.
+    """storage → engine: the answer is `seqnum`; a node that has applied `position` metalog entries
+    has it.
 
     Not `found`: nothing was ordered so late among the `position` entries applied here; `seqnum` is
     the tail after them.
-    Lost: another storage node is asked after a while.
+    Lost: another storage node is asked after a pause.
     Repeated: the second one finds no request.
     """
 
