@@ -1,5 +1,6 @@
 """What all tests share: hypothesis profiles and the number of seeds.
 
+`--all` runs the tests marked `repeated` too: what others show, of another process, layout or seed.
 `HYPOTHESIS_PROFILE` chooses a profile: `dev` looks for new examples on every run, `ci` (what
 `./test` uses) always tries the same ones, `nightly` tries many. `--seeds N` gives the tests marked
 `heavy` more seeds than their own moderate number, `--messages N` those of queues more messages,
@@ -27,7 +28,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--seeds`, `--kills`, `--transactions`, `--messages` and `--runs`."""
+    """Add `--all`, `--seeds`, `--kills`, `--transactions`, `--messages` and `--runs`."""
+    parser.addoption("--all", action="store_true", help="also run the tests marked `repeated`")
     parser.addoption(
         "--seeds", type=int, default=None, help="how many seeds each test marked `heavy` runs"
     )
@@ -43,6 +45,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--runs", type=int, default=None, help="how many workflows run while processes are killed"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked `repeated`, unless `--all` is given."""
+    if config.getoption("--all"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("repeated")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("repeated")]
 
 
 @pytest.fixture(autouse=True)

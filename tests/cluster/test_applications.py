@@ -26,6 +26,7 @@ from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, until
 from tests.cluster.platform_process import PlatformProcess
 from tests.support.clients import http_client
+from tests.support.repeated import repeated
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 8
@@ -92,7 +93,7 @@ async def run(platform: Platform, application: Application, seed: int) -> tuple[
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("capacity", [60, 2])
+@pytest.mark.parametrize("capacity", [repeated(60), 2])
 @pytest.mark.asyncio
 async def test_reservations_equal_capacity_used_and_orders_although_workers_are_killed(
     tmp_path: Path, capacity: int, seeds_wanted: int | None
@@ -113,7 +114,7 @@ async def test_reservations_equal_capacity_used_and_orders_although_workers_are_
 async def test_each_review_is_there_once_although_workers_are_killed(
     tmp_path: Path, seeds_wanted: int | None
 ) -> None:
-    for seed in range(seeds_wanted or 2):
+    for seed in range(seeds_wanted or 1):
         application = Media(users=30, movies=20)
         async with running(tmp_path / str(seed), workers=2) as platform:
             done, faults = await run(platform, application, seed)
@@ -189,7 +190,7 @@ async def faults_after(there: PlatformProcess, application: Travel | Media) -> l
     return faults
 
 
-@pytest.mark.parametrize("name", ["travel", "media"])
+@pytest.mark.parametrize("name", ["travel", repeated("media")])
 def test_what_was_under_way_is_done_once_although_everything_is_killed(
     tmp_path: Path, name: str
 ) -> None:

@@ -22,6 +22,7 @@ from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, running_two, until
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import http_client
+from tests.support.repeated import repeated
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio]
 
@@ -255,7 +256,7 @@ async def test_the_same_key_over_http_is_one_run_and_one_result(there: Platform)
         assert await client.call("demo.child") == first
 
 
-@pytest.mark.parametrize("killed", [1, 2], ids=["one", "all"])
+@pytest.mark.parametrize("killed", [repeated(1, "one"), pytest.param(2, id="all")])
 async def test_calls_with_a_key_and_asynchronous_ones_are_accepted_although_workers_are_killed(
     tmp_path: Path, killed: int
 ) -> None:

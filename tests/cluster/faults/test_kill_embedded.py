@@ -11,6 +11,7 @@ import pytest
 
 import indilog.client
 from tests.cluster.append_load import CALLERS, CONFIG
+from tests.support.repeated import repeated
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLS_PER_SEED = 4
@@ -75,7 +76,7 @@ async def killed_again_and_again(directory: Path, seed: int, kills: int) -> None
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, repeated(1)])
 async def test_a3_every_acknowledged_record_is_at_its_seqnum_after_kill_9(
     tmp_path: Path, seed: int
 ) -> None:

@@ -14,6 +14,7 @@ import indilog
 from indilog.remote_client import RemoteClient
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import token_headers
+from tests.support.repeated import repeated
 
 KILLS_PER_SEED = 5
 CALLERS = 8
@@ -84,7 +85,7 @@ async def check(platform: PlatformProcess, acknowledged: dict[int, bytes], calls
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, repeated(1)])
 @pytest.mark.parametrize("options", [(), ("--processes",)], ids=["embedded", "processes"])
 def test_a3_a_platform_killed_amid_appends_finds_everything_again(
     tmp_path: Path, options: tuple[str, ...], seed: int

@@ -21,7 +21,7 @@ from bench.support.servers import free_port
 from tests.cluster.platform_process import PlatformProcess, platform
 from tests.support.clients import http_client
 
-RUNS = 100
+RUNS = 40
 PARTS = 4
 KILL_EVERY_S = 2.0
 WORKERS_SHARE = 0.5

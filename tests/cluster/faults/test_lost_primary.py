@@ -22,6 +22,7 @@ from indilog.runtime.journal.segment_scan import Damage, SegmentScan
 from tests.cluster.faults.test_wiped_replica import DEADLINE_S, append, check, process_of, wipe
 from tests.cluster.platform_process import platform
 from tests.support.clients import http_client
+from tests.support.repeated import repeated
 
 RECORDS = 60
 PRIMARY, BACKUP = "sequencer-0", "sequencer-1"
@@ -65,7 +66,7 @@ def _three_sequencers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.asyncio
-@pytest.mark.parametrize("lose", [wipe, spoil_and_kill])
+@pytest.mark.parametrize("lose", [repeated(wipe), spoil_and_kill])
 async def test_a4_a5_a_primary_that_lost_its_disk_or_a_part_of_it_goes_on_behind_what_was_there(
     tmp_path: Path, lose: Callable[[str, Path], None]
 ) -> None:
