@@ -29,7 +29,7 @@ import numpy as np
 
 from bench.support.harness import ROOT, Report, arguments, run, table_of
 from indilog.base.ids import ShardId
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 from indilog.kernel.metalog import Span
 from indilog.wire.messages import Direction, ShardTags
 from indilog_compute.local_index import Empty, First, Found, LocalIndex, Miss
@@ -61,10 +61,10 @@ class Sample(NamedTuple):
 def limit_bytes(config: NodeConfig) -> int:
     """Return the sum of the limits of all parts of a local index."""
     return (
-        config.suffix_bytes_max
-        + config.popularity_bytes_max
-        + config.tag_cache_bytes_max
-        + config.answer_cache_bytes_max
+        config.caches.suffix_bytes_max
+        + config.caches.popularity_bytes_max
+        + config.caches.tag_cache_bytes_max
+        + config.caches.answer_cache_bytes_max
     )
 
 
@@ -82,7 +82,7 @@ class Local:
     """A local index whose engine appends everything and reads some of it."""
 
     def __init__(self, config: NodeConfig) -> None:
-        self._extended = config.local_index == "extended"
+        self._extended = config.caches.local_index == "extended"
         self.index = LocalIndex(config)
         self.hits = self.reads = 0
 
@@ -140,7 +140,7 @@ def indexed(side: Side, config: NodeConfig | None = None) -> Local | Complete:
     """Return an empty index."""
     if side == "complete":
         return Complete()
-    return Local(config or NodeConfig(local_index=side))
+    return Local(config or node_config(local_index=side))
 
 
 def resident_bytes() -> int:

@@ -67,7 +67,7 @@ class Filler:
         self._config = config
         node = config.node
         self._journal = Journal.open(
-            node.data_dir / "journal", segment_bytes=node.segment_bytes, durability="memory"
+            node.data_dir / "journal", segment_bytes=node.journal.segment_bytes, durability="memory"
         )
         self._view = view_of()
         names = [n for n in self._view.nodes if n not in self._view.engines]
@@ -75,7 +75,7 @@ class Filler:
         streams = {stream_of(name): role for name, role in self._roles.items()}
         recover(self._journal, streams)
         self._checkpointing = Checkpointing(
-            self._journal, streams, lambda _: None, frames=node.checkpoint_frames
+            self._journal, streams, lambda _: None, frames=node.journal.checkpoint_frames
         )
         self._checkpointing.start()
         self._folders = {

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from indilog.config import ClusterConfig, NodeConfig
+from indilog.config import ClusterConfig
+from indilog.config.group import Group
+from indilog.config.node import GROUPS
 from indilog.wire import base_messages, messages, sequencer_messages, tag_messages, time_messages
 from tests.support import protocol_table, settings_table
 
@@ -283,9 +285,10 @@ def test_the_configuration_document_equals_the_code() -> None:
 
 
 def test_every_setting_with_a_dimension_ends_with_its_unit() -> None:
+    parts: list[type[Group]] = [ClusterConfig, *GROUPS.values()]
     unitless = [
         field.name
-        for part in (ClusterConfig, NodeConfig)
+        for part in parts
         for field in dataclasses.fields(part)
         if re.search(r"(time|timeout|size|interval|delay)$", field.name)
     ]

@@ -94,27 +94,27 @@ class Engine:
         self._node = node
         self._views = views
         self._config = config
-        self._extended = config.node.local_index == "extended"
+        self._extended = config.node.caches.local_index == "extended"
         self._begin()
         self.times = TimeLookups(views, config.node)
         self.trims = Trims(views[-1].primary, config.node)
         self._writer: ShardWriter | None = None
-        self.watches = Watches(config.node.lookups_pending_max)
+        self.watches = Watches(config.node.reads.lookups_pending_max)
         self._outbox: list[Effect] = []
         self._upkeep_at, self._watches_known = Instant(0.0), 0
-        self._ready_waiters = ReadyWaiters(config.node.lookups_pending_max)
-        self._join = Resend(config.node.resend_s, config.node.resend_s_max)
+        self._ready_waiters = ReadyWaiters(config.node.reads.lookups_pending_max)
+        self._join = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         self._join_request = 0
-        resend = Resend(config.node.resend_s, config.node.resend_s_max)
+        resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         self._catch_up = CatchUp(views, resend)
 
     def _begin(self) -> None:
         """Have nothing of the log, and wait to join."""
         node = self._config.node
         self._cache = RecordCache(
-            node.record_cache_bytes_max, aux_bytes_max=node.aux_cache_bytes_max
+            node.caches.record_cache_bytes_max, aux_bytes_max=node.caches.aux_cache_bytes_max
         )
-        self._floors = LogFloors(node.log_floors_max)
+        self._floors = LogFloors(node.trims.log_floors_max)
         self._local_reads = LocalReads(self._cache, self._floors)
         self._reads = Reads(self._node, self._views, self._config, self._cache, self._floors)
         self._replay = MetalogReplay()
@@ -286,7 +286,9 @@ class Engine:
             effects += self._upkeep(now)
         elif events:
             self._catch_up.note(now, self.position, self.tag_position)
-            self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.node.resend_s))
+            self._upkeep_at = min(
+                self._upkeep_at, Instant(now + self._config.node.messages.resend_s)
+            )
         if (writer := self._writer) is not None:
             if (due := writer.deadline()) is not None and now >= due:
                 effects += writer.on_time(now)
@@ -488,8 +490,8 @@ class Engine:
         node = self._config.node
         return IndexFeed(
             position,
-            positions_max=node.index_positions_ahead_max,
-            bytes_max=node.index_ahead_bytes_max,
+            positions_max=node.index_tier.index_positions_ahead_max,
+            bytes_max=node.index_tier.index_ahead_bytes_max,
         )
 
     def _on_index_data(self, event: Received, message: IndexData, now: Instant) -> list[Effect]:

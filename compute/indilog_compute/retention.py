@@ -159,8 +159,10 @@ class RetentionRounds:
     ) -> None:
         self._logs = logs
         self._session = Session()
-        self._bytes_per_s = config.retention_bytes_per_s
-        self._round_bytes_max = config.retention_bytes_per_s * config.retention_interval_s
+        self._bytes_per_s = config.trims.retention_bytes_per_s
+        self._round_bytes_max = (
+            config.trims.retention_bytes_per_s * config.trims.retention_interval_s
+        )
         self._pause = pause
         self._policies = logs.log(RETENTION_LOG, self._session)
         self._kept: dict[str, _Kept] = {}

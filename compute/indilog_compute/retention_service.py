@@ -27,8 +27,8 @@ class RetentionService:
     """Enforces the policies of all logs, through one compute node."""
 
     def __init__(self, logs: LogSource, config: NodeConfig) -> None:
-        self._interval_s = config.retention_interval_s
-        self._policies = PolicyLog(logs, logs_max=config.retention_logs_max)
+        self._interval_s = config.trims.retention_interval_s
+        self._policies = PolicyLog(logs, logs_max=config.trims.retention_logs_max)
         self._rounds = RetentionRounds(logs, config, asyncio.sleep)
         self._running: asyncio.Task[None] | None = None
 

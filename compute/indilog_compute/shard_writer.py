@@ -100,16 +100,16 @@ class ShardWriter:
         self.epoch = epoch
         self.takeover = Takeover.CLAIMING
         self.replicas = tuple(replicas)
-        self._frame_records_max = node.frame_records_max
+        self._frame_records_max = node.appends.frame_records_max
         self._in_flight_bytes_max = config.cluster.batch_bytes_max
-        self._frame_bytes = min(node.frame_bytes, config.cluster.batch_bytes_max)
+        self._frame_bytes = min(node.appends.frame_bytes, config.cluster.batch_bytes_max)
         self._room = config.cluster.batch_bytes_max - tags_bytes_max(config.cluster.record_tags_max)
         """Bytes that an open batch may reach with the data of one more record."""
-        self._frames_in_flight_max = node.frames_in_flight_max
-        self._pending_max = node.append_pending_max
-        self._pending_bytes_max = node.append_pending_bytes_max
-        self._timeout_s = node.append_timeout_s
-        self._resend_s = node.resend_s, node.resend_s_max
+        self._frames_in_flight_max = node.appends.frames_in_flight_max
+        self._pending_max = node.appends.append_pending_max
+        self._pending_bytes_max = node.appends.append_pending_bytes_max
+        self._timeout_s = node.appends.append_timeout_s
+        self._resend_s = node.messages.resend_s, node.messages.resend_s_max
         self._resend = Resend(*self._resend_s)
         """When to ask the replicas again."""
         self._open = _Batch()

@@ -34,9 +34,9 @@ class Trims:
 
     def __init__(self, primary: NodeId, config: NodeConfig) -> None:
         self._primary = primary
-        self._trims_max = config.trims_pending_max
-        self._resend = Resend(config.resend_s, config.resend_s_max)
-        self._timeout_s = config.read_timeout_s
+        self._trims_max = config.trims.trims_pending_max
+        self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
+        self._timeout_s = config.reads.read_timeout_s
         self._starting: list[tuple[Floor, object]] = []
         self._under_way: dict[int, _Trim] = {}
         self._next_request = 0

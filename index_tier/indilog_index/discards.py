@@ -44,8 +44,8 @@ class Discards:
     def __init__(self, views: Views, floors: TrimFeed, config: NodeConfig) -> None:
         self._views = views
         self._floors = floors
-        self._resend = Resend(config.resend_s, config.resend_s_max)
-        self._entries_min = config.index_forget_entries_min
+        self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
+        self._entries_min = config.index_tier.index_forget_entries_min
         self._entries = 0
         """Entries of the index when it was asked about last."""
         self._trims = 0

@@ -124,9 +124,10 @@ class IndexNode:
         self._store = self._empty_store()
         self._feed = self._feed_from(0)
         self._snapshots = Snapshots(view, self.index_shard, config.node)
-        self._spilled = SpilledLookups(config.node.lookups_pending_max)
+        self._spilled = SpilledLookups(config.node.reads.lookups_pending_max)
         self._waiting = WaitingLookups(
-            lookups_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
+            lookups_max=config.node.reads.lookups_pending_max,
+            timeout_s=config.node.reads.read_timeout_s,
         )
         self._floors = TrimFeed(view.storage_nodes, config.node)
         self._lineage = Lineage()
@@ -148,7 +149,7 @@ class IndexNode:
         self._kept: Kept | None = None
         """What a checkpoint gave back, until the snapshot is open."""
         self._kept_payload = b""
-        self._resend = Resend(config.node.resend_s, config.node.resend_s_max)
+        self._resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         """When a new fetch begins unless something arrives before; not due: nothing is missed."""
 
     @property
@@ -237,7 +238,7 @@ class IndexNode:
         effects += self._floors.on_time(now, waited_for=waited_for)
         if self._store.sweeping and now >= self._swept_at + _SWEEP_PAUSE_S:
             self._swept_at = now
-            self._store.sweep(self._config.sweep_tags_per_turn)
+            self._store.sweep(self._config.trims.sweep_tags_per_turn)
         effects += self._look_for_discarded(now)
         for waiting in self._waiting.take_expired(now):
             effects.append(Ignore(waiting, "a lookup waited too long for index data"))
@@ -569,17 +570,17 @@ class IndexNode:
 
     def _empty_store(self) -> IndexStore:
         return IndexStore(
-            memory_bytes_max=self._config.index_memory_bytes_max,
-            entries_min=self._config.index_snapshot_entries_min,
-            lost_max=self._config.lost_ranges_max,
+            memory_bytes_max=self._config.index_tier.index_memory_bytes_max,
+            entries_min=self._config.index_tier.index_snapshot_entries_min,
+            lost_max=self._config.index_tier.lost_ranges_max,
         )
 
     def _feed_from(self, position: MetalogPosition) -> IndexFeed:
         return IndexFeed(
             position,
             positions=self._positions,
-            positions_max=self._config.index_positions_ahead_max,
-            bytes_max=self._config.index_ahead_bytes_max,
+            positions_max=self._config.index_tier.index_positions_ahead_max,
+            bytes_max=self._config.index_tier.index_ahead_bytes_max,
         )
 
     def _on_snapshots(self, answer: SnapshotAnswer, now: Instant) -> list[Effect]:

@@ -92,8 +92,8 @@ class Merging:
         self._views = views
         self._index_shards = views[-1].index_shards
         self._engines = frozenset(n for v in views for n in v.engines)
-        self._lookups_max = config.lookups_pending_max
-        self._timeout_s = config.read_timeout_s
+        self._lookups_max = config.reads.lookups_pending_max
+        self._timeout_s = config.reads.read_timeout_s
         self._pending: OrderedDict[tuple[NodeId, int], _Lookup] = OrderedDict()
         """By origin and request, in the order of their first answers, which is that of expiry."""
 

@@ -32,7 +32,7 @@ class Snapshots:
     def __init__(self, view: View, index_shard: int, config: NodeConfig) -> None:
         self._view = view
         self._index_shard = index_shard
-        self._retry_s = config.index_snapshot_retry_s
+        self._retry_s = config.index_tier.index_snapshot_retry_s
         self._writing: SnapshotInfo | None = None
         self._trimmed_until: SeqNum = 0
         """How far the logs were trimmed when a snapshot was last written."""

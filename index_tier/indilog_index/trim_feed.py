@@ -43,7 +43,7 @@ class TrimFeed:
         self.known = TrimExtent()
         self.position: MetalogPosition = 0
         self._sources = sources
-        self._resend = Resend(config.resend_s, config.resend_s_max)
+        self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._announced = 0
         """The most trims that a storage node has announced, of the known copy or a newer one."""
         self._attempts = 0

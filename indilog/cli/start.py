@@ -131,9 +131,9 @@ class PlatformLog:
         The platform goes on writing into the same file, so it is copied and emptied; what is
         written between these two steps is lost.
         """
-        if self.file.stat().st_size <= self._node.log_bytes_max:
+        if self.file.stat().st_size <= self._node.processes.log_bytes_max:
             return
-        for number in range(self._node.log_files_kept - 1, 0, -1):
+        for number in range(self._node.processes.log_files_kept - 1, 0, -1):
             if (old := self._kept(number)).exists():
                 old.replace(self._kept(number + 1))
         shutil.copyfile(self.file, self._kept(1))

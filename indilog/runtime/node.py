@@ -136,7 +136,7 @@ class NodeShell:
         self._transport = transport
         self._epoch = epoch
         self._on_fatal = on_fatal
-        self._idle_s = config.node.journal_idle_s
+        self._idle_s = config.node.journal.journal_idle_s
         self._loop = asyncio.get_running_loop()
         self._streams = {node: stream_of(node) for node in self.roles}
         self._fence = Fence(self.roles, views)
@@ -164,7 +164,7 @@ class NodeShell:
         self.rewriting = Rewriting(journal, self.roles, config.node, self._wake_after, self.metrics)
         by_stream = {self._streams[node]: role for node, role in self.roles.items()}
         self._checkpointing = Checkpointing(
-            journal, by_stream, self._wake_after, frames=config.node.checkpoint_frames
+            journal, by_stream, self._wake_after, frames=config.node.journal.checkpoint_frames
         )
         self._closed = False
         self._settled: list[asyncio.Future[None]] = []
@@ -447,7 +447,7 @@ class NodeShell:
             return
         if not self._journal.dirty:
             self._release()
-        elif self.sync_average_s <= self._config.node.sync_inline_s_max:
+        elif self.sync_average_s <= self._config.node.journal.sync_inline_s_max:
             self._journal.flush()
             self._synced_in(_seconds_of(self._journal.sync_flushed))
             self._release()
@@ -502,7 +502,7 @@ class NodeShell:
 
     def _synced_in(self, seconds: float) -> None:
         self.metrics.syncs.observe(seconds)
-        counted = min(seconds, 2 * self._config.node.sync_inline_s_max)
+        counted = min(seconds, 2 * self._config.node.journal.sync_inline_s_max)
         self.sync_average_s += (counted - self.sync_average_s) * _AVERAGE_WEIGHT
 
     def _release(self) -> None:

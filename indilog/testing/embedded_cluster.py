@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from indilog.client import Client
 from indilog.client import open as open_client
-from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.config import MIB, ClusterConfig, Config, node_config
 
 
 @asynccontextmanager
@@ -22,7 +22,7 @@ async def cluster(config: Config | None = None) -> AsyncIterator[Client]:
     `durability` is `"memory"` unless `config` says otherwise: a test's data does not outlive it.
     """
     config = config or Config(
-        cluster=ClusterConfig(durability="memory"), node=NodeConfig(segment_bytes=8 * MIB)
+        cluster=ClusterConfig(durability="memory"), node=node_config(segment_bytes=8 * MIB)
     )
     with tempfile.TemporaryDirectory(prefix="indilog-test-") as directory:
         async with open_client(directory, config) as client:

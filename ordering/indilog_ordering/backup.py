@@ -70,8 +70,8 @@ class Backup:
         self, primary: NodeId, config: Config, metalog: StoredMetalog, life: Epoch
     ) -> None:
         self._primary = primary
-        self._page_entries = config.node.metalog_entries_in_flight_max
-        self._page_bytes = config.node.page_bytes_max
+        self._page_entries = config.node.ordering.metalog_entries_in_flight_max
+        self._page_bytes = config.node.messages.page_bytes_max
         self._metalog = metalog
         self._life = life
         """The incarnation of this backup."""

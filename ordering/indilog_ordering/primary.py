@@ -67,9 +67,9 @@ class Primary:
     ) -> None:
         self._view = view
         self._epoch = epoch
-        self._page_entries = config.node.metalog_entries_in_flight_max
-        self._page_bytes = config.node.page_bytes_max
-        self._resend_s = config.node.resend_s, config.node.resend_s_max
+        self._page_entries = config.node.ordering.metalog_entries_in_flight_max
+        self._page_bytes = config.node.messages.page_bytes_max
+        self._resend_s = config.node.messages.resend_s, config.node.messages.resend_s_max
         self._metalog = metalog
         self._recovered = len(metalog)
         _check_new(epoch, metalog.epoch_before(len(metalog)))
@@ -88,12 +88,12 @@ class Primary:
         for entry in metalog.iterate(base.position, len(metalog)):
             proposed.apply(entry)
             last_us = max(last_us, entry.time_us)
-        self._clock = EntryClock(last_us, now, config.node.clock_gap_s_max)
+        self._clock = EntryClock(last_us, now, config.node.ordering.clock_gap_s_max)
         self._cut = proposed.cut
         """How far each shard is ordered by all entries, committed or not."""
         self._trims = proposed.trims
         """How many of all entries are trims."""
-        self._trim_requests = TrimRequests(requests_max=config.node.trims_pending_max)
+        self._trim_requests = TrimRequests(requests_max=config.node.trims.trims_pending_max)
         self._covered = dict.fromkeys(view.storage_nodes, Extent(NOBODY, 0))
         """What both checkpoints of each storage node cover."""
         self._covered_by_all: MetalogPosition = 0

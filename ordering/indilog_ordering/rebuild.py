@@ -75,7 +75,7 @@ class Rebuild:
         self._node = view.primary
         self._epoch = epoch
         self._metalog = metalog
-        self._resend = Resend(config.node.resend_s, config.node.resend_s_max)
+        self._resend = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         self._answers: dict[NodeId, MetalogCopy | None] = dict.fromkeys(view.backups)
         """The newest of each backup, without its entries; None: it has not answered this life."""
         self._asked: MetalogCopyWanted | None = None

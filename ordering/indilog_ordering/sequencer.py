@@ -50,7 +50,7 @@ class Sequencer:
         self._node = node
         self._config = config
         self._metalog = StoredMetalog(
-            grows=node == self._view.primary, kept=config.node.metalog_entries_kept
+            grows=node == self._view.primary, kept=config.node.ordering.metalog_entries_kept
         )
         self._incarnations = Incarnations(self._view.nodes)
         self._epoch = Epoch(0)

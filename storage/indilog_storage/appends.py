@@ -59,8 +59,8 @@ class Appends:
         self._shards = shards
         self._logspace = logspace
         self._batch_bytes_max = config.cluster.batch_bytes_max
-        self._unordered_bytes_max = config.node.append_pending_bytes_max
-        self._report = Resend(config.node.resend_s, config.node.resend_s_max)
+        self._unordered_bytes_max = config.node.appends.append_pending_bytes_max
+        self._report = Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
         """When to report again, as long as something stored is not ordered."""
         self._unordered_bytes = 0
         self.room: int | None = None

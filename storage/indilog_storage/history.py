@@ -43,7 +43,7 @@ class HistoryFetch:
         self._node = node
         self._others = others
         self._ordering = ordering
-        self._resend = Resend(config.resend_s, config.resend_s_max)
+        self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
         self._source = 0
         self._request = 0
         self._asked = False

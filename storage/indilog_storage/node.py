@@ -98,7 +98,8 @@ class StorageNode:
         self._ordering = Ordering()
         self._recovery = Recovery(self._shards, self._ordering)
         self._catch_up = CatchUp(
-            self._ordering.reader, Resend(config.node.resend_s, config.node.resend_s_max)
+            self._ordering.reader,
+            Resend(config.node.messages.resend_s, config.node.messages.resend_s_max),
         )
         others = [other for other in views[-1].storage_nodes if other != node]
         self._history = HistoryFetch(node, others, self._ordering, config.node)
@@ -106,15 +107,17 @@ class StorageNode:
         """Entries from other storage nodes that no checkpoint has yet."""
         self._covered = Covered()
         self._waiting = WaitingReads(
-            reads_max=config.node.lookups_pending_max, timeout_s=config.node.read_timeout_s
+            reads_max=config.node.reads.lookups_pending_max,
+            timeout_s=config.node.reads.read_timeout_s,
         )
         self._reads = BatchReads(
-            bytes_max=config.node.record_cache_bytes_max,
-            reading_bytes_max=config.node.page_bytes_max,
-            tasks_max=config.node.lookups_pending_max,
+            bytes_max=config.node.caches.record_cache_bytes_max,
+            reading_bytes_max=config.node.messages.page_bytes_max,
+            tasks_max=config.node.reads.lookups_pending_max,
         )
         self._aux: LRUCache[SeqNum, bytes] = LRUCache(
-            config.node.aux_cache_bytes_max, getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES
+            config.node.caches.aux_cache_bytes_max,
+            getsizeof=lambda aux: len(aux) + _AUX_OVERHEAD_BYTES,
         )
         self._care = DiskCare(node, views, self._shards, self._ordering.floors, config.node)
         self._writers = _writers_of(self._shards, views)
@@ -229,7 +232,7 @@ class StorageNode:
         if self._stirred or now >= self._upkeep_at:
             effects += self._upkeep(now)
         elif events:
-            self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.resend_s))
+            self._upkeep_at = min(self._upkeep_at, Instant(now + self._config.messages.resend_s))
         return effects
 
     def _on_event(self, event: Event, now: Instant) -> list[Effect]:
@@ -381,7 +384,7 @@ class StorageNode:
         if last and self._ordering.last != last and self._speaks_for_empty:
             effects += told_of_incarnation(self._views[-1], self._ordering)
             effects += told_of_trims(self._views[-1], self._ordering)
-        if len(self._unjournaled) >= self._config.ordering_frame_entries:
+        if len(self._unjournaled) >= self._config.ordering.ordering_frame_entries:
             effects.append(self._journaled())
         for read in self._waiting.ready(self._ordering):
             effects += self._start(event, self._page(read))
@@ -520,7 +523,11 @@ class StorageNode:
     def _page(self, message: ReadRecords) -> RecordPage:
         shard = self._shards[message.shard]
         return RecordPage(
-            message, shard, self._aux, self._ordering, bytes_max=self._config.page_bytes_max
+            message,
+            shard,
+            self._aux,
+            self._ordering,
+            bytes_max=self._config.messages.page_bytes_max,
         )
 
     def _on_index_data_wanted(self, event: Received, message: IndexDataWanted) -> list[Effect]:
@@ -536,7 +543,7 @@ class StorageNode:
     def _on_batches_wanted(self, event: Received, message: BatchesWanted) -> list[Effect]:
         if (shard := self._shards.get(message.shard)) is None:
             return [Ignore(event, "batches wanted of a shard that is not kept here")]
-        page_bytes = self._config.page_bytes_max
+        page_bytes = self._config.messages.page_bytes_max
         return self._start(event, BatchPage(event.sender, message, shard, bytes_max=page_bytes))
 
     def _start(self, event: Received, task: BatchTask) -> list[Effect]:
@@ -568,7 +575,7 @@ class StorageNode:
             return [Ignore(event, "aux data for a shard that is not kept here")]
         if size > self._aux_bytes_max:
             return [Ignore(event, "aux data larger than aux_bytes_max")]
-        if size + _AUX_OVERHEAD_BYTES <= self._config.aux_cache_bytes_max:
+        if size + _AUX_OVERHEAD_BYTES <= self._config.caches.aux_cache_bytes_max:
             self._aux[message.seqnum] = message.aux
         return []
 

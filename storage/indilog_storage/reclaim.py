@@ -63,8 +63,8 @@ class Reclaim:
     ) -> None:
         self._shards = shards
         self._floors = floors
-        self._bytes_per_s = config.reclaim_bytes_per_s
-        self._rest_s_min = config.reclaim_rest_s_min
+        self._bytes_per_s = config.storage.reclaim_bytes_per_s
+        self._rest_s_min = config.storage.reclaim_rest_s_min
         self._wanted = False
         """Whether floors have risen since the last pass began."""
         self._began: Instant | None = None

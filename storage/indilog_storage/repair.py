@@ -51,9 +51,9 @@ class Repair:
     ) -> None:
         self._shards = shards
         self._others = {shard: _others(node, views, shard) for shard in shards}
-        self._bytes_per_s = config.repair_bytes_per_s
-        self._patience_s = _PATIENCE * config.resend_s
-        self._retry_s_max = config.repair_retry_s_max
+        self._bytes_per_s = config.storage.repair_bytes_per_s
+        self._patience_s = _PATIENCE * config.messages.resend_s
+        self._retry_s_max = config.storage.repair_retry_s_max
         self._turn = 0
         self._asked: BatchesWanted | None = None
         self._next_at: Instant | None = None

@@ -42,8 +42,8 @@ class Scrub:
 
     def __init__(self, shards: Mapping[ShardId, Shard], config: NodeConfig) -> None:
         self._shards = shards
-        self._bytes_per_s = config.scrub_bytes_per_s
-        self._interval_s = config.scrub_interval_s
+        self._bytes_per_s = config.storage.scrub_bytes_per_s
+        self._interval_s = config.storage.scrub_interval_s
         self._began: Instant | None = None
         self._due: Instant | None = None
         self._todo: list[ShardId] = []

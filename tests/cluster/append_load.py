@@ -16,12 +16,12 @@ from itertools import count
 import uvloop
 
 import indilog.client
-from indilog.config import KIB, ClusterConfig, Config, NodeConfig
+from indilog.config import KIB, ClusterConfig, Config, node_config
 
 CALLERS = 32
 CONFIG = Config(
     cluster=ClusterConfig(record_bytes_max=64 * KIB, batch_bytes_max=128 * KIB),
-    node=NodeConfig(segment_bytes=256 * KIB),
+    node=node_config(segment_bytes=256 * KIB),
 )
 _PADDING = b" " * 200
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from indilog.base.log import LogSource
-from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import embedded
 from indilog_compute.gateway import GatewayServer, create_gateway, guarded_locally
 from indilog_compute.workers.host import FunctionHost
@@ -129,7 +129,7 @@ def config_in(directory: Path, *, engines: int = 1, **node: Any) -> Config:  # n
         "worker_silent_s": 0.3,
     }
     cluster = ClusterConfig(durability="memory", engines=engines)
-    return Config(cluster=cluster, node=NodeConfig(**(own | node)))
+    return Config(cluster=cluster, node=node_config(**(own | node)))
 
 
 @asynccontextmanager
@@ -158,7 +158,7 @@ async def served(config: Config, logs: LogSource) -> AsyncIterator[Platform]:
     host = FunctionHost(config, logs)
     gateway = create_gateway(host, logs, lambda: {"ready": True}, config)
     app = guarded_locally(gateway, host, config.node)  # all rules but the token
-    server = GatewayServer(app, config.node.host, 0, edge=gateway.edge)
+    server = GatewayServer(app, config.node.gateway.host, 0, edge=gateway.edge)
     await host.start()
     try:
         await server.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import indilog
-from indilog.config import MIB, Config, NodeConfig
+from indilog.config import MIB, Config, node_config
 from indilog.runtime.cluster.assembly import embedded
 
 
@@ -16,7 +16,7 @@ from indilog.runtime.cluster.assembly import embedded
 async def test_calls_that_wait_when_it_closes_and_calls_afterwards_get_an_error(
     tmp_path: Path,
 ) -> None:
-    config = Config(node=NodeConfig(data_dir=tmp_path, segment_bytes=8 * MIB))
+    config = Config(node=node_config(data_dir=tmp_path, segment_bytes=8 * MIB))
     async with embedded(config) as platform:
         log = platform.logs.log("orders")
         await log.append(b"x")
@@ -35,7 +35,7 @@ async def test_a_failed_sync_ends_the_platform_and_every_waiting_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults: list[BaseException] = []
-    config = Config(node=NodeConfig(data_dir=tmp_path, segment_bytes=8 * MIB))
+    config = Config(node=node_config(data_dir=tmp_path, segment_bytes=8 * MIB))
     async with embedded(config, faults.append) as platform:
         log = platform.logs.log("orders")
         await log.append(b"x")

@@ -15,7 +15,7 @@ import pytest_asyncio
 import indilog
 from indilog.base.errors import CallOutcomeUnknownError
 from indilog.base.ids import NodeId
-from indilog.config import KIB, MIB
+from indilog.config import KIB, MIB, node_config
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.cluster.gateway_port import keep_port, port_of
 from indilog_compute.gateway import GatewayServer
@@ -121,7 +121,7 @@ async def test_a_client_takes_messages_as_large_as_its_platform_allows(tmp_path:
     config = replace(
         base,
         cluster=replace(base.cluster, message_bytes_max=32 * MIB),
-        node=replace(base.node, page_bytes_max=24 * MIB),
+        node=node_config(base.node, page_bytes_max=24 * MIB),
     )
     async with (
         embedded(config) as there,

@@ -10,14 +10,14 @@ import pytest
 
 from indilog.base.errors import TrimmedError
 from indilog.base.log import Log, Session
-from indilog.config import MIB, Config, NodeConfig
+from indilog.config import MIB, Config, node_config
 from indilog.runtime.cluster.assembly import Platform, embedded, status_of
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.cluster]
 
 
 def config_in(directory: Path) -> Config:
-    node = NodeConfig(data_dir=directory, segment_bytes=8 * MIB, retention_interval_s=0.02)
+    node = node_config(data_dir=directory, segment_bytes=8 * MIB, retention_interval_s=0.02)
     return Config(node=node)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from indilog.base.log import Log, LogSource, Session
-from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.link.remote import RemoteLogs
 from indilog.remote_client import connect
 from indilog.runtime.cluster.assembly import embedded
@@ -53,7 +53,7 @@ async def memory(directory: Path) -> AsyncIterator[LogSource]:
 @asynccontextmanager
 async def embedded_platform(directory: Path) -> AsyncIterator[LogSource]:
     """All roles in this process, with syncs, on small segments."""
-    config = Config(node=NodeConfig(data_dir=directory, segment_bytes=8 * MIB))
+    config = Config(node=node_config(data_dir=directory, segment_bytes=8 * MIB))
     async with embedded(config) as platform:
         yield platform.logs
 
@@ -64,7 +64,7 @@ async def embedded_replicated(directory: Path) -> AsyncIterator[LogSource]:
     process.
     """
     cluster = ClusterConfig(sequencers=3, storage_nodes=2, replicas=2, index_shards=3)
-    node = NodeConfig(
+    node = node_config(
         data_dir=directory,
         segment_bytes=8 * MIB,
         local_index="none",

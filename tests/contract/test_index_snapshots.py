@@ -10,7 +10,7 @@ import uvloop
 
 from indilog.base.errors import TrimmedError
 from indilog.base.log import Log
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.index_snapshot import snapshot_files
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog_index.index_node import IndexNode
@@ -22,7 +22,7 @@ WAVE = 40
 
 def config_in(directory: Path) -> Config:
     """No local index, so that every read goes to the index tier, which has little memory."""
-    node = NodeConfig(
+    node = node_config(
         data_dir=directory, suffix_cuts_max=0, popularity_entries_max=0, tag_cache_seqnums_max=0,
         tag_cache_seqnums_per_tag_max=0, record_cache_bytes_max=0,
         index_memory_bytes_max=40_000, index_snapshot_entries_min=1_000,

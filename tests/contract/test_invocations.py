@@ -24,7 +24,7 @@ from indilog.base.errors import (
     WorkerCrashedError,
 )
 from indilog.base.log import Record
-from indilog.config import KIB, ClusterConfig, NodeConfig
+from indilog.config import KIB, ClusterConfig, NodeConfig, node_config
 from indilog.link.link_messages import Failed, Returned, failed
 from indilog.testing import MemoryLogs
 from indilog.testing.memory_log import MemoryLog
@@ -91,7 +91,7 @@ def service_of(
 async def running(
     logs: MemoryLogs, node: Node, name: str = "a", rank: int = 0, **settings: float
 ) -> AsyncIterator[InvocationService]:
-    config = NodeConfig(**{**FAST, **settings})
+    config = node_config(**{**FAST, **settings})
     service = service_of(logs, config, node, name, rank)
     await service.start()
     try:
@@ -144,7 +144,7 @@ async def test_a_timer_survives_a_restart() -> None:
 async def test_what_a_node_that_vanished_ran_runs_elsewhere() -> None:
     """A node whose process is gone says nothing; another one takes over a lease later."""
     logs, gone, other = MemoryLogs(), Node(), Node(Returned(0, b'"other"'))
-    config = NodeConfig(**FAST)
+    config = node_config(**FAST)
     vanished = service_of(logs, config, gone, "a")
     await vanished.start()
     id_ = await vanished.accept("app.f", b"{}")

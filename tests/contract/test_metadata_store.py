@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from indilog.base.errors import OverloadedError, TooLargeError
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog.runtime.cluster.metadata import (
     Conflict,
     EmbeddedMetadataStore,
@@ -25,7 +25,7 @@ from indilog.runtime.cluster.metadata import (
 )
 from indilog.runtime.cluster.metadata_service import MetadataClient, MetadataServer
 
-CONFIG = NodeConfig(metadata_keys_max=8, metadata_value_bytes_max=1000, metadata_timeout_s=5.0)
+CONFIG = node_config(metadata_keys_max=8, metadata_value_bytes_max=1000, metadata_timeout_s=5.0)
 Open = Callable[[], Awaitable[MetadataStore]]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, ShardId, ViewNumber
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog.kernel.metalog import MetalogReplay, NewRecords, Span
 from indilog.wire.messages import ShardTags
 from indilog_compute.local_index import Answer, Empty, Found, LocalIndex, Matches, Miss
@@ -30,7 +30,7 @@ class Log:
     """A log that a local index follows: every append is one metalog entry."""
 
     def __init__(self, **limits: int) -> None:
-        self.index = LocalIndex(NodeConfig(**limits))  # type: ignore[arg-type]
+        self.index = LocalIndex(node_config(**limits))
         self.replay = MetalogReplay()
 
     def append(self, records: dict[int, Sequence[Sequence[int]]]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from indilog.base.ids import MAX_SEQNUM, NodeId, tag_hash
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.view import view_of
 from indilog.roles.role import Event, Received
 from indilog.wire.messages import Direction, Message
@@ -61,7 +61,7 @@ def cost_of_a_read(
 ) -> Cost:
     """Read with no local index; the record is an own append, or of the other engine."""
     monkeypatch.setattr(TierLookups, "_names_first", lambda _self, _operation: named)
-    node = NodeConfig(local_index="none")
+    node = node_config(local_index="none")
     view = view_of(engines=2, index_shards=2)
     cluster = CountingCluster(view, Config(cluster=ClusterConfig(), node=node), seed=1)
     cluster.append(bytes(RECORD_BYTES), "a", engine=0)

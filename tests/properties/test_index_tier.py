@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.base.ids import EMPTY_TAG, Epoch, Instant, NodeId, ShardId
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.index_snapshot import SnapshotRequest
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.view import View, view_of, with_index_tier_of
@@ -377,7 +377,7 @@ def test_every_answer_is_that_of_a_scan_whatever_is_lost_late_or_repeated(seed: 
     """Also when data comes after the lookup, in parts, or again to a node that lost everything."""
     chance = Random(seed)
     ahead_max = chance.choice([1, 3, 65_536])
-    node = NodeConfig(
+    node = node_config(
         resend_s=1.0,
         read_timeout_s=20.0,
         index_positions_ahead_max=ahead_max,

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, ShardId
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import Span
 from indilog.wire.messages import ShardTags
@@ -62,10 +62,13 @@ class Model:
         """The lowest bound that must not be a miss."""
         config = self.config
         if tag == EMPTY_TAG:
-            if not config.suffix_cuts_max:
+            if not config.caches.suffix_cuts_max:
                 return NEVER
-            return min(self.cut_starts[-config.suffix_cuts_max :], default=self.tail)
-        total, per_tag = config.tag_cache_seqnums_max, config.tag_cache_seqnums_per_tag_max
+            return min(self.cut_starts[-config.caches.suffix_cuts_max :], default=self.tail)
+        total, per_tag = (
+            config.caches.tag_cache_seqnums_max,
+            config.caches.tag_cache_seqnums_per_tag_max,
+        )
         held = sum(min(len(self.matching(tag)), per_tag + per_tag // 8) for tag in TAGS)
         matching = self.matching(tag)
         if not matching or not per_tag or held > total - total // 32:
@@ -77,7 +80,7 @@ class Model:
 def configs(draw: st.DrawFn) -> NodeConfig:
     total = draw(st.sampled_from([0, 1, 5, 20, 200, 1_000_000]))
     per_tag = draw(st.sampled_from([0, 1, 2, 9, 10_000]))
-    return NodeConfig(
+    return node_config(
         suffix_cuts_max=draw(st.sampled_from([0, 1, 3, 100_000])),
         popularity_entries_max=draw(st.sampled_from([0, 1, 3, 10_000])),
         tag_cache_seqnums_max=total,
@@ -210,14 +213,14 @@ def check_range(
 def check_points(index: LocalIndex, model: Model) -> None:
     """`shard_of` is right where it answers, and answers what is recent or was learned."""
     recent = model.surely_known_from(EMPTY_TAG)
-    all_learned = len(model.learned) <= model.config.popularity_entries_max
+    all_learned = len(model.learned) <= model.config.caches.popularity_entries_max
     for record in model.records:
         shard = index.shard_of(record.seqnum)
         assert shard in (None, record.shard)
         if record.seqnum >= recent:
             assert shard == record.shard
     assert index.shard_of(model.tail) is None
-    if model.config.suffix_cuts_max == 0 and all_learned:
+    if model.config.caches.suffix_cuts_max == 0 and all_learned:
         assert all(index.shard_of(seqnum) is not None for seqnum in model.learned)
 
 
@@ -227,14 +230,14 @@ def check_bounds(index: LocalIndex, model: Model) -> None:
     known = 0
     for tag in TAGS:
         of_tag = [r.seqnum for r in model.matching(tag) if told(index, tag, r.seqnum)]
-        per_tag = config.tag_cache_seqnums_per_tag_max
+        per_tag = config.caches.tag_cache_seqnums_per_tag_max
         assert len(of_tag) <= per_tag + per_tag // 8
         known += len(of_tag)
-    assert known <= config.tag_cache_seqnums_max
+    assert known <= config.caches.tag_cache_seqnums_max
     status = index.status()
     assert status["tag_cache"]["entries"] == known
-    assert status["suffix"]["entries"] <= config.suffix_cuts_max
-    assert status["popularity_cache"]["entries"] <= config.popularity_entries_max
+    assert status["suffix"]["entries"] <= config.caches.suffix_cuts_max
+    assert status["popularity_cache"]["entries"] <= config.caches.popularity_entries_max
 
 
 def told(index: LocalIndex, tag: int, seqnum: int) -> bool:

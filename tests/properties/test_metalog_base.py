@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import Base, Entry, Floor
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
@@ -36,7 +36,7 @@ from indilog_ordering.sequencer import Sequencer
 
 KEPT: Final = 8
 CONFIG: Final = Config(
-    node=NodeConfig(metalog_entries_kept=KEPT, metalog_entries_in_flight_max=5, resend_s=1.0)
+    node=node_config(metalog_entries_kept=KEPT, metalog_entries_in_flight_max=5, resend_s=1.0)
 )
 VIEW: Final = view_of(sequencers=3)
 PRIMARY, FIRST, SECOND = VIEW.sequencers

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from indilog.base.ids import NodeId
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.view import view_of
 from tests.support.role_cluster import RoleCluster, Waiter
 
 
 def cluster_of(*, seed: int, delay: float = 0.0, **settings: int) -> RoleCluster:
     view = view_of(engines=2, storage_nodes=2, replicas=2, sequencers=3, index_shards=2)
-    config = Config(cluster=ClusterConfig(), node=NodeConfig(**settings))  # type: ignore[arg-type]
+    config = Config(cluster=ClusterConfig(), node=node_config(**settings))
     return RoleCluster(view, config, seed=seed, delay=delay)
 
 

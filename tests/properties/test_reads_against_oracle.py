@@ -7,7 +7,6 @@ position is the session's or a later one.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, NodeId, log_tag, tag_hash
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, NodeConfig, node_config
 from indilog.kernel.view import view_of
 from indilog.wire.messages import Direction
 from indilog_compute.reads.operation import PENDING, Operation
@@ -60,7 +59,7 @@ def cluster_with(
     aggregation: Literal["aggregator", "master-slave", "both"] = "aggregator",
     index_replicas: int = 1,
 ) -> RoleCluster:
-    node = dataclasses.replace(NodeConfig(frame_records_max=3), **SIZES[sizes])  # type: ignore[arg-type]
+    node = node_config(node_config(frame_records_max=3), **SIZES[sizes])
     view = view_of(
         engines=2,
         storage_nodes=2,
@@ -143,7 +142,7 @@ def test_a_silent_node_of_the_index_tier_costs_a_few_timeouts_and_no_answer(
     started = cluster.now
     check_everything(cluster, 0, range(32))
     lookups = 3 * 33 * (1 + len(TAGS))
-    timeouts = (cluster.now - started) / cluster.config.node.lookup_timeout_s
+    timeouts = (cluster.now - started) / cluster.config.node.reads.lookup_timeout_s
     assert 0 < timeouts < lookups / 10
 
 
@@ -261,9 +260,9 @@ def wrong_reads(cluster: RoleCluster, appends: int) -> list[tuple[object, ...]]:
 
 def resends_within(seconds: float, node: NodeConfig) -> int:
     """Return how often one engine may ask: its pauses double from `resend_s` to `resend_s_max`."""
-    asked, pause = 0, node.resend_s
+    asked, pause = 0, node.messages.resend_s
     while (seconds := seconds - pause) >= 0:
-        asked, pause = asked + 1, min(2 * pause, node.resend_s_max)
+        asked, pause = asked + 1, min(2 * pause, node.messages.resend_s_max)
     return asked
 
 

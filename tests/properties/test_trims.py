@@ -10,7 +10,7 @@ import pytest
 
 from indilog.base.errors import TrimmedError
 from indilog.base.ids import log_tag, tag_hash
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import Floor
 from indilog.kernel.view import view_of
 from indilog.wire.messages import Direction
@@ -95,7 +95,7 @@ class History:
 
 
 def run(sizes: str, seed: int, **faults: float) -> None:
-    config = Config(node=NodeConfig(**SIZES[sizes]))  # type: ignore[arg-type]
+    config = Config(node=node_config(**SIZES[sizes]))
     view = view_of(storage_nodes=2, replicas=2, index_shards=3, engines=2)
     cluster = RoleCluster(view, config, seed=seed, **faults)  # type: ignore[arg-type]
     history, choose = History(cluster), random.Random(seed)

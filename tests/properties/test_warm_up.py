@@ -4,12 +4,10 @@ back (thesis 10), between real roles.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from indilog.base.ids import MAX_SEQNUM, tag_hash
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.view import view_of
 from indilog.wire.messages import Direction
 from tests.support.role_cluster import LOG, RoleCluster
@@ -19,8 +17,8 @@ TAGS = [f"object:{n}" for n in range(12)]
 
 def restarted(**settings: int) -> RoleCluster:
     """A cluster with 120 records of twelve tags whose engine has started again."""
-    bare = NodeConfig(answer_cache_entries_max=0, record_cache_bytes_max=0)
-    node = dataclasses.replace(bare, **settings)  # type: ignore[arg-type]
+    bare = node_config(answer_cache_entries_max=0, record_cache_bytes_max=0)
+    node = node_config(bare, **settings)
     view = view_of(engines=1, index_shards=3)
     cluster = RoleCluster(view, Config(cluster=ClusterConfig(), node=node), seed=3)
     for n in range(120):

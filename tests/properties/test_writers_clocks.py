@@ -36,7 +36,7 @@ from indilog.base.errors import TrimmedError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Entry, Log, Record
 from indilog.base.retention import Retention
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 from indilog.testing import MemoryLogs
 from indilog_compute.deployments import APPS_LOG, Deployment, DeploymentLog
 from indilog_compute.invocations.records import (
@@ -106,7 +106,7 @@ async def lock(world: World, history: Sequence[tuple[float, float, Any]]) -> obj
 
 
 async def invocations(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
-    config = NodeConfig(results_kept_s=100.0)
+    config = node_config(results_kept_s=100.0)
     never: Any = None
     service = InvocationService(
         world.logs, config, node="n", record_bytes_max=1 << 20, start=never, stop=never

@@ -9,7 +9,8 @@ import random
 from typing import Any, Final
 
 from indilog.base.ids import NodeId
-from indilog.config import KIB, ClusterConfig, Config, NodeConfig
+from indilog.config import KIB, ClusterConfig, Config, NodeConfig, node_config
+from indilog.config.node import flat_settings
 from indilog.kernel.view import View
 from indilog.testing.simulation import arrangement_of
 from indilog.testing.simulation.cluster import view_for
@@ -70,9 +71,9 @@ class Arrangement:
             f"{cluster.sequencers} sequencers, {cluster.storage_nodes} storage nodes, "
             f"R {cluster.replicas}, {cluster.index_shards}x{cluster.index_replicas} index nodes, "
             f"{cluster.aggregators} aggregators ({cluster.aggregation}), {cluster.engines} engines "
-            f"({node.local_index} local index) in {len(self.processes)} processes"
+            f"({node.caches.local_index} local index) in {len(self.processes)} processes"
         )
-        limits = {name: getattr(node, name) for name in (*_CACHES[0], *_LIMITS)}
+        limits = {name: flat_settings(node)[name] for name in (*_CACHES[0], *_LIMITS)}
         return f"{shape}; segments of {self.segment_bytes} bytes; {limits}"
 
 
@@ -104,7 +105,7 @@ def _node(chance: random.Random) -> NodeConfig:
     hostile = chance.random()
     for name, values in _LIMITS.items():
         settings[name] = chance.choice(values) if chance.random() < hostile else values[-1]
-    return NodeConfig(
+    return node_config(
         segment_bytes=68 * KIB,
         result_bytes_max=56 * KIB,
         sync_inline_s_max=chance.choice((1e9, 1e9, 0.0)),

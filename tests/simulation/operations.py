@@ -62,7 +62,7 @@ class Habits:
         self.fresh_tags = ["new0"]
         self._fresh = chance.choice((0.0, 0.0, 0.1, 0.7))
         self.bytes_max = chance.choice((8, 8, 100, 1500))
-        self.large_batches = cluster.config.node.append_pending_max > _LARGE_BATCH_MAX
+        self.large_batches = cluster.config.node.appends.append_pending_max > _LARGE_BATCH_MAX
 
     @property
     def batch_max(self) -> int:

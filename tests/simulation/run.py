@@ -141,7 +141,7 @@ class Run:
 
     def _check_limits(self, cluster: SimulatedCluster, batch_max: int) -> None:
         """See that no more waits than the configuration allows (a batch goes in whole)."""
-        limit = cluster.config.node.append_pending_max + batch_max
+        limit = cluster.config.node.appends.append_pending_max + batch_max
         for process in cluster.processes:
             for node, logs in process.logs.items():
                 pending = logs.engine.status()["progress"]["appends_pending"]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import Entry, entry_decoded
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
@@ -52,7 +52,7 @@ from indilog_ordering.entries import Entries
 from indilog_ordering.sequencer import Sequencer
 
 VIEW: Final[View] = view_of(sequencers=3, storage_nodes=3, replicas=2, engines=3)
-CONFIG: Final = Config(node=NodeConfig(resend_s=1.0, metalog_entries_in_flight_max=3))
+CONFIG: Final = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=3))
 ENGINE: Final = NodeId("engine-0")
 NOWHERE: Final = Location(0, 0, 0)
 
@@ -487,10 +487,10 @@ class OrderingTier:
             self.settle()
             if all(self.ordered()[shard] == self.common(shard) for shard in VIEW.shards):
                 break
-            self.wait(CONFIG.node.resend_s)
+            self.wait(CONFIG.node.messages.resend_s)
         assert self.ordered() == {shard: self.common(shard) for shard in VIEW.shards}
         # A backup whose messages were lost is sent them again after the longest pause.
-        self.wait(CONFIG.node.resend_s_max)
+        self.wait(CONFIG.node.messages.resend_s_max)
         self.settle()
         entries = [self.published[position] for position in range(len(self.published))]
         self.check_disks(entries)

@@ -1,33 +1,37 @@
 """Writes the tables of docs/CONFIGURATION.md from `indilog.config` itself.
 
 `python -m tests.support.settings_table --write` renews the document; `tests/test_tidy.py` fails
-while it differs from the code. What a setting means is the text under its field; a name that says
-it all, unit included, has none.
+while it differs from the code. The meaning of a setting is the docstring of its field.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from indilog import config
+from indilog.config import ClusterConfig, NodeConfig
+from indilog.config.node import GROUPS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "CONFIGURATION.md"
-PARTS = {"ClusterConfig": "INDILOG_CLUSTER_", "NodeConfig": "INDILOG_NODE_"}
+_HEAD = ["| setting | type | default | meaning |", "|---|---|---|---|"]
 
 
-def rows_of(part: str) -> Iterator[str]:
-    """Yield a table row for each field of a part of the configuration."""
-    assert config.__file__ is not None
-    tree = ast.parse(Path(config.__file__).read_text())
-    (body,) = (n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == part)
+def rows_of(part: type) -> Iterator[str]:
+    """Yield a table row for each setting that a class of `indilog.config` has."""
+    (definition,) = ast.parse(inspect.getsource(part)).body
+    assert isinstance(definition, ast.ClassDef)
+    body = definition.body
     for node, after in zip(body, [*body[1:], None], strict=True):
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             continue
+        if node.target.id in GROUPS or "ClassVar" in ast.unparse(node.annotation):
+            continue
         assert node.value is not None, "every setting has a default"
         cells = [ast.unparse(node.annotation), ast.unparse(node.value), _text(after)]
+        assert cells[2], f"{node.target.id} has no docstring"
         cells = [cell.replace("|", "\\|") for cell in cells]
         yield f"| `{node.target.id}` | `{cells[0]}` | `{cells[1]}` | {cells[2]} |"
 
@@ -38,16 +42,25 @@ def _text(node: ast.stmt | None) -> str:
     return ""
 
 
+def _tables() -> Iterator[tuple[str, list[str]]]:
+    """Yield each generated part of the document: its name and its lines."""
+    yield "ClusterConfig", [*_HEAD, *rows_of(ClusterConfig)]
+    lines = ["### `[node]`", "", *_HEAD, *rows_of(NodeConfig)]
+    for name, group in GROUPS.items():
+        lines += ["", f"### `[node.{name}]`", "", inspect.getdoc(group) or "", ""]
+        lines += [*_HEAD, *rows_of(group)]
+    yield "NodeConfig", lines
+
+
 def renewed(document: str) -> str:
     """Return the document with the tables that the code gives now."""
-    for part in PARTS:
+    for part, lines in _tables():
         begin, end = f"<!-- begin {part} -->", f"<!-- end {part} -->"
         head, opened, rest = document.partition(begin)
         _, closed, tail = rest.partition(end)
         if not (opened and closed):
             raise ValueError(f"docs/CONFIGURATION.md has no place for {part}: {begin} ... {end}")
-        table = "\n".join(["| setting | type | default | meaning |", "|---|---|---|---|"])
-        document = f"{head}{begin}\n" + "\n".join([table, *rows_of(part)]) + f"\n{end}{tail}"
+        document = f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}"
     return document
 
 

@@ -180,7 +180,7 @@ def create_gateway(
     # base64 makes a third more of a record
     limits = RecordLimits.of(config)
     app.include_router(records_router(logs, limits, body_bytes_max=body_bytes_max * 3 // 2))
-    probe = AppendProbe(logs, timeout_s=config.node.ready_append_s)
+    probe = AppendProbe(logs, timeout_s=config.node.gateway.ready_append_s)
     app.include_router(operation_router(host, told, registry, probe))
     app.include_router(client_router(host, edge))
     _add_pages(app)
@@ -199,15 +199,15 @@ def guarded(gateway: Gateway, host: FunctionHost, node: NodeConfig, token: str) 
     """
     credentials = Credentials(
         token,
-        sessions_max=node.browser_sessions_max,
-        session_s_max=node.browser_session_s_max,
-        code_s=node.sign_in_code_s,
+        sessions_max=node.gateway.browser_sessions_max,
+        session_s_max=node.gateway.browser_session_s_max,
+        code_s=node.gateway.sign_in_code_s,
     )
     gateway.include_router(login_router(credentials))
     return Guard(
         gateway,
         names=_names(node),
-        credentials=credentials if node.auth else None,
+        credentials=credentials if node.gateway.auth else None,
         is_public=host.is_public,
         figures=gateway.edge.figures,
     )
@@ -226,7 +226,10 @@ def guarded_locally(gateway: Gateway, host: FunctionHost, node: NodeConfig) -> G
 
 def _names(node: NodeConfig) -> list[str]:
     """Return the host names under which callers reach a gateway, as `Host` has them."""
-    return [f"[{name}]" if ":" in name else name for name in (node.host.lower(), *node.names)]
+    return [
+        f"[{name}]" if ":" in name else name
+        for name in (node.gateway.host.lower(), *node.gateway.names)
+    ]
 
 
 def _add_pages(app: Gateway) -> None:

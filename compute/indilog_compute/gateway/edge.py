@@ -38,14 +38,14 @@ class Edge:
     def __init__(self, node: NodeConfig) -> None:
         self.node = node
         self.figures = GatewayFigures()
-        self.budget = ByteBudget(node.gateway_bytes_max)
-        self.connections_max = node.connections_max
+        self.budget = ByteBudget(node.gateway.gateway_bytes_max)
+        self.connections_max = node.gateway.connections_max
         self.refusals_max = REFUSALS_MAX
         self.connections = 0
 
     def limit_connections(self) -> None:
         """Lower the limit of connections to what the process has file descriptors for."""
-        room = room_for_connections(self.node.descriptors_reserve)
+        room = room_for_connections(self.node.gateway.descriptors_reserve)
         if room < self.connections_max + self.refusals_max:
             self.refusals_max = min(REFUSALS_MAX, room // 4)
             self.connections_max = room - self.refusals_max

@@ -33,7 +33,7 @@ class RecordLimits(NamedTuple):
         """Return the limits of a platform."""
         cluster = config.cluster
         record = cluster.record_bytes_max + cluster.aux_bytes_max
-        return cls(config.node.page_bytes_max, record, cluster.batch_records_max)
+        return cls(config.node.messages.page_bytes_max, record, cluster.batch_records_max)
 
 
 class PageText:

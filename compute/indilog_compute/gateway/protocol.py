@@ -71,7 +71,7 @@ class GatewayProtocol(HttpToolsProtocol):
         # uvicorn calls it as the class
         self.ws_protocol_class = partial(GatewaySocketProtocol, edge=edge)  # type: ignore[assignment]
         self._edge = edge
-        self._headers_bytes_max = edge.node.headers_bytes_max
+        self._headers_bytes_max = edge.node.gateway.headers_bytes_max
         self._phase = _HEAD
         self._since = self._now = self.loop.time()
         self._unread_since: float | None = None
@@ -177,16 +177,21 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         node = self._edge.node
-        if self._unread_since is not None and now - self._unread_since > node.answer_timeout_s:
+        if (
+            self._unread_since is not None
+            and now - self._unread_since > node.gateway.answer_timeout_s
+        ):
             self._edge.figures.clients_too_slow += 1
             self.transport.abort()
             return
         if self._phase is _HEAD:
-            timeout_s = _REFUSAL_TIMEOUT_S if self._is_beyond_limit else node.headers_timeout_s
+            timeout_s = (
+                _REFUSAL_TIMEOUT_S if self._is_beyond_limit else node.gateway.headers_timeout_s
+            )
             if now - self._since > timeout_s:
                 self._too_slow(f"The head of a request takes {timeout_s:g} s at most.")
         elif self._phase is _BODY and not self.pipeline:
-            timeout_s = node.body_timeout_s
+            timeout_s = node.gateway.body_timeout_s
             if now - self._since > timeout_s:
                 self._too_slow(f"The body of a request takes {timeout_s:g} s at most.")
 
@@ -303,8 +308,8 @@ class GatewaySocketProtocol(WebSocketsSansIOProtocol):
         """Close the connection if a message, or reading one, takes too long."""
         node = self._edge.node
         unread, unfinished = self._unread_since, self._unfinished_since
-        if (unread is not None and now - unread > node.answer_timeout_s) or (
-            unfinished is not None and now - unfinished > node.body_timeout_s
+        if (unread is not None and now - unread > node.gateway.answer_timeout_s) or (
+            unfinished is not None and now - unfinished > node.gateway.body_timeout_s
         ):
             self._edge.figures.clients_too_slow += 1
             self.transport.abort()

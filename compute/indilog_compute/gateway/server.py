@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
                 protocol,
                 self._edge.has_room,
                 tls=self._tls,
-                handshake_timeout_s=self._edge.node.headers_timeout_s,
+                handshake_timeout_s=self._edge.node.gateway.headers_timeout_s,
             )
             for listening in sockets or []
         ]
@@ -202,7 +202,7 @@ def check_can_listen(node: NodeConfig) -> None:
             cannot be used.
     """
     tls_of(node)
-    _bound(node.host, node.port, "").close()
+    _bound(node.gateway.host, node.gateway.port, "").close()
 
 
 def tls_of(node: NodeConfig) -> ssl.SSLContext | None:
@@ -211,14 +211,15 @@ def tls_of(node: NodeConfig) -> ssl.SSLContext | None:
     Raises:
         ConfigError: the certificate or its key cannot be used.
     """
-    if node.tls_cert is None or node.tls_key is None:
+    if node.gateway.tls_cert is None or node.gateway.tls_key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(node.tls_cert, node.tls_key, password=_no_password)
+        context.load_cert_chain(node.gateway.tls_cert, node.gateway.tls_key, password=_no_password)
     except (OSError, ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"The certificate {node.tls_cert} with the key {node.tls_key} cannot be used: {error}."
+            f"The certificate {node.gateway.tls_cert} with the key {node.gateway.tls_key} cannot "
+            f"be used: {error}."
         ) from error
     return context
 

@@ -32,7 +32,10 @@ class OpenLimits(NamedTuple):
     @classmethod
     def of(cls, config: NodeConfig) -> OpenLimits:
         """Return the limits that a configuration sets."""
-        return cls(config.invocations_open_max, config.app_invocations_open_share_max)
+        return cls(
+            config.invocations.invocations_open_max,
+            config.invocations.app_invocations_open_share_max,
+        )
 
     def of_one(self, open_: Mapping[str, int], application: str) -> int:
         """Return how many an application may have, where `open_` counts those of each."""

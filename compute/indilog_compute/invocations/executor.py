@@ -106,9 +106,11 @@ class Executor:
         self.begun: set[str] = set()
         self._fold = fold
         self._schedules = schedules
-        self._lease_s = config.invocation_lease_s
-        self._tries_max = config.invocation_tries_max
-        self._running_max = config.invocations_running_max if config.workers else 0
+        self._lease_s = config.invocations.invocation_lease_s
+        self._tries_max = config.invocations.invocation_tries_max
+        self._running_max = (
+            config.invocations.invocations_running_max if config.functions.workers else 0
+        )
         self._heard: dict[str, _Heard] = {}
 
     @property

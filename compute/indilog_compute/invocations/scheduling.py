@@ -116,9 +116,9 @@ class Schedules:
 
     def __init__(self, rank: int, config: NodeConfig) -> None:
         self.rank = rank
-        self._behind_s = rank * config.invocation_lease_s
-        self._late_s_max = config.schedule_late_s_max
-        self._catch_up_max = config.schedule_catch_up_max
+        self._behind_s = rank * config.invocations.invocation_lease_s
+        self._late_s_max = config.invocations.schedule_late_s_max
+        self._catch_up_max = config.invocations.schedule_catch_up_max
         self._limits = OpenLimits.of(config)
         self._watched: dict[str, _Watched] = {}
 

@@ -100,8 +100,8 @@ class InvocationService:
         self._executor = Executor(self._new_name(), self._fold, self._schedules, config)
         self._runs = Runs(self._log, start, stop, lambda: self._executor.name)
         self._arrivals = Arrivals(
-            config.calls_pending_max,
-            share_max=config.app_pending_share_max,
+            config.functions.calls_pending_max,
+            share_max=config.functions.app_pending_share_max,
             is_shared=is_shared,
         )
         self._checkpoints = Checkpoints(
@@ -527,13 +527,13 @@ def _broken_by(error: Exception) -> IndilogError | None:
 
 def _limits(config: NodeConfig) -> FoldLimits:
     return FoldLimits(
-        results_kept_s=config.results_kept_s,
-        results_kept_max=config.results_kept_max,
-        keys_kept_max=config.keys_kept_max,
-        results_kept_bytes_max=config.results_kept_bytes_max,
-        retry_s_min=config.invocation_retry_s_min,
-        retry_s_max=config.invocation_retry_s_max,
-        app_kept_share_max=config.app_kept_share_max,
+        results_kept_s=config.invocations.results_kept_s,
+        results_kept_max=config.invocations.results_kept_max,
+        keys_kept_max=config.invocations.keys_kept_max,
+        results_kept_bytes_max=config.invocations.results_kept_bytes_max,
+        retry_s_min=config.invocations.invocation_retry_s_min,
+        retry_s_max=config.invocations.invocation_retry_s_max,
+        app_kept_share_max=config.invocations.app_kept_share_max,
     )
 
 

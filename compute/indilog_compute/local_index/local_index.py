@@ -53,32 +53,34 @@ class LocalIndex:
     )  # fmt: skip
 
     def __init__(self, config: NodeConfig, position: MetalogPosition = 0, tail: SeqNum = 0) -> None:
-        scale = 0 if config.local_index == "none" else 1
+        scale = 0 if config.caches.local_index == "none" else 1
         self._suffix = Suffix(
-            config.suffix_cuts_max * scale, tail, bytes_max=config.suffix_bytes_max
+            config.caches.suffix_cuts_max * scale, tail, bytes_max=config.caches.suffix_bytes_max
         )  # fmt: skip
         self._popularity = PopularityCache(
-            config.popularity_entries_max * scale, bytes_max=config.popularity_bytes_max
+            config.caches.popularity_entries_max * scale,
+            bytes_max=config.caches.popularity_bytes_max,
         )
         self._tag_cache = TagCache(
-            config.tag_cache_seqnums_max * scale,
-            config.tag_cache_seqnums_per_tag_max,
+            config.caches.tag_cache_seqnums_max * scale,
+            config.caches.tag_cache_seqnums_per_tag_max,
             position,
-            bytes_max=config.tag_cache_bytes_max,
+            bytes_max=config.caches.tag_cache_bytes_max,
         )
         self._answers = AnswerCache(
-            config.answer_cache_entries_max * scale, bytes_max=config.answer_cache_bytes_max
+            config.caches.answer_cache_entries_max * scale,
+            bytes_max=config.caches.answer_cache_bytes_max,
         )
         self._waiting: list[tuple[MetalogPosition, Sequence[ShardTags]]] = []
         """Index data below `tag_position` that the Tag Cache has not got yet."""
         self._waiting_tags = 0
         self._bytes_max = {
-            "suffix": config.suffix_bytes_max,
-            "popularity_cache": config.popularity_bytes_max,
-            "tag_cache": config.tag_cache_bytes_max,
-            "answer_cache": config.answer_cache_bytes_max,
+            "suffix": config.caches.suffix_bytes_max,
+            "popularity_cache": config.caches.popularity_bytes_max,
+            "tag_cache": config.caches.tag_cache_bytes_max,
+            "answer_cache": config.caches.answer_cache_bytes_max,
         }
-        self._lost = LostRanges(ranges_max=config.lost_ranges_max)
+        self._lost = LostRanges(ranges_max=config.index_tier.lost_ranges_max)
         """Records whose tags are lost; what the index tier tells never reaches across one."""
         self._tag_tail = tail
         """No seqnum of the index data to come is below this."""

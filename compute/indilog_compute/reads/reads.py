@@ -77,14 +77,16 @@ class Reads:
         self._local: LocalIndex | None = None
         self._replay = MetalogReplay()
         self._starting: list[Operation] = []
-        self._parked = ParkedReads(config.node.read_timeout_s)
+        self._parked = ParkedReads(config.node.reads.read_timeout_s)
         self._requests: OrderedDict[int, Operation] = OrderedDict()
         self._next_request = 0
         self._now = Instant(0.0)
         self._storage = StorageQuestions(node, views, config.node)
-        self._tails = TailQuestions(Resend(config.node.resend_s, config.node.resend_s_max))
+        self._tails = TailQuestions(
+            Resend(config.node.messages.resend_s, config.node.messages.resend_s_max)
+        )
         routes = LookupRoutes(
-            views[-1], config.cluster.aggregation, pause_s=config.node.lookup_timeout_s
+            views[-1], config.cluster.aggregation, pause_s=config.node.reads.lookup_timeout_s
         )
         self._tier = TierLookups(cache, routes)
         self.questions = TagQuestions(config.node, routes, self._number)
@@ -135,7 +137,7 @@ class Reads:
         Raises:
             OverloadedError: too many reads wait already.
         """
-        if self.pending >= self._config.lookups_pending_max:
+        if self.pending >= self._config.reads.lookups_pending_max:
             raise OverloadedError(f"{self.pending:,} reads wait for an answer; try again later.")
         self._starting.append(operation)
 
@@ -285,7 +287,7 @@ class Reads:
             else:
                 missing.setdefault(shard, []).append(seqnum)
         if not missing:
-            return [operation.answer(operation.gathered(self._config.page_bytes_max))]
+            return [operation.answer(operation.gathered(self._config.messages.page_bytes_max))]
         return self._ask_storage(operation, missing)
 
     def _ask_storage(
@@ -418,7 +420,7 @@ class Reads:
                 return self._pass_over(operation, last, now)
         first_missing = next((s for s in operation.seqnums if s not in operation.records), None)
         if first_missing is None or (operation.page and first_missing != operation.seqnums[0]):
-            return [operation.answer(operation.gathered(self._config.page_bytes_max))]
+            return [operation.answer(operation.gathered(self._config.messages.page_bytes_max))]
         return self._collect(operation, operation.seqnums, operation.shards)
 
     def _on_result(self, message: LookupResult, now: Instant) -> list[Effect]:
@@ -477,10 +479,10 @@ class Reads:
         times: list[float] = []
         if self._requests:
             oldest = next(iter(self._requests.values()))
-            times.append(oldest.started + self._config.lookup_timeout_s)
+            times.append(oldest.started + self._config.reads.lookup_timeout_s)
         if (parked := self._parked.deadline()) is not None:
             times.append(parked)
-        if (asking := self._tails.deadline(self._config.read_timeout_s)) is not None:
+        if (asking := self._tails.deadline(self._config.reads.read_timeout_s)) is not None:
             times.append(asking)
         if (hedging := self._storage.hedges.deadline(self._requests)) is not None:
             times.append(hedging)
@@ -494,23 +496,23 @@ class Reads:
         effects: list[Effect] = []
         while self._requests:
             request, operation = next(iter(self._requests.items()))
-            if operation.started + self._config.lookup_timeout_s > now:
+            if operation.started + self._config.reads.lookup_timeout_s > now:
                 break
             del self._requests[request]
             operation.attempt += 1
             if operation.stage is Stage.LOOKUP and operation.route is not None:
                 self._tier.routes.timed_out(operation.route, now)
-            if now >= operation.created + self._config.read_timeout_s:
+            if now >= operation.created + self._config.reads.read_timeout_s:
                 effects.append(self._fail(operation, self._unavailable()))
             else:
                 effects += self._decide(operation, now)
         expired = self._parked.expired(now)
-        expired += self._tails.expired(now, self._config.read_timeout_s)
+        expired += self._tails.expired(now, self._config.reads.read_timeout_s)
         effects += [self._fail(operation, self._unavailable()) for operation in expired]
         effects += self._storage.hedge(self._requests, self._replay, now)
         return effects + self._ask_for_tail(now)
 
     def _unavailable(self) -> QuorumUnavailableError:
         return QuorumUnavailableError(
-            f"The read found no answer within {self._config.read_timeout_s:g} s; try again."
+            f"The read found no answer within {self._config.reads.read_timeout_s:g} s; try again."
         )

@@ -29,9 +29,9 @@ class StorageQuestions:
         self._node = node
         self._views = views
         self.hedges = Hedges(
-            share_max=config.hedged_reads_share_max,
-            delay_s_min=config.hedge_delay_s_min,
-            delay_s_max=config.lookup_timeout_s,
+            share_max=config.reads.hedged_reads_share_max,
+            delay_s_min=config.reads.hedge_delay_s_min,
+            delay_s_max=config.reads.lookup_timeout_s,
         )
 
     def choose(

@@ -80,10 +80,10 @@ class TagQuestions:
         self._news: OrderedDict[int, _Question] = OrderedDict()
         """Questions about first records, by request, oldest first."""
         self._news_tags = 0
-        self._misses: LRUCache[TagHash, int] = LRUCache(config.refill_candidates_max)
+        self._misses: LRUCache[TagHash, int] = LRUCache(config.refills.refill_candidates_max)
         self._popular: dict[TagHash, None] = {}
         self._refills: OrderedDict[int, _Question] = OrderedDict()
-        self._allowance = float(config.refills_per_s_max)
+        self._allowance = float(config.refills.refills_per_s_max)
         self._allowed_at = Instant(0.0)
         self._figures = {"new_tags_asked": 0, "refills": 0, "given_up": 0}
 
@@ -102,20 +102,20 @@ class TagQuestions:
         local = self._local
         if local is None or not local.has_tag_cache:
             return
-        room = self._config.new_tags_pending_max - self._news_tags
+        room = self._config.refills.new_tags_pending_max - self._news_tags
         for tag in tags:
             if len(self._unasked) < room and not local.knows_tag(tag):
                 self._unasked[tag] = None
 
     def missed(self, tag: TagHash) -> None:
         """A lookup of `tag` goes to the index tier."""
-        if tag == EMPTY_TAG or not self._config.refills_per_s_max:
+        if tag == EMPTY_TAG or not self._config.refills.refills_per_s_max:
             return
         misses = self._misses.get(tag, 0) + 1
         self._misses[tag] = misses
-        if misses >= self._config.refill_after_misses:
+        if misses >= self._config.refills.refill_after_misses:
             self._misses.pop(tag, None)
-            if len(self._popular) < self._config.refill_candidates_max:
+            if len(self._popular) < self._config.refills.refill_candidates_max:
                 self._popular[tag] = None
 
     def begin(self, now: Instant) -> list[Effect]:
@@ -192,12 +192,12 @@ class TagQuestions:
 
     def _ask_refills(self, now: Instant) -> list[Effect]:
         effects: list[Effect] = []
-        rate = self._config.refills_per_s_max
+        rate = self._config.refills.refills_per_s_max
         self._allowance = min(
             float(rate), self._allowance + max(0.0, now - self._allowed_at) * rate
         )  # fmt: skip
         self._allowed_at = now
-        while self._popular and len(self._refills) < self._config.refills_pending_max:
+        while self._popular and len(self._refills) < self._config.refills.refills_pending_max:
             if self._allowance < 1:
                 self._popular.clear()  # those that still are popular miss again
                 break
@@ -208,7 +208,7 @@ class TagQuestions:
 
     def _ask_refill(self, tag: TagHash, now: Instant) -> list[Effect]:
         """Ask for the newest records of a tag, unless that would bring nothing new."""
-        local, count = self._local, self._config.refill_seqnums_max
+        local, count = self._local, self._config.refills.refill_seqnums_max
         if local is None or not local.has_tag_cache or local.has_recent(tag, count):
             return []
         local.expect(tag)
@@ -251,14 +251,15 @@ class TagQuestions:
             question.limit,
             message.seqnums[::-1],
             message.shards[::-1],
-            complete=not incomplete and len(message.seqnums) < self._config.refill_seqnums_max,
+            complete=not incomplete
+            and len(message.seqnums) < self._config.refills.refill_seqnums_max,
         )
         return []
 
     def _possible(self, message: LookupResult, question: _Question) -> bool:
         seqnums, shards = message.seqnums, message.shards
         return (
-            len(seqnums) == len(shards) <= self._config.refill_seqnums_max
+            len(seqnums) == len(shards) <= self._config.refills.refill_seqnums_max
             and all(0 <= seqnum < question.limit for seqnum in seqnums)
             and all(0 <= shard < 1 << 16 for shard in shards)
             and all(later > earlier for later, earlier in pairwise(seqnums))
@@ -271,11 +272,11 @@ class TagQuestions:
         oldest = [
             next(iter(asked.values())).asked for asked in (self._news, self._refills) if asked
         ]
-        return Instant(min(oldest) + self._config.lookup_timeout_s) if oldest else None
+        return Instant(min(oldest) + self._config.reads.lookup_timeout_s) if oldest else None
 
     def on_time(self, now: Instant) -> None:
         """Give up what was not answered in time."""
-        overdue = now - self._config.lookup_timeout_s
+        overdue = now - self._config.reads.lookup_timeout_s
         for questions in (self._news, self._refills):
             while questions:
                 request, question = next(iter(questions.items()))
@@ -297,6 +298,6 @@ class TagQuestions:
     def check_invariants(self) -> None:
         """Assert the bounds."""
         assert self._news_tags == sum(len(q.tags) for q in self._news.values())
-        assert self._news_tags <= self._config.new_tags_pending_max
-        assert len(self._refills) <= self._config.refills_pending_max
+        assert self._news_tags <= self._config.refills.new_tags_pending_max
+        assert len(self._refills) <= self._config.refills.refills_pending_max
         assert not self._unasked or self._local is not None

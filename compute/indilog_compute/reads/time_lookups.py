@@ -40,9 +40,9 @@ class TimeLookups:
 
     def __init__(self, views: Views, config: NodeConfig) -> None:
         self._views = views
-        self._lookups_max = config.lookups_pending_max
-        self._resend_s = config.resend_s, config.resend_s_max
-        self._timeout_s = config.read_timeout_s
+        self._lookups_max = config.reads.lookups_pending_max
+        self._resend_s = config.messages.resend_s, config.messages.resend_s_max
+        self._timeout_s = config.reads.read_timeout_s
         self._starting: list[int] = []
         self._lookups: dict[int, _Lookup] = {}
         self._next_request = 0

@@ -87,7 +87,8 @@ class Applications:
         self._following: asyncio.Task[None] | None = None
         self._behind = asyncio.Event()
         self._retries = Retries(
-            pause_s_min=node.import_retry_s_min, pause_s_max=node.import_retry_s_max
+            pause_s_min=node.functions.import_retry_s_min,
+            pause_s_max=node.functions.import_retry_s_max,
         )
         self._retrying: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
@@ -366,7 +367,7 @@ class Applications:
         deployed = Deployed(number, record, placed.seqnum, placed.since)
         load = Load(number, record.name, record.sources)
         try:
-            if self._node.workers > 0:
+            if self._node.functions.workers > 0:
                 await self._trials.imported(load)
         except (DeployError, DiskFullError) as error:  # others deploy what has room
             deployed.workers_lost = _WORKERS_LOST_MAX
@@ -375,7 +376,7 @@ class Applications:
             if self._log.newest[record.name] is not placed or not self._is_behind(placed):
                 self._look_behind()  # meanwhile there is more, perhaps its end
                 return
-            if deployed.problem is None and self._node.workers > 0:
+            if deployed.problem is None and self._node.functions.workers > 0:
                 await self._load_everywhere(load)
             self._replace(deployed)
         structlog.get_logger().info(
@@ -407,7 +408,7 @@ class Applications:
         return loaded
 
     async def _load(self, worker: WorkerProcess, load: Load) -> Loaded:
-        return await load_into(worker, load, timeout_s=self._node.import_timeout_s)
+        return await load_into(worker, load, timeout_s=self._node.functions.import_timeout_s)
 
     async def _load_again(self, worker: WorkerProcess, deployed: Deployed) -> None:
         record = deployed.record

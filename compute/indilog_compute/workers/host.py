@@ -51,7 +51,7 @@ def limits_of(config: Config) -> Limits:
         record_bytes_max=config.cluster.record_bytes_max,
         record_tags_max=config.cluster.record_tags_max,
         aux_bytes_max=config.cluster.aux_bytes_max,
-        result_bytes_max=config.node.result_bytes_max,
+        result_bytes_max=config.node.functions.result_bytes_max,
         message_bytes_max=config.cluster.message_bytes_max,
     )
 
@@ -311,13 +311,13 @@ class FunctionHost:
                 takes nothing now; with a key it may be recorded already: repeat it with that.
             CallOutcomeUnknownError: it may run or not.
         """
-        _check_delay(name, delay_s, self._node.invocation_delay_s_max)
+        _check_delay(name, delay_s, self._node.invocations.invocation_delay_s_max)
         return await self._accepted(name, arguments, key=key, position=position, delay_s=delay_s)
 
     @property
     def results_kept_s(self) -> float:
         """How long outcomes are kept, at most."""
-        return self._node.results_kept_s
+        return self._node.invocations.results_kept_s
 
     async def invocation(self, id: str, *, wait_s: float = 0.0) -> Told | None:  # noqa: A002
         """Return a recorded invocation, waiting up to `wait_s` for its outcome; None: it is not
@@ -338,7 +338,7 @@ class FunctionHost:
     def client_server(self) -> LinkServer:
         """Return what serves the link of a client."""
         return LinkServer(
-            self, self._logs, questions_max=self._node.calls_pending_max, is_client=True
+            self, self._logs, questions_max=self._node.functions.calls_pending_max, is_client=True
         )
 
     def status(self) -> dict[str, Any]:
@@ -398,7 +398,7 @@ class FunctionHost:
 
     async def _check_arguments(self, name: str, arguments: bytes) -> None:
         """Have a worker check the arguments of a call that is to be recorded."""
-        if self._checking >= self._node.calls_pending_max:
+        if self._checking >= self._node.functions.calls_pending_max:
             raise OverloadedError(
                 f"{self._checking:,} calls are being checked, which is the limit; try again later."
             )
@@ -416,7 +416,10 @@ class FunctionHost:
         server = self._servers.get(worker)
         if server is None:
             server = self._servers[worker] = LinkServer(
-                self, self._logs, questions_max=self._node.calls_pending_max, is_client=False
+                self,
+                self._logs,
+                questions_max=self._node.functions.calls_pending_max,
+                is_client=False,
             )
         server.serve(worker.link, call, message)
 

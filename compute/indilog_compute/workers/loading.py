@@ -84,9 +84,9 @@ class Trials:
     def __init__(self, limits: Limits, directory: Path, node: NodeConfig) -> None:
         self._limits = limits
         self._directory = directory
-        self._import_timeout_s = node.import_timeout_s
+        self._import_timeout_s = node.functions.import_timeout_s
         self._output = output_limits(node)
-        self._environment = node.environment_passed
+        self._environment = node.functions.environment_passed
         self._numbers = itertools.count(1)
         self._running: set[WorkerProcess] = set()
         self._stopping = False

@@ -59,7 +59,7 @@ class WorkerPool:
         drained: Callable[[WorkerProcess], Awaitable[None]],
     ) -> None:
         self._node = node
-        self._size = node.workers
+        self._size = node.functions.workers
         self._directory = directory
         self._limits = limits
         self._serve = serve
@@ -129,9 +129,9 @@ class WorkerPool:
                 index,
                 self._limits,
                 directory=directory,
-                threads_max=2 * self._node.worker_calls_max,
+                threads_max=2 * self._node.functions.worker_calls_max,
                 output=output_limits(self._node),
-                environment=self._node.environment_passed,
+                environment=self._node.functions.environment_passed,
                 serve=self._serve,
                 on_lost=self._lost,
                 on_threads_left=self._threads_left,
@@ -187,7 +187,7 @@ class WorkerPool:
     def _threads_left(self, worker: WorkerProcess) -> None:
         if worker.threads_left > 0:
             asyncio.get_running_loop().call_later(
-                self._node.worker_stop_s, self._replace_if_stuck, worker
+                self._node.functions.worker_stop_s, self._replace_if_stuck, worker
             )
 
     def _replace_if_stuck(self, worker: WorkerProcess) -> None:

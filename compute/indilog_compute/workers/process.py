@@ -53,7 +53,9 @@ class OutputLimits(NamedTuple):
 
 def output_limits(node: NodeConfig) -> OutputLimits:
     """Return the limits of a worker's output that a node is configured with."""
-    return OutputLimits(node.worker_output_lines_per_s_max, node.worker_output_bytes_per_s_max)
+    return OutputLimits(
+        node.functions.worker_output_lines_per_s_max, node.functions.worker_output_bytes_per_s_max
+    )
 
 
 class WorkerProcess:

@@ -81,9 +81,12 @@ class CallRouter:
         is_shared: Callable[[], bool] = lambda: False,
     ) -> None:
         self._dispatcher: Dispatcher[WorkerProcess, Call] = Dispatcher(
-            worker_calls_max=node.worker_calls_max,
-            calls_max=node.calls_pending_max,
-            shares=Shares(slots=node.app_slots_share_max, pending=node.app_pending_share_max),
+            worker_calls_max=node.functions.worker_calls_max,
+            calls_max=node.functions.calls_pending_max,
+            shares=Shares(
+                slots=node.functions.app_slots_share_max,
+                pending=node.functions.app_pending_share_max,
+            ),
             is_shared=is_shared,
         )
         self._node = node
@@ -120,7 +123,7 @@ class CallRouter:
             NotReadyError: no worker could tell.
         """
         try:
-            async with asyncio.timeout(self._node.worker_stop_s):
+            async with asyncio.timeout(self._node.functions.worker_stop_s):
                 answer = await self._asked(call, question)
         except TimeoutError:
             raise NotReadyError(f"No function worker answers for {call}; try again.") from None
@@ -154,7 +157,7 @@ class CallRouter:
 
     async def _least_loaded(self, call: str) -> WorkerProcess:
         while (worker := self._dispatcher.least_loaded) is None:
-            if self._stopping or self._node.workers == 0:
+            if self._stopping or self._node.functions.workers == 0:
                 raise NotReadyError(f"No function worker is up to take {call}; try again.")
             await self._changed.wait()
         return worker
@@ -181,7 +184,7 @@ class CallRouter:
             return
         pulse = Pulse(
             worker,
-            silent_s=self._node.worker_silent_s,
+            silent_s=self._node.functions.worker_silent_s,
             on_silent=self._silent,
             on_heard=self._heard,
         )
@@ -228,7 +231,7 @@ class CallRouter:
         if worker is not None:
             self._run_all([(call, worker)])
         else:
-            self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
+            self._set_timer(call, self._node.functions.call_wait_s_max, self._waited_too_long)
 
     def cancel(self, call: Call) -> None:
         """Nobody waits for `call` any more: stop it, if it still can be stopped."""
@@ -271,7 +274,7 @@ class CallRouter:
             self._over(call, failed(error))
             return False
         call.worker, call.slot = worker, slot
-        timeout_s = call.function.timeout_s or self._node.call_timeout_s
+        timeout_s = call.function.timeout_s or self._node.functions.call_timeout_s
         self._set_timer(call, timeout_s, self._time_over)
         kept = self._workers[worker]
         kept.calls.add(call)
@@ -310,7 +313,9 @@ class CallRouter:
             placed = {call for call, _ in started}
             for call in wanted:
                 if call not in placed:
-                    self._set_timer(call, self._node.call_wait_s_max, self._waited_too_long)
+                    self._set_timer(
+                        call, self._node.functions.call_wait_s_max, self._waited_too_long
+                    )
         for call in unwanted:
             if worker is not None:
                 started += self._dispatcher.finished(worker, call)
@@ -399,7 +404,7 @@ class CallRouter:
     def _time_over(self, call: Call) -> None:
         self.calls["timed_out"] += 1
         worker, slot = call.worker, call.slot
-        timeout_s = call.function.timeout_s or self._node.call_timeout_s
+        timeout_s = call.function.timeout_s or self._node.functions.call_timeout_s
         told = (
             "it was told to stop"
             if call.function.is_async
@@ -414,7 +419,7 @@ class CallRouter:
         if worker is not None:
             heard = worker.link.frames_received
             asyncio.get_running_loop().call_later(
-                self._node.worker_stop_s, self._end_if_silent, call, worker, slot, heard
+                self._node.functions.worker_stop_s, self._end_if_silent, call, worker, slot, heard
             )
 
     def _stop(self, call: Call, error: Exception) -> None:

@@ -117,7 +117,7 @@ async def embedded(
         with directory_usable(config.node.data_dir):
             journal = Journal.open(
                 config.node.data_dir / "journal",
-                segment_bytes=config.node.segment_bytes,
+                segment_bytes=config.node.journal.segment_bytes,
                 durability=config.cluster.durability,
             )
         try:
@@ -291,13 +291,13 @@ async def _listening(
 
     node = config.node
     token = token_in(token_file.parent)
-    if not node.auth:
+    if not node.gateway.auth:
         _log.warning("no authentication: every process on this machine may do everything here")
     socket = socket_in(node.data_dir)
     server = GatewayServer(
         guarded(gateway, host, node, token),
-        node.host,
-        node.port,
+        node.gateway.host,
+        node.gateway.port,
         edge=gateway.edge,
         port_is=port_is,
         tls=tls_of(node),
@@ -306,11 +306,11 @@ async def _listening(
     try:
         server.bind()
         found = running_at(
-            node.host,
+            node.gateway.host,
             server.port,
-            names=node.names,
-            token_file=token_file if node.auth else None,
-            certificate=node.tls_cert,
+            names=node.gateway.names,
+            token_file=token_file if node.gateway.auth else None,
+            certificate=node.gateway.tls_cert,
             socket=socket,
         )
         with _findable(found):
@@ -409,7 +409,7 @@ def run_embedded(
     """Run the platform in this process, with gateway and workers, until SIGTERM or SIGINT.
 
     Args:
-        config: whose `node.data_dir` and `node.port` are used.
+        config: whose `node.data_dir` and `node.gateway.port` are used.
         on_ready: called once with the gateway's URL when calls are served.
         supervisor_fd: a socket to whoever started this process; the platform stops in order when
             the other end is gone.

@@ -16,6 +16,7 @@ import msgspec
 from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.base.ids import Epoch, NodeId
 from indilog.config import Config, config_from
+from indilog.config.node import flat_settings
 from indilog.kernel.view import View
 from indilog.runtime.cluster.metadata import MetadataStore, Written
 
@@ -123,7 +124,8 @@ def view_decoded(value: bytes) -> View:
 
 def settings_of(config: Config) -> dict[str, dict[str, Setting]]:
     """Return a configuration as `config_from` takes it, in plain values."""
-    settings: dict[str, dict[str, Setting]] = msgspec.to_builtins(config, enc_hook=_spelled)
+    parts = {"cluster": config.cluster, "node": flat_settings(config.node)}
+    settings: dict[str, dict[str, Setting]] = msgspec.to_builtins(parts, enc_hook=_spelled)
     return settings
 
 

@@ -110,7 +110,7 @@ def _journaled_position(directories: Iterable[Path], config: Config) -> MetalogP
             continue
         journal = Journal.open(
             directory,
-            segment_bytes=config.node.segment_bytes,
+            segment_bytes=config.node.journal.segment_bytes,
             durability=config.cluster.durability,
         )
         try:

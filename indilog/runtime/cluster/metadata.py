@@ -104,8 +104,8 @@ def check_sizes(key: str, value: bytes, config: NodeConfig) -> None:
     key_bytes = len(key.encode())
     if key_bytes > KEY_BYTES_MAX:
         raise TooLargeError("A metadata key", size=key_bytes, limit=KEY_BYTES_MAX)
-    if len(value) > config.metadata_value_bytes_max:
-        limit = config.metadata_value_bytes_max
+    if len(value) > config.metadata.metadata_value_bytes_max:
+        limit = config.metadata.metadata_value_bytes_max
         raise TooLargeError("A metadata value", size=len(value), limit=limit)
 
 
@@ -201,9 +201,10 @@ class EmbeddedMetadataStore:
 
     async def _changed(self, key: str) -> None:
         """Wait for the next write of `key`."""
-        if sum(map(len, self._watchers.values())) >= self._config.metadata_watchers_max:
+        if sum(map(len, self._watchers.values())) >= self._config.metadata.metadata_watchers_max:
             raise OverloadedError(
-                f"{self._config.metadata_watchers_max} watches wait already; ask again later."
+                f"{self._config.metadata.metadata_watchers_max} watches wait already; "
+                "ask again later."
             )
         waiter = asyncio.get_running_loop().create_future()
         self._watchers[key].add(waiter)
@@ -224,7 +225,7 @@ class EmbeddedMetadataStore:
         check_sizes(key, value, self._config)
         known = key in self._contents.items or key in self._contents.sequences
         count = len(self._contents.items) + len(self._contents.sequences)
-        if not known and count >= self._config.metadata_keys_max:
+        if not known and count >= self._config.metadata.metadata_keys_max:
             raise OverloadedError(f"The metadata store is full: it holds {count:,} keys.")
 
     def _write(self, contents: _Contents) -> None:

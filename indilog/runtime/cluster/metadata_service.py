@@ -134,9 +134,9 @@ class _WatchedSocket:
         self.socket = self._context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.socket.setsockopt(zmq.SNDHWM, config.metadata_watchers_max)
-        self.socket.setsockopt(zmq.RCVHWM, config.metadata_watchers_max)
-        limit = config.metadata_value_bytes_max + _FRAME_BYTES_OVER_VALUE
+        self.socket.setsockopt(zmq.SNDHWM, config.metadata.metadata_watchers_max)
+        self.socket.setsockopt(zmq.RCVHWM, config.metadata.metadata_watchers_max)
+        limit = config.metadata.metadata_value_bytes_max + _FRAME_BYTES_OVER_VALUE
         self.socket.setsockopt(zmq.MAXMSGSIZE, limit)
         self._loop.add_reader(self.socket.fileno(), self._receive)
 
@@ -171,8 +171,8 @@ class MetadataServer:
 
     def __init__(self, store: EmbeddedMetadataStore, address: str, config: NodeConfig) -> None:
         self._store = store
-        self._waiting_max = config.metadata_watchers_max
-        self._watch_s = config.metadata_timeout_s / 2
+        self._waiting_max = config.metadata.metadata_watchers_max
+        self._watch_s = config.metadata.metadata_timeout_s / 2
         self._answers: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self.ignored = 0
         """Frames that were no requests, or beyond what may wait."""
@@ -330,20 +330,20 @@ class MetadataClient:
 
     async def _asked(self, request: Request) -> Reply:
         """Say `request` until it is answered or the deadline has come."""
-        limit = self._config.metadata_watchers_max
+        limit = self._config.metadata.metadata_watchers_max
         if len(self._waiting) >= limit:
             raise OverloadedError(f"{limit} requests to the metadata store wait already.")
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[request.request] = answered
         frame = [_encoder.encode(request)]
         try:
-            async with asyncio.timeout(self._config.metadata_timeout_s):
+            async with asyncio.timeout(self._config.metadata.metadata_timeout_s):
                 while not answered.done():
                     sent = self._link.send(frame)
-                    pause_s = self._config.resend_s if sent else _CONNECT_S
+                    pause_s = self._config.messages.resend_s if sent else _CONNECT_S
                     await asyncio.wait([answered], timeout=pause_s)
         except TimeoutError:
-            waited_s = self._config.metadata_timeout_s
+            waited_s = self._config.metadata.metadata_timeout_s
             raise QuorumUnavailableError(
                 f"The metadata store at {self._address} did not answer for {waited_s:g} s."
             ) from None

@@ -28,7 +28,7 @@ import uvloop
 from indilog.base.errors import IndilogError
 from indilog.base.ids import NodeId
 from indilog.base.telemetry import configure_logging
-from indilog.config import KIB, Config, NodeConfig
+from indilog.config import KIB, Config, NodeConfig, node_config
 from indilog.runtime.cluster.assembly import (
     figures_of_nodes,
     gateway_running,
@@ -93,13 +93,15 @@ async def node_running(
             with directory_usable(directory):
                 journal = Journal.open(
                     directory,
-                    segment_bytes=config.node.segment_bytes if persists else _UNUSED_SEGMENT_BYTES,
+                    segment_bytes=config.node.journal.segment_bytes
+                    if persists
+                    else _UNUSED_SEGMENT_BYTES,
                     durability=config.cluster.durability,
                 )
             undo.callback(journal.close)
             lost = await journal_lost(store, name, journal)
         loop = asyncio.get_running_loop()
-        transport = _TRANSPORTS[config.node.transport](
+        transport = _TRANSPORTS[config.node.messages.transport](
             start.addresses[name], start.addresses, loop, config
         )
         undo.callback(transport.close)
@@ -157,7 +159,7 @@ async def _run(given: argparse.Namespace) -> int:
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        faulthandler.dump_traceback_later(NodeConfig().stop_timeout_s, exit=True)
+        faulthandler.dump_traceback_later(NodeConfig().processes.stop_timeout_s, exit=True)
         if not supervisor.was_ready:
             serving.cancel()  # told to stop before it was up
         with contextlib.suppress(asyncio.CancelledError):
@@ -193,7 +195,10 @@ async def _serve(
         if (logs := logs_of(node.shell, name, node.start.config)) is not None:
             await joined(logs)
             port, port_is = port_of(
-                node.start.directory, name, node.start.view.engines, node.start.config.node.port
+                node.start.directory,
+                name,
+                node.start.view.engines,
+                node.start.config.node.gateway.port,
             )
             config = _config_of_engine(name, node.start, port)
             await stack.enter_async_context(retention_enforced(node.shell, logs, config))
@@ -209,7 +214,7 @@ async def _serve(
             )
             if (listens_on := urlsplit(detail).port) is not None:
                 keep_port(node.start.directory, name, listens_on)
-        supervisor.ready(detail, hang_s=node.start.config.node.hang_s)
+        supervisor.ready(detail, hang_s=node.start.config.node.processes.hang_s)
         await stop.wait()
 
 
@@ -225,5 +230,5 @@ def _figures_of(shell: NodeShell) -> dict[str, Mapping[str, Any]]:
 def _config_of_engine(name: NodeId, start: NodeStart, port: int) -> Config:
     """Give each engine of this machine a directory and a port of its own."""
     node = start.config.node
-    own = dataclasses.replace(node, data_dir=node.data_dir / name, port=port)
+    own = node_config(node, data_dir=node.data_dir / name, port=port)
     return dataclasses.replace(start.config, node=own)

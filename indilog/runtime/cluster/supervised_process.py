@@ -201,7 +201,7 @@ class SupervisedProcess:
     async def _keep(self) -> None:
         """Run the process again and again, until stopped or until it is hopeless."""
         loop = asyncio.get_running_loop()
-        pause_s, failures = self._config.restart_s_min, 0
+        pause_s, failures = self._config.processes.restart_s_min, 0
         while not self._stopping.is_set():
             started = loop.time()
             status = await self._run_once()
@@ -210,13 +210,13 @@ class SupervisedProcess:
             failures += status != os.EX_TEMPFAIL and not self._was_ready
             if failures >= self._failures_max:
                 break
-            if loop.time() - started > self._config.restart_s_max:
-                pause_s = self._config.restart_s_min
+            if loop.time() - started > self._config.processes.restart_s_max:
+                pause_s = self._config.processes.restart_s_min
             _log.warning("process died", name=self.name, status=status, again_in_s=pause_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
-            pause_s = min(2 * pause_s, self._config.restart_s_max)
+            pause_s = min(2 * pause_s, self._config.processes.restart_s_max)
             self.restarts += 1
         if self._stopping.is_set():
             final = NotReadyError(f"{self.name} was stopped.")
@@ -230,12 +230,12 @@ class SupervisedProcess:
         found = _connected(self._control) if self._control is not None else None
         self.adopted = found is not None
         self._heard_at = asyncio.get_running_loop().time()
-        self._silent_s_max = self._config.start_timeout_s
+        self._silent_s_max = self._config.processes.start_timeout_s
         process: _Process
         if found is not None:
             ours, process = found
             # It was ready once. A stopped one accepts the connection and stays silent.
-            self._silent_s_max = self._config.hang_s
+            self._silent_s_max = self._config.processes.hang_s
             _log.info("process adopted", name=self.name, pid=process.pid)
         else:
             ours, theirs = socket.socketpair()
@@ -285,7 +285,7 @@ class SupervisedProcess:
                 word, _, text = line.decode(errors="replace").strip().partition(" ")
                 if word in {"ready", "heartbeat"}:
                     self._heard_at = asyncio.get_running_loop().time()
-                    self._silent_s_max = self._config.hang_s
+                    self._silent_s_max = self._config.processes.hang_s
                 if word == "ready":
                     self.detail, self._was_ready = text, True
                     await self._tell(ready=True)
@@ -298,7 +298,7 @@ class SupervisedProcess:
         ready within `start_timeout_s`.
         """
         loop = asyncio.get_running_loop()
-        pause_s = self._config.hang_s / HEARTBEATS_PER_HANG
+        pause_s = self._config.processes.hang_s / HEARTBEATS_PER_HANG
         looked_at = loop.time()
         while True:
             await asyncio.sleep(pause_s)
@@ -318,8 +318,10 @@ class SupervisedProcess:
         await self._stopping.wait()
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-            await asyncio.sleep(self._config.stop_timeout_s)
-            _log.warning("process killed", name=self.name, after_s=self._config.stop_timeout_s)
+            await asyncio.sleep(self._config.processes.stop_timeout_s)
+            _log.warning(
+                "process killed", name=self.name, after_s=self._config.processes.stop_timeout_s
+            )
             process.kill()
 
     async def _tell(self, *, ready: bool = False, final: NotReadyError | None = None) -> None:

@@ -100,7 +100,7 @@ class Supervisor:
         await self._take_over_run(await run_of(self._store))
         self.view = await view_in(self._store, self._config, "processes")
         self._directory = self._directory or RunDirectory()
-        scheme = _SCHEMES[self._config.node.transport]
+        scheme = _SCHEMES[self._config.node.messages.transport]
         addresses = {node: self._address(scheme, node) for node in self.view.nodes}
         await publish_run(self._store, self._config, addresses, self._directory.path)
         self.metadata_address = self._address("ipc", "metadata")

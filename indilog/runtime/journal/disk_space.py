@@ -53,8 +53,10 @@ class DiskSpace:
         sharers: int,
     ) -> None:
         self._journal = journal
-        self._reserve_bytes = min(config.disk_reserve_bytes, config.segment_bytes // _SEGMENT_SHARE)
-        self._retry_s = config.disk_retry_s
+        self._reserve_bytes = min(
+            config.journal.disk_reserve_bytes, config.journal.segment_bytes // _SEGMENT_SHARE
+        )
+        self._retry_s = config.journal.disk_retry_s
         self._wake_after = wake_after
         self._sharers = max(1, sharers)
         self._waiting: deque[_Waiting] = deque()

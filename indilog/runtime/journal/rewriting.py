@@ -59,9 +59,9 @@ class Rewriting:
         self._shrinking = {
             stream_of(node): role for node, role in roles.items() if isinstance(role, Shrinks)
         }
-        self._share_min = config.rewrite_dead_share_min
-        self._share_max = config.rewrite_share_max
-        self._bytes_per_s = config.rewrite_bytes_per_s
+        self._share_min = config.journal.rewrite_dead_share_min
+        self._share_max = config.journal.rewrite_share_max
+        self._bytes_per_s = config.journal.rewrite_bytes_per_s
         self._credit = 0.0
         self._earned_at: Instant | None = None
         self._appended = 0

@@ -170,8 +170,8 @@ class _Peer(asyncio.Protocol):
         self._to = to
         self._loop = loop
         self._counts = counts
-        self._queue_bytes_max = config.node.send_queue_bytes_max
-        self._queue_s_max = config.node.send_queue_s_max
+        self._queue_bytes_max = config.node.messages.send_queue_bytes_max
+        self._queue_s_max = config.node.messages.send_queue_s_max
         self._write_bytes = min(WRITE_BYTES, self._queue_bytes_max)
         self._connection: asyncio.Transport | None = None
         self._attempt: asyncio.Task[None] | None = None

@@ -84,8 +84,8 @@ class ZmqTransport:
         self.counts = TransportCounts()
         self._loop = loop
         self._frame_bytes_max = config.cluster.message_bytes_max
-        self._queue_bytes_max = config.node.send_queue_bytes_max
-        self._queue_s_max = config.node.send_queue_s_max
+        self._queue_bytes_max = config.node.messages.send_queue_bytes_max
+        self._queue_s_max = config.node.messages.send_queue_s_max
         self._context = zmq.Context()
         self._on_frames: OnFrames | None = None
         self._pull = self._bound(address)

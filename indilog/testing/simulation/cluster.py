@@ -19,7 +19,7 @@ import structlog
 
 from indilog.base.ids import NodeId
 from indilog.client import Client
-from indilog.config import KIB, ClusterConfig, Config, NodeConfig
+from indilog.config import KIB, ClusterConfig, Config, node_config
 from indilog.kernel.view import View, view_of
 from indilog.testing.simulation.disk import SimulatedDisk, installed
 from indilog.testing.simulation.network import SimulatedNetwork
@@ -38,7 +38,7 @@ SMALL: Final = Config(
         aux_bytes_max=4 * KIB,
         message_bytes_max=256 * KIB,
     ),
-    node=NodeConfig(
+    node=node_config(
         segment_bytes=68 * KIB,
         sync_inline_s_max=1e9,
         page_bytes_max=56 * KIB,
@@ -90,7 +90,7 @@ class SimulatedCluster:
         self.world = World(seed)
         self.world.lines = lines
         self.config = config
-        self.segment_bytes = segment_bytes or config.node.segment_bytes
+        self.segment_bytes = segment_bytes or config.node.journal.segment_bytes
         self.view = view_for(config)
         self.network = SimulatedNetwork(self.world)
         self.processes: list[SimulatedProcess] = []

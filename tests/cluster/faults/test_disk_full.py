@@ -17,7 +17,7 @@ import pytest
 import indilog.client
 from indilog.base.errors import DiskFullError
 from indilog.base.log import Log
-from indilog.config import KIB, ClusterConfig, Config, NodeConfig
+from indilog.config import KIB, ClusterConfig, Config, node_config
 from tests.cluster.faults.small_disk import MIB, SmallDisk, small_disk
 from tests.cluster.platform_process import platform
 from tests.support.clients import token_headers
@@ -25,7 +25,7 @@ from tests.support.clients import token_headers
 pytestmark = pytest.mark.cluster
 CONFIG = Config(
     cluster=ClusterConfig(record_bytes_max=64 * KIB, batch_bytes_max=256 * KIB),
-    node=NodeConfig(segment_bytes=2 * MIB, disk_retry_s=0.1, append_timeout_s=20.0),
+    node=node_config(segment_bytes=2 * MIB, disk_retry_s=0.1, append_timeout_s=20.0),
 )
 DATA = bytes(32 * KIB)
 DEADLINE_S = 30.0

@@ -14,7 +14,7 @@ import pytest
 
 import indilog
 from indilog.base.errors import DataLossError, IndilogError
-from indilog.config import KIB, MIB, ClusterConfig, Config, NodeConfig
+from indilog.config import KIB, MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import Platform, embedded, status_of
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import segment_path
@@ -30,7 +30,7 @@ _RECENT_BYTES = 3000
 def config_in(directory: Path) -> Config:
     return Config(
         cluster=ClusterConfig(batch_bytes_max=256 * KIB, record_bytes_max=64 * KIB),
-        node=NodeConfig(data_dir=directory, segment_bytes=MIB, journal_idle_s=0.01),
+        node=node_config(data_dir=directory, segment_bytes=MIB, journal_idle_s=0.01),
     )
 
 

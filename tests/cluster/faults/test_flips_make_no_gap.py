@@ -17,10 +17,10 @@ import indilog.client
 from indilog.base.errors import DataLossError
 from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import Log
-from indilog.config import MIB, Config, NodeConfig
+from indilog.config import MIB, Config, node_config
 from indilog.runtime.journal.segment import segment_path
 
-CONFIG: Final = Config(node=NodeConfig(segment_bytes=8 * MIB, record_cache_bytes_max=0))
+CONFIG: Final = Config(node=node_config(segment_bytes=8 * MIB, record_cache_bytes_max=0))
 TAGS: Final = (None, "a", "b", "c")
 FLIPS: Final = 4
 """Of them by default; the trial of the review had 20."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from indilog.base.ids import Epoch, Instant, ShardId
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import NewRecords
 from indilog.kernel.view import view_of
 from indilog.roles.role import FrameKind, Send
@@ -79,7 +79,7 @@ class StorageOfTwoShards(RuleBasedStateMachine):
         entries=st.sampled_from([1, 3, 64]),
     )
     def start(self, cache: int, page: int, entries: int) -> None:
-        node = NodeConfig(
+        node = node_config(
             record_cache_bytes_max=cache,
             page_bytes_max=page,
             read_timeout_s=1e9,

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from bench.index_memory import MIB, RECORDS, Local, Side, indexed, limit_bytes, parts_of
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 
 APPENDS = 160 * RECORDS
 
@@ -16,7 +16,7 @@ APPENDS = 160 * RECORDS
 def small(side: Side) -> NodeConfig:
     """Limits that are exceeded many times over."""
     assert side != "complete"
-    return NodeConfig(
+    return node_config(
         local_index=side,
         suffix_bytes_max=32 * 1024,
         popularity_bytes_max=64 * 1024,

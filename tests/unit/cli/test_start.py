@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from indilog.cli import start
 from indilog.cli.start import PlatformLog, StartError, stop, wait_ready, what_next, why_it_stops
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 
 NOBODY = "http://127.0.0.1:9"
 """Nothing listens on the discard port."""
@@ -119,7 +119,7 @@ def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path: Path) -> Non
 
 def test_a_log_that_has_grown_large_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "platform.log").write_text("x" * 11)
-    PlatformLog(tmp_path, NodeConfig(log_bytes_max=10)).output.close()
+    PlatformLog(tmp_path, node_config(log_bytes_max=10)).output.close()
     assert (tmp_path / "platform.log").read_text() == ""
 
 
@@ -128,7 +128,7 @@ def test_a_log_that_grows_while_the_platform_runs_is_begun_anew_and_few_old_ones
 ) -> None:
     """The platform writes into the same file all the time, at its end."""
     monkeypatch.setattr(start, "_ROTATE_S", 0.01)
-    log = PlatformLog(tmp_path, NodeConfig(log_bytes_max=100, log_files_kept=2))
+    log = PlatformLog(tmp_path, node_config(log_bytes_max=100, log_files_kept=2))
     writes = (
         "import sys, pathlib\n"
         "for n in range(5):\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Sequence
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber, tag_columns
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import NewRecords
 from indilog.kernel.view import view_of
 from indilog.roles.role import Answer, Effect, Received, Send, Started
@@ -38,7 +37,7 @@ class Driver:
     """Speaks with one engine; keeps what it said."""
 
     def __init__(self, *, join_at: tuple[int, int] = (0, 0), **settings: float) -> None:
-        node = dataclasses.replace(NodeConfig(), **settings)  # type: ignore[arg-type]
+        node = node_config(**settings)
         view = view_of(storage_nodes=2, replicas=2, index_shards=2)
         self.engine = Engine(ENGINE, [view], Config(node=node))
         self.now = 0.0

@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from indilog.base.ids import EMPTY_TAG, ShardId
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 from indilog.kernel.metalog import Span
 from indilog.wire.messages import Direction, ShardTags
 from indilog_compute.local_index import Empty, Found, LocalIndex, Matches, Miss
@@ -26,7 +26,7 @@ def part_of(first: int, length: int, tag: int = TAG, shard: int = 0) -> ShardTag
 
 def index_of(cuts: int, suffix_cuts_max: int = 2) -> LocalIndex:
     """An index that has seen `cuts` cuts of two records, the shard being the cut's number."""
-    index = LocalIndex(NodeConfig(suffix_cuts_max=suffix_cuts_max, popularity_entries_max=2))
+    index = LocalIndex(node_config(suffix_cuts_max=suffix_cuts_max, popularity_entries_max=2))
     for cut in range(cuts):
         index.apply_spans([span_of(2 * cut, 2, shard=cut)])
     return index
@@ -130,7 +130,7 @@ def test_status_shows_entries_bytes_hits_and_misses_of_each_part() -> None:
 
 
 def test_without_a_local_index_everything_is_a_miss_and_costs_nothing() -> None:
-    index = LocalIndex(NodeConfig(local_index="none"))
+    index = LocalIndex(node_config(local_index="none"))
     index.apply_spans([span_of(0, 2)])
     index.apply_block(0, [part_of(0, 2)])
     index.learn(0, ShardId(0))

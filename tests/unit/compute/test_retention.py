@@ -10,7 +10,7 @@ import pytest
 from indilog.base.errors import QuorumUnavailableError, TrimmedError
 from indilog.base.log import Log, Record
 from indilog.base.retention import Retention
-from indilog.config import MIB, NodeConfig
+from indilog.config import MIB, NodeConfig, node_config
 from indilog.sdk.retention_log import RETENTION_LOG, PolicyLog
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog_compute.retention import RetentionRounds, SizeMarks
@@ -31,7 +31,7 @@ class World:
             writer_clock=lambda: self.now + self.writers_ahead_s,
             page_bytes_max=page_bytes_max,
         )
-        self.config = NodeConfig(**settings)  # type: ignore[arg-type]
+        self.config = node_config(**settings)
         self.paused_s: list[float] = []
         self.rounds = self.restarted()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from indilog.base.errors import (
@@ -14,7 +12,7 @@ from indilog.base.errors import (
     SealedError,
 )
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, tag_columns
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import Span
 from indilog.kernel.records import RecordBatch
 from indilog.roles.role import Answer, Effect, Send
@@ -42,7 +40,7 @@ def at(seconds: float) -> Instant:
 
 def alone(*replicas: NodeId, **settings: float) -> ShardWriter:
     """Return a writer whose node has not joined."""
-    node = dataclasses.replace(NodeConfig(), **settings)  # type: ignore[arg-type]
+    node = node_config(**settings)
     return ShardWriter(SHARD, replicas or (A,), EPOCH, Config(node=node))
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Effect,
@@ -36,7 +36,7 @@ VIEW = view_of(storage_nodes=2, replicas=2, index_shards=3, index_replicas=2, en
 
 
 def aggregator(*, lookups_max: int = 100) -> Aggregator:
-    config = Config(node=NodeConfig(lookups_pending_max=lookups_max, read_timeout_s=5.0))
+    config = Config(node=node_config(lookups_pending_max=lookups_max, read_timeout_s=5.0))
     return Aggregator(NodeId("aggregator-0"), [VIEW], config)
 
 

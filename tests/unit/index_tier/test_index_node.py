@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from indilog.base.ids import EMPTY_TAG, MAX_SEQNUM, Epoch, Instant, NodeId, ShardId
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.index_snapshot import SnapshotOpened
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
@@ -50,9 +50,7 @@ VIEW = view_of(storage_nodes=2, replicas=1, index_shards=2, engines=2)
 
 def index_node(*, started: bool = True, **settings: float) -> IndexNode:
     """A node of index shard 1; when started, storage has told it that there is nothing yet."""
-    config = Config(
-        node=msgspec.convert({"resend_s": 1.0, "read_timeout_s": 5.0, **settings}, NodeConfig)
-    )
+    config = Config(node=node_config(**{"resend_s": 1.0, "read_timeout_s": 5.0, **settings}))
     node = IndexNode(NodeId("index-1-0"), [VIEW], config)
     if started:
         nothing, untrimmed = IndexData(()), TagFloors(None, 0, ())

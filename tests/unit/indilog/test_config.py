@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from indilog.base.errors import ConfigError
-from indilog.config import ClusterConfig, Config, NodeConfig, config_from
+from indilog.config import ClusterConfig, Config, NodeConfig, config_from, node_config
+from indilog.config.node import GROUP_OF, flat_settings
 
 
 def test_the_defaults_agree_with_themselves() -> None:
@@ -18,14 +19,19 @@ def test_the_defaults_agree_with_themselves() -> None:
 def test_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "indilog.toml"
     file.write_text(
-        "[node]\nport = 1\nhost = '127.0.0.2'\nworkers = 7\n[cluster]\nindex_shards = 4\n"
+        "[node.gateway]\nport = 1\nhost = '127.0.0.2'\n"
+        "[node.functions]\nworkers = 7\n[cluster]\nindex_shards = 4\n"
     )
     config = config_from(
         file,
         {"INDILOG_NODE_PORT": "2", "INDILOG_NODE_HOST": "127.0.0.3", "PATH": "/bin"},
         {"node": {"port": 3, "host": None}},
     )
-    assert (config.node.port, config.node.host, config.node.workers) == (3, "127.0.0.3", 7)
+    assert (config.node.gateway.port, config.node.gateway.host, config.node.functions.workers) == (
+        3,
+        "127.0.0.3",
+        7,
+    )
     assert config.cluster.index_shards == 4
 
 
@@ -38,7 +44,7 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
         }
     )
     assert config.node.data_dir == Path("/data")
-    assert config.node.resend_s == 0.5
+    assert config.node.messages.resend_s == 0.5
     assert config.cluster.durability == "memory"
 
 
@@ -59,7 +65,7 @@ def test_text_from_the_environment_becomes_the_fields_type() -> None:
             {"node": {"tag_cache_seqnums_max": 5}},
             r"^tag_cache_seqnums_per_tag_max \(10,000\) must not exceed .*_seqnums_max \(5\).$",
         ),
-        ({"node": {"resend_s": 31}}, "resend_s .* exceed append_timeout_s"),
+        ({"node": {"resend_s": 31, "resend_s_max": 40}}, "resend_s .* exceed append_timeout_s"),
         ({"node": {"hedge_delay_s_min": 1.5}}, "hedge_delay_s_min .* exceed lookup_timeout_s"),
         ({"node": {"lookup_timeout_s": 11}}, "lookup_timeout_s .* exceed read_timeout_s"),
         ({"node": {"worker_silent_s": 6}}, "worker_silent_s .* exceed worker_stop_s"),
@@ -99,7 +105,10 @@ def test_a_contradiction_is_one_sentence_that_names_the_field(
 
 def test_a_page_may_be_as_large_as_leaves_room_for_the_batch_that_exceeds_it() -> None:
     room = (16 << 20) - (4 << 20) - 128 * 1024
-    assert config_from(overrides={"node": {"page_bytes_max": room}}).node.page_bytes_max == room
+    assert (
+        config_from(overrides={"node": {"page_bytes_max": room}}).node.messages.page_bytes_max
+        == room
+    )
     with pytest.raises(ConfigError, match="page_bytes_max"):
         config_from(overrides={"node": {"page_bytes_max": room + 1}})
 
@@ -135,7 +144,7 @@ def test_a_cache_may_be_switched_off() -> None:
             }
         }
     )
-    assert config.node.suffix_cuts_max == 0
+    assert config.node.caches.suffix_cuts_max == 0
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -152,6 +161,55 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None
 
 
 def test_no_part_can_be_changed_after_the_start() -> None:
-    for part in (ClusterConfig(), NodeConfig(), Config()):
+    node = NodeConfig()
+    for part in (ClusterConfig(), node, node.journal, Config()):
+        (name, *_) = (field.name for field in dataclasses.fields(part))
         with pytest.raises(dataclasses.FrozenInstanceError):
-            part.port = 1  # type: ignore[misc, union-attr]
+            setattr(part, name, 1)
+
+
+def test_a_file_has_a_table_for_each_group(tmp_path: Path) -> None:
+    file = tmp_path / "indilog.toml"
+    file.write_text(
+        "[node]\ndata_dir = 'here'\n[node.journal]\nsegment_bytes = 67108864\n"
+        "[node.messages]\ntransport = 'zmq'\n"
+    )
+    node = config_from(file).node
+    assert node == node_config(data_dir=Path("here"), segment_bytes=64 << 20, transport="zmq")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            "[node]\nsegment_bytes = 1",
+            r"^The setting 'segment_bytes' belongs .* \[node.journal\], not in \[node\]; move it",
+        ),
+        ("[node.reads]\nport = 1", r"'port' belongs in the table \[node.gateway\], not in "),
+        ("[node.journal]\ndata_dir = 'x'", r"'data_dir' belongs in the table \[node\], not in "),
+        ("[node.jurnal]\nx = 1", r"Unknown table \[node.jurnal\]; did you mean journal\?"),
+        ("[node.journal.deep]\nx = 1", r"Unknown table \[node.journal.deep\]; docs"),
+        ("[node.journal]\nsegment_byte = 1", r"'segment_byte' in \[node.journal\]; did you mean"),
+        ("[node]\njournal = 1", r"\[node.journal\] must be a table of settings"),
+        ("[node.journal]\nsegment_bytes = 'x'", r"\[node\] does not fit: .*journal.segment_bytes"),
+        ("node = 1", r"\[node\] must be a table of settings"),
+    ],
+)
+def test_a_file_with_a_setting_in_the_wrong_place_is_refused(
+    tmp_path: Path, content: str, sentence: str
+) -> None:
+    file = tmp_path / "indilog.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=sentence):
+        config_from(file)
+
+
+def test_every_setting_of_a_node_may_be_given_without_its_group() -> None:
+    """The environment, the command line and the run's record in the metadata store do so."""
+    settings = flat_settings(NodeConfig())
+    assert settings.keys() == GROUP_OF.keys()
+    assert node_config(**settings) == NodeConfig()
+    base = node_config(port=1, workers=3)
+    assert node_config(base, port=2) == node_config(port=2, workers=3)
+    with pytest.raises(ConfigError, match="There is no setting 'prot'"):
+        node_config(prot=1)

@@ -6,7 +6,7 @@ import pytest
 
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import NewRecords, entries_encoded, entry_encoded
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
@@ -406,7 +406,7 @@ def test_a_copy_is_told_only_when_older_incarnations_are_refused_for_good() -> N
 
 
 def test_a_copy_has_the_entries_up_to_the_anchor_a_page_at_most() -> None:
-    config = Config(node=NodeConfig(metalog_entries_in_flight_max=2))
+    config = Config(node=node_config(metalog_entries_in_flight_max=2))
     node = Sequencer(BACKUP, [view_of(sequencers=3)], config)
     for position, epoch in enumerate((1, 1, 2, 2, 2)):
         payload = entry_encoded(entry(position, epoch=epoch))

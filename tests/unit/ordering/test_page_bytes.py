@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indilog.base.ids import MAX_SEQNUM, Epoch, Instant, NodeId, ViewNumber
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import (
     TRIM_FLOORS_MAX,
     Entry,
@@ -45,7 +45,7 @@ TRIMS = tuple(Trim(n, ViewNumber(1), Epoch(1), n, FLOORS) for n in range(20))
 def sequencer(
     name: NodeId, view: View, *, page_bytes: int = PAGE_BYTES, entries: tuple[Entry, ...] = TRIMS
 ) -> Sequencer:
-    node = Sequencer(name, [view], Config(node=NodeConfig(page_bytes_max=page_bytes)))
+    node = Sequencer(name, [view], Config(node=node_config(page_bytes_max=page_bytes)))
     for entry in entries:
         node.recover(FrameKind.METALOG, entry_encoded(entry), Location(0, 0, 0))
     return node

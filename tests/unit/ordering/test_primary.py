@@ -9,7 +9,7 @@ import pytest
 
 from indilog.base.errors import DataDirectoryError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import NewRecords, entry_decoded, entry_encoded
 from indilog.kernel.view import View, view_of
 from indilog.roles.role import (
@@ -48,7 +48,7 @@ T0 = Instant(1000.0)
 def started(
     view: View | None = None, *, recovered: Sequence[NewRecords] = (), in_flight_max: int = 512
 ) -> Sequencer:
-    config = Config(node=NodeConfig(resend_s=1.0, metalog_entries_in_flight_max=in_flight_max))
+    config = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=in_flight_max))
     node = Sequencer(PRIMARY, [view or view_of()], config)
     for entry in recovered:
         node.recover(FrameKind.METALOG, entry_encoded(entry), NOWHERE)

@@ -8,7 +8,7 @@ import pytest
 
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import NewRecords, entry_encoded
 from indilog.kernel.view import view_of
@@ -34,7 +34,7 @@ ENGINE = NodeId("engine-0")
 NOWHERE = Location(0, 0, 0)
 T0 = Instant(1000.0)
 LIFE = Epoch(9)
-CONFIG = Config(node=NodeConfig(resend_s=1.0, metalog_entries_in_flight_max=2))
+CONFIG = Config(node=node_config(resend_s=1.0, metalog_entries_in_flight_max=2))
 
 
 def entry(position: int, *, epoch: int = 1) -> NewRecords:

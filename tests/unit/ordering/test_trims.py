@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.metalog import Entry, Floor, Trim, entry_decoded
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
@@ -36,7 +36,7 @@ class Alone:
 
     def __init__(self, disk: list[bytes] | None = None, epoch: int = 1, **node: int) -> None:
         self.disk = list(disk or [])
-        config = Config(node=NodeConfig(**node))  # type: ignore[arg-type]
+        config = Config(node=node_config(**node))
         self.role = Sequencer(PRIMARY, [view_of()], config)
         for payload in self.disk:
             self.role.recover(FrameKind.METALOG, payload, NOWHERE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from indilog.base.ids import Epoch, Instant, LocalId, NodeId, ShardId
 from indilog.base.telemetry import Metrics
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog.kernel.records import BatchBuilder, batch_header
 from indilog.kernel.tombstones import gone_decoded
 from indilog.roles.role import FrameKind, Location
@@ -69,7 +69,7 @@ class Rewriter:
                 self.found.append((frame[1], frame[2]))
                 self.places.append(frame[3])
         self.role = Keeper()
-        node = NodeConfig(**{"rewrite_bytes_per_s": 1 << 30, **settings})  # type: ignore[arg-type]
+        node = node_config(**{"rewrite_bytes_per_s": 1 << 30, **settings})
         self.metrics = Metrics("storage-0")
         roles: dict[NodeId, Keeper] = {NODE: self.role}
         self.rewriting = Rewriting(self.journal, roles, node, lambda _: None, self.metrics)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from indilog.base.ids import Epoch, Instant, NodeId, ViewNumber
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.kernel.view import view_of
 from indilog.roles.role import Effect, Event, FrameKind, Location, Persist
 from indilog.runtime.journal.old_segments import OldSegments
@@ -157,7 +157,7 @@ class House:
         self.shell = NodeShell(
             roles,
             [view_of()],
-            Config(node=NodeConfig(**settings)),  # type: ignore[arg-type]
+            Config(node=node_config(**settings)),
             journal=self.journal,  # type: ignore[arg-type]
             transport=self.transport,
             epoch=Epoch(1),

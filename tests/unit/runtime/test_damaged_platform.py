@@ -14,7 +14,7 @@ import indilog.client
 from bokiflow import Flow, Workflow
 from indilog.base.errors import DataLossError, TrimmedError
 from indilog.base.log import Log, Record
-from indilog.config import MIB, Config, NodeConfig
+from indilog.config import MIB, Config, node_config
 from indilog.link.link_messages import error_from, failed
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.assembly import embedded, status_of
@@ -24,7 +24,7 @@ from indilog.runtime.journal.segment_scan import Damage, SegmentScan
 from indilog_compute.deployments import Deployment, DeploymentLog
 from tests.unit.runtime.journals import spoil
 
-CONFIG = Config(node=NodeConfig(segment_bytes=8 * MIB))
+CONFIG = Config(node=node_config(segment_bytes=8 * MIB))
 
 
 def spoil_batch(directory: Path, index: int, *, whole: bool) -> None:
@@ -75,7 +75,7 @@ async def test_no_read_passes_over_a_batch_whose_tags_are_lost(
     tmp_path: Path, index: Literal["none", "default", "extended"]
 ) -> None:
     """D9: unknown is never absent, with one copy and after any number of restarts."""
-    config = Config(node=NodeConfig(segment_bytes=8 * MIB, local_index=index))
+    config = Config(node=node_config(segment_bytes=8 * MIB, local_index=index))
     async with indilog.client.open(tmp_path, config) as client:
         log = client.log("orders")
         for number in range(6):
@@ -158,7 +158,7 @@ async def told_by(read: Awaitable[Record | None]) -> object:
 async def test_a_lost_deployment_is_reported_and_mended_by_deploying_it_again(
     tmp_path: Path, *, whole: bool
 ) -> None:
-    config = Config(node=NodeConfig(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
+    config = Config(node=node_config(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
 
     def deployment(name: str) -> Deployment:
         return Deployment(name=name, version=1, owner="me", sources={"a.py": "#"}, functions=())
@@ -221,7 +221,7 @@ async def test_a_subscription_gives_what_lies_before_the_lost_records_then_raise
 @pytest.mark.asyncio
 async def test_what_is_lost_for_good_shows_in_the_status(tmp_path: Path) -> None:
     """A5: most reads cannot know it after a restart, so the platform says it itself."""
-    config = Config(node=NodeConfig(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
+    config = Config(node=node_config(segment_bytes=8 * MIB, data_dir=tmp_path, workers=0))
 
     async def status() -> dict[str, Any]:
         async with embedded(config) as platform:
@@ -264,7 +264,7 @@ async def test_a_bad_sector_costs_the_records_in_it_and_no_order(tmp_path: Path)
 @pytest.mark.asyncio
 async def test_a_page_reader_is_told_what_is_lost_and_goes_on_behind_it(tmp_path: Path) -> None:
     """A5: a batch that rots while the platform runs costs one error, not one a record."""
-    config = Config(node=NodeConfig(segment_bytes=8 * MIB, record_cache_bytes_max=0))
+    config = Config(node=node_config(segment_bytes=8 * MIB, record_cache_bytes_max=0))
     async with indilog.client.open(tmp_path, config) as client:
         log = client.log("orders")
         for start in range(0, 50, 10):
@@ -302,7 +302,7 @@ async def test_a_workflow_goes_on_though_the_only_sign_of_life_of_its_dead_proce
     async def waits(wf: Workflow) -> str:
         return str(await wf.signal("go"))
 
-    config = Config(node=NodeConfig(segment_bytes=8 * MIB, record_cache_bytes_max=0))
+    config = Config(node=node_config(segment_bytes=8 * MIB, record_cache_bytes_max=0))
     async with indilog.client.open(tmp_path, config) as client:
         dead, other = Flow("shop", lease=0.5), Flow("shop", lease=0.5)
         begun = [flow.workflow(waits) for flow in (dead, other)]

@@ -101,7 +101,7 @@ async def test_who_wants_more_than_to_append_ends_the_wait_of_what_is_not_urgent
 
 async def test_a_single_slow_sync_sends_no_later_one_into_the_thread() -> None:
     house, (told,) = appending(1)
-    limit_s = house.shell._config.node.sync_inline_s_max
+    limit_s = house.shell._config.node.journal.sync_inline_s_max
     for seconds in (0.0001, 10.0):
         house.shell._synced_in(seconds)
     assert house.shell.sync_average_s < limit_s

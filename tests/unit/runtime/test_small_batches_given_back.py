@@ -13,7 +13,7 @@ import pytest
 from indilog.base.errors import TrimmedError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Entry, Log
-from indilog.config import KIB, MIB, ClusterConfig, Config, NodeConfig
+from indilog.config import KIB, MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.journal.segment_files import segment_files
 from tests.unit.runtime.test_trim_gives_back import reached
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio
 def configured(directory: Path) -> Config:
     return Config(
         cluster=ClusterConfig(record_bytes_max=8 * KIB, batch_bytes_max=100 * KIB),
-        node=NodeConfig(
+        node=node_config(
             data_dir=directory,
             segment_bytes=SEGMENT_BYTES,
             record_cache_bytes_max=0,

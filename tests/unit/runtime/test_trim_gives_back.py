@@ -14,7 +14,7 @@ import pytest
 from indilog.base.errors import TrimmedError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Entry
-from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.config import MIB, ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog.runtime.journal.segment import segment_path
 from indilog_index.index_node import IndexNode
@@ -28,7 +28,7 @@ KEPT = 4
 def configured(directory: Path, replicas: int) -> Config:
     return Config(
         cluster=ClusterConfig(storage_nodes=replicas, replicas=replicas),
-        node=NodeConfig(
+        node=node_config(
             data_dir=directory,
             segment_bytes=8 * MIB,
             record_cache_bytes_max=0,
@@ -103,7 +103,7 @@ async def test_a22_a_trim_gives_back_disk_and_memory_and_survives_restarts(
 async def test_a22_a_trim_survives_a_change_of_view(tmp_path: Path) -> None:
     """Each start has other index shards: what is trimmed is so for those that come later too."""
     seqnums: list[SeqNum] = []
-    node = NodeConfig(data_dir=tmp_path, segment_bytes=8 * MIB)
+    node = node_config(data_dir=tmp_path, segment_bytes=8 * MIB)
     for index_shards in (2, 3, 1):
         config = Config(cluster=ClusterConfig(index_shards=index_shards), node=node)
         async with embedded(config) as platform:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.kernel.metalog import NewRecords
 from indilog.kernel.records import HEADER_BYTES, BatchBuilder
 from indilog.kernel.view import View, view_of
@@ -210,7 +210,7 @@ class Machine:
 def config_of(**node: float) -> Config:
     """Return a configuration with some limits changed; each entry is journaled at once."""
     node = {"ordering_frame_entries": 1, **node}
-    return Config(node=NodeConfig(**node))  # type: ignore[arg-type]
+    return Config(node=node_config(**node))
 
 
 def small_batches(batch_bytes_max: int) -> Config:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.link.link_messages import Returned
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import GatewayServer, create_gateway
@@ -146,7 +146,7 @@ async def raw_gateway(
     """Run a gateway over logs in memory; `node` and `cluster` are its settings."""
     config = Config(
         cluster=ClusterConfig(**(cluster or {})),
-        node=NodeConfig(**{"data_dir": directory, "workers": 0, **node}),
+        node=node_config(**{"data_dir": directory, "workers": 0, **node}),
     )
     on_config(config)
     logs = WatchedLogs(config.cluster)

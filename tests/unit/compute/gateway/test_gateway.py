@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
 from indilog_compute.workers.host import FunctionHost
@@ -25,7 +25,7 @@ class Served:
     def __init__(self, directory: Path) -> None:
         config = Config(
             cluster=ClusterConfig(record_bytes_max=1000),
-            node=NodeConfig(data_dir=directory, workers=0),
+            node=node_config(data_dir=directory, workers=0),
         )
         self.now = 1_700_000_000.0
         self.logs = MemoryLogs(config.cluster, clock=lambda: self.now)

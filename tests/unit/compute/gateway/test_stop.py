@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from indilog.base.log import Session
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog_compute.gateway import create_gateway
 from indilog_compute.gateway.app import Gateway
@@ -101,14 +101,14 @@ class Exchange:
 
 
 def gateway_of(host: object, directory: Path, logs: MemoryLogs | None = None) -> Gateway:
-    config = Config(node=NodeConfig(data_dir=directory, workers=0))
+    config = Config(node=node_config(data_dir=directory, workers=0))
     return create_gateway(host, logs or MemoryLogs(config.cluster), dict, config)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Callable[[], Gateway]:
     def made() -> Gateway:
-        config = Config(node=NodeConfig(data_dir=tmp_path, workers=0))
+        config = Config(node=node_config(data_dir=tmp_path, workers=0))
         logs = MemoryLogs(config.cluster)
         return gateway_of(FunctionHost(config, logs), tmp_path, logs)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sortedcontainers import SortedList
 
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog_compute.invocations.checkpoint import checkpoint_parts
 from indilog_compute.invocations.executor import (
     CLAIMS_MAX,
@@ -44,7 +44,7 @@ class Nodes:
     """Two executors on one log."""
 
     def __init__(self, *, workers: int = 2, invocations_running_max: int = 512) -> None:
-        config = NodeConfig(
+        config = node_config(
             invocation_lease_s=LEASE_S,
             invocation_tries_max=2,
             workers=workers,

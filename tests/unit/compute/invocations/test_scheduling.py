@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from indilog.base.deployed import CatchUp, ScheduleSpec
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog_compute.invocations.checkpoint import Found
 from indilog_compute.invocations.fold import Fold, FoldLimits
 from indilog_compute.invocations.records import Accepted, Ended
@@ -24,7 +24,7 @@ class Clockwork:
 
     def __init__(self, catch_up: CatchUp = "last", *, open_max: int = 100) -> None:
         self.fold = Fold(FoldLimits(1e9, 1000, 1000, 10**6, 1.0, 4.0))
-        self._config = NodeConfig(
+        self._config = node_config(
             invocation_lease_s=LEASE_S,
             schedule_catch_up_max=5,
             schedule_late_s_max=90.0,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from indilog.base.errors import ConfigError
 from indilog.base.ids import Instant, NodeId
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog.roles.role import Effect
 from indilog.wire.messages import Direction, ReadRecords, RecordsRead
 from indilog_compute.reads.hedging import Hedges
@@ -94,7 +94,7 @@ def test_no_more_than_the_share_of_all_tries_is_hedged_however_slow_they_are(
 
 def test_a_share_of_more_than_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="share"):
-        NodeConfig(hedged_reads_share_max=1.5)
+        node_config(hedged_reads_share_max=1.5)
 
 
 # --- at an engine

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from indilog.base.errors import AppNameTakenError, DeployError, NotReadyError, UnknownFunctionError
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.link.worker_messages import Load, Loaded
 from indilog.testing import MemoryLogs
 from indilog_compute.deployments import Deployment
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 
 def applications_of(logs: MemoryLogs, directory: Path) -> Applications:
-    node = NodeConfig(
+    node = node_config(
         workers=0, data_dir=directory, import_retry_s_min=0.001, import_retry_s_max=0.001
     )
     limits = limits_of(Config())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog_compute.workers.environment import environment_of_worker
 
 
@@ -15,7 +15,7 @@ def test_a_worker_gets_what_it_needs_and_what_a_setting_names() -> None:
         "STRIPE_KEY": "sk",
         "STRIPE_KEY_2": "secret",
     }
-    passed = NodeConfig(worker_environment=" STRIPE_KEY ,, ABSENT").environment_passed
+    passed = node_config(worker_environment=" STRIPE_KEY ,, ABSENT").functions.environment_passed
     assert passed == ("STRIPE_KEY", "ABSENT")
     found = environment_of_worker(passed, given)
     python = {"PYTHONPATH", "PYTHONUNBUFFERED"}

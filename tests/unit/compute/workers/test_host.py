@@ -10,7 +10,7 @@ import pytest
 
 from indilog.base.deployed import ScheduleSpec
 from indilog.base.errors import DeployError, OverloadedError, UnknownFunctionError
-from indilog.config import Config, NodeConfig
+from indilog.config import Config, node_config
 from indilog.link.link_messages import Returned
 from indilog.runtime import descriptors
 from indilog.testing import MemoryLogs
@@ -25,7 +25,7 @@ async def test_schedules_of_an_application_that_does_not_load_wait_until_it_does
     tmp_path: Path,
 ) -> None:
     """Otherwise each due time would be one more call that stays open."""
-    host = FunctionHost(Config(node=NodeConfig(workers=0, data_dir=tmp_path)), MemoryLogs())
+    host = FunctionHost(Config(node=node_config(workers=0, data_dir=tmp_path)), MemoryLogs())
     spec = ScheduleSpec("f", "* * * * *")
     record = Deployment(
         name="app", version=1, owner="me", sources={}, functions=(), schedules=(spec,)
@@ -45,7 +45,7 @@ async def test_schedules_of_an_application_that_does_not_load_wait_until_it_does
 async def test_a_key_that_is_known_needs_no_worker_no_function_and_no_look_into_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = FunctionHost(Config(node=NodeConfig(workers=0, data_dir=tmp_path)), MemoryLogs())
+    host = FunctionHost(Config(node=node_config(workers=0, data_dir=tmp_path)), MemoryLogs())
     invocations = host._invocations
     await invocations.start()
     try:
@@ -83,7 +83,7 @@ async def test_an_application_with_a_thousand_slow_calls_does_not_stop_another(
     tmp_path: Path,
 ) -> None:
     """Neither its plain calls, nor recorded ones, nor those that wait for an outcome."""
-    node = NodeConfig(
+    node = node_config(
         workers=1,
         worker_calls_max=20,
         calls_pending_max=2_000,
@@ -140,7 +140,9 @@ async def test_functions_have_the_limit_of_open_files_that_the_platform_was_star
             patched.setattr(descriptors, "_given", [])
             descriptors.raise_limit()
             assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
-            host = FunctionHost(Config(node=NodeConfig(workers=1, data_dir=tmp_path)), MemoryLogs())
+            host = FunctionHost(
+                Config(node=node_config(workers=1, data_dir=tmp_path)), MemoryLogs()
+            )
             await host.start()
             try:
                 await host.deploy({"app.py": LIMITED})

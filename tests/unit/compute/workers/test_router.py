@@ -11,7 +11,7 @@ import pytest
 
 from indilog.base.deployed import FunctionSpec
 from indilog.base.errors import InvalidArgumentsError, NotReadyError, OverloadedError
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 from indilog.link.link import Link
 from indilog.link.link_messages import (
     Cancel,
@@ -108,7 +108,9 @@ def router_of(
     **changed: Any,  # noqa: ANN401 - any of its limits
 ) -> CallRouter:
     limits: dict[str, Any] = {"worker_calls_max": 1, "calls_pending_max": 3}
-    return CallRouter(NodeConfig(**(limits | changed)), on_idle=lambda _: None, is_shared=is_shared)
+    return CallRouter(
+        node_config(**(limits | changed)), on_idle=lambda _: None, is_shared=is_shared
+    )
 
 
 def submitted(router: CallRouter, app: Deployed, depth: int = 0) -> Call:
@@ -208,7 +210,7 @@ async def test_cancelling_stops_a_running_call_in_its_worker() -> None:
 
 async def test_a_retired_deployment_is_idle_after_its_last_call() -> None:
     idle: list[Deployed] = []
-    router = CallRouter(NodeConfig(worker_calls_max=2), on_idle=idle.append)
+    router = CallRouter(node_config(worker_calls_max=2), on_idle=idle.append)
     app = deployed()
     worker = Worker(router)
     calls = [submitted(router, app) for _ in range(2)]
@@ -341,7 +343,7 @@ async def test_a_worker_that_answers_again_takes_what_waits() -> None:
 
 async def test_a_call_that_waited_runs_on_the_version_that_is_the_newest_when_it_begins() -> None:
     idle: list[Deployed] = []
-    router, app = CallRouter(NodeConfig(worker_calls_max=1), on_idle=idle.append), deployed()
+    router, app = CallRouter(node_config(worker_calls_max=1), on_idle=idle.append), deployed()
     worker = Worker(router)
     worker.process.deployments.add(2)
     first, second = submitted(router, app), submitted(router, app)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 
 from indilog.base.errors import ConfigError, DataDirectoryError, NotReadyError
 from indilog.base.ids import NodeId
-from indilog.config import ClusterConfig, Config, NodeConfig, config_from
+from indilog.config import ClusterConfig, Config, NodeConfig, config_from, node_config
+from indilog.config.node import GROUP_OF
 from indilog.kernel.view import view_of
 from indilog.runtime.cluster.cluster_state import (
     VIEW_KEY,
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Iterator[EmbeddedMetadataStore]:
 def test_a_node_starts_with_what_was_published(store: EmbeddedMetadataStore) -> None:
     config = Config(
         cluster=ClusterConfig(storage_nodes=2, replicas=2, durability="memory"),
-        node=NodeConfig(data_dir=Path("/data/with space"), resend_s=0.125, port=0),
+        node=node_config(data_dir=Path("/data/with space"), resend_s=0.125, port=0),
     )
 
     async def story() -> None:
@@ -131,8 +131,8 @@ def test_every_configuration_survives_being_published(
 ) -> None:
     config = Config(
         cluster=ClusterConfig(storage_nodes=5, replicas=replicas),
-        node=NodeConfig(data_dir=data_dir, import_timeout_s=timeout_s),
+        node=node_config(data_dir=data_dir, import_timeout_s=timeout_s),
     )
     settings = msgspec.json.decode(msgspec.json.encode(settings_of(config)))
     assert config_from(overrides=settings) == config
-    assert {f.name for f in dataclasses.fields(NodeConfig)} == settings["node"].keys()
+    assert settings["node"].keys() == GROUP_OF.keys()

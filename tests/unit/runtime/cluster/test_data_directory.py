@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 import indilog
 from indilog.base.errors import DataDirectoryError, DataLossError
-from indilog.config import MIB, ClusterConfig, Config, NodeConfig
+from indilog.config import MIB, ClusterConfig, Config, NodeConfig, node_config
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.cluster.data_directory import journal_lost, opened_metadata
@@ -25,7 +25,7 @@ from indilog.runtime.journal.segment import segment_path
 def config_in(directory: Path, sequencers: int = 1) -> Config:
     return Config(
         cluster=ClusterConfig(sequencers=sequencers),
-        node=NodeConfig(data_dir=directory, segment_bytes=8 * MIB),
+        node=node_config(data_dir=directory, segment_bytes=8 * MIB),
     )
 
 

@@ -12,7 +12,7 @@ import uvloop
 
 from indilog.base.errors import ConfigError
 from indilog.base.ids import NodeId
-from indilog.config import ClusterConfig, Config, NodeConfig
+from indilog.config import ClusterConfig, Config, node_config
 from indilog.runtime.cluster.assembly import Platform, embedded
 from indilog_index.index_node import IndexNode
 
@@ -21,7 +21,7 @@ RECORDS = 40
 
 def config_in(directory: Path, **cluster: int | str) -> Config:
     """Small caches, so that reads go to the index tier."""
-    node = NodeConfig(
+    node = node_config(
         data_dir=directory, suffix_cuts_max=1, popularity_entries_max=0, tag_cache_seqnums_max=0,
         tag_cache_seqnums_per_tag_max=0, record_cache_bytes_max=0, index_snapshot_entries_min=25,
     )  # fmt: skip

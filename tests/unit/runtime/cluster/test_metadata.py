@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from indilog.base.errors import DataDirectoryError, DiskFullError, OverloadedError
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, Versioned, Written
 
 CONFIG = NodeConfig()
@@ -178,7 +178,7 @@ def test_a_closed_store_writes_nothing_into_a_file_that_another_may_have(tmp_pat
 
 def test_watches_are_bounded(tmp_path: Path) -> None:
     async def story() -> None:
-        config = NodeConfig(metadata_watchers_max=2)
+        config = node_config(metadata_watchers_max=2)
         with EmbeddedMetadataStore(tmp_path / "metadata", config) as store:
             watches = [asyncio.create_task(store.watch("view", after=0)) for _ in range(2)]
             await asyncio.sleep(0)

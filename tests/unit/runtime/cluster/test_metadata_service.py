@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from indilog.base.errors import ConfigError, DataDirectoryError, QuorumUnavailableError
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog.runtime.cluster.metadata import EmbeddedMetadataStore, Versioned, Written
 from indilog.runtime.cluster.metadata_service import (
     CompareAndSet,
@@ -23,7 +23,7 @@ from indilog.runtime.cluster.metadata_service import (
     Request,
 )
 
-CONFIG = NodeConfig(metadata_timeout_s=10.0, resend_s=0.05)
+CONFIG = node_config(metadata_timeout_s=10.0, resend_s=0.05)
 pytestmark = pytest.mark.asyncio
 
 
@@ -42,7 +42,7 @@ async def test_a_request_said_before_the_server_exists_is_answered(tmp_path: Pat
 
 
 async def test_without_a_server_a_request_fails_as_retryable(tmp_path: Path) -> None:
-    hasty = NodeConfig(metadata_timeout_s=0.02)
+    hasty = node_config(metadata_timeout_s=0.02)
     async with MetadataClient(address_in(tmp_path), hasty) as client:
         with pytest.raises(QuorumUnavailableError, match=r"did not answer for 0\.02 s"):
             await client.get("view")
@@ -65,7 +65,7 @@ async def test_a_client_and_its_watch_live_through_a_restart_of_the_server(tmp_p
 
 
 async def test_a_watch_asks_again_when_the_server_saw_nothing_for_long(tmp_path: Path) -> None:
-    quick = NodeConfig(metadata_timeout_s=0.1)
+    quick = node_config(metadata_timeout_s=0.1)
     address = address_in(tmp_path)
     with EmbeddedMetadataStore(tmp_path / "metadata", quick) as store:
         server = MetadataServer(store, address, quick)

@@ -15,10 +15,10 @@ import pytest
 import uvloop
 
 from indilog.base.errors import NotReadyError
-from indilog.config import NodeConfig
+from indilog.config import NodeConfig, node_config
 from indilog.runtime.cluster.supervised_process import SupervisedProcess
 
-CONFIG = NodeConfig(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3)
+CONFIG = node_config(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3)
 
 CHILD = """
 import os, signal, socket, sys
@@ -160,7 +160,7 @@ def test_a_process_that_does_not_listen_is_killed() -> None:
 
 
 def test_stopping_ends_the_pause_before_a_restart() -> None:
-    patient = NodeConfig(restart_s_min=1000.0, restart_s_max=1000.0)
+    patient = node_config(restart_s_min=1000.0, restart_s_max=1000.0)
 
     async def story() -> None:
         async with kept(process(CHILD, config=patient)) as child:
@@ -218,7 +218,7 @@ while True:
         pass
 """
 )
-STARTS = NodeConfig(
+STARTS = node_config(
     restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=0.5, start_timeout_s=2.0
 )
 
@@ -251,7 +251,7 @@ def test_one_that_always_hangs_before_it_is_ready_is_given_up() -> None:
     uvloop.run(story())
 
 
-HANGS = NodeConfig(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=0.5)
+HANGS = node_config(restart_s_min=0.01, restart_s_max=0.02, stop_timeout_s=0.3, hang_s=0.5)
 
 
 def test_a_process_that_is_ready_and_silent_is_killed_and_started_again() -> None:
@@ -270,8 +270,8 @@ def test_a_process_is_not_taken_for_hung_because_its_supervisor_stood_still() ->
         async with kept(process(BEATS, config=HANGS)) as child:
             await child.ready()
             for _ in range(3):
-                time.sleep(2 * HANGS.hang_s)  # noqa: ASYNC251 - this is what is tested
-                await asyncio.sleep(HANGS.hang_s / 2)
+                time.sleep(2 * HANGS.processes.hang_s)  # noqa: ASYNC251 - this is what is tested
+                await asyncio.sleep(HANGS.processes.hang_s / 2)
             assert child.restarts == 0
 
     uvloop.run(story())

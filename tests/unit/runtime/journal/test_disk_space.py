@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from indilog.base.ids import Instant, NodeId
-from indilog.config import KIB, NodeConfig
+from indilog.config import KIB, node_config
 from indilog.roles.role import METALOG_KINDS, FrameKind, Persist, Persisted, SpaceChanged
 from indilog.runtime.journal.disk_space import DiskSpace
 from indilog.runtime.journal.journal import Journal
@@ -29,7 +29,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def space_of(journal: Journal, *, sharers: int = 1) -> DiskSpace:
-    config = NodeConfig(segment_bytes=SEGMENT_BYTES)
+    config = node_config(segment_bytes=SEGMENT_BYTES)
     return DiskSpace(journal, config, lambda _seconds: None, sharers=sharers)
 
 

@@ -12,7 +12,7 @@ import structlog
 
 from indilog.base.ids import Instant
 from indilog.base.telemetry import Metrics
-from indilog.config import NodeConfig
+from indilog.config import node_config
 from indilog.kernel.records import RecordBatch
 from indilog.roles.role import FrameKind, Location
 from indilog.runtime.journal import segment_rewrite
@@ -442,7 +442,7 @@ def test_below_the_older_of_two_checkpoints_only_batches_stay(tmp_path: Path) ->
     live = life.journal.write(counting.STREAM, FrameKind.RECORDS, batch(0))
     while life.journal.files.active < 3:
         life.write()
-    node = NodeConfig(rewrite_bytes_per_s=1 << 30)
+    node = node_config(rewrite_bytes_per_s=1 << 30)
     rewriting = Rewriting(life.journal, {}, node, lambda _: None, Metrics("storage-0"))
 
     def rest() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from indilog.base.errors import DataLossError
-from indilog.config import MIB, Config, NodeConfig
+from indilog.config import MIB, Config, node_config
 from indilog.roles.role import FrameKind
 from indilog.runtime.cluster.assembly import embedded
 from indilog.runtime.journal.journal import Journal
@@ -119,7 +119,7 @@ def cut(path: Path) -> None:
 async def test_a_platform_does_not_give_seqnums_again_when_its_last_segment_is_damaged(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    config = Config(node=NodeConfig(data_dir=tmp_path, segment_bytes=8 * MIB))
+    config = Config(node=node_config(data_dir=tmp_path, segment_bytes=8 * MIB))
     async with embedded(config) as platform:
         for _ in range(3):
             await platform.logs.log("orders").append(bytes(MIB // 2))

@@ -107,7 +107,7 @@ async def test_a_peer_that_takes_nothing_holds_one_write_and_the_queue(network: 
         (process,) = a._processes.values()
         assert not process.writable
         assert process._untaken() <= stream_transport.WRITE_BYTES + 4
-        assert process.queued_bytes <= CONFIG.node.send_queue_bytes_max
+        assert process.queued_bytes <= CONFIG.node.messages.send_queue_bytes_max
         assert a.counts.dropped[QUEUE_FULL] > 100
 
 
@@ -122,7 +122,7 @@ async def test_what_waits_for_a_stuck_peer_too_long_is_dropped(network: Streams)
         await until(lambda: process._connection is not None and not process.writable)
         waiting = len(process.queue)
         assert waiting > 0
-        process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+        process.waiting_since -= CONFIG.node.messages.send_queue_s_max + 1
         a.send(B, b"new")
         assert a.counts.dropped[TOO_OLD] == waiting
         assert list(process.queue) == [b"new"]
@@ -144,7 +144,7 @@ async def test_a_peer_that_takes_a_large_frame_slowly_is_not_taken_for_stuck(
             while process._untaken() == before:
                 peer.recv(100_000)
                 await asyncio.sleep(0)
-            process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+            process.waiting_since -= CONFIG.node.messages.send_queue_s_max + 1
             a.send(B, b"more")
             assert not a.counts.dropped
             assert list(process.queue) == [b"after it", b"more"]
@@ -190,7 +190,7 @@ async def test_frames_that_nobody_came_for_end_the_tries(network: Streams) -> No
     a = network.transport(A)
     a.send(B, b"x")
     (process,) = a._processes.values()
-    process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+    process.waiting_since -= CONFIG.node.messages.send_queue_s_max + 1
     await until(lambda: process._attempt is None)
     assert a.counts.dropped[TOO_OLD] == 1
     _, inbox = network.receiving(B)

@@ -153,7 +153,7 @@ async def test_what_waits_for_a_peer_that_is_away_for_long_is_dropped(network: A
     a = network.transport(A)
     send(a, B, *[b"old %d" % i for i in range(3)])
     (process,) = a._processes.values()
-    process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+    process.waiting_since -= CONFIG.node.messages.send_queue_s_max + 1
     send(a, B, b"new")
     assert a.counts.dropped[TOO_OLD] == 3
     _, inbox = network.receiving(B)
@@ -165,7 +165,7 @@ async def test_a_peer_that_comes_back_late_is_not_met_by_a_flood(network: AnyNet
     a = network.transport(A)
     send(a, B, b"old")
     (process,) = a._processes.values()
-    process.waiting_since -= CONFIG.node.send_queue_s_max + 1
+    process.waiting_since -= CONFIG.node.messages.send_queue_s_max + 1
     _, inbox = network.receiving(B)
     await until(lambda: a.counts.dropped[TOO_OLD] == 1)
     send(a, B, b"new")

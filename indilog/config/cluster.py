@@ -1,0 +1,90 @@
+"""What all nodes must agree on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Final, Literal
+
+from indilog.base.errors import ConfigError
+from indilog.base.log import BATCH_RECORDS_LIMIT, RECORD_TAGS_LIMIT
+from indilog.config.group import KIB, MIB, Group
+
+_LINK_LIMITS: Final = (
+    ("record_tags_max", RECORD_TAGS_LIMIT),
+    ("batch_records_max", BATCH_RECORDS_LIMIT),
+)
+"""Settings that the formats of links and batches bound, each with that bound."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterConfig(Group):
+    """What all nodes must agree on."""
+
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"aggregators"})
+
+    sequencers: int = 1
+    """Nodes of the ordering tier: one primary, the others backups. An entry of the metalog is
+    committed when a majority has it; an odd number is best.
+    """
+    storage_nodes: int = 1
+    """Nodes of the storage tier; at least `replicas`."""
+    replicas: int = 1
+    """Storage nodes that keep each record. An append is acknowledged when all of them have it."""
+    index_shards: int = 2
+    """Parts of the index tier; metalog positions go to them round robin."""
+    index_replicas: int = 1
+    """Index nodes that keep each index shard."""
+    aggregators: int = 1
+    """Nodes that merge the answers of the index shards; 0 is allowed with `master-slave`."""
+    aggregation: Literal["aggregator", "master-slave", "both"] = "aggregator"
+    """Which node merges the answers of the index shards to one lookup. `aggregator`: an aggregator.
+    `master-slave`: one of the index nodes asked, the master. `both`: the two kinds alternate.
+    """
+    engines: int = 1
+    """Compute nodes."""
+    durability: Literal["fsync", "memory"] = "fsync"
+    """`fsync`: acknowledged records survive a crash of the process and of the machine. `memory`:
+    they survive a crash of the process only; use it for benchmarks and tests. A loss of power may
+    then lose any part of what was written since the last pause.
+    """
+    record_bytes_max: int = 1 * MIB
+    """Bytes of a record's data."""
+    record_tags_max: int = 64
+    """Tags of a record (1 to 254)."""
+    batch_bytes_max: int = 4 * MIB
+    """Bytes of a batch of records; at least `record_bytes_max` and 64 KiB."""
+    batch_records_max: int = 10_000
+    """Records that one `append_batch` may append (1 to 100,000)."""
+    aux_bytes_max: int = 1 * MIB
+    """Bytes of the aux data of a record."""
+    message_bytes_max: int = 16 * MIB
+    """Bytes of one message between nodes; its sender refuses a larger one. At least twice
+    `batch_bytes_max`. It must have room for a page, for a record with aux data, and for a result.
+    """
+
+    def __post_init__(self) -> None:
+        """Check each setting, then the settings against each other."""
+        super().__post_init__()
+        if self.replicas > self.storage_nodes:
+            raise ConfigError(
+                f"replicas is {self.replicas} but storage_nodes is {self.storage_nodes}; "
+                "give at least as many storage nodes as replicas."
+            )
+        if self.aggregators == 0 and self.aggregation != "master-slave":
+            raise ConfigError(
+                f"aggregation is {self.aggregation!r} but aggregators is 0; give at least one, or "
+                'set aggregation to "master-slave".'
+            )
+        for name, limit in _LINK_LIMITS:
+            if (value := getattr(self, name)) > limit:
+                raise ConfigError(f"{name} is at most {limit:,}, not {value:,}.")
+        if self.batch_bytes_max < self.record_bytes_max + 64 * KIB:
+            raise ConfigError(
+                f"batch_bytes_max ({self.batch_bytes_max:,}) must leave 64 KiB beside "
+                f"a record of record_bytes_max ({self.record_bytes_max:,})."
+            )
+        if self.message_bytes_max < 2 * self.batch_bytes_max:
+            raise ConfigError(
+                f"message_bytes_max ({self.message_bytes_max:,}) must be at least twice "
+                f"batch_bytes_max ({self.batch_bytes_max:,})."
+            )

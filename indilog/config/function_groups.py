@@ -1,0 +1,243 @@
+"""Groups of settings of functions: gateway, workers, recorded invocations, processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import ClassVar
+
+from indilog.base.errors import ConfigError
+from indilog.base.loopback import is_loopback
+from indilog.config.group import KIB, MIB, Group, names_listed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatewayConfig(Group):
+    """The HTTP server of a compute node."""
+
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"port"})
+
+    host: str = "127.0.0.1"
+    """Address that the gateway listens on. One other than loopback needs `tls_cert`, `tls_key` and
+    `auth`.
+    """
+    port: int = 8080
+    """Port for HTTP (0 to 65535); 0 takes a free one. With `--processes`, `engine-n` listens on
+    `port` + n.
+    """
+    host_names: str = ""
+    """Names, separated by commas, under which callers reach the gateway, besides loopback
+    addresses, `localhost` and `host`. A request under any other name is answered with 421.
+    """
+    auth: bool = True
+    """Whether requests need the token of the data directory. Public functions never need it."""
+    tls_cert: Path | None = None
+    """File with the certificate of the gateway and those of its issuers (PEM); None: plain HTTP."""
+    tls_key: Path | None = None
+    """File with the private key of the certificate (PEM, without a password)."""
+    browser_sessions_max: int = 64
+    """Browsers signed in at a compute node at once; a further one ends the oldest session."""
+    browser_session_s_max: float = 43_200.0
+    """Seconds for which a browser stays signed in."""
+    sign_in_code_s: float = 120.0
+    """Seconds within which the link of `indilog open` can be used, once."""
+    connections_max: int = 4_096
+    """Open connections of a gateway; further ones are answered with 503. It is lowered to the limit
+    of open files minus `descriptors_reserve`.
+    """
+    descriptors_reserve: int = 256
+    """Open files that connections leave to the journal, workers and links; at most half of all."""
+    gateway_bytes_max: int = 256 * MIB
+    """Bytes of bodies, pages and link messages that wait in a gateway. A request that needs more is
+    answered with 503. Requests below 16 KiB do not count.
+    """
+    headers_bytes_max: int = 64 * KIB
+    """Bytes of the request line and headers."""
+    headers_timeout_s: float = 10.0
+    """Seconds for the request line and headers to arrive."""
+    body_timeout_s: float = 60.0
+    """Seconds for the body of a request, or one WebSocket message, to arrive."""
+    answer_timeout_s: float = 60.0
+    """Seconds for a client to read an answer, or one event, beyond what the socket buffers."""
+    ready_append_s: float = 2.0
+    """Seconds within which an append must be acknowledged; otherwise `/readyz` says not ready."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in `host_names`, in lower case."""
+        return names_listed(self.host_names.lower())
+
+    def __post_init__(self) -> None:
+        """Refuse to serve other machines in plain text or without a token."""
+        super().__post_init__()
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is 0 (any) to 65535, not {self.port}.")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key belong together; give both, or neither.")
+        if not is_loopback(self.host) and (self.tls_cert is None or not self.auth):
+            lacks = "without a token" if not self.auth else "without TLS"
+            raise ConfigError(
+                f"The gateway does not listen on {self.host} {lacks}, because others could reach "
+                "it there; give --tls-cert and --tls-key and leave out --no-auth, or listen on "
+                "127.0.0.1."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FunctionsConfig(Group):
+    """Workers and the calls that they run."""
+
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"workers"})
+    ordered: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("worker_silent_s", "worker_stop_s"),  # else a worker counts as silent before it is asked
+        ("import_retry_s_min", "import_retry_s_max"),
+    )
+    shares: ClassVar[tuple[str, ...]] = ("app_slots_share_max", "app_pending_share_max")
+
+    workers: int = 2
+    """Worker processes of a compute node; 0: it runs no functions."""
+    worker_environment: str = ""
+    """Names, separated by commas, of environment variables that functions see besides `PATH`,
+    `HOME` and others that a process needs. Use it for secrets.
+    """
+    worker_calls_max: int = 256
+    """Calls that one worker process runs at once; further ones wait."""
+    calls_pending_max: int = 10_000
+    """Calls that wait or run on a compute node; a further one is refused."""
+    app_slots_share_max: float = 0.9
+    """Share of the slots (`workers` x `worker_calls_max`) not used by other applications that one
+    application may use, while several are deployed. One slot is always allowed.
+    """
+    app_pending_share_max: float = 0.5
+    """Share of `calls_pending_max`, less the calls of other applications, that the waiting and
+    running calls of one application may use, while several are deployed.
+    """
+    call_timeout_s: float = 60.0
+    """Seconds for a call to run, from when a worker has it; a function may declare its own."""
+    call_wait_s_max: float = 60.0
+    """Seconds that a call waits for a worker before it is refused."""
+    result_bytes_max: int = 4 * MIB
+    """Bytes of the result of a call; a larger one is an error of the call."""
+    worker_silent_s: float = 1.0
+    """A worker whose event loop is blocked for this many seconds gets no new calls until it
+    answers. Calls that it has not begun go to another worker. At most `worker_stop_s`.
+    """
+    worker_stop_s: float = 5.0
+    """A worker that is silent for this many seconds after a call's timeout is killed; one whose
+    thread still runs after that time is replaced. Also the time in which a worker must be found to
+    check the arguments of a recorded call.
+    """
+    worker_output_lines_per_s_max: int = 1_000
+    """Lines per second that a worker's output adds to the platform's log. Further lines are
+    dropped, and one line tells their number.
+    """
+    worker_output_bytes_per_s_max: int = 1 * MIB
+    """Bytes per second of a worker's output that go to the platform's log."""
+    import_timeout_s: float = 30.0
+    """Seconds for an import of deployed code; then the importing process is killed."""
+    import_retry_s_min: float = 1.0
+    """Seconds before the first retry to load an application that no longer loads; doubled each
+    time.
+    """
+    import_retry_s_max: float = 60.0
+    """Longest pause between two such retries, in seconds."""
+
+    @property
+    def environment_passed(self) -> tuple[str, ...]:
+        """The names in `worker_environment`."""
+        return names_listed(self.worker_environment)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InvocationsConfig(Group):
+    """Recorded invocations: asynchronous calls, idempotency keys, schedules."""
+
+    ordered: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("invocation_retry_s_min", "invocation_retry_s_max"),
+    )
+    shares: ClassVar[tuple[str, ...]] = ("app_kept_share_max", "app_invocations_open_share_max")
+
+    invocations_open_max: int = 10_000
+    """Asynchronous invocations that wait or run on the platform; a further one is refused."""
+    app_invocations_open_share_max: float = 0.5
+    """Share of `invocations_open_max`, less the invocations of other applications, that one
+    application may use (at most 1).
+    """
+    invocations_running_max: int = 512
+    """Asynchronous invocations of one application that a compute node runs at once. Further ones
+    that are due wait, or run on other nodes.
+    """
+    invocation_delay_s_max: float = 31_536_000.0
+    """Longest delay of an asynchronous invocation, in seconds (default: a year)."""
+    invocation_lease_s: float = 5.0
+    """Seconds without a heartbeat after which other compute nodes take over the invocations of a
+    compute node.
+    """
+    invocation_tries_max: int = 5
+    """Losses of a worker or compute node after which an invocation fails."""
+    invocation_retry_s_min: float = 1.0
+    """Seconds before an invocation is retried after the first such loss; doubled each time."""
+    invocation_retry_s_max: float = 60.0
+    """Longest pause between two such retries, in seconds."""
+    schedule_catch_up_max: int = 100
+    """Missed due times that run for a schedule that catches up with all of them."""
+    schedule_late_s_max: float = 60.0
+    """A due time longer ago than this many seconds is missed, for a schedule that does not catch
+    up.
+    """
+    results_kept_s: float = 86_400.0
+    """Seconds for which outcomes of asynchronous invocations and idempotency keys are kept. The
+    same on all nodes.
+    """
+    results_kept_max: int = 10_000
+    """Outcomes without an idempotency key that are kept. The same on all nodes."""
+    keys_kept_max: int = 100_000
+    """Outcomes with an idempotency key that are kept. The same on all nodes."""
+    results_kept_bytes_max: int = 64 * MIB
+    """Bytes of arguments and results of all outcomes that are kept. The same on all nodes."""
+    app_kept_share_max: float = 0.5
+    """Share of `results_kept_max`, `keys_kept_max` and `results_kept_bytes_max` that one
+    application may use (at most 1). The same on all nodes.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetadataConfig(Group):
+    """The metadata store, which the supervisor serves."""
+
+    metadata_keys_max: int = 10_000
+    """Keys in the store; a further one is refused."""
+    metadata_value_bytes_max: int = 1 * MIB
+    """Bytes of one value."""
+    metadata_watchers_max: int = 1_000
+    """Watches, and requests of other processes, that wait in the store at once."""
+    metadata_timeout_s: float = 10.0
+    """Seconds without an answer after which a request to the store fails as retryable."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessesConfig(Group):
+    """Processes of a platform, their supervisor, and the log file of `./start`."""
+
+    ordered: ClassVar[tuple[tuple[str, str], ...]] = (("restart_s_min", "restart_s_max"),)
+
+    restart_s_min: float = 0.1
+    """Seconds before a dead process is restarted; doubled each time it dies soon after its start.
+    """
+    restart_s_max: float = 5.0
+    """Longest pause before a restart, in seconds."""
+    hang_s: float = 5.0
+    """Seconds without a heartbeat of its event loop after which a process is killed and restarted.
+    """
+    start_timeout_s: float = 600.0
+    """Seconds after its start in which a process must be ready; otherwise it is killed and
+    restarted. Reading a large journal without a usable checkpoint takes minutes.
+    """
+    stop_timeout_s: float = 10.0
+    """Seconds for a process to stop when asked to; then it is killed."""
+    log_bytes_max: int = 16 * MIB
+    """Bytes of `platform.log` after which `./start` rotates it; checked every 10 s. The log of
+    `indilog up` is its standard error, which its reader bounds.
+    """
+    log_files_kept: int = 4
+    """Rotated log files that are kept."""

@@ -1,0 +1,314 @@
+"""Groups of settings of the log: ordering, storage, index, appends and reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from indilog.base.errors import ConfigError
+from indilog.config.group import KIB, MIB, Group
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JournalConfig(Group):
+    """The journal of a process, and its disk."""
+
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"sync_inline_s_max", "rewrite_share_max"})
+    shares: ClassVar[tuple[str, ...]] = ("rewrite_dead_share_min",)
+
+    segment_bytes: int = 32 * MIB
+    """Bytes of a segment file; at least 64 KiB, and 1 KiB more than `batch_bytes_max`. The newest
+    segment and the spare one prepared after it are never freed.
+    """
+    checkpoint_frames: int = 32_768
+    """Frames after which a checkpoint is written; a start replays about this many. A large
+    checkpoint waits for more frames. A full segment makes a checkpoint due, too.
+    """
+    sync_inline_s_max: float = 0.0015
+    """While syncs take at most this many seconds (moving average), they run on the event loop;
+    slower ones run in a thread.
+    """
+    journal_idle_s: float = 0.2
+    """Seconds without a write after which a journal notes how far it was synced. The note
+    distinguishes damage of the last frames from a torn tail; it costs two syncs.
+    """
+    rewrite_dead_share_min: float = 0.5
+    """A segment file is rewritten without its dead frames when at least this share of it is
+    dead (at most 1).
+    """
+    rewrite_share_max: float = 0.25
+    """Bytes that rewriting may write for each byte that appends write."""
+    rewrite_bytes_per_s: int = 8 * MIB
+    """Bytes per second that rewriting may write in addition to `rewrite_share_max`, so that it
+    continues without appends.
+    """
+    disk_reserve_bytes: int = 16 * MIB
+    """Bytes of the last segment that are kept free when the disk has no room for a further segment;
+    at most a quarter of a segment. The node takes no more records until there is room.
+    """
+    disk_retry_s: float = 1.0
+    """Seconds between two checks of a full disk for room."""
+
+    def __post_init__(self) -> None:
+        """Check each setting, then the smallest segment."""
+        super().__post_init__()
+        if self.segment_bytes < 64 * KIB:
+            raise ConfigError(f"segment_bytes is at least 65,536, not {self.segment_bytes:,}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MessagesConfig(Group):
+    """Messages between nodes: transport, resending, sizes."""
+
+    ordered: ClassVar[tuple[tuple[str, str], ...]] = (("resend_s", "resend_s_max"),)
+
+    transport: Literal["stream", "zmq"] = "stream"
+    """What carries messages between processes: raw streams or pyzmq. All nodes must use the same.
+    """
+    resend_s: float = 0.25
+    """Seconds without an answer after which a message that needs one is sent again; at most
+    `append_timeout_s`.
+    """
+    resend_s_max: float = 2.0
+    """The pause between two resends doubles up to this many seconds. Any progress resets it to
+    `resend_s`.
+    """
+    page_bytes_max: int = 4 * MIB
+    """Bytes of records, tags and aux data in one answer to `read_range`, and of metalog entries in
+    one message. A page may exceed this by one record or batch.
+    """
+    send_queue_bytes_max: int = 64 * MIB
+    """Bytes that may wait for one peer; at least `message_bytes_max`. Messages above this are
+    dropped and counted, as a network may drop them.
+    """
+    send_queue_s_max: float = 2.0
+    """Seconds without progress after which a peer counts as unreachable; its queue is dropped."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OrderingConfig(Group):
+    """The metalog: sequencers, and the ordering journals of storage nodes."""
+
+    metalog_entries_kept: int = 16_384
+    """Newest metalog entries that a sequencer keeps one by one, at least. It drops older ones once
+    every storage node has them in two checkpoints. A node that is farther behind starts from the
+    base.
+    """
+    metalog_entries_in_flight_max: int = 512
+    """Metalog entries in one message, sent to a backup without an answer, and proposed without
+    being committed.
+    """
+    ordering_frame_entries: int = 64
+    """Metalog entries that a storage node journals together. A restart fetches those that were
+    not journaled yet.
+    """
+    clock_gap_s_max: float = 30 * 86_400.0
+    """Seconds that may pass, by the wall clock, between the last record and a start of the
+    platform. A wall clock further ahead counts as wrong; then no time counts as passed.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageConfig(Group):
+    """Work of storage nodes in the background: verifying, repairing, freeing."""
+
+    scrub_interval_s: float = 86_400.0
+    """Seconds between two scrubs; a scrub reads and verifies all that a storage node has."""
+    scrub_bytes_per_s: int = 4 * MIB
+    """Bytes per second that a scrub reads."""
+    repair_bytes_per_s: int = 32 * MIB
+    """Bytes per second that a storage node fetches from other replicas for records it lost."""
+    repair_retry_s_max: float = 60.0
+    """The pause before asking again for records that no replica has doubles up to this many
+    seconds.
+    """
+    reclaim_bytes_per_s: int = 64 * MIB
+    """Bytes of batches per second that a storage node reads, after a trim, to find dead records."""
+    reclaim_rest_s_min: float = 1.0
+    """Seconds of rest after such a pass, at least. All rests of a pass together are at least ten
+    times its working time.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrimsConfig(Group):
+    """Trims and retention policies."""
+
+    trims_pending_max: int = 10_000
+    """Trims in flight at once, at the primary and at a compute node."""
+    sweep_tags_per_turn: int = 1_000
+    """Tags per turn of the event loop that an index node frees of the records of a trimmed log."""
+    log_floors_max: int = 100_000
+    """Trimmed logs whose floors a compute node remembers, and as many trimmed tags. It asks the
+    index tier and storage about others.
+    """
+    retention_interval_s: float = 60.0
+    """Seconds between two rounds in which the platform trims logs by their retention policies."""
+    retention_bytes_per_s: int = 32 * MIB
+    """Bytes of records per second that these rounds read, for policies that bound the size."""
+    retention_logs_max: int = 10_000
+    """Logs whose retention policies are enforced. Further policies are not, with a warning."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexTierConfig(Group):
+    """Index nodes, and index data on its way to them and to compute nodes."""
+
+    index_memory_bytes_max: int = 512 * MIB
+    """Bytes of index that an index node keeps in memory. Entries that are read seldom are then in
+    its snapshot only, and read from there.
+    """
+    index_positions_ahead_max: int = 65_536
+    """Metalog positions whose data an index node or engine keeps while an earlier one is missing.
+    """
+    index_ahead_bytes_max: int = 64 * MIB
+    """Bytes of the data in `index_positions_ahead_max`. Above this the farthest positions are
+    dropped, and requested again.
+    """
+    lost_ranges_max: int = 1024
+    """Ranges of seqnums with lost tags that an index node or engine keeps. Above this the ranges
+    nearest to each other are merged; reads by tag then treat the records between them as lost.
+    """
+    index_snapshot_entries_min: int = 1_000_000
+    """An index node writes a snapshot when at least this many entries are new, and half as many as
+    the snapshot before has. It writes one earlier when memory is short.
+    """
+    index_snapshot_retry_s: float = 10.0
+    """Seconds after which a snapshot that could not be written is tried again."""
+    index_forget_entries_min: int = 1024
+    """An index node asks storage which records it may forget when at least this many entries are
+    new, and an eighth as many as it had; only after trims.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AppendsConfig(Group):
+    """Appends of a compute node."""
+
+    frame_records_max: int = 256
+    """Records after which an open batch is closed."""
+    frame_bytes: int = 384 * KIB
+    """Bytes after which an open batch is closed; at most `batch_bytes_max` counts."""
+    frames_in_flight_max: int = 8
+    """Batches sent and not yet ordered. At this number further appends wait in the open batch."""
+    append_pending_max: int = 65_536
+    """Appends that wait to be ordered; a further one is refused."""
+    append_pending_bytes_max: int = 256 * MIB
+    """Bytes of appends that wait to be ordered; a further one is refused. Also the bytes of such
+    batches that a storage node keeps in memory.
+    """
+    append_timeout_s: float = 30.0
+    """Seconds after which an append that is not ordered fails with an unknown outcome."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadsConfig(Group):
+    """Reads and lookups."""
+
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"hedged_reads_share_max"})
+    ordered: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("hedge_delay_s_min", "lookup_timeout_s"),  # else a read restarts before it is hedged
+        ("lookup_timeout_s", "read_timeout_s"),  # else it fails before it restarts
+    )
+    shares: ClassVar[tuple[str, ...]] = ("hedged_reads_share_max",)
+
+    lookup_timeout_s: float = 1.0
+    """Seconds after which a lookup or read restarts with other nodes; at most `read_timeout_s`."""
+    read_timeout_s: float = 10.0
+    """Seconds after which a read fails as retryable."""
+    lookups_pending_max: int = 100_000
+    """Reads, lookups and waiting readers in flight at one node; further ones are refused, or the
+    oldest is dropped.
+    """
+    hedged_reads_share_max: float = 0.05
+    """Share of the reads of records that may go to a second replica, too (at most 1). A read does
+    when it takes longer than 99 of the last 100. 0: none does.
+    """
+    hedge_delay_s_min: float = 0.001
+    """Seconds before a read goes to a second replica, at least; at most `lookup_timeout_s`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CachesConfig(Group):
+    """What nodes keep in memory: the local index of a compute node, records, aux data."""
+
+    may_be_zero: ClassVar[frozenset[str]] = frozenset(
+        {
+            "suffix_cuts_max",
+            "suffix_bytes_max",
+            "popularity_entries_max",
+            "popularity_bytes_max",
+            "tag_cache_bytes_max",
+            "tag_cache_seqnums_max",
+            "tag_cache_seqnums_per_tag_max",
+            "answer_cache_entries_max",
+            "answer_cache_bytes_max",
+            "record_cache_bytes_max",
+            "aux_cache_bytes_max",
+        }
+    )
+    ordered: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("tag_cache_seqnums_per_tag_max", "tag_cache_seqnums_max"),
+    )
+
+    local_index: Literal["none", "default", "extended"] = "default"
+    """`none`: every lookup goes to the index tier. `extended`: a compute node also asks the index
+    tier whether a tag that is appended is new; if so, it knows all records of the tag (thesis 5.7).
+    """
+    suffix_cuts_max: int = 100_000
+    """Newest cuts of which a compute node knows the shard of every record."""
+    suffix_bytes_max: int = 8 * MIB
+    """Bytes of these cuts in memory."""
+    popularity_entries_max: int = 10_000
+    """Older seqnums whose shards a compute node remembers; the least recently used one goes first.
+    """
+    popularity_bytes_max: int = 4 * MIB
+    """Bytes of these seqnums in memory."""
+    tag_cache_seqnums_max: int = 1_000_000
+    """Seqnums of tags that a compute node remembers, over all tags."""
+    tag_cache_seqnums_per_tag_max: int = 10_000
+    """Seqnums of one tag that it remembers, the newest; at most `tag_cache_seqnums_max`."""
+    tag_cache_bytes_max: int = 64 * MIB
+    """Bytes of the seqnums of tags in memory."""
+    answer_cache_entries_max: int = 10_000
+    """Answers of the index tier that can never change, such as the first record of a tag, that a
+    compute node keeps.
+    """
+    answer_cache_bytes_max: int = 8 * MIB
+    """Bytes of these answers in memory."""
+    record_cache_bytes_max: int = 64 * MIB
+    """Bytes of records that a compute node keeps, appended or read recently; a storage node keeps
+    as many bytes of batches.
+    """
+    aux_cache_bytes_max: int = 16 * MIB
+    """Bytes of aux data that a compute node keeps, and a storage node."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RefillsConfig(Group):
+    """Questions of a compute node to the index tier that fill its local index ahead of reads."""
+
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"refills_per_s_max"})
+
+    new_tags_pending_max: int = 16_384
+    """Appended tags about which a compute node asks at once whether they are new. It does not ask
+    about further tags. Only with the extended local index.
+    """
+    refill_after_misses: int = 2
+    """Lookups of a tag that miss before a refill fetches the tag's newest records."""
+    refill_seqnums_max: int = 256
+    """Records fetched per refill (2 to 10,000)."""
+    refill_candidates_max: int = 10_000
+    """Tags whose misses are counted; the least recently missed one goes first."""
+    refills_pending_max: int = 64
+    """Refills in flight at once."""
+    refills_per_s_max: int = 500
+    """Refills per second; 0: none."""
+
+    def __post_init__(self) -> None:
+        """Check each setting, then the range of a refill."""
+        super().__post_init__()
+        if not 2 <= self.refill_seqnums_max <= 10_000:
+            raise ConfigError(
+                f"refill_seqnums_max is between 2 and 10,000, not {self.refill_seqnums_max}."
+            )

@@ -1,0 +1,121 @@
+"""What each node has of its own: the groups of settings, and where a setting belongs.
+
+A setting's name is unique over all groups. So the environment, the command line and error messages
+name a setting without its group, and only files and code name the group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from indilog.base.errors import ConfigError
+from indilog.config.function_groups import (
+    FunctionsConfig,
+    GatewayConfig,
+    InvocationsConfig,
+    MetadataConfig,
+    ProcessesConfig,
+)
+from indilog.config.group import Group, check_order
+from indilog.config.log_groups import (
+    AppendsConfig,
+    CachesConfig,
+    IndexTierConfig,
+    JournalConfig,
+    MessagesConfig,
+    OrderingConfig,
+    ReadsConfig,
+    RefillsConfig,
+    StorageConfig,
+    TrimsConfig,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What each node has of its own, a group of settings for each part."""
+
+    data_dir: Path = Path(".indilog")
+    """Directory of the journal, snapshots, the metadata store and the token."""
+    gateway: GatewayConfig = dataclasses.field(default_factory=GatewayConfig)
+    functions: FunctionsConfig = dataclasses.field(default_factory=FunctionsConfig)
+    invocations: InvocationsConfig = dataclasses.field(default_factory=InvocationsConfig)
+    appends: AppendsConfig = dataclasses.field(default_factory=AppendsConfig)
+    reads: ReadsConfig = dataclasses.field(default_factory=ReadsConfig)
+    caches: CachesConfig = dataclasses.field(default_factory=CachesConfig)
+    refills: RefillsConfig = dataclasses.field(default_factory=RefillsConfig)
+    ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)
+    storage: StorageConfig = dataclasses.field(default_factory=StorageConfig)
+    trims: TrimsConfig = dataclasses.field(default_factory=TrimsConfig)
+    index_tier: IndexTierConfig = dataclasses.field(default_factory=IndexTierConfig)
+    journal: JournalConfig = dataclasses.field(default_factory=JournalConfig)
+    messages: MessagesConfig = dataclasses.field(default_factory=MessagesConfig)
+    metadata: MetadataConfig = dataclasses.field(default_factory=MetadataConfig)
+    processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
+
+    def __post_init__(self) -> None:
+        """Check the groups against each other."""
+        resend_s, timeout_s = self.messages.resend_s, self.appends.append_timeout_s
+        # Otherwise an append fails before it is sent again.
+        check_order("resend_s", resend_s, "append_timeout_s", timeout_s)
+
+
+GROUPS: Final[Mapping[str, type[Group]]] = {
+    field.name: type(field.default_factory())
+    for field in dataclasses.fields(NodeConfig)
+    if field.default_factory is not dataclasses.MISSING
+}
+"""The class of each group, by the name of its table."""
+
+
+def _group_of_each_setting() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"data_dir": None}
+    for group, kind in GROUPS.items():
+        for field in dataclasses.fields(kind):
+            assert field.name not in found, "the name of a setting is unique over all groups"
+            found[field.name] = group
+    return found
+
+
+GROUP_OF: Final[Mapping[str, str | None]] = _group_of_each_setting()
+"""The group of each setting of a node; None: it is in no group."""
+
+
+def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a node, given by their names alone, as a tree of groups.
+
+    Args:
+        settings: names that `GROUP_OF` has, and their values.
+    """
+    tree: dict[str, Any] = {}
+    for name, value in settings.items():
+        group = GROUP_OF[name]
+        (tree if group is None else tree.setdefault(group, {}))[name] = value
+    return tree
+
+
+def flat_settings(node: NodeConfig) -> dict[str, Any]:
+    """Return all settings of a node by their names alone, the reverse of `grouped`."""
+    return {
+        name: getattr(node if group is None else getattr(node, group), name)
+        for name, group in GROUP_OF.items()
+    }
+
+
+def node_config(base: NodeConfig | None = None, /, **settings: Any) -> NodeConfig:  # noqa: ANN401 each setting has its own type
+    """Return `base` (the defaults if None) with some settings changed, each by its name alone.
+
+    Raises:
+        ConfigError: there is no such setting, or a value is out of its range.
+    """
+    base = base or NodeConfig()
+    if unknown := settings.keys() - GROUP_OF.keys():
+        raise ConfigError(f"There is no setting {min(unknown)!r}; docs/CONFIGURATION.md lists all.")
+    changes = {
+        name: dataclasses.replace(getattr(base, name), **values) if name in GROUPS else values
+        for name, values in grouped(settings).items()
+    }
+    return dataclasses.replace(base, **changes)
