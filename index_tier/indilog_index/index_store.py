@@ -213,6 +213,8 @@ class IndexStore:
         self._cache = RowCache(memory_bytes_max // _CACHE_SHARE - self.filter_bytes_max)
         self._writing: list[_Generation] = []
         self._late_floors: list[Floor] = []
+        self._late_discards: list[Runs] = []
+        """What rose, or was discarded, while the generations in `_writing` must not change."""
         self._unread = self._left_out = np.empty(0, np.uint64)
         """Discarded records of which the snapshot has rows; those that the next one leaves out."""
         self.full = False
@@ -244,7 +246,8 @@ class IndexStore:
         """About how much memory everything takes."""
         directory = self._directory.memory_bytes if self._directory is not None else 0
         tags = len(self._base.tags.bits) if self._base is not None else 0
-        return self.resident_bytes + self._cache.bytes + directory + tags
+        cached = self._cache.bytes + self._unread.nbytes
+        return self.resident_bytes + cached + directory + tags
 
     @property
     def memory_from(self) -> SeqNum:
@@ -315,17 +318,22 @@ class IndexStore:
         }
 
     def forget(self, discarded: Runs) -> None:
-        """Forget records of which no read may return any, in memory and in the next snapshot."""
-        for generation in self._changeable:
+        """Forget records that no read may return any more, in memory and in the next snapshot."""
+        if self._writing:
+            self._late_discards.append(discarded)
+        self._forget_in(self._changeable, discarded)
+        self._measure()
+
+    def _forget_in(self, generations: Sequence[_Generation], discarded: Runs) -> None:
+        for generation in generations:
             end = generation.end if generation is not self._newest else self.end
             generation.index.forget(seqnums_in(discarded, generation.start, end))
         if self._base is not None:
-            late = seqnums_in(discarded, 0, self._base.info.tail)
-            self._unread = np.union1d(self._unread, late)
-        self._measure()
+            in_base = seqnums_in(discarded, 0, self._base.info.tail)
+            self._unread = np.union1d(self._unread, in_base)
 
     def sweep(self, tags: int) -> None:
-        """Go on with taking trimmed records out of other tags: as many tags as said."""
+        """Remove forgotten records from as many further tags."""
         for generation in self._changeable:
             if generation.index.sweeping:
                 generation.sweep(tags)
@@ -452,11 +460,15 @@ class IndexStore:
         for floor in self._late_floors:
             for generation in self._writing:
                 generation.trim(floor)
-        self._writing, self._late_floors = [], []
-        self._measure()
         if snapshot is not None:
             self._unread = np.setdiff1d(self._unread, self._left_out)
             self._adopt(snapshot)
+        for discarded in self._late_discards:
+            self._forget_in(self._writing, discarded)
+        self._left_out = np.empty(0, np.uint64)
+        self._writing, self._late_floors, self._late_discards = [], [], []
+        self._measure()
+        if snapshot is not None:
             self.shrink()
 
     def restore(self, snapshot: Snapshot) -> None:

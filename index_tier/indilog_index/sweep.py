@@ -1,8 +1,8 @@
-"""Taking the records of a trimmed log out of the other tags of an index, bit by bit (ARCHITECTURE
-13).
+"""Removing forgotten records from all tags of an index, step by step (ARCHITECTURE 13).
 
-Tags are hashes: which of them are tags of the log is not known, so all are visited. That is as much
-work as there are tags, and is spread over many turns.
+Records are forgotten because their log was trimmed, or because storage has discarded them. Which
+tags such a record has is not known: tags are hashes in columns of their own. So a sweep visits all
+tags. That is as much work as there are tags, and is spread over many turns of the event loop.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ _FEW: Final = 16
 class Sweep:
     """Removes the seqnums in `dead`, ascending, from the columns that were there at its start.
 
-    What is added meanwhile comes later than all of them.
+    Records added meanwhile have greater seqnums than all of them.
 
     Attributes:
+        dead: the seqnums.
+        tags: how many columns there were at the start.
         used: of the first spans, which begin at `firsts`, those in which something stays.
     """
 
@@ -33,7 +35,7 @@ class Sweep:
         self, columns: dict[TagHash, array[int]], dead: array[int], firsts: array[int]
     ) -> None:
         self._columns = columns
-        self._dead = dead
+        self.dead = dead
         self._dead_view = np.frombuffer(dead, np.uint64)
         self._end: SeqNum = dead[-1] + 1
         self._left: Iterator[TagHash] = iter(list(columns))
@@ -67,7 +69,7 @@ class Sweep:
         return end - len(kept)
 
     def _kept(self, head: array[int]) -> array[int]:
-        dead = self._dead
+        dead = self.dead
         if len(head) <= _FEW:
             places = [bisect_left(dead, seqnum) for seqnum in head]
             return array(

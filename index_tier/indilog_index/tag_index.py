@@ -60,7 +60,7 @@ class TagIndex:
         self._ends = array("Q")
         self._shards = array("H")
         self._dead: deque[array[int]] = deque()
-        """The records of trimmed logs that are still found by other tags."""
+        """Forgotten records that other tags still have; one array, ascending, for each sweep."""
         self._sweep: Sweep | None = None
         self.end = end
         self.entries = 0
@@ -80,7 +80,12 @@ class TagIndex:
     def memory_bytes(self) -> int:
         """About how much memory it takes; what waits counts as if all its tags were new."""
         tags = len(self._columns) + self._waiting_entries
-        return _ENTRY_BYTES * self.entries + _TAG_BYTES * tags + _SPAN_BYTES * len(self._firsts)
+        pending = sum(map(len, self._dead)) + (len(self._sweep.dead) if self._sweep else 0)
+        return (
+            _ENTRY_BYTES * (self.entries + pending)
+            + _TAG_BYTES * tags
+            + _SPAN_BYTES * len(self._firsts)
+        )
 
     def add(self, part: ShardTags) -> None:
         """Add records that follow all added before; the part's columns must fit each other."""
@@ -142,8 +147,22 @@ class TagIndex:
     def rows(self) -> Rows:
         """Return everything as rows of a snapshot, those of the empty tag first.
 
-        May be called in another thread, if nothing waits and nothing is added meanwhile.
+        Rows of forgotten records are left out, also those that no sweep has removed yet: a snapshot
+        that had them would keep them. May be called in another thread, if nothing waits and nothing
+        changes meanwhile.
         """
+        rows = self._all_rows()
+        dead = self._pending()
+        return rows.chosen(~np.isin(rows.seqnums, np.concatenate(dead))) if dead else rows
+
+    def _pending(self) -> list[NDArray[np.uint64]]:
+        """Return the forgotten records that sweeps have still to remove."""
+        pending = [np.array(dead, np.uint64) for dead in self._dead]
+        if self._sweep is not None:
+            pending.append(np.array(self._sweep.dead, np.uint64))
+        return pending
+
+    def _all_rows(self) -> Rows:
         self.settle()
         firsts = np.frombuffer(self._firsts, np.uint64)
         counts = (np.frombuffer(self._ends, np.uint64) - firsts).astype(np.int64)
@@ -170,11 +189,11 @@ class TagIndex:
 
     @property
     def sweeping(self) -> bool:
-        """Whether records of trimmed logs are still to be taken out of other tags."""
+        """Whether forgotten records are still to be removed from other tags."""
         return self._sweep is not None or bool(self._dead)
 
     def trim(self, floor: Floor) -> None:
-        """Forget the records of a tag below a floor; `sweep` forgets the other tags of a log's."""
+        """Forget the records of a tag below a floor; those of a log go from other tags by `sweep`."""
         self.settle()
         column = self._columns.get(floor.tag)
         if column is None:
@@ -193,13 +212,13 @@ class TagIndex:
         return bounds.astype(np.uint64), np.array(self._shards, np.uint16)
 
     def forget(self, dead: NDArray[np.uint64]) -> None:
-        """Forget records of which no read may return any; `sweep` takes them out."""
+        """Forget records that no read may return any more; `sweep` removes them."""
         self.settle()
         if len(dead):
             self._dead.append(array("Q", dead.tobytes()))
 
     def sweep(self, tags: int) -> None:
-        """Go on with taking trimmed records out of other tags: as many tags as said."""
+        """Remove forgotten records from as many further tags."""
         if self._sweep is None:
             if not self._dead:
                 return

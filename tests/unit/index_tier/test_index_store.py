@@ -45,6 +45,10 @@ def is_full(store: IndexStore) -> bool:
     return store.full
 
 
+def is_sweeping(store: IndexStore) -> bool:
+    return store.sweeping
+
+
 def finished(store: IndexStore, disk: SnapshotDisk, search: Search) -> list[int]:
     while (needed := store.search(search)) is not None:
         rows = disk.rows(needed.position, needed.group)
@@ -196,3 +200,61 @@ def test_what_storage_has_discarded_leaves_the_memory_and_the_next_snapshot() ->
     stored(store, disk, 2)
     kept = [group.seqnums[group.tags != 0].tolist() for group in disk.groups(2)]
     assert sorted(seqnum for group in kept for seqnum in group) == [0, 3, 4]
+
+
+LOG_TAG, OWN = 50, 60
+
+
+def of_log(first: int, count: int) -> ShardTags:
+    """Consecutive records of one log, each with a tag that all of them have."""
+    tags = array("Q", [LOG_TAG, OWN] * count)
+    return ShardTags(ShardId(0), first, count, bytes([2]) * count, tags.tobytes())
+
+
+def on_disk(disk: SnapshotDisk, position: int) -> set[int]:
+    """The seqnums of all rows of a snapshot."""
+    return {int(seqnum) for group in disk.groups(position) for seqnum in group.seqnums}
+
+
+def test_a_snapshot_written_amid_a_sweep_has_no_forgotten_records() -> None:
+    """It would keep them: what is in a snapshot only is not asked about again."""
+    store, disk = IndexStore(memory_bytes_max=MANY, entries_min=1), SnapshotDisk()
+    store.add(of_log(0, 10))
+    store.forget(np.array([[2, 4]], np.uint64))
+    store.sweep(1)
+    assert is_sweeping(store)
+    stored(store, disk, 1)
+    assert on_disk(disk, 1) == {0, 1, *range(4, 10)}
+    while store.sweeping:
+        store.sweep(10)
+    store.check_invariants()
+
+
+def test_a_snapshot_written_amid_a_sweep_has_no_records_of_the_trimmed_log() -> None:
+    store, disk = IndexStore(memory_bytes_max=MANY, entries_min=1), SnapshotDisk()
+    store.add(of_log(0, 10))
+    store.trim(Floor(LOG_TAG, 7, of_log=True))
+    store.sweep(1)
+    assert is_sweeping(store)
+    stored(store, disk, 1)
+    assert on_disk(disk, 1) == {7, 8, 9}
+
+
+def test_what_is_discarded_while_a_snapshot_is_written_leaves_memory_and_the_next_one() -> None:
+    store, disk = IndexStore(memory_bytes_max=MANY, entries_min=1), SnapshotDisk()
+    store.add(of_log(0, 10))
+    position, tail, rows, discarded = store.close_generation(1)
+    info = SnapshotInfo(index_shard=0, position=position, tail=tail, eras=(IndexEra(0, (0,)),))
+    before = store.memory_bytes
+    store.forget(np.array([[2, 4]], np.uint64))
+    none = np.empty(0, np.uint64)
+    floors = SnapshotFloors(none, none, none, none, discarded)
+    store.written(disk.write(WriteSnapshot(info, None, rows, floors)))
+    assert store.memory_bytes > before, "what is to be removed takes memory, too"
+    while store.sweeping:
+        store.sweep(10)
+    assert store.entries == 16
+    assert finished(store, disk, Search(Direction.NEXT, OWN, 0, 6, 9)) == [0, 1, 4, 5]
+    store.add(of_log(10, 2))
+    stored(store, disk, 2)
+    assert on_disk(disk, 2) == {0, 1, *range(4, 12)}
