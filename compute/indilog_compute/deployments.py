@@ -39,6 +39,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         follows: the seqnum of the application's newest record when this one was appended; None: it
             had none. `version` and `since` are what holds after that one.
+        read_below: its writer had read all records below this seqnum. So without `follows` the
+            writer knew no earlier record there, and no node counts one, remembered or not.
         since: of each of `schedules`, `Placed.since`; None: when this record was ordered.
     """
 
@@ -51,6 +53,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     schedules: tuple[ScheduleSpec, ...] = ()
     is_undeployed: bool = False
     follows: SeqNum | None = None
+    read_below: SeqNum = 0
     since: tuple[float | None, ...] = ()
 
     def undeployed(self) -> Deployment:
@@ -118,7 +121,9 @@ class DeploymentLog:
         Raises:
             DeployError: its sources exceed the limit of a record.
         """
-        data = msgspec.json.encode(_following(self.newest.get(deployment.name), deployment))
+        before = self.newest.get(deployment.name)
+        said = msgspec.structs.replace(_following(before, deployment), read_below=self._bound)
+        data = msgspec.json.encode(said)
         try:
             return await self._log.append(data, tags=[deployment.name])
         except TooLargeError as error:
@@ -135,10 +140,11 @@ class DeploymentLog:
             return  # `catch_up` names it
 
     async def catch_up(self, *, fresh: bool = False) -> None:
-        """Read what was recorded since, into `newest`; `fresh`: by anybody, up to now.
+        """Read what was recorded since, into `newest`; `fresh`: by any node, up to now.
 
-        Whoever reads the same records comes to the same result, whatever was deployed at the same
-        time on several compute nodes: the first owner of a name keeps it, versions count up.
+        All nodes that read the same records come to the same result, also if several compute nodes
+        deployed at the same time: the first owner of a name keeps it, versions count up. What a
+        node has forgotten (`collect`) makes no difference: each record says what it rests on.
         """
         while True:
             try:
@@ -180,7 +186,8 @@ class DeploymentLog:
             return
         if before is not None:
             self._superseded.add(name)
-        if before is not None and (follows is None or before.seqnum >= follows):
+        first = deployment.read_below if follows is None else follows
+        if before is not None and before.seqnum >= first:
             taken = _placed_after(before, record, deployment)
         elif deployment.is_undeployed and follows is None:
             return  # there was nothing
@@ -193,18 +200,23 @@ class DeploymentLog:
     async def collect(self) -> None:
         """Trim the records that no start needs, of those that were read; harmless at any time.
 
+        Records may be read while a trim is awaited, so what was trimmed for is compared afterwards.
+
         Raises:
             QuorumUnavailableError: it was not confirmed; what is left is trimmed by the next call.
         """
         for name in sorted(self._superseded):
             if (placed := self.newest.get(name)) is not None and placed.is_whole:
                 await self._log.trim(placed.seqnum, tag=name)
-                self._superseded.discard(name)
+                if self.newest.get(name) is placed:
+                    self._superseded.discard(name)
         gone = [p for p in self.newest.values() if p.deployment.is_undeployed]
         for placed in sorted(gone, key=_seqnum)[: max(0, len(gone) - UNDEPLOYED_KEPT)]:
-            await self._log.trim(placed.seqnum + 1, tag=placed.deployment.name)
-            del self.newest[placed.deployment.name]
-            self._superseded.discard(placed.deployment.name)
+            name = placed.deployment.name
+            await self._log.trim(placed.seqnum + 1, tag=name)
+            if self.newest.get(name) is placed:
+                del self.newest[name]
+                self._superseded.discard(name)
 
 
 def _following(before: Placed | None, deployment: Deployment) -> Deployment:

@@ -358,7 +358,7 @@ class Engine:
         if self._catch_up.reader.heard(event.incarnation) is None:
             return [Ignore(event, "the word of an earlier incarnation of the primary")]
         if isinstance(message, TrimIs):
-            return self.trims.on_answer(message, self._catch_up)
+            return self.trims.on_answer(message, self._catch_up.reader)
         if message.request == self._join_request:
             return self._on_joined(message, now)
         return self._reads.on_tail(message, now)

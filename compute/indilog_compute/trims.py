@@ -1,8 +1,8 @@
 """Trims that callers of a compute node wait for (ARCHITECTURE 13).
 
-A trim is wanted from the primary, again and again until it says which metalog position has it; the
-caller is answered when this engine has applied the metalog so far. Wanting it twice is harmless: a
-floor only grows.
+`TrimWanted` is sent to the primary, and resent until the primary says which metalog position has
+the trim. The caller is answered when this engine has applied the metalog up to that position. A
+repeated `TrimWanted` is harmless: a floor only grows.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from indilog.base.log import check_until
 from indilog.base.resend import Resend
 from indilog.config import NodeConfig
 from indilog.kernel.metalog import Floor
+from indilog.roles.metalog_reader import MetalogReader
 from indilog.roles.role import Answer, Effect, Ignore, Send
 from indilog.wire.tag_messages import TrimIs, TrimWanted
-from indilog_compute.catch_up import CatchUp
 from indilog_compute.reads.operation import Answered
 
 
 class _Trim(NamedTuple):
     floor: Floor
     waiter: object
-    created: Instant
-    position: MetalogPosition | None
-    """Which metalog position has it, once the primary has said so."""
+    expires: Instant
+    resend: Resend
+    position: MetalogPosition | None = None
+    """Which metalog position has it; None: the primary has not answered."""
+
+    def deadline(self) -> Instant:
+        """When to send it again, or to fail it."""
+        return min(self.resend.due or self.expires, self.expires)
 
 
 class Trims:
@@ -35,7 +40,7 @@ class Trims:
     def __init__(self, primary: NodeId, config: NodeConfig) -> None:
         self._primary = primary
         self._trims_max = config.trims.trims_pending_max
-        self._resend = Resend(config.messages.resend_s, config.messages.resend_s_max)
+        self._resend_s = config.messages.resend_s, config.messages.resend_s_max
         self._timeout_s = config.reads.read_timeout_s
         self._starting: list[tuple[Floor, object]] = []
         self._under_way: dict[int, _Trim] = {}
@@ -58,9 +63,9 @@ class Trims:
             raise OverloadedError(f"{len(self):,} trims are under way; try again later.")
         self._starting.append((floor, waiter))
 
-    def on_answer(self, message: TrimIs, catch_up: CatchUp) -> list[Effect]:
-        """Take in the primary's word, and that there are so many entries."""
-        catch_up.reader.known_end = max(catch_up.reader.known_end, message.position or 0)
+    def on_answer(self, message: TrimIs, reader: MetalogReader) -> list[Effect]:
+        """Take in the primary's answer, and that there are so many entries."""
+        reader.known_end = max(reader.known_end, message.position or 0)
         trim = self._under_way.get(message.request)
         if trim is None or trim.position is not None:
             return []
@@ -71,48 +76,45 @@ class Trims:
                 del self._under_way[message.request]
                 return [Answer(trim.waiter, error)]
             return [Ignore(message, "a trim refused that reaches not beyond the tail")]
+        trim.resend.progressed()
         self._under_way[message.request] = trim._replace(position=message.position)
         return []
 
     def advance(self, position: MetalogPosition, now: Instant) -> list[Effect]:
-        """Answer what is applied at `position`; say what is new, and again what was not heard."""
+        """Answer trims that are applied at `position`; send new ones, resend unanswered ones.
+
+        Each trim has its own pauses: answers and new trims must not put off the resend of another.
+        """
         effects: list[Effect] = []
+        for floor, waiter in self._starting:
+            self._next_request += 1
+            expires, resend = Instant(now + self._timeout_s), Resend(*self._resend_s)
+            self._under_way[self._next_request] = _Trim(floor, waiter, expires, resend)
+            effects.append(self._send(self._next_request, now))
+        self._starting.clear()
         for request, trim in list(self._under_way.items()):
             if trim.position is not None and trim.position <= position:
                 del self._under_way[request]
                 effects.append(Answer(trim.waiter, Answered(None, trim.position)))
-            elif now >= trim.created + self._timeout_s:
+            elif now >= trim.expires:
                 del self._under_way[request]
                 effects.append(Answer(trim.waiter, self._unavailable()))
-        if self._under_way and self._resend.is_due(now):
-            effects += self._send(self._under_way, now)
-        if self._starting:
-            first = self._next_request + 1
-            for floor, waiter in self._starting:
-                self._next_request += 1
-                self._under_way[self._next_request] = _Trim(floor, waiter, now, None)
-            self._starting.clear()
-            self._resend.progressed()
-            effects += self._send(range(first, self._next_request + 1), now)
+            elif trim.resend.is_due(now):
+                effects.append(self._send(request, now))
         return effects
 
-    def _send(self, requests: range | dict[int, _Trim], now: Instant) -> list[Effect]:
-        self._resend.sent(now)
-        return [
-            Send(self._primary, TrimWanted(request, self._under_way[request].floor))
-            for request in requests
-            if self._under_way[request].position is None
-        ]
+    def _send(self, request: int, now: Instant) -> Send:
+        trim = self._under_way[request]
+        assert trim.position is None, "only unanswered trims are sent"
+        trim.resend.sent(now)
+        return Send(self._primary, TrimWanted(request, trim.floor))
 
     def deadline(self) -> Instant | None:
-        """When to send something again, or when the oldest trim has taken `read_timeout_s`."""
-        if not self._under_way:
-            return None
-        expires = Instant(next(iter(self._under_way.values())).created + self._timeout_s)
-        return min(self._resend.due or expires, expires)
+        """When to send a trim again, or to fail it after `read_timeout_s`; None: none is here."""
+        return min((trim.deadline() for trim in self._under_way.values()), default=None)
 
     def abandon(self, error: IndilogError) -> list[Effect]:
-        """Fail every trim: with `error` what nobody was told of, the rest may still happen."""
+        """Fail every trim: with `error` those that were not sent; the others may still happen."""
         effects: list[Effect] = [Answer(waiter, error) for _, waiter in self._starting]
         unsure = QuorumUnavailableError(
             "The platform was closed before the trim was confirmed; it may still happen. Trimming "

@@ -193,7 +193,7 @@ class TagIndex:
         return self._sweep is not None or bool(self._dead)
 
     def trim(self, floor: Floor) -> None:
-        """Forget the records of a tag below a floor; those of a log go from other tags by `sweep`."""
+        """Forget a tag's records below a floor; `sweep` removes a log's from other tags."""
         self.settle()
         column = self._columns.get(floor.tag)
         if column is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from indilog.base.deployed import ScheduleSpec
 from indilog.testing import MemoryLogs
+from indilog_compute import deployments
 from indilog_compute.deployments import APPS_LOG, Deployment, DeploymentLog
 
 SPECS = (
@@ -24,11 +26,11 @@ STEPS = st.lists(
         st.tuples(
             st.just("deploy"),
             NODES,
-            st.sampled_from("ab"),
+            st.sampled_from("abc"),
             st.sampled_from(["me", "eve"]),
             st.lists(st.sampled_from(SPECS), unique=True, max_size=3),
         ),
-        st.tuples(st.just("undeploy"), NODES, st.sampled_from("ab")),
+        st.tuples(st.just("undeploy"), NODES, st.sampled_from("abc")),
         st.tuples(st.just("read"), NODES),
         st.tuples(st.just("collect"), NODES, st.integers(0, 3)),
         st.tuples(st.just("restart"), NODES),
@@ -139,3 +141,28 @@ def test_who_reads_what_is_left_comes_to_the_same(steps: list[tuple[Any, ...]]) 
         await made.check()
 
     asyncio.run(story())
+
+
+@given(STEPS)
+def test_what_a_node_has_forgotten_changes_no_deployment(steps: list[tuple[Any, ...]]) -> None:
+    """Of the applications that are undeployed one is remembered; a node reads before it deploys."""
+
+    async def story() -> None:
+        made = Story()
+        for step in steps:
+            if step[0] in ("deploy", "undeploy"):
+                await made.nodes[step[1]].catch_up()
+            await made.do(step)
+        expected = await deployed(DeploymentLog(made.whole))
+        for node in (*made.nodes, DeploymentLog(made.logs)):
+            assert await deployed(node) == expected
+
+    with patch.object(deployments, "UNDEPLOYED_KEPT", 1):
+        asyncio.run(story())
+
+
+async def deployed(log: DeploymentLog) -> dict[str, object]:
+    """Return what a log of deployments says of the applications that are deployed."""
+    await log.catch_up()
+    gone = {name for name, placed in log.newest.items() if placed.deployment.is_undeployed}
+    return {name: said for name, said in (await told(log)).items() if name not in gone}

@@ -20,7 +20,7 @@ from indilog_compute.reads.operation import Answered
 class _Lookup:
     """One question of one caller, over all its tries."""
 
-    __slots__ = ("attempt", "behind", "created", "position", "resend", "time_us", "waiter")
+    __slots__ = ("attempt", "behind", "expires", "position", "resend", "time_us", "waiter")
 
     def __init__(
         self, time_us: int, position: MetalogPosition, waiter: object, resend: Resend
@@ -31,8 +31,15 @@ class _Lookup:
         self.attempt = 0
         self.behind: set[NodeId] = set()
         """Nodes that said in this round that they are behind."""
-        self.created: Instant | None = None
+        self.expires: Instant | None = None
+        """None: it was not sent yet."""
         self.resend = resend
+
+    def deadline(self) -> Instant | None:
+        """When to ask again, or to fail it; None: it was not sent yet."""
+        if self.expires is None:
+            return None
+        return min(self.resend.due or self.expires, self.expires)
 
 
 class TimeLookups:
@@ -93,13 +100,11 @@ class TimeLookups:
             self._ask(request, self._lookups[request], now) for request in self._starting
         ]
         self._starting.clear()
-        due = [r for r, lookup in self._lookups.items() if lookup.resend.is_due(now)]
-        for request in due:
-            lookup = self._lookups[request]
-            if lookup.created is not None and now >= lookup.created + self._timeout_s:
+        for request, lookup in list(self._lookups.items()):
+            if lookup.expires is not None and now >= lookup.expires:
                 del self._lookups[request]
                 effects.append(Answer(lookup.waiter, self._unavailable()))
-            else:
+            elif lookup.resend.is_due(now):
                 lookup.attempt += 1
                 lookup.behind.clear()
                 effects.append(self._ask(request, lookup, now))
@@ -107,8 +112,8 @@ class TimeLookups:
 
     def _ask(self, request: int, lookup: _Lookup, now: Instant) -> Effect:
         lookup.resend.sent(now)
-        if lookup.created is None:
-            lookup.created = now
+        if lookup.expires is None:
+            lookup.expires = Instant(now + self._timeout_s)
         nodes = self._views[-1].storage_nodes
         node = nodes[(request + lookup.attempt) % len(nodes)]
         return Send(node, TimeLookup(request, lookup.time_us))
@@ -119,8 +124,8 @@ class TimeLookups:
         )
 
     def deadline(self) -> Instant | None:
-        """When the next question is sent again."""
-        due = (lookup.resend.due for lookup in self._lookups.values())
+        """When to ask again, or to fail a question."""
+        due = (lookup.deadline() for lookup in self._lookups.values())
         return min((at for at in due if at is not None), default=None)
 
     def abandon(self, error: IndilogError) -> list[Effect]:

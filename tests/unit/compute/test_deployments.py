@@ -32,7 +32,7 @@ async def newest(logs: MemoryLogs) -> dict[str, Deployment]:
     read = DeploymentLog(logs)
     await read.catch_up()
     return {
-        name: msgspec.structs.replace(placed.deployment, follows=None, since=())
+        name: msgspec.structs.replace(placed.deployment, follows=None, read_below=0, since=())
         for name, placed in read.newest.items()
     }
 
@@ -233,6 +233,83 @@ async def test_of_applications_that_are_undeployed_the_last_ones_are_remembered(
     assert len(await left(logs)) == 3
     await written.append(deployment("a", 1))
     assert (await newest(logs))["a"] == deployment("a", 1)
+
+
+async def test_nodes_that_forgot_an_application_and_nodes_that_did_not_give_one_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A deployment says up to where its writer had read: what it does not follow does not count."""
+    monkeypatch.setattr(deployments, "UNDEPLOYED_KEPT", 1)
+    logs = MemoryLogs()
+    collecting, other = DeploymentLog(logs), DeploymentLog(logs)
+    for one in (deployment("a", 7), deployment("a", 7).undeployed()):
+        await collecting.append(one)
+    for one in (deployment("b", 1), deployment("b", 1).undeployed()):
+        await collecting.append(one)
+        await collecting.catch_up()
+    await other.catch_up()
+    await collecting.collect()
+    assert "a" not in collecting.newest
+    assert other.newest["a"].deployment.version == 7
+    await collecting.append(deployment("a", 1))
+    for read in (collecting, other, DeploymentLog(logs)):
+        await read.catch_up()
+        assert read.newest["a"].deployment.version == 1
+    await other.append(deployment("b", 1))
+    for read in (collecting, other, DeploymentLog(logs)):
+        await read.catch_up()
+        assert read.newest["b"].deployment.version == 2
+
+
+@pytest.mark.parametrize("meanwhile", ["deployed", "lost"])
+async def test_what_is_read_while_a_trim_is_awaited_stays(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """The node reads on while it collects: an application may be deployed again, or lost."""
+    monkeypatch.setattr(deployments, "UNDEPLOYED_KEPT", 0)
+    logs = DamagedLogs()
+    logs.tags = ("a",)
+    node = DeploymentLog(logs)
+    for one in (deployment("a", 1), deployment("a", 1).undeployed()):
+        await node.append(one)
+        await node.catch_up()
+    trim = node._log.trim
+
+    async def read_on(until: int, *, tag: str | None = None) -> None:
+        await trim(until, tag=tag)
+        seqnum = await DeploymentLog(logs).append(deployment("a", 1, owner="eve"))
+        logs.lost = {seqnum} if meanwhile == "lost" else set()
+        await node.catch_up()
+
+    node._superseded.clear()
+    monkeypatch.setattr(node._log, "trim", read_on)
+    await node.collect()
+    assert ("a" in node.newest, "a" in node.lost) == (meanwhile == "deployed", meanwhile == "lost")
+    if meanwhile == "deployed":
+        assert not node.newest["a"].deployment.is_undeployed
+        assert node._superseded == {"a"}, "what it superseded is trimmed by the next call"
+
+
+async def test_a_redeployment_while_earlier_records_are_trimmed_is_not_forgotten_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs = MemoryLogs()
+    node = DeploymentLog(logs)
+    for _ in range(2):
+        await node.append(deployment("a", 1))
+        await node.catch_up()
+    trim = node._log.trim
+
+    async def read_on(until: int, *, tag: str | None = None) -> None:
+        await trim(until, tag=tag)
+        await node.append(deployment("a", 1))
+        await node.catch_up()
+
+    monkeypatch.setattr(node._log, "trim", read_on)
+    await node.collect()
+    monkeypatch.setattr(node._log, "trim", trim)
+    await node.collect()
+    assert len(await left(logs)) == 1
 
 
 async def test_beside_a_deployment_that_was_made_at_the_same_time_nothing_is_trimmed() -> None:

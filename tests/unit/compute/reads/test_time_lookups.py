@@ -60,3 +60,15 @@ def test_words_of_others_are_ignored_and_a_stop_is_told() -> None:
     driver, _, request = asking()
     assert [type(e) for e in driver.hear(PRIMARY, nothing(request, 0))] == [Ignore]
     assert len(answers(driver.engine.abandon())) == 1
+
+
+def test_a_lookup_fails_after_its_timeout_although_its_next_resend_is_later() -> None:
+    driver = joined(resend_s=1, resend_s_max=8, read_timeout_s=4)
+    driver.engine.times.start(5_000_000, 0, "asker")
+    driver.turn()
+    for second in (1.0, 3.0):
+        driver.now = second
+        assert len(asked(driver.turn())) == 1
+    assert driver.engine.times.deadline() == 4.0, "not at the next resend, 7.0"
+    driver.now = 4.0
+    assert [type(e) for e in answered(driver.turn()).values()] == [QuorumUnavailableError]
