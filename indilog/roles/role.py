@@ -295,8 +295,8 @@ class Checkpoints(Protocol):
 
     @property
     def unsaved(self) -> int:
-        """How much a start would do again without a checkpoint of now, beside replaying frames, in
-        frames about; 0 right after `checkpoint`.
+        """How much a start would do again beside replaying frames, about, in frames: what neither
+        a frame nor a durable checkpoint holds.
         """
 
     def checkpoint(self) -> Callable[[], bytes]:

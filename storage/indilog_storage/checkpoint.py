@@ -7,7 +7,7 @@ and which seqnums its records have. Long parts are packed columns (`indilog.base
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -17,8 +17,9 @@ from indilog.base.errors import MalformedFrameError
 from indilog.base.ids import Epoch, MetalogPosition, ShardId
 from indilog.kernel.floors import FloorColumns, Floors
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import Entry, entries_decoded, entries_encoded
+from indilog.kernel.metalog import entries_decoded, entries_encoded
 from indilog_storage.ordering import Ordering, OrderingColumns
+from indilog_storage.ordering_journal import OrderingJournal
 from indilog_storage.shard import Shard, ShardColumns
 
 
@@ -75,8 +76,10 @@ class _Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag=1):
     tags: _Floors
     trimmed_at: MetalogPosition
     shards: tuple[_ShardPart, ...]
-    unjournaled: bytes
-    """Applied entries that no frame before the checkpoint holds."""
+    pending: bytes
+    """Applied entries that no frame before the checkpoint holds, as in `OrderingJournal`."""
+    gap: bool
+    """As in `OrderingJournal`."""
     before: Extent
     """What the checkpoint before this one covers."""
 
@@ -89,11 +92,11 @@ _decoder = msgspec.msgpack.Decoder(_Checkpoint)
 def checkpoint_of(
     ordering: Ordering,
     shards: Mapping[ShardId, Shard],
-    unjournaled: Sequence[Entry],
+    journal: OrderingJournal,
     before: Extent,
 ) -> Callable[[], bytes]:
     """Copy what the node knows; return what encodes the copy, which may run in a thread."""
-    entries = tuple(unjournaled)
+    pending, gap = tuple(journal.pending), journal.gap
     columns = ordering.copied()
     logs, tags = ordering.floors.logs.columns(), ordering.floors.tags.columns()
     trimmed_at = ordering.trimmed_at
@@ -107,7 +110,8 @@ def checkpoint_of(
                 _Floors(*(column.tobytes() for column in tags)),
                 trimmed_at,
                 tuple(_ShardPart(shard, copy()) for shard, copy in copies),
-                entries_encoded(entries),
+                entries_encoded(pending),
+                gap,
                 before,
             )
         )
@@ -121,10 +125,9 @@ def restore(
     ordering: Ordering,
     shards: Mapping[ShardId, Shard],
     covered: Covered,
-) -> list[Entry]:
+    journal: OrderingJournal,
+) -> None:
     """Put a node that knows nothing where `payload` says; batches in `gone` segments become holes.
-
-    Returns the applied entries that no frame before the checkpoint holds.
 
     Raises:
         MalformedFrameError: it is of a version that this release does not know.
@@ -143,7 +146,7 @@ def restore(
         if (shard := shards.get(part.shard)) is not None:
             shard.restore(part.columns)
             shard.lose_segments(gone)
-    return list(entries_decoded(checkpoint.unjournaled))
+    journal.restore(entries_decoded(checkpoint.pending), gap=checkpoint.gap)
 
 
 def _restore_floors(floors: Floors, said: _Floors) -> None:

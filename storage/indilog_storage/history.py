@@ -3,8 +3,8 @@
 
 A node whose disk lost it is told the primary's base. What the entries below that ordered is in the
 checkpoints of all other storage nodes: one of them gives first the floors of trims, then the
-entries page by page. They are not journaled: the next checkpoint has them, which they make due. A
-crash before it begins this anew.
+entries page by page. They are not journaled: the next checkpoint has them, and each counts as a
+frame for when that is due. A crash before it begins this anew.
 
 A node that has the base's last entry has the right entries below it (`indilog.kernel.lineage`); so
 a source answers only if it does. A source that is below the base itself says so, and if all do, the
@@ -70,16 +70,15 @@ class HistoryFetch:
             return
         if not self._others:
             raise self._loss(base)
-        if self.base is None:
+        if self.base is None or (self._promised is not None and self._promised < base.trims):
             self._begin_floors()
         self.base = base
-        self._resend.progressed()
+        self._progressed()
 
     def end(self) -> None:
         """Stop: the primary has sent what follows here."""
         self.base = None
-        self._asked = False
-        self._resend.progressed()
+        self._progressed()
 
     def _begin_floors(self) -> None:
         self._asked, self._has_floors = False, False
@@ -137,6 +136,7 @@ class HistoryFetch:
         elif self._promised >= self.base.trims:
             self._progressed()
             self._has_floors = True
+            self._lacking.clear()
         else:  # ask whether it only lags, or is below the base itself
             self._asked, self._is_short = False, True
         return []
@@ -157,7 +157,8 @@ class HistoryFetch:
             return ()
         self._lacking.clear()
         self._progressed()
-        return [_with_writers(entry, base) for entry in message.entries]
+        entries = message.entries[: base.position - message.start]
+        return [_with_writers(entry, base) for entry in entries]
 
     def _fits(self, message: History, base: Base) -> bool:
         start, epoch = message.start, message.previous
@@ -167,7 +168,7 @@ class HistoryFetch:
             if entry.position != position or entry.epoch < epoch or not is_possible(entry):
                 return False
             epoch = entry.epoch
-        return bool(message.entries) and start + len(message.entries) <= base.position
+        return bool(message.entries) and start < base.position
 
     def _lacks(self, source: NodeId, base: Base) -> None:
         """Ask the next one; raise if there is none left that may have it."""

@@ -20,7 +20,7 @@ from cachetools import LRUCache
 from indilog.base.ids import Instant, MetalogPosition, NodeId, SeqNum, ShardId
 from indilog.base.resend import Resend
 from indilog.config import Config
-from indilog.kernel.metalog import Entry, Span, Trim, entries_encoded
+from indilog.kernel.metalog import Entry, Span, Trim
 from indilog.kernel.view import Views, placement_of
 from indilog.roles.disk_full import FullNotice
 from indilog.roles.role import (
@@ -71,6 +71,8 @@ from indilog_storage.index_data import (
     unasked,
 )
 from indilog_storage.ordering import Ordering
+from indilog_storage.ordering_journal import TOKEN as ORDERING_TOKEN
+from indilog_storage.ordering_journal import OrderingJournal
 from indilog_storage.record_reads import RecordPage, WaitingReads
 from indilog_storage.recovery import BATCHES, Recovery
 from indilog_storage.repair import BatchPage
@@ -79,8 +81,6 @@ from indilog_storage.shard import Shard
 from indilog_storage.trims import floors_page, speaks_for_empty, told_of, told_of_trims
 
 _NEVER: Final = Instant(math.inf)
-_ORDERING_TOKEN: Final = 0
-"""Nothing waits for an entry of the ordering journal."""
 _AUX_OVERHEAD_BYTES: Final = 64
 """What aux data costs beside its bytes, roughly."""
 
@@ -104,7 +104,9 @@ class StorageNode:
         others = [other for other in views[-1].storage_nodes if other != node]
         self._history = HistoryFetch(node, others, self._ordering, config.node)
         self._unsaved = 0
-        """Entries from other storage nodes that no checkpoint has yet."""
+        """Entries from other storage nodes that no durable checkpoint has yet."""
+        self._saving = 0
+        """How many of these the checkpoint has that is being written."""
         self._covered = Covered()
         self._waiting = WaitingReads(
             reads_max=config.node.reads.lookups_pending_max,
@@ -123,8 +125,7 @@ class StorageNode:
         self._writers = _writers_of(self._shards, views)
         self._full_notice = FullNotice([*self._writers.values()])
         self._blocks: list[IndexBlock] = []
-        self._unjournaled: list[Entry] = []
-        """Applied entries that are not in the ordering journal yet."""
+        self._journal = OrderingJournal()
         self.replaced = 0
         """Entries that were applied in this life and turned out to be replaced."""
         self._stirred = False
@@ -169,9 +170,9 @@ class StorageNode:
         Raises:
             DataLossError: it does not follow on the frames before it.
         """
-        if kind is FrameKind.ORDERING:
-            self._unjournaled = []  # such a frame begins with what a checkpoint before it has ahead
         self._recovery.recover(kind, payload, location)
+        if kind is FrameKind.ORDERING:
+            self._journal.recover(payload)
 
     def lost(self, frame: Lost, /) -> None:
         """Take note that a frame cannot be read; what it held is fetched from others."""
@@ -189,30 +190,29 @@ class StorageNode:
 
     @property
     def unsaved(self) -> int:
-        """What other storage nodes gave is not journaled."""
+        """How many applied entries are neither journaled nor in a durable checkpoint."""
         return self._unsaved
 
     def checkpoint(self) -> Callable[[], bytes]:
         """Copy what all frames add up to; what is returned encodes it, in any thread."""
-        self._unsaved = 0
+        self._saving = self._unsaved
         before = self._covered.take(self._ordering.extent)
-        return checkpoint_of(self._ordering, self._shards, self._unjournaled, before)
+        return checkpoint_of(self._ordering, self._shards, self._journal, before)
 
     def checkpointed(self) -> None:
-        """Let the primary know what the checkpoints cover."""
+        """Let the primary know what the checkpoints cover: the last one is durable."""
+        self._unsaved -= self._saving
+        self._saving = 0
         self._covered.written()
         self._stirred = True
 
     def restore(self, payload: bytes, gone: Collection[int], /) -> None:
         """Begin with a checkpoint; batches in segments that are `gone` are missing.
 
-        Entries that it has and no frame are still to be written: an older checkpoint, of which a
-        start begins if this one is damaged, has them from the journal alone.
-
         Raises:
             MalformedFrameError: it is of a version that this release does not know.
         """
-        self._unjournaled = restore(payload, gone, self._ordering, self._shards, self._covered)
+        restore(payload, gone, self._ordering, self._shards, self._covered, self._journal)
         self._restored = True
 
     def recovered(self) -> None:
@@ -316,9 +316,9 @@ class StorageNode:
                 return [Ignore(event, "not a message for a storage node")]
 
     def _on_persisted(self, token: int, location: Location) -> list[Effect]:
-        if token == _ORDERING_TOKEN:
+        if token == ORDERING_TOKEN:
             return []
-        if token < _ORDERING_TOKEN:
+        if token < ORDERING_TOKEN:
             self._stirred = True
             return self._care.on_persisted(token, location)
         match self._appends.on_persisted(token, location):
@@ -384,21 +384,22 @@ class StorageNode:
         if last and self._ordering.last != last and self._speaks_for_empty:
             effects += told_of_incarnation(self._views[-1], self._ordering)
             effects += told_of_trims(self._views[-1], self._ordering)
-        if len(self._unjournaled) >= self._config.ordering.ordering_frame_entries:
-            effects.append(self._journaled())
+        if len(self._journal.pending) >= self._config.ordering.ordering_frame_entries:
+            effects += self._journal.flush()
         for read in self._waiting.ready(self._ordering):
             effects += self._start(event, self._page(read))
         return effects
 
     def _apply(self, entry: Entry) -> list[Effect]:
         spans = self._ordering.apply(entry)
-        self._unjournaled.append(entry)
+        effects: list[Effect] = [*self._journal.add(entry)]
         self._order(entry.position, spans)
-        if not isinstance(entry, Trim):
-            return []
-        self._stirred = True
-        self._care.reclaim.risen()
-        return told_of(entry, self._views[-1], self._ordering) if self._speaks_for_empty else []
+        if isinstance(entry, Trim):
+            self._stirred = True
+            self._care.reclaim.risen()
+            if self._speaks_for_empty:
+                effects += told_of(entry, self._views[-1], self._ordering)
+        return effects
 
     def _on_history(
         self, event: Received, message: MetalogBase | History | HistoryWanted | TagFloors
@@ -423,11 +424,10 @@ class StorageNode:
 
     def _on_base(self, event: Received, message: MetalogBase) -> list[Effect]:
         reader = self._ordering.reader
-        restarted = reader.heard(event.incarnation)
+        if reader.heard(event.incarnation):
+            self._appends.report()  # the primary has forgotten what was reported
         if (reason := reader.refused_base(event, message)) is not None:
             return [Ignore(event, reason)]
-        if restarted:
-            self._appends.report()
         self._history.begin(message.base)
         return []
 
@@ -445,28 +445,26 @@ class StorageNode:
                 if (shard := self._shards.get(span.shard)) is not None:
                     self._appends.order(shard, span)
         self._unsaved += len(entries)
+        self._journal.skip()
         base = self._history.base
         if base is not None and self._ordering.has(base.position, base.last):
             self._history.end()
             self._ordering.reader.doubt()
             self._care.reclaim.risen()
-            if self._unjournaled:
-                effects.append(self._journaled())
-            effects.append(self._journaled())  # of nothing: what comes next does not follow on
+            effects += self._journal.flush()
         return effects
 
     def _cut_off(self, position: MetalogPosition) -> list[Effect]:
         """Forget entries that the primary has replaced, and what was derived from them.
 
-        Index nodes see by the epochs of the new index data that theirs is wrong (decision 0031). On
-        the disk the next entries replace those at their positions.
+        Index nodes see by the epochs of the new index data that theirs is wrong (decision 0031).
         """
         replaced = self.position - position
         self.replaced += replaced
         self._ordering.cut_off(position)
         for shard in self._shards.values():
             shard.cut_off(self._ordering.tail, self._ordering.cut_of(shard.id))
-        self._unjournaled = [e for e in self._unjournaled if e.position < position]
+        self._journal.cut_off(position)
         self._blocks = [block for block in self._blocks if block.position < position]
         self._aux.clear()
         self._reads.drop_tasks()
@@ -474,19 +472,13 @@ class StorageNode:
             Ignore(position, f"{replaced:,} metalog entries were replaced after they were read")
         ]
 
-    def _journaled(self) -> Persist:
-        """Write what was applied to the ordering journal."""
-        payload = entries_encoded(self._unjournaled)
-        self._unjournaled = []
-        return Persist(FrameKind.ORDERING, payload, _ORDERING_TOKEN)
-
     def _after_entries(self, effects: list[Effect]) -> list[Effect]:
         """Persist states and repaired batches behind the entries that were applied before.
 
         A restart must know by then what is beyond doubt, and which records a lost opening dropped.
         """
-        if self._unjournaled and any(isinstance(effect, Persist) for effect in effects):
-            return [self._journaled(), *effects]
+        if self._journal.pending and any(isinstance(effect, Persist) for effect in effects):
+            return [*self._journal.flush(), *effects]
         return effects
 
     def _order(self, position: MetalogPosition, spans: Sequence[Span]) -> None:

@@ -25,8 +25,10 @@ class Recovery:
     def __init__(self, shards: Mapping[ShardId, Shard], ordering: Ordering) -> None:
         self._shards = shards
         self._ordering = ordering
-        self._gaps = False
-        """Whether a part of the ordering journal was lost; it is fetched again."""
+        self._gap = False
+        """Whether entries are missing in the ordering journal before the next frame, or may have
+        been replaced there: by damage, or because another storage node gave them.
+        """
         self._lossy = False
         """Whether something else was."""
 
@@ -123,22 +125,24 @@ class Recovery:
 
     def _entries(self, payload: bytes, location: Location) -> None:
         entries = entries_decoded(payload)
-        self._gaps = self._gaps or not entries  # it stands for what another storage node gave
+        self._gap = self._gap or not entries  # it stands for what another storage node gave
         for entry in entries:
             self._entry(entry, location)
 
     def _entry(self, entry: Entry, location: Location) -> None:
         ordering = self._ordering
+        if entry.position < ordering.position and entry.epoch == ordering.epoch_at(entry.position):
+            self._gap = False  # all entries before it are those that were before it here, too
+            return
+        if self._gap and not self._follows_gap(entry):
+            return
+        self._gap = False
         if entry.position < ordering.position:
-            if entry.epoch == ordering.epoch_at(entry.position):
-                return
             ordering.reader.lineage.cut_off(entry.position)  # it replaces what was there before
             ordering.cut_off(entry.position)
             for shard in self._shards.values():
                 shard.cut_off(ordering.tail, ordering.cut_of(shard.id))
         if entry.position != ordering.position:
-            if self._gaps:
-                return
             raise DataLossError(
                 f"The ordering journal continues at position {entry.position} at {location}, "
                 f"but {ordering.position} were recovered."
@@ -146,6 +150,16 @@ class Recovery:
         for span in ordering.recover(entry):
             if (of_span := self._shards.get(span.shard)) is not None:
                 of_span.order(span)
+
+    def _follows_gap(self, entry: Entry) -> bool:
+        """Whether an entry after a gap is known to follow on the last one that was recovered.
+
+        What is missing may have replaced that one. It has not if the same incarnation of the
+        primary proposed both: such copies are equal up to the first one (`indilog.kernel.lineage`).
+        What does not follow is dropped, and fetched again.
+        """
+        follows = entry.position == self._ordering.position
+        return follows and (not entry.position or entry.epoch == self._ordering.last)
 
     # --- damage
 
@@ -155,7 +169,7 @@ class Recovery:
             case FrameKind.RECORDS | FrameKind.REPAIRED | FrameKind.GONE:
                 self._lost_batch(frame)
             case FrameKind.ORDERING:
-                self._gaps = True
+                self._gap = True
             case FrameKind.DISCARDED | FrameKind.CHECKPOINT | FrameKind.MOVED:
                 pass  # it says nothing of writers, or of where a shard ends
             case (
@@ -167,7 +181,7 @@ class Recovery:
                 | FrameKind.METALOG_STATE
                 | None
             ):
-                self._gaps = self._gaps or frame.kind is None
+                self._gap = self._gap or frame.kind is None
                 self._doubt()
 
     def _lost_batch(self, frame: Lost) -> None:

@@ -65,6 +65,8 @@ class Checkpointing:
         self._bytes_at = 0
         self._segment_at = 0
         """Where the journal was when the last one was taken: frames, bytes, segment."""
+        self._unsaved_at = 0
+        """What roles had beside the journal then, as long as that checkpoint is not durable."""
         self._size_bytes = 0
         self._taken: _Taken | None = None
         self._writing: Future[int] | None = None
@@ -99,7 +101,7 @@ class Checkpointing:
 
     def _due(self) -> bool:
         journal = self._journal
-        unsaved = self._unsaved()
+        unsaved = self._unsaved() - self._unsaved_at
         frames = journal.frames - self._frames_at + unsaved
         filled = journal.files.active != self._segment_at and frames > 0
         if not filled and frames < self._frames_max:
@@ -125,7 +127,7 @@ class Checkpointing:
         encoders = {stream: role.checkpoint() for stream, role in self._roles.items()}
         self._taken = _Taken(place, encoders, journal.uses(), journal.mark())
         self._frames_at, self._bytes_at = journal.frames, journal.written_bytes
-        self._segment_at = place.segment
+        self._segment_at, self._unsaved_at = place.segment, self._unsaved()
         return True
 
     def _go_on(self, taken: _Taken) -> None:
@@ -152,6 +154,7 @@ class Checkpointing:
             log.warning("no checkpoint is written for now", error=str(error))
             return
         self.written += 1
+        self._unsaved_at = 0
         self._journal.checkpointed(taken.place)
         for role in self._roles.values():
             if isinstance(role, HearsOfCheckpoints):

@@ -27,6 +27,7 @@ class Counter:
         count: frames, replayed or in the checkpoint. replayed: those that were replayed.
         restored: what the checkpoint said; None: there was none.
         gone: segments that were missing. lost: frames that could not be read.
+        unsaved: what it has beside its frames.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Counter:
         self.restored: int | None = None
         self.gone: set[int] = set()
         self.lost_frames: list[Lost] = []
+        self.unsaved = 0
 
     def recover(self, kind: FrameKind, payload: bytes, location: Location, /) -> None:
         if kind is FrameKind.RECORDS:
@@ -54,10 +56,6 @@ class Counter:
     @property
     def derived(self) -> bool:
         return False
-
-    @property
-    def unsaved(self) -> int:
-        return 0
 
     def checkpoint(self) -> Callable[[], bytes]:
         count = self.count

@@ -8,10 +8,19 @@ import pytest
 
 from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, ViewNumber
-from indilog.kernel.metalog import Base, Entry, Floor, NewRecords, Trim
+from indilog.kernel.metalog import Base, Entry, Floor, NewRecords, Trim, entries_decoded
+from indilog.kernel.view import view_of
+from indilog.roles.role import FrameKind, Send
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
-from indilog.wire.messages import AppendBatch, IndexDataWanted, MetalogWanted
-from indilog.wire.tag_messages import TagFloorsWanted
+from indilog.wire.messages import (
+    AppendBatch,
+    IndexDataWanted,
+    MetalogEntries,
+    MetalogWanted,
+    ShardProgress,
+)
+from indilog.wire.tag_messages import TagFloors, TagFloorsWanted
+from indilog_storage import history
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     INDEX,
@@ -93,10 +102,149 @@ def test_what_it_got_is_in_the_next_checkpoint_and_a_crash_before_begins_anew() 
     before = pair.nodes[A].restarted()
     assert before.node.position == 0
     pair.nodes[A].take_checkpoint()
-    assert pair.nodes[A].node.unsaved == 0
     after = pair.nodes[A].restarted()
     assert after.node.position == PLACES + 1
     assert all_of(after, 4) == expected(4)
+
+
+def partly_adopted(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A wiped node that got two of four entries from the other one."""
+    monkeypatch.setattr(history, "_PAGE_ENTRIES", 2)
+    pair = ordered_pair()
+    pair.wipe(A)
+    a, b = pair.nodes[A], pair.nodes[B]
+    assert a.asked is not None
+    base = Base().with_entries(ENTRIES)
+    sent = a.tell(MetalogBase(base, a.asked.request), sender=PRIMARY)
+    for _ in ("floors", "history"):
+        asked = [send.message for send in sent if send.to == B]
+        sent = a.tell(*messages(b.tell(*asked, sender=A), A), sender=B)
+    assert a.node.position == 2
+    return a
+
+
+def restarted_with_a_lower_base(machine: Machine) -> None:
+    """Let the primary send what follows on the entries that another storage node gave."""
+    machine.tell(MetalogEntries(4, Epoch(1), (), 4), sender=PRIMARY, life=2)
+    assert machine.asked is not None
+    assert machine.asked.start == 2
+    message = MetalogEntries(2, Epoch(1), ENTRIES[2:], 4, machine.asked.request)
+    machine.tell(message, sender=PRIMARY, life=2)
+    assert machine.node.position == PLACES
+
+
+def test_a_node_starts_again_after_the_primary_ended_a_fetch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The journal has what the primary sent, behind a gap for what the storage node gave."""
+    machine = partly_adopted(monkeypatch)
+    restarted_with_a_lower_base(machine)
+    ordering = [payload for kind, payload, _ in machine.frames if kind is FrameKind.ORDERING]
+    assert [len(entries_decoded(payload)) for payload in ordering] == [0, 2]
+    assert machine.restarted().node.position == 0
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_node_starts_from_the_checkpoint_before_the_one_taken_within_a_fetch(
+    monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    """The one before knows nothing of what a storage node gave."""
+    machine = partly_adopted(monkeypatch)
+    machine.take_checkpoint()
+    for _ in range(restarts):
+        machine = machine.restarted()
+        assert machine.node.position == 2
+    restarted_with_a_lower_base(machine)
+    machine.checkpoint = None
+    assert machine.restarted().node.position == 0
+
+
+def test_a_fetch_goes_on_with_another_base_when_an_answer_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = partly_adopted(monkeypatch)
+    machine.tell(MetalogEntries(4, Epoch(1), (), 4), sender=PRIMARY, life=2)
+    assert machine.asked is not None
+    lower = MetalogBase(Base().with_entries(ENTRIES[:3]), machine.asked.request)
+    asked = machine.tell(lower, sender=PRIMARY, life=2)
+    assert any(isinstance(send.message, HistoryWanted) for send in asked if send.to == B)
+    asked = [send for _ in range(5) for send in machine.wait(5.0) if send.to == B]
+    assert any(isinstance(send.message, HistoryWanted) for send in asked)
+
+
+def test_a_page_beyond_the_base_is_taken_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers a question of before the primary restarted with a lower base."""
+    machine = partly_adopted(monkeypatch)
+    machine.tell(MetalogEntries(4, Epoch(1), (), 4), sender=PRIMARY, life=2)
+    assert machine.asked is not None
+    base = Base().with_entries(ENTRIES[:3])
+    again = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY, life=2)
+    (question,) = [m for m in messages(again, B) if isinstance(m, HistoryWanted)]
+    machine.tell(History(question.request, 2, Epoch(1), (cut(2), cut(3))), sender=B)
+    assert machine.node.position == 3
+    assert machine.node.unsaved == 3
+
+
+def test_a_base_with_more_trims_than_the_floors_cover_has_them_fetched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = partly_adopted(monkeypatch)
+    machine.tell(MetalogEntries(5, Epoch(1), (), 5), sender=PRIMARY, life=2)
+    assert machine.asked is not None
+    base = Base().with_entries((*ENTRIES, trim(4, 1, 2)))
+    again = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY, life=2)
+    assert [send.message for send in again if send.to == B] == [TagFloorsWanted()]
+
+
+def test_a_new_primary_hears_what_is_stored_also_if_it_begins_with_a_base() -> None:
+    """It knows nothing of what was reported to the one before."""
+    machine = machine_of()
+    machine.tell(AppendBatch(batch(0, [b"a"])))
+    machine.node._ordering.reader.doubt()
+    machine.wait(1.0)
+    assert machine.asked is not None
+    base = MetalogBase(Base().with_entries(ENTRIES), machine.asked.request)
+    sent = messages(machine.tell(base, sender=PRIMARY, life=2), PRIMARY)
+    assert ShardProgress({SHARD: (Epoch(1), 1)}) in sent
+
+
+def test_entries_that_a_checkpoint_failed_to_save_are_still_unsaved() -> None:
+    pair = ordered_pair()
+    based(pair)
+    pair.settle()
+    node = pair.nodes[A].node
+    node.checkpoint()
+    assert node.unsaved == PLACES, "it was not written"
+    node.checkpoint()
+    node.checkpointed()
+    assert node.unsaved == 0
+
+
+def test_that_a_source_lacked_the_order_once_does_not_count_for_ever() -> None:
+    """Each of two sources may lack it for a while; only both at a time are a loss."""
+    view = view_of(storage_nodes=3, replicas=3)
+    machine = Machine(view, node=A)
+    assert machine.asked is not None
+    base = Base().with_entries(ENTRIES)
+    sent = machine.tell(MetalogBase(base, machine.asked.request), sender=PRIMARY)
+
+    def answer(sent: list[Send], trims: int, **history: bool) -> list[Send]:
+        """Let the source that was asked give floors and the history, or neither."""
+        (asked,) = [send for send in sent if isinstance(send.message, TagFloorsWanted)]
+        sent = machine.tell(TagFloors(None, trims, ()), sender=asked.to)
+        (asked,) = [send for send in sent if isinstance(send.message, HistoryWanted)]
+        assert isinstance(asked.message, HistoryWanted)
+        page = History(asked.message.request, 0, Epoch(0), (), **history)
+        return machine.tell(page, sender=asked.to)
+
+    sent = answer(sent, 0, lacking=True)
+    sent = answer(sent, 1, lacking=True)
+    assert [type(send.message) for send in sent] == [HistoryWanted]
+    with pytest.raises(DataLossError):
+        machine.tell(
+            History(sent[0].message.request, 0, Epoch(0), (), lacking=True),  # type: ignore[union-attr]
+            sender=sent[0].to,
+        )
 
 
 def test_only_a_node_that_has_the_last_entry_of_the_base_answers() -> None:

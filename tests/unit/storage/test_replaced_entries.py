@@ -11,7 +11,7 @@ import pytest
 from indilog.base.ids import Epoch, ShardId, ViewNumber
 from indilog.kernel.metalog import Floor, NewRecords, Trim
 from indilog.kernel.view import view_of
-from indilog.roles.role import FrameKind
+from indilog.roles.role import FrameKind, Location
 from indilog.wire.messages import (
     IndexData,
     MetalogEntries,
@@ -87,6 +87,29 @@ def test_after_a_restart_the_newer_entries_on_disk_hold() -> None:
     again = machine.restarted()
     assert again.node.position == 2
     assert truth_holds(again)
+
+
+def test_entries_behind_a_damaged_replacement_are_not_put_on_what_it_had_replaced() -> None:
+    """Position and count fit; only the epochs tell that something else was there."""
+    machine = with_two_shards()
+    replace(machine)
+    replacing = len(machine.frames) - 1
+    machine.tell(entries_message([of(2, 2, {0: 1})]), sender=PRIMARY, life=2)
+    machine.damage(replacing)
+    again = machine.restarted()
+    assert again.asked is not None
+    assert (again.asked.start, again.asked.last) == (2, 1), "the primary cuts it off from here"
+    machine.tell(entries_message([of(3, 3, {0: 1})], previous=2), sender=PRIMARY, life=3)
+    assert machine.restarted().node.position == 2
+
+
+def test_entries_behind_a_damaged_frame_hold_if_one_incarnation_proposed_them() -> None:
+    machine = with_two_shards()
+    replaced = len(machine.frames)
+    machine.tell(entries_message([of(1, 2, {0: 1})]), sender=PRIMARY)
+    machine.frames.insert(replaced, (FrameKind.ORDERING, b"lost", Location(9, 32, 4)))
+    machine.spoilt.add(Location(9, 32, 4))
+    assert machine.restarted().node.position == 3
 
 
 def test_a_checkpoint_knows_by_whom_each_entry_was_proposed() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from indilog.base.errors import DataDirectoryError, IndilogError
 from indilog.roles.role import FrameKind
+from indilog.runtime.journal import checkpointing
 from indilog.runtime.journal.checkpoint_files import (
     VERSION,
     checkpoint_path,
@@ -232,6 +233,33 @@ def test_what_is_being_written_at_a_stop_is_not_lost(tmp_path: Path) -> None:
     life.turn()
     life.end(clean=True)
     assert Life(tmp_path).role.restored == 3
+
+
+def test_what_frames_do_not_hold_stays_unsaved_until_a_checkpoint_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that could not be written is not tried again at once; at a stop it is."""
+    life = Life(tmp_path, frames=10)
+    life.write(1)
+    life.role.unsaved = 9
+    taken = list[bool]()
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpointing, "write_checkpoint", no_permission)
+        life.turn()
+        for _ in range(9):
+            life.turn()
+            taken.append(life.checkpointing.busy)
+    assert checkpoints(tmp_path) == []
+    assert taken[0]
+    assert not taken[-1]
+    life.role.unsaved = 19
+    assert life.checkpointing.due, "so much has come since"
+    life.end(clean=True)
+    assert len(checkpoints(tmp_path)) == 1
+
+
+def no_permission(*_: object) -> int:
+    raise PermissionError(13, "no")
 
 
 def test_payloads_are_numbered() -> None:
