@@ -89,11 +89,13 @@ class ShardStoredWanted(WireMessage, frozen=True):
 
 
 class ShardStored(WireMessage, frozen=True):
-    """storage → engine: the gap-free prefix of a shard at this replica; sent for a refused or known
-    batch, on request, and after a start of the storage node.
+    """storage → engine: up to where this replica needs no batch of a shard again; sent for a
+    refused or known batch, on request, and after a start of the storage node.
 
-    `epoch` is the newest writer known here. An older one than the receiver: this replica does not
-    know it (any more), and it has to claim and open the shard here again.
+    Below `stored` it may lack ordered records, which it gets from other replicas, and unordered
+    ones of earlier writers, which no node sends again.
+    `epoch` is the newest writer known here. If it is older than the receiver, this replica does not
+    know where the receiver opened the shard; the receiver claims and opens it here again.
     Lost: the engine sends `ShardStoredWanted` after a pause.
     Repeated: absolute.
     """
@@ -104,10 +106,11 @@ class ShardStored(WireMessage, frozen=True):
 
 
 class ShardProgress(WireMessage, frozen=True):
-    """storage → primary: how far this node has stored each of its shards durably, without gaps.
+    """storage → primary: how far this node has stored each of its shards durably.
 
-    `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 are
-    durable.
+    `stored[shard]` is the writer's epoch and a prefix length: 3 says that localids 0, 1 and 2 were
+    durable here. After damage the node may lack ordered records among them, and unordered ones of
+    earlier writers; it lacks no unordered record of this writer.
     Lost: resent with the next change, and periodically while something stored is not ordered.
     Repeated: the receiver keeps the largest prefix of the newest epoch, from the newest incarnation
     of the sender.
@@ -512,6 +515,10 @@ class Batches(WireMessage, frozen=True):
     """This replica has lost everything from `first` up to here, and its disk says so: a restart
     would not find it either. Not beyond `first`: it cannot say that.
     """
+    trims: int = 0
+    """How many trims this replica has applied: those of `gone` are among them."""
+    copy_of: Epoch = NOBODY
+    """As in `IndexData`: of which incarnation of the primary."""
 
 
 Message: TypeAlias = (

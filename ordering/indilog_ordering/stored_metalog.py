@@ -244,6 +244,7 @@ class StoredMetalog:
         if (base := state.base) is not None:
             self._put_base(base)
             self.stored = base.position
+            self.epoch_seen = max(self.epoch_seen, base.last)
             self.incomplete = self._doubtful = False
             self._later.clear()
         if state.extent is not None:

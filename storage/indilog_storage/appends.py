@@ -100,7 +100,7 @@ class Appends:
 
     def _keeper(self, shard: Shard, header: BatchHeader) -> _Keeper | None:
         """Return what persists a batch of the shard's writer, if it follows on or fills a hole."""
-        if not header.epoch == shard.opened == shard.claimed:
+        if not (shard.open and header.epoch == shard.opened):
             return None
         if header.first == shard.written:
             return self._accept
@@ -111,8 +111,8 @@ class Appends:
 
         To one that has not opened the shard here it says which one has, or that none has.
         """
-        unopened = epoch >= shard.claimed and epoch != shard.opened
-        self._refused[writer, shard.id] = shard.opened if unopened else shard.claimed
+        unopened = epoch >= shard.claimed and epoch != shard.writer
+        self._refused[writer, shard.id] = shard.writer if unopened else shard.claimed
 
     def on_stored_wanted(self, event: Received, message: ShardStoredWanted) -> list[Effect]:
         """Note that a writer is to be told how much is here."""
@@ -199,7 +199,18 @@ class Appends:
         if not shard.can_open_at(message.start):
             return [Ignore(event, "opening a shard below what is ordered, or not at a batch")]
         state = ShardState(shard.id, message.epoch, message.start)
-        return self._change(event.sender, shard, state)
+        known = message.epoch == shard.opened
+        return (self._resume if known else self._change)(event.sender, shard, state)
+
+    def _resume(self, writer: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
+        """Let a writer continue whose opening was lost, and whose batches were not.
+
+        That is not written: the batches tell the next start of the opening, as they told this one.
+        """
+        assert state.start is not None, "it is an opening"
+        shard.resume(state.start)
+        self._progressed.add(shard.id)
+        return [Send(writer, ShardOpened(shard.id, state.epoch, state.start))]
 
     def _change(self, sender: NodeId, shard: Shard, state: ShardState) -> list[Effect]:
         before = _held_bytes(shard)
@@ -226,7 +237,7 @@ class Appends:
         """
         self.report()
         for shard, writer in writers.items():
-            self._refused[writer, shard] = self._shards[shard].opened
+            self._refused[writer, shard] = self._shards[shard].writer
 
     def report(self) -> None:
         """Report all shards at the end of this turn: the primary knows nothing of them."""

@@ -73,7 +73,7 @@ from indilog_storage.index_data import (
 from indilog_storage.ordering import Ordering
 from indilog_storage.ordering_journal import TOKEN as ORDERING_TOKEN
 from indilog_storage.ordering_journal import OrderingJournal
-from indilog_storage.record_reads import RecordPage, WaitingReads
+from indilog_storage.record_reads import RecordPage, WaitingReads, unmet
 from indilog_storage.recovery import BATCHES, Recovery
 from indilog_storage.repair import BatchPage
 from indilog_storage.rewritten import needed
@@ -304,7 +304,7 @@ class StorageNode:
             case BatchesWanted() as message:
                 return self._on_batches_wanted(event, message)
             case Batches() as message:
-                return self._after_entries(self._care.repair.on_batches(event, message, now))
+                return self._on_batches(event, message, now)
             case DiscardedWanted() as message:
                 shard = self._shards.get(message.shard)
                 return [discarded_of(event, message, shard, self._ordering)]
@@ -505,10 +505,9 @@ class StorageNode:
             return [Ignore(event, "a read of a shard that is not kept here")]
         if not message.seqnums or min(message.seqnums) < 0:
             return [Ignore(event, "a read of nothing, or of negative seqnums")]
-        ordered = max(message.seqnums) < self._ordering.tail
-        if ordered and self._ordering.knows(message.trims, message.epoch):
+        if (awaited := unmet(message, self._ordering)) is None:
             return self._start(event, self._page(message))
-        if not self._waiting.add(message, now):
+        if not self._waiting.add(message, awaited, now):
             return [Ignore(event, "too many reads wait for their metalog position")]
         return []
 
@@ -535,8 +534,23 @@ class StorageNode:
     def _on_batches_wanted(self, event: Received, message: BatchesWanted) -> list[Effect]:
         if (shard := self._shards.get(message.shard)) is None:
             return [Ignore(event, "batches wanted of a shard that is not kept here")]
-        page_bytes = self._config.messages.page_bytes_max
-        return self._start(event, BatchPage(event.sender, message, shard, bytes_max=page_bytes))
+        page = BatchPage(
+            event.sender,
+            message,
+            shard,
+            self._ordering,
+            bytes_max=self._config.messages.page_bytes_max,
+        )
+        return self._start(event, page)
+
+    def _on_batches(self, event: Received, message: Batches, now: Instant) -> list[Effect]:
+        rests_on_applied = self._ordering.knows(message.trims, message.copy_of)
+        if message.gone and not rests_on_applied:
+            self._ordering.reader.doubt()
+        effects = self._care.repair.on_batches(
+            event, message, now, rests_on_applied=rests_on_applied
+        )
+        return self._after_entries(effects)
 
     def _start(self, event: Received, task: BatchTask) -> list[Effect]:
         """Let a task visit its batches; it is served at the end of the turn."""

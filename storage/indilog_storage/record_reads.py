@@ -4,6 +4,7 @@ reader gets (ARCHITECTURE 9).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -28,63 +29,97 @@ _seqnum_of: Final = attrgetter("seqnum")
 _Key: TypeAlias = tuple[NodeId, int, ShardId]
 
 
+class Condition(enum.IntEnum):
+    """What a read may wait for, in the order in which it is looked at."""
+
+    TAIL = 0
+    """Its seqnums are ordered."""
+    TRIMS = 1
+    """The trims that its origin knows of are applied."""
+    EPOCH = 2
+    """An entry is applied of the incarnation of the primary that its origin knows of."""
+
+
+class Unmet(NamedTuple):
+    """A condition, and the value from which on it is met."""
+
+    condition: Condition
+    least: int
+
+
+def unmet(message: ReadRecords, applied: AppliedEntries) -> Unmet | None:
+    """Return the first condition of a read that is not met; None: it can be answered."""
+    if (last := max(message.seqnums)) >= applied.tail:
+        return Unmet(Condition.TAIL, last + 1)
+    if message.trims > applied.trims:
+        return Unmet(Condition.TRIMS, message.trims)
+    if message.epoch > applied.last:
+        return Unmet(Condition.EPOCH, message.epoch)
+    return None
+
+
 class _Waiting(NamedTuple):
     expires: Instant
-    last: SeqNum
+    unmet: Unmet
     message: ReadRecords
 
 
 class WaitingReads:
-    """Reads of seqnums that no applied entry has ordered yet; at most `reads_max`."""
+    """Reads that rest on metalog entries that are not applied yet; at most `reads_max`.
+
+    A read waits for one condition at a time. When that is met, all are looked at again: entries
+    that were replaced may have taken back one that had been met before.
+    """
 
     def __init__(self, *, reads_max: int, timeout_s: float) -> None:
         self._reads_max = reads_max
         self._timeout_s = timeout_s
         self._by_age: dict[_Key, _Waiting] = {}
-        self._ordered: dict[_Key, None] = {}
-        """Those whose seqnums are ordered; they wait for a trim, or an incarnation."""
-        self._by_seqnum: SortedList[tuple[SeqNum, _Key]] = SortedList()
+        self._by_least: dict[Condition, SortedList[tuple[int, _Key]]] = {
+            condition: SortedList() for condition in Condition
+        }
 
     def __len__(self) -> int:
         return len(self._by_age)
 
-    def add(self, message: ReadRecords, now: Instant) -> bool:
+    def add(self, message: ReadRecords, awaited: Unmet, now: Instant) -> bool:
         """Let a read wait; False: too many do. A repeated one waits once."""
         key = (message.origin, message.request, message.shard)
         if key in self._by_age:
             return True
         if len(self._by_age) >= self._reads_max:
             return False
-        waiting = _Waiting(Instant(now + self._timeout_s), max(message.seqnums), message)
-        self._by_age[key] = waiting
-        self._by_seqnum.add((waiting.last, key))
+        self._by_age[key] = _Waiting(Instant(now + self._timeout_s), awaited, message)
+        self._by_least[awaited.condition].add((awaited.least, key))
         return True
 
     def ready(self, applied: AppliedEntries) -> list[ReadRecords]:
-        """Take out the reads of seqnums that are ordered, if all that they know of is applied."""
-        while self._by_seqnum and self._by_seqnum[0][0] < applied.tail:
-            _, key = self._by_seqnum.pop(0)
-            self._ordered[key] = None
-        if not self._ordered:
-            return []
-        waiting = ((key, self._by_age[key].message) for key in self._ordered)
-        ready = [key for key, read in waiting if applied.knows(read.trims, read.epoch)]
-        for key in ready:
-            del self._ordered[key]
-        return [self._by_age.pop(key).message for key in ready]
+        """Take out the reads of which all conditions are met."""
+        reached = applied.tail, applied.trims, applied.last
+        found: list[ReadRecords] = []
+        for condition, value in zip(Condition, reached, strict=True):
+            by_least = self._by_least[condition]
+            while by_least and by_least[0][0] <= value:
+                _, key = by_least.pop(0)
+                waiting = self._by_age[key]
+                if (awaited := unmet(waiting.message, applied)) is None:
+                    found.append(self._by_age.pop(key).message)
+                    continue
+                assert awaited.condition is not condition, "it is met"
+                self._by_age[key] = waiting._replace(unmet=awaited)
+                self._by_least[awaited.condition].add((awaited.least, key))
+        return found
 
     def expired(self, now: Instant) -> list[ReadRecords]:
-        """Take out the reads that have waited too long: who asked has given up."""
+        """Take out the reads that have waited too long: their origin has given up."""
         found: list[ReadRecords] = []
         while self._by_age:
             key, waiting = next(iter(self._by_age.items()))
             if now < waiting.expires:
                 break
             del self._by_age[key]
-            if key in self._ordered:
-                del self._ordered[key]
-            else:
-                self._by_seqnum.remove((waiting.last, key))
+            condition, least = waiting.unmet
+            self._by_least[condition].remove((least, key))
             found.append(waiting.message)
         return found
 
@@ -100,8 +135,13 @@ class AppliedEntries(Protocol):
     def tail(self) -> SeqNum:
         """The first seqnum that is not ordered."""
 
-    def knows(self, trims: int, epoch: Epoch) -> bool:
-        """Whether so many trims are applied, and an entry of an incarnation or of a later one."""
+    @property
+    def trims(self) -> int:
+        """How many trims are applied."""
+
+    @property
+    def last(self) -> Epoch:
+        """The incarnation of the primary that proposed the last entry; 0: there is none."""
 
     @property
     def floors(self) -> Trimmed:

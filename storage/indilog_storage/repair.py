@@ -29,6 +29,7 @@ from indilog.kernel.view import Views, placement_of
 from indilog.roles.role import Effect, FrameKind, Ignore, Location, Persist, Received, Send
 from indilog.wire.messages import Batches, BatchesWanted
 from indilog_storage.batch_reads import BatchTask
+from indilog_storage.ordering import Ordering
 from indilog_storage.shard import Shard
 
 _RETRY_S: Final = 1.0
@@ -130,8 +131,15 @@ class Repair:
 
     # --- taking in
 
-    def on_batches(self, event: Received, message: Batches, now: Instant) -> list[Effect]:
-        """Persist the batches that are missing here."""
+    def on_batches(
+        self, event: Received, message: Batches, now: Instant, *, rests_on_applied: bool
+    ) -> list[Effect]:
+        """Persist the batches that are missing here.
+
+        `rests_on_applied`: the trims that the sender has applied are applied here, too. Else what
+        it has discarded counts as missing: this node would say so of records of which it cannot
+        name the trim.
+        """
         asked = self._asked
         if asked is None or (message.shard, message.first) != (asked.shard, asked.first):
             return [Ignore(event, "batches that nobody asked for, or no longer")]
@@ -141,7 +149,8 @@ class Repair:
         shard = self._shards[asked.shard]
         effects = [e for b in message.batches for e in self._take(event, shard, b, asked.end)]
         taken = sum(len(e.payload) for e in effects if isinstance(e, Persist))
-        gone = [shard.fill_gone(first, end) for first, end in message.gone]
+        discarded = message.gone if rests_on_applied else ()
+        gone = [shard.fill_gone(first, end) for first, end in discarded]
         if any(gone) and not taken:
             self._next_at = now
         elif not taken:
@@ -186,8 +195,17 @@ def _others(node: NodeId, views: Views, shard: ShardId) -> tuple[NodeId, ...]:
 class BatchPage(BatchTask):
     """Collects the answer to one `BatchesWanted`: intact batches of ordered records."""
 
-    def __init__(self, to: NodeId, message: BatchesWanted, shard: Shard, *, bytes_max: int) -> None:
+    def __init__(
+        self,
+        to: NodeId,
+        message: BatchesWanted,
+        shard: Shard,
+        ordering: Ordering,
+        *,
+        bytes_max: int,
+    ) -> None:
         self._message = message
+        self._known = ordering.trim_extent
         self._end = min(message.end, shard.ordered)
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -226,4 +244,5 @@ class BatchPage(BatchTask):
         """Return the batches, ascending."""
         batches = tuple(buffer for _, buffer in sorted(self._batches))
         message = self._message
-        return Batches(message.shard, message.first, batches, self._gone, self._lacking_to)
+        known = self._known.trims, self._known.copy_of
+        return Batches(message.shard, message.first, batches, self._gone, self._lacking_to, *known)

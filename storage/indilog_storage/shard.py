@@ -91,7 +91,7 @@ class ShardColumns(msgspec.Struct, frozen=True, array_like=True):
     ordered: LocalId
     certain: bool
     doubted: LocalId | None
-    opened_at: LocalId
+    opened_at: LocalId | None
     rows: tuple[Pack, ...]
     spans: tuple[Pack, ...]
 
@@ -105,7 +105,8 @@ class Shard:
 
     Attributes:
         claimed: the newest writer; older ones are refused.
-        opened: the writer under which the shard was opened last. opened_at: where it continued.
+        opened: the writer under which the shard was opened last. opened_at: where it continued;
+            None: that was lost, and the writer is to say it again.
         leading: whether this replica is the first one, which sends index data unasked.
         changing: how many states are on their way to the disk.
         written, stored, ordered: prefix lengths, see the module.
@@ -128,7 +129,7 @@ class Shard:
         self.id = shard
         self.leading = leading
         self.claimed = self.opened = NEVER
-        self.opened_at: LocalId = 0
+        self.opened_at: LocalId | None = 0
         self.changing = 0
         self.written: LocalId = 0
         self.stored: LocalId = 0
@@ -156,7 +157,12 @@ class Shard:
     @property
     def open(self) -> bool:
         """Whether the writer that claimed the shard last may append."""
-        return self.opened == self.claimed != NEVER
+        return self.writer == self.claimed != NEVER
+
+    @property
+    def writer(self) -> Epoch:
+        """The writer under which the shard was opened last; `NEVER`: none, or not known where."""
+        return self.opened if self.opened_at is not None else NEVER
 
     # --- writers
 
@@ -204,6 +210,15 @@ class Shard:
         self.skip_to(state.start)
         self.written = state.start
 
+    def resume(self, start: LocalId) -> None:
+        """Let the writer continue of which only the opening was lost; its batches are kept.
+
+        `start` is the first localid that the writer can send again.
+        """
+        assert self.opened_at is None, "only an opening that was lost is said again"
+        self.opened_at = start
+        self.skip_to(start)
+
     def _truncate(self, end: LocalId) -> None:
         if end >= self.stored:
             return
@@ -231,10 +246,12 @@ class Shard:
     def found(self, first: LocalId, epoch: Epoch) -> None:
         """Conclude from an intact batch of a writer what was lost before it: batches, an opening.
 
-        An opening makes a new epoch, so within one nothing was dropped.
+        An opening makes a new epoch, so within one nothing was dropped. Where the writer opened is
+        unknown: what is missing before the batch may be its own, and is to be sent again.
         """
         if epoch > self.opened:
             self.apply(ShardState(self.id, epoch, first))
+            self.opened_at = None
         self._certain, self._doubted = True, None
         self.skip_to(first)
 
@@ -364,7 +381,7 @@ class Shard:
 
         What is ordered is fetched from other replicas.
         """
-        start = max(self.ordered, self.opened_at)
+        start = max(self.ordered, self.opened_at or 0)
         index = self.holes.bisect_right(start)
         if index and self.holes.peekitem(index - 1)[1] > start:
             return start
@@ -372,6 +389,8 @@ class Shard:
 
     def misses(self, first: LocalId, end: LocalId) -> bool:
         """Whether [first, end) lies in a hole that the writer is to fill."""
+        if self.opened_at is None:
+            return False
         return first >= max(self.ordered, self.opened_at) and self.lacks(first, end)
 
     @property

@@ -179,9 +179,9 @@ BUGS: Final = (
     ),
     Bug(
         "a read beyond the applied metalog is answered at once",
-        "storage/indilog_storage/node.py",
-        "ordered = max(message.seqnums) < self._ordering.tail",
-        "ordered = max(message.seqnums) < 1 << 62",
+        "storage/indilog_storage/record_reads.py",
+        "if (last := max(message.seqnums)) >= applied.tail:",
+        "if (last := max(message.seqnums)) >= 1 << 62:",
     ),
     Bug(
         "a seqnum at the start of a span is looked for in the one before",

@@ -18,7 +18,7 @@ from indilog.wire.messages import (
     ShardStored,
 )
 from indilog_storage.batch_reads import DamagedBatch
-from indilog_storage.shard import Shard, ShardState
+from indilog_storage.shard import NEVER, Shard, ShardState
 from tests.support.metalog_messages import entries_message
 from tests.unit.storage.machine import (
     ENGINE,
@@ -349,6 +349,60 @@ def test_what_an_earlier_writer_appended_counts_as_stored_although_it_is_damaged
     """Nobody would send it again, and its callers were told that its outcome is unknown."""
     machine = with_a_hole_in_what_is_not_ordered(writer_lives=False)
     assert ShardProgress({SHARD: (E2, 8)}) in said(machine)
+
+
+def without_its_opening() -> Machine:
+    """Of writer 2, who opened at 2 or 4, the opening and the batch at 2 are lost; 4 to 6 is not."""
+    machine = Machine(VIEW, config_of(), A)
+    machine.tell(ShardClaim(SHARD, E1), ShardOpen(SHARD, E1, 0))
+    machine.tell(ShardOpen(SHARD, E1, 0))
+    machine.tell(AppendBatch(batch(0, [b"0", b"1"])))
+    machine.tell(entries({SHARD: 2}), sender=PRIMARY)
+    machine.tell(ShardClaim(SHARD, E2))
+    kept = len(machine.frames)
+    machine.tell(ShardOpen(SHARD, E2, 2))
+    machine.tell(AppendBatch(batch(2, [b"2", b"3"], epoch=2)))
+    machine.tell(AppendBatch(batch(4, [b"4", b"5"], epoch=2)))
+    del machine.frames[kept + 1]
+    machine.frames[kept] = (FrameKind.SHARD_STATE, b"", machine.frames[kept][2])
+    return restarted_without(machine, kept, kind=False, payload=False)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_replica_asks_its_writer_where_it_opened_and_reports_nothing_before(
+    restarts: int,
+) -> None:
+    """What is missing before an intact batch may be the writer's own, and not be ordered yet."""
+    machine = without_its_opening()
+    for _ in range(restarts):
+        machine.take_checkpoint()
+        machine = machine.restarted()
+    told = said(machine)
+    assert told == [ShardStored(SHARD, NEVER, 2)], "so the writer claims and opens it again"
+    again = messages(machine.tell(ShardClaim(SHARD, E2)), ENGINE)
+    assert again == [ShardClaimed(SHARD, E2, 6, authoritative=True)]
+    sent = messages(machine.tell(ShardOpen(SHARD, E2, 2)))
+    assert sent == [ShardOpened(SHARD, E2, 2), ShardProgress({SHARD: (E2, 2)})]
+    sent = messages(machine.tell(AppendBatch(batch(2, [b"2", b"3"], epoch=2))))
+    assert ShardProgress({SHARD: (E2, 6)}) in sent
+    machine.tell(entries({SHARD: 4}, start=1), sender=PRIMARY)
+    assert all_of(machine, 6) == expected(6)
+
+
+def test_what_lies_before_the_writers_opening_counts_as_stored_when_it_is_known() -> None:
+    machine = without_its_opening()
+    machine.tell(ShardClaim(SHARD, E2))
+    sent = messages(machine.tell(ShardOpen(SHARD, E2, 4)))
+    assert ShardProgress({SHARD: (E2, 6)}) in sent
+
+
+def test_a_newer_writer_opens_a_shard_of_which_an_opening_was_lost() -> None:
+    machine = without_its_opening()
+    machine.tell(ShardClaim(SHARD, Epoch(3)))
+    sent = messages(machine.tell(ShardOpen(SHARD, Epoch(3), 6)))
+    assert ShardProgress({SHARD: (Epoch(3), 6)}) in sent
+    machine.tell(AppendBatch(batch(6, [b"6"], epoch=2)))
+    assert machine.node.records == 6, "the older one is refused"
 
 
 def test_a_hole_at_the_end_of_what_is_ordered_is_not_reported_beyond() -> None:

@@ -102,6 +102,29 @@ def test_a_wiped_replica_learns_what_the_other_has_discarded() -> None:
     assert (answer.trimmed, answer.unknown, data_of(answer)) == ((0, 3), (), expected(6)[4:])
 
 
+def test_a_replica_that_lacks_a_trim_does_not_take_what_that_discarded() -> None:
+    """Index nodes are told by how many trims the discarded records are trimmed."""
+    pair = Pair(config_of(ordering_frame_entries=64))
+    pair.tell_both(ShardClaim(SHARD, E1))
+    pair.tell_both(ShardOpen(SHARD, E1, 0))
+    pair.tell_both(AppendBatch(batch(0, [b"0", b"1"])))
+    pair.tell_both(entries({SHARD: 2}), sender=PRIMARY)
+    trim = entries_message((Trim(1, ViewNumber(1), E1, 0, (Floor(9, 2, of_log=False),)),))
+    pair.tell(B, AppendBatch(batch(2, [b"2"])))
+    pair.nodes[B].node._shards[SHARD].discard_all(0, 2)
+    pair.tell(B, trim, sender=PRIMARY)
+    pair.wipe(A)
+    pair.tell(A, entries({SHARD: 2}), sender=PRIMARY)
+    pair.settle()
+    behind = pair.nodes[A]
+    assert not behind.node._shards[SHARD].is_gone(0)
+    assert behind.asked is not None, "it asks the primary for the trim"
+    pair.tell(A, trim, sender=PRIMARY)
+    for _ in range(3):
+        pair.settle()
+    assert behind.node._shards[SHARD].is_gone(0)
+
+
 def test_a_repair_goes_on_where_a_restart_cut_it_off() -> None:
     pair = replicated(20, page_bytes_max=1)
     pair.wipe(A)
@@ -204,7 +227,7 @@ def test_only_what_is_ordered_is_asked_for_and_given() -> None:
     pair = replicated()
     pair.tell(B, AppendBatch(batch(6, [b"6"])))
     (given,) = messages(pair.nodes[B].tell(BatchesWanted(SHARD, 4, 9), sender=A))
-    assert given == Batches(SHARD, 4, (batch(4, [b"4", b"5"]),), lacking_to=4)
+    assert given == Batches(SHARD, 4, (batch(4, [b"4", b"5"]),), lacking_to=4, copy_of=E1)
 
 
 def test_an_answer_looks_at_no_more_batches_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:

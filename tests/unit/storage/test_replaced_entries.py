@@ -17,6 +17,7 @@ from indilog.wire.messages import (
     MetalogEntries,
     MetalogWanted,
     ReadRecords,
+    RecordsRead,
     ShardProgress,
 )
 from indilog.wire.tag_messages import TagFloors
@@ -110,6 +111,19 @@ def test_entries_behind_a_damaged_frame_hold_if_one_incarnation_proposed_them() 
     machine.frames.insert(replaced, (FrameKind.ORDERING, b"lost", Location(9, 32, 4)))
     machine.spoilt.add(Location(9, 32, 4))
     assert machine.restarted().node.position == 3
+
+
+def test_a_read_waits_on_when_the_entries_that_ordered_its_record_are_replaced() -> None:
+    """What met one of its conditions is gone by the time when the other is met."""
+    machine = with_two_shards()
+    wanted = ReadRecords(1, ENGINE, ShardId(1), (2,), epoch=Epoch(2))
+    assert machine.tell(wanted) == []
+    machine.tell(entries_message([of(1, 2, {0: 1})]), sender=PRIMARY)
+    page = entries_message([of(1, 0, {0: 1}), of(2, 1, {1: 1})], committed=3)
+    first = machine.tell(page, sender=PRIMARY, life=2)
+    second = machine.tell(entries_message([of(2, 2, {1: 1})]), sender=PRIMARY, life=2)
+    answers = [[m for m in messages(s) if isinstance(m, RecordsRead)] for s in (first, second)]
+    assert [[data_of(answer) for answer in part] for part in answers] == [[], [[(2, b"1/1")]]]
 
 
 def test_a_checkpoint_knows_by_whom_each_entry_was_proposed() -> None:
