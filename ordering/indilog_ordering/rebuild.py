@@ -4,8 +4,9 @@
 Which ones it lacks is known or not (`StoredMetalog`):
 
 *A hole.* There is an entry behind it, here. A copy with an entry of the same incarnation at that
-position equals this one up to it (`indilog_ordering.backup`), so any one backup that has it will
-do.
+position equals this one up to it (`indilog_ordering.backup`). So any one backup that has that entry
+fills the hole, also with a base that stands for what is missing. If a backup's base stands for the
+entry itself, the first entry here that it does not stand for is asked for instead.
 
 *Nobody knows where the copy ended*: the disk was wiped, or its end is damaged; or no backup reaches
 behind the hole. Then **all** backups must answer, and each must be whole: have all that it ever
@@ -37,11 +38,10 @@ from __future__ import annotations
 import msgspec
 
 from indilog.base.errors import DataLossError
-from indilog.base.ids import Epoch, Instant, NodeId
+from indilog.base.ids import Epoch, Instant, MetalogPosition, NodeId
 from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import Base
 from indilog.kernel.view import View
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import MetalogCovered
@@ -83,6 +83,10 @@ class Rebuild:
         """Whether it is written that entries may be missing behind those that are here."""
         self._recorded = False
         """Whether it is written that nothing is missing any more."""
+        self._anchor_from: MetalogPosition = 0
+        """Entries behind a hole and below this position are not asked for: no backup has them one
+        by one.
+        """
 
     def on_received(self, event: Received) -> list[Effect]:
         """Take in one message."""
@@ -154,18 +158,26 @@ class Rebuild:
 
     def _anchor(self) -> Anchor | None:
         """Return the entry that is wanted with all before it; None: not known yet."""
-        if (hole := self._metalog.hole) is not None:
-            return hole
+        if (behind_hole := self._metalog.later_from(self._anchor_from)) is not None:
+            return behind_hole
         extent = self._extent()
         return Anchor(extent.length - 1, extent.last) if extent is not None else None
 
     def _judge_hole(self) -> None:
-        """Give up what lies behind a hole if no backup has it: so it was never published."""
-        hole = self._metalog.hole
-        if hole is None or not self._all_heard():
+        """Give up what lies behind a hole if no backup has it: so it was never published.
+
+        The base of a backup may stand for it; then ask for what is at the end of that base.
+        """
+        anchor = self._metalog.later_from(self._anchor_from)
+        if anchor is None or not self._all_heard():
             return
         answers = self._heard()
-        if any(answer.anchor != hole.position or _has(answer, hole) for answer in answers):
+        if any(answer.anchor != anchor.position or _has(answer, anchor) for answer in answers):
+            return
+        ends = [answer.base.position - 1 for answer in answers if answer.base is not None]
+        beyond = min((end for end in ends if end > anchor.position), default=None)
+        if beyond is not None and self._metalog.later_from(beyond) is not None:
+            self._anchor_from = beyond
             return
         if not all(answer.whole for answer in answers):
             raise self._loss()
@@ -194,7 +206,8 @@ class Rebuild:
         nodes = list(self._answers) if due or anchor is None else self._having(anchor)
         self._asked = wanted
         self._resend.sent(now)
-        if anchor == self._metalog.hole and wanted.start == position:
+        hole = self._metalog.hole
+        if hole is not None and wanted.start == hole.position:
             return []  # all of it is here, on its way to the disk
         return [Send(node, wanted) for node in nodes]
 
@@ -236,8 +249,8 @@ class Rebuild:
         if self._recorded or anchor is None or not _has(message, anchor):
             return []
         base = message.base
-        if base is not None and base.position > len(metalog):
-            return self._begin_anew(base)
+        if base is not None and len(metalog) < base.position <= anchor.position + 1:
+            return [metalog.install(base)]  # its entries, or those behind the hole, come next
         if message.start != len(metalog):
             return []  # of an older question
         if message.start > anchor.position + 1 or message.previous != metalog.extent.last:
@@ -245,18 +258,8 @@ class Rebuild:
             if metalog.incomplete:
                 metalog.cut_off_last_epoch()
             return []
-        end = anchor.position if metalog.hole is not None else anchor.position + 1
+        end = hole.position if (hole := metalog.hole) is not None else anchor.position + 1
         return [metalog.append(e) for e in message.entries if e.position < end]
-
-    def _begin_anew(self, base: Base) -> list[Effect]:
-        """Take a base of the wanted copy in the place of what is here; its entries come next.
-
-        With entries behind a hole, first all backups are asked who has most.
-        """
-        if self._metalog.hole is not None:
-            self._metalog.forget_behind_hole()
-            return []
-        return [self._metalog.install(base)]
 
 
 def _has(answer: MetalogCopy, anchor: Anchor) -> bool:

@@ -242,11 +242,16 @@ class StoredMetalog:
         self.promised = max(self.promised, state.promised)
         self.epoch_seen = max(self.epoch_seen, state.promised)
         if (base := state.base) is not None:
+            fills_hole = self._grows and state.extent is None
             self._put_base(base)
             self.stored = base.position
             self.epoch_seen = max(self.epoch_seen, base.last)
-            self.incomplete = self._doubtful = False
-            self._later.clear()
+            if fills_hole:  # as `METALOG_FILLED`: a frame lost before it may be any
+                self._keep_later(base.position)
+            else:
+                self.incomplete = self._doubtful = False
+                self._later.clear()
+            self._close_gaps()
         if state.extent is not None:
             same = state.extent == self.extent
             self.incomplete = not (same and state.whole)
@@ -270,6 +275,9 @@ class StoredMetalog:
         while (entry := self._later.pop(len(self), None)) is not None:
             self._entries.append(entry)
         self.stored = len(self)
+
+    def _keep_later(self, start: MetalogPosition) -> None:
+        self._later = {at: entry for at, entry in self._later.items() if at >= start}
 
     def doubt(self, kind: FrameKind | None = None) -> None:
         """Take note that a frame was lost, which may have held an entry; None: of whatever kind."""
@@ -335,13 +343,19 @@ class StoredMetalog:
     @property
     def whole(self) -> bool:
         """Whether nothing is missing that was stored here once, and that is durable."""
-        return not (self.incomplete or self._later)
+        return not (self.incomplete or self._later or self.installing)
 
     @property
     def hole(self) -> Anchor | None:
         """The first entry of a growing metalog behind those that it lacks; None: there is none."""
-        first = next(iter(self._later.values()), None)
-        return Anchor(first.position, first.epoch) if first is not None else None
+        return self.later_from(0)
+
+    def later_from(self, start: MetalogPosition) -> Anchor | None:
+        """Return the first entry behind a hole at `start` or later; None: there is none."""
+        for entry in self._later.values():
+            if entry.position >= start:
+                return Anchor(entry.position, entry.epoch)
+        return None
 
     def give_up(self) -> None:
         """Forget all entries: some may be missing, or be such as were replaced."""
@@ -440,8 +454,14 @@ class StoredMetalog:
         return True
 
     def install(self, base: Base) -> Persist:
-        """Replace the whole copy by a base; return what makes that durable."""
+        """Replace the whole copy by a base; return what makes that durable.
+
+        What lies behind a hole stays, as far as it is not below the base: the caller knows that the
+        base stands for what is missing and for those below.
+        """
+        assert not (self._later and self.incomplete), "what is missing is known, or it is not"
         self._put_base(base)
+        self._keep_later(base.position)
         self.stored = 0
         self.epoch_seen = max(self.epoch_seen, base.last)
         self._unstored = deque(
@@ -484,8 +504,8 @@ class StoredMetalog:
         elif content is not None:
             assert content == self.stored, "what is stored is a prefix"
             self.stored = content + 1
-            if self._later and self.stored == len(self):
-                self._close_gaps()
+        if self._later and self.stored == len(self):
+            self._close_gaps()
 
 
 def _fitting(entries: Iterable[Entry], bytes_max: int) -> int:

@@ -10,7 +10,7 @@ from indilog.base.errors import DataLossError
 from indilog.base.ids import Epoch, Instant, NodeId, ShardId, ViewNumber
 from indilog.config import Config, node_config
 from indilog.kernel.lineage import Extent
-from indilog.kernel.metalog import NewRecords, entry_encoded
+from indilog.kernel.metalog import Base, NewRecords, entry_encoded
 from indilog.kernel.view import view_of
 from indilog.roles.role import (
     Effect,
@@ -307,6 +307,47 @@ def test_what_lies_behind_a_hole_that_no_backup_reaches_was_never_published() ->
     disk.start()
     assert disk.node.ready
     assert metalog(disk) == mine[:2]
+
+
+def based(of: Sequence[NewRecords], wanted: MetalogCopyWanted, base: int) -> MetalogCopy:
+    """What a backup answers whose base stands for the first `base` of these entries."""
+    anchor = wanted.anchor
+    start = max(wanted.start, base)
+    has = anchor is not None and base <= anchor + 1 <= len(of)
+    return MetalogCopy(
+        LIFE,
+        True,
+        of[-1].epoch,
+        len(of),
+        start,
+        of[start - 1].epoch,
+        anchor,
+        of[anchor].epoch if has and anchor is not None else Epoch(0),
+        tuple(of[start : anchor + 1]) if has and anchor is not None else (),
+        Base().with_entries(of[:base]) if wanted.start < base else None,
+    )
+
+
+@pytest.mark.parametrize("lost", [(1,), (1, 3), (1, 3, 4)])
+def test_a_hole_is_filled_by_a_base_that_stands_for_it_and_for_what_is_behind(
+    lost: tuple[int, ...],
+) -> None:
+    """The other backup was wiped; it is not whole, and has nothing of it."""
+    mine = entries(1, 1, 1, 1, 1, 2, 2)
+    disk = Disk(*(None if at in lost else found for at, found in enumerate(mine)))
+    for _ in range(3):
+        for _, question in questions(disk.handle(at=2.0)) or questions(disk.started):
+            disk.told(SECOND, copy(mine[:1], 1, question.anchor, end=1, whole=False))
+            disk.told(FIRST, based(mine, question, 4))
+    assert disk.node.ready
+    assert disk.node._metalog.base == Base().with_entries(mine[:4])
+    assert [disk.node._metalog[at] for at in (4, 5, 6)] == mine[4:]
+    disk.start()
+    assert disk.node.ready, "the same after a restart"
+    assert disk.node.length == len(mine)
+    disk.frames[len(mine) - 1] = None
+    disk.start()
+    assert not disk.node.ready, "the base says nothing of a frame that was lost before it"
 
 
 def test_a_hole_that_may_be_on_a_disk_that_lost_entries_is_one_sentence() -> None:
