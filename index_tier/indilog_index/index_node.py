@@ -73,7 +73,7 @@ from indilog.wire.messages import (
 )
 from indilog.wire.tag_messages import (
     NO_RECORD,
-    NOT_TOLD,
+    NOT_KNOWN,
     Discarded,
     TagFirsts,
     TagFirstsWanted,
@@ -504,9 +504,9 @@ class IndexNode:
         for tag in array("Q", lookup.tags):
             search = Search(Direction.NEXT, tag, 0, lookup.limit, 1)
             if self._floors.trimmed.tags.of(tag) or self._store.search(search) is not None:
-                search.take(([NOT_TOLD], [ShardId(0)]))  # trimmed, or likely on the disk
+                search.take(([NOT_KNOWN], [ShardId(0)]))  # trimmed, or likely on the disk
             elif self._store.lost.any(0, *search.seqnums or [lookup.limit]):
-                search.seqnums, search.shards = [NOT_TOLD], [ShardId(0)]
+                search.seqnums, search.shards = [NOT_KNOWN], [ShardId(0)]
             seqnums.extend(search.seqnums or [NO_RECORD])
             shards.extend(search.shards or [ShardId(0)])
         columns = seqnums.tobytes(), shards.tobytes()

@@ -59,7 +59,7 @@ def eras_below(eras: Eras, position: MetalogPosition) -> tuple[IndexEra, ...]:
     return tuple(era for era in eras if era.start < position)
 
 
-class Stretch(NamedTuple):
+class PositionRange(NamedTuple):
     """The positions first, first + step, ... below `end`; there is at least one."""
 
     first: MetalogPosition
@@ -70,26 +70,26 @@ class Stretch(NamedTuple):
 class IndexPositions:
     """The metalog positions of one index shard, ascending; there may be none."""
 
-    __slots__ = ("_stretches",)
+    __slots__ = ("_ranges",)
 
-    def __init__(self, stretches: Sequence[Stretch]) -> None:
-        self._stretches = tuple(stretches)
+    def __init__(self, ranges: Sequence[PositionRange]) -> None:
+        self._ranges = tuple(ranges)
 
     @classmethod
     def of(cls, eras: Eras, index_shard: int) -> IndexPositions:
         """Return those of one index shard."""
-        stretches = []
+        ranges = []
         ends = [*(era.start for era in eras[1:]), NO_POSITION]
         for era, end in zip(eras, ends, strict=True):
             if index_shard in era.shards:
                 step = len(era.shards)
                 first = era.start + (era.shards.index(index_shard) - era.start) % step
                 if first < end:
-                    stretches.append(Stretch(first, end, step))
-        return cls(stretches)
+                    ranges.append(PositionRange(first, end, step))
+        return cls(ranges)
 
     def __contains__(self, position: MetalogPosition) -> bool:
-        for first, end, step in self._stretches:  # they do not overlap
+        for first, end, step in self._ranges:  # they do not overlap
             if first <= position < end:
                 return not (position - first) % step
         return False
@@ -97,32 +97,32 @@ class IndexPositions:
     @property
     def end(self) -> MetalogPosition:
         """Where they end; `NO_POSITION`: never, the index shard is not retired."""
-        return self._stretches[-1].end if self._stretches else 0
+        return self._ranges[-1].end if self._ranges else 0
 
     def first_from(self, position: MetalogPosition) -> MetalogPosition:
         """Return the first of them not before `position`; `NO_POSITION`: there is none."""
         return self.from_on(position).first
 
-    def from_on(self, position: MetalogPosition) -> Stretch:
+    def from_on(self, position: MetalogPosition) -> PositionRange:
         """Return those not before `position`, up to where they stop being evenly spaced."""
-        for first, end, step in self._stretches:
+        for first, end, step in self._ranges:
             if position < end:
                 following = max(first, position + (first - position) % step)
                 if following < end:
-                    return Stretch(following, end, step)
-        return Stretch(NO_POSITION, NO_POSITION, 1)
+                    return PositionRange(following, end, step)
+        return PositionRange(NO_POSITION, NO_POSITION, 1)
 
     def after(self, position: MetalogPosition, count: int) -> MetalogPosition:
         """Return the one that follows the first `count` of those not before `position`."""
-        stretch = self.from_on(position)
-        while stretch.first < NO_POSITION:
-            here = (stretch.end - stretch.first + stretch.step - 1) // stretch.step
+        run = self.from_on(position)
+        while run.first < NO_POSITION:
+            here = (run.end - run.first + run.step - 1) // run.step
             if count < here:
-                return stretch.first + count * stretch.step
+                return run.first + count * run.step
             count -= here
-            stretch = self.from_on(stretch.end)
+            run = self.from_on(run.end)
         return NO_POSITION
 
 
-EVERY_POSITION: Final = IndexPositions([Stretch(0, NO_POSITION, 1)])
+EVERY_POSITION: Final = IndexPositions([PositionRange(0, NO_POSITION, 1)])
 """What an engine follows."""

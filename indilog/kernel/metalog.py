@@ -91,7 +91,7 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
     @property
     def writers(self) -> Mapping[ShardId, Epoch]:
         """Nobody."""
-        return _NOBODY
+        return _NO_WRITERS
 
     @property
     def time_us(self) -> int:
@@ -100,7 +100,7 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag="T"):
 
 
 _NOTHING: Final[Mapping[ShardId, int]] = {}
-_NOBODY: Final[Mapping[ShardId, Epoch]] = {}
+_NO_WRITERS: Final[Mapping[ShardId, Epoch]] = {}
 
 Entry: TypeAlias = NewRecords | Trim
 """Union of all entry types; `AddShard`, `FinalizeShard` and `Fence` join it with their features."""

@@ -278,7 +278,7 @@ class RecordBatch:
         start = HEADER_BYTES + 8 * self.header.tags + 12 * self.header.records
         return self.buffer[start : start + self.header.records]
 
-    def hollowed(self, dead: Sequence[bool]) -> bytes:
+    def with_tombstones(self, dead: Sequence[bool]) -> bytes:
         """Return a batch of as many records, of which the dead ones have nothing but their place:
         no tags, not even that of a log, no names, no data.
         """

@@ -16,7 +16,7 @@ BELIEVED_S: Final = 5 * _REPEAT_S
 """After this without a repetition a receiver takes the disk for usable again."""
 
 
-class FullNotice:
+class DiskFullNotifier:
     """Says `DiskFull` to `receivers`: at once, again while it holds, and when it is over."""
 
     def __init__(self, receivers: Iterable[NodeId]) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from indilog.base.ids import Epoch, MetalogPosition, SeqNum, ShardId
 from indilog.kernel.index_schedule import EVERY_POSITION, IndexPositions
 from indilog.wire.messages import IndexBlock, ShardTags
-from indilog.wire.sequencer_messages import NOBODY
+from indilog.wire.sequencer_messages import NO_INCARNATION
 
 _OVERHEAD_BYTES: Final = 512
 """What a position and its parts cost beside their columns, about."""
@@ -36,8 +36,8 @@ class ReadyBlock:
         position: MetalogPosition,
         tail: SeqNum,
         parts: list[ShardTags],
-        epochs: tuple[Epoch, Epoch] = (NOBODY, NOBODY),
-        copy_of: Epoch = NOBODY,
+        epochs: tuple[Epoch, Epoch] = (NO_INCARNATION, NO_INCARNATION),
+        copy_of: Epoch = NO_INCARNATION,
     ) -> None:
         self.position = position
         self.tail = tail
@@ -54,7 +54,7 @@ class _Gathering:
     def __init__(self, block: IndexBlock) -> None:
         self.tail = block.tail
         self.epoch, self.previous = block.epoch, block.previous
-        self.copy_of = NOBODY
+        self.copy_of = NO_INCARNATION
         self.size_bytes = _OVERHEAD_BYTES
         self.missing = set(block.productive)
         self.parts: dict[ShardId, ShardTags] = {}
@@ -108,7 +108,7 @@ class IndexFeed:
         """The first position that is too far to be held now."""
         return self._positions.after(self.position, self._positions_max)
 
-    def put(self, blocks: Iterable[IndexBlock], copy_of: Epoch = NOBODY) -> None:
+    def put(self, blocks: Iterable[IndexBlock], copy_of: Epoch = NO_INCARNATION) -> None:
         """Take in what arrived; what is known already, or not of this feed, is skipped.
 
         Of two entries at one position, that of the newer incarnation replaced the other one.

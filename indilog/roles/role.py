@@ -213,7 +213,7 @@ class Discard(NamedTuple):
     location: Location
 
 
-class Superfluous(NamedTuple):
+class ReclaimableBytes(NamedTuple):
     """So many bytes of frames that this role still needs, by the segments of their locations, are
     not needed: `Shrinks.needed` leaves them out when a segment is rewritten. All of it, anew.
 
@@ -232,7 +232,15 @@ class Ignore(NamedTuple):
 
 
 Effect: TypeAlias = (
-    Send | Persist | ReadFrame | AskSnapshots | Appended | Answer | Discard | Superfluous | Ignore
+    Send
+    | Persist
+    | ReadFrame
+    | AskSnapshots
+    | Appended
+    | Answer
+    | Discard
+    | ReclaimableBytes
+    | Ignore
 )
 
 
@@ -319,7 +327,7 @@ class Checkpoints(Protocol):
 
 
 @runtime_checkable
-class HearsOfCheckpoints(Protocol):
+class NotesCheckpoints(Protocol):
     """A role that tells others what its checkpoints cover."""
 
     def checkpointed(self) -> None:

@@ -54,13 +54,13 @@ from indilog.roles.role import (
     Persisted,
     ReadFrame,
     Received,
+    ReclaimableBytes,
     Role,
     Send,
     ServesCallers,
     Shrinks,
     SnapshotsAnswered,
     Started,
-    Superfluous,
     SurvivesLoss,
 )
 from indilog.runtime.ignored import count_effect, count_ignored
@@ -419,7 +419,7 @@ class NodeShell:
                 self._snapshots.ask(node, request)
             case Discard():
                 self._journal.discard(effect.location)
-            case Superfluous(by_segment, began):
+            case ReclaimableBytes(by_segment, began):
                 self._journal.old.superfluous(node, by_segment, began=began)
             case Ignore():
                 count_effect(self.metrics, node, effect)

@@ -33,7 +33,7 @@ from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import Entry
 from indilog.wire.base_messages import History, HistoryWanted, MetalogBase, MetalogCovered
 from indilog.wire.sequencer_messages import (
-    NOBODY,
+    NO_INCARNATION,
     MetalogAppend,
     MetalogCopy,
     MetalogCopyWanted,
@@ -150,7 +150,7 @@ class MetalogWanted(WireMessage, frozen=True):
     """
 
     start: MetalogPosition
-    last: Epoch = NOBODY
+    last: Epoch = NO_INCARNATION
     request: int = 0
 
 
@@ -176,7 +176,7 @@ class TailIs(WireMessage, frozen=True):
     position: MetalogPosition
     tail: SeqNum
     cut: dict[ShardId, LocalId]
-    last: Epoch = NOBODY
+    last: Epoch = NO_INCARNATION
     """The incarnation that proposed the last committed entry; 0: there is none."""
     trims: int = 0
     """How many of the committed entries are trims."""
@@ -272,8 +272,8 @@ class IndexBlock(msgspec.Struct, frozen=True, array_like=True):
     tail: SeqNum
     productive: tuple[ShardId, ...]
     parts: tuple[ShardTags, ...]
-    epoch: Epoch = NOBODY
-    previous: Epoch = NOBODY
+    epoch: Epoch = NO_INCARNATION
+    previous: Epoch = NO_INCARNATION
 
 
 class IndexData(WireMessage, frozen=True):
@@ -289,7 +289,7 @@ class IndexData(WireMessage, frozen=True):
     """
 
     blocks: tuple[IndexBlock, ...]
-    copy_of: Epoch = NOBODY
+    copy_of: Epoch = NO_INCARNATION
 
 
 class IndexDataWanted(WireMessage, frozen=True):
@@ -338,7 +338,7 @@ class IndexLookup(WireMessage, frozen=True):
     """How many trims are among the entries below `position`: the node knows them all when it
     answers.
     """
-    epoch: Epoch = NOBODY
+    epoch: Epoch = NO_INCARNATION
     """The incarnation that proposed the entry before `position`: the node answers when what it has
     is of that one's metalog, or of a later one's.
     """
@@ -371,7 +371,7 @@ class IndexAnswer(WireMessage, frozen=True):
     """As in the lookup."""
     position: MetalogPosition = 0
     """The metalog position after the last trim that the node knows."""
-    epoch: Epoch = NOBODY
+    epoch: Epoch = NO_INCARNATION
     """As in the lookup."""
     lost: tuple[LostRange, ...] = ()
     """Lost records between the bound and the last match, or the end of what was looked through:
@@ -419,7 +419,7 @@ class ReadRecords(WireMessage, frozen=True):
     shard: ShardId
     seqnums: tuple[SeqNum, ...]
     trims: int = 0
-    epoch: Epoch = NOBODY
+    epoch: Epoch = NO_INCARNATION
 
 
 class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -517,7 +517,7 @@ class Batches(WireMessage, frozen=True):
     """
     trims: int = 0
     """How many trims this replica has applied: those of `gone` are among them."""
-    copy_of: Epoch = NOBODY
+    copy_of: Epoch = NO_INCARNATION
     """As in `IndexData`: of which incarnation of the primary."""
 
 

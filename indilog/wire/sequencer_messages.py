@@ -10,7 +10,7 @@ from indilog.base.ids import Epoch, MetalogPosition
 from indilog.kernel.metalog import Base, Entry
 from indilog.wire.wire_message import WireMessage
 
-NOBODY: Final = Epoch(0)
+NO_INCARNATION: Final = Epoch(0)
 """Stands for no incarnation: epochs begin at 1."""
 
 
@@ -37,10 +37,10 @@ class MetalogAppend(WireMessage, frozen=True):
     previous: Epoch
     entries: tuple[Entry, ...]
     committed: MetalogPosition
-    completes: Epoch = NOBODY
+    completes: Epoch = NO_INCARNATION
     folded: MetalogPosition = 0
     base: Base | None = None
-    anew: Epoch = NOBODY
+    anew: Epoch = NO_INCARNATION
 
 
 class MetalogStored(WireMessage, frozen=True):
@@ -56,7 +56,7 @@ class MetalogStored(WireMessage, frozen=True):
 
     epoch: Epoch
     length: MetalogPosition
-    incomplete: Epoch = NOBODY
+    incomplete: Epoch = NO_INCARNATION
     base: MetalogPosition = 0
 
 

@@ -120,7 +120,7 @@ class Discarded(WireMessage, frozen=True):
 
 NO_RECORD: Final = 2**64 - 1
 """In `TagFirsts`: no record has the tag."""
-NOT_TOLD: Final = 2**64 - 2
+NOT_KNOWN: Final = 2**64 - 2
 """In `TagFirsts`: the node cannot say."""
 
 
@@ -146,7 +146,7 @@ class TagFirstsWanted(WireMessage, frozen=True):
 class TagFirsts(WireMessage, frozen=True):
     """index → engine: the first seqnum in this index shard for each tag (u64), and its shard (u16).
 
-    `NO_RECORD` and `NOT_TOLD` stand for seqnums.
+    `NO_RECORD` and `NOT_KNOWN` stand for seqnums.
     Lost: as `TagFirstsWanted`.
     Repeated: the engine counts each index shard once.
     """

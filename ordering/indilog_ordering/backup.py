@@ -49,7 +49,7 @@ from indilog.config import Config
 from indilog.kernel.metalog import Base
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.sequencer_messages import (
-    NOBODY,
+    NO_INCARNATION,
     MetalogAppend,
     MetalogCopy,
     MetalogCopyWanted,
@@ -118,7 +118,7 @@ class Backup:
             return []
         metalog.fold(self._folded)
         last, length = metalog.stored_extent
-        incomplete = self._life if metalog.incomplete else NOBODY
+        incomplete = self._life if metalog.incomplete else NO_INCARNATION
         answer = MetalogStored(last, length, incomplete, metalog.base.position)
         if answer != self._answered:
             self._answered = answer
@@ -213,7 +213,7 @@ class Backup:
         """Return what is durable here, and a page of what is wanted of it."""
         metalog, start, anchor = self._metalog, wanted.start, wanted.anchor
         last, length = metalog.stored_extent
-        end, anchor_epoch = start, NOBODY
+        end, anchor_epoch = start, NO_INCARNATION
         base = metalog.base if start < metalog.base.position <= length else None
         start = base.position if base is not None else start
         if anchor is not None and metalog.base.position <= anchor + 1 <= length:
@@ -225,7 +225,7 @@ class Backup:
             last,
             length,
             start,
-            metalog.epoch_before(start) if start <= length else NOBODY,
+            metalog.epoch_before(start) if start <= length else NO_INCARNATION,
             anchor,
             anchor_epoch,
             metalog.page(start, end, self._page_bytes) if start < end else (),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from indilog.base.ids import Epoch, MetalogPosition
 from indilog.base.resend import Resend
-from indilog.wire.sequencer_messages import NOBODY
+from indilog.wire.sequencer_messages import NO_INCARNATION
 
 
 class BackupProgress:
@@ -36,9 +36,9 @@ class BackupProgress:
         self.stored: MetalogPosition = 0
         self.sent: MetalogPosition = 0
         self.probed = True
-        self.incomplete = NOBODY
+        self.incomplete = NO_INCARNATION
         self.base: MetalogPosition = 0
-        self.life = NOBODY
+        self.life = NO_INCARNATION
         self.base_sent = False
         self.resend = resend
         self._went_back = False
@@ -54,9 +54,9 @@ class BackupProgress:
     def on_stored(
         self,
         length: MetalogPosition,
-        incomplete: Epoch = NOBODY,
+        incomplete: Epoch = NO_INCARNATION,
         base: MetalogPosition = 0,
-        life: Epoch = NOBODY,
+        life: Epoch = NO_INCARNATION,
     ) -> None:
         """Note how much the backup has; it is believed even if it is less than before."""
         self.incomplete, self.base, self.life = incomplete, base, life

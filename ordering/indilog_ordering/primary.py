@@ -32,7 +32,7 @@ from indilog.config import Config
 from indilog.kernel.lineage import Extent
 from indilog.kernel.metalog import MetalogReplay, NewRecords, Trim
 from indilog.kernel.view import View
-from indilog.roles.disk_full import FullNotice
+from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import Effect, Ignore, Received, Send
 from indilog.wire.base_messages import MetalogBase, MetalogCovered
 from indilog.wire.messages import (
@@ -42,7 +42,7 @@ from indilog.wire.messages import (
     TailIs,
     TailWanted,
 )
-from indilog.wire.sequencer_messages import NOBODY, MetalogAppend, MetalogStored
+from indilog.wire.sequencer_messages import NO_INCARNATION, MetalogAppend, MetalogStored
 from indilog.wire.tag_messages import TrimWanted
 from indilog_ordering.backup_progress import BackupProgress
 from indilog_ordering.entry_clock import EntryClock
@@ -80,7 +80,7 @@ class Primary:
         self._readers = view.engines + view.storage_nodes
         """Engines first: callers wait for them."""
         self._reader_set = frozenset(self._readers)
-        self._full_notice = FullNotice(view.engines)
+        self._disk_full_notifier = DiskFullNotifier(view.engines)
         self._published: MetalogPosition | None = None
         """How many entries were published by this incarnation, or before; None: none was yet."""
         base, last_us = metalog.committed, metalog.time_us
@@ -94,7 +94,7 @@ class Primary:
         self._trims = proposed.trims
         """How many of all entries are trims."""
         self._trim_requests = TrimRequests(requests_max=config.node.trims.trims_pending_max)
-        self._covered = dict.fromkeys(view.storage_nodes, Extent(NOBODY, 0))
+        self._covered = dict.fromkeys(view.storage_nodes, Extent(NO_INCARNATION, 0))
         """What both checkpoints of each storage node cover."""
         self._covered_by_all: MetalogPosition = 0
 
@@ -141,7 +141,7 @@ class Primary:
         """Forget what a node said before it restarted: it may have lost its disk."""
         self._reports.forget(node)
         if node in self._covered:
-            self._cover(node, Extent(NOBODY, 0))
+            self._cover(node, Extent(NO_INCARNATION, 0))
         if node in self._backups:
             self._backups[node] = BackupProgress(Resend(*self._resend_s))
 
@@ -152,7 +152,7 @@ class Primary:
             effects += self._propose()
         if self._trim_requests.wanted:
             effects += self._propose_trim()
-        effects += self._full_notice.conclude(now)
+        effects += self._disk_full_notifier.conclude(now)
         self._metalog.fold(min(self._covered_by_all, self.committed))
         for node, backup in self._backups.items():
             effects += self._replicate(node, backup, now)
@@ -160,7 +160,7 @@ class Primary:
 
     def deadline(self) -> Instant | None:
         """When a backup's silence calls for saying something again, or a full disk does."""
-        due = self._full_notice.deadline()
+        due = self._disk_full_notifier.deadline()
         for backup in self._backups.values():
             if (again := backup.resend.due) is not None and (due is None or again < due):
                 due = again
@@ -168,7 +168,7 @@ class Primary:
 
     def on_space_changed(self, *, full: bool, now: Instant) -> None:
         """Tell engines whether there is room on this disk; entries go on, they need little."""
-        self._full_notice.changed(full=full, now=now)
+        self._disk_full_notifier.changed(full=full, now=now)
 
     def check_invariants(self) -> None:
         """Assert that entries pass their stages in order."""
@@ -321,7 +321,7 @@ class Primary:
             start, end = backup.sent, min(length, backup.stored + self._page_entries)
         entries = metalog.page(start, end, self._page_bytes) if start < end else ()
         end = min(end, start + len(entries))
-        completes = backup.incomplete if end == length else NOBODY
+        completes = backup.incomplete if end == length else NO_INCARNATION
         says = backup.probed or (completes and backup.stored == length)
         if start < end or base is not None or (says and backup.resend.due is None):
             yield Send(
@@ -335,7 +335,7 @@ class Primary:
                     completes,
                     metalog.base.position,
                     base,
-                    backup.life if base is not None else NOBODY,
+                    backup.life if base is not None else NO_INCARNATION,
                 ),
             )
             backup.sent = max(backup.stored, end)

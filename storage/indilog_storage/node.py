@@ -22,7 +22,7 @@ from indilog.base.resend import Resend
 from indilog.config import Config
 from indilog.kernel.metalog import Entry, Span, Trim
 from indilog.kernel.view import Views, placement_of
-from indilog.roles.disk_full import FullNotice
+from indilog.roles.disk_full import DiskFullNotifier
 from indilog.roles.role import (
     Effect,
     Event,
@@ -78,7 +78,7 @@ from indilog_storage.recovery import BATCHES, Recovery
 from indilog_storage.repair import BatchPage
 from indilog_storage.rewritten import needed
 from indilog_storage.shard import Shard
-from indilog_storage.trims import floors_page, speaks_for_empty, told_of, told_of_trims
+from indilog_storage.trims import announces_empty_positions, floors_page, told_of, told_of_trims
 
 _NEVER: Final = Instant(math.inf)
 _AUX_OVERHEAD_BYTES: Final = 64
@@ -94,7 +94,7 @@ class StorageNode:
         self._aux_bytes_max = config.cluster.aux_bytes_max
         self._shards = _shards_of(node, views)
         self._appends = Appends(self._shards, views[-1].logspace, config)
-        self._speaks_for_empty = speaks_for_empty(node, views[-1])
+        self._announces_empty_positions = announces_empty_positions(node, views[-1])
         self._ordering = Ordering()
         self._recovery = Recovery(self._shards, self._ordering)
         self._catch_up = CatchUp(
@@ -123,7 +123,7 @@ class StorageNode:
         )
         self._care = DiskCare(node, views, self._shards, self._ordering.floors, config.node)
         self._writers = _writers_of(self._shards, views)
-        self._full_notice = FullNotice([*self._writers.values()])
+        self._disk_full_notifier = DiskFullNotifier([*self._writers.values()])
         self._blocks: list[IndexBlock] = []
         self._journal = OrderingJournal()
         self.replaced = 0
@@ -248,7 +248,7 @@ class StorageNode:
                 self._stirred = True
                 self._appends.room = room
                 self._care.repair.paused = room is not None
-                self._full_notice.changed(full=room is not None, now=now)
+                self._disk_full_notifier.changed(full=room is not None, now=now)
                 return []
             case Started(epoch):
                 self._stirred = True
@@ -336,7 +336,7 @@ class StorageNode:
 
     def _upkeep(self, now: Instant) -> list[Effect]:
         """Do what need not be done in a turn that only stores and orders."""
-        effects = self._full_notice.conclude(now)
+        effects = self._disk_full_notifier.conclude(now)
         effects += [
             Ignore(read, "waited too long for its metalog position")
             for read in self._waiting.expired(now)
@@ -352,7 +352,7 @@ class StorageNode:
             effects.append(Send(self._views[-1].primary, MetalogCovered(position, epoch)))
         effects += self._history.conclude(now)
         self._stirred = False
-        parts = (self._catch_up, self._waiting, self._full_notice, self._care, self._history)
+        parts = (self._catch_up, self._waiting, self._disk_full_notifier, self._care, self._history)
         times = (part.deadline() for part in parts)
         self._upkeep_at = min((time for time in times if time is not None), default=_NEVER)
         return effects
@@ -381,7 +381,7 @@ class StorageNode:
             effects += self._cut_off(taken.wrong_from)
         for entry in taken.entries:
             effects += self._apply(entry)
-        if last and self._ordering.last != last and self._speaks_for_empty:
+        if last and self._ordering.last != last and self._announces_empty_positions:
             effects += told_of_incarnation(self._views[-1], self._ordering)
             effects += told_of_trims(self._views[-1], self._ordering)
         if len(self._journal.pending) >= self._config.ordering.ordering_frame_entries:
@@ -397,7 +397,7 @@ class StorageNode:
         if isinstance(entry, Trim):
             self._stirred = True
             self._care.reclaim.risen()
-            if self._speaks_for_empty:
+            if self._announces_empty_positions:
                 effects += told_of(entry, self._views[-1], self._ordering)
         return effects
 
@@ -483,7 +483,7 @@ class StorageNode:
 
     def _order(self, position: MetalogPosition, spans: Sequence[Span]) -> None:
         """Give records their seqnums; collect the index data for which this replica speaks."""
-        speaks = not spans and self._speaks_for_empty
+        speaks = not spans and self._announces_empty_positions
         parts = []
         for span in spans:
             if (shard := self._shards.get(span.shard)) is None:

@@ -27,7 +27,7 @@ from indilog.roles.role import (
     Location,
     Persist,
     ReadFrame,
-    Superfluous,
+    ReclaimableBytes,
 )
 from indilog_storage.batch_reads import batch_read
 from indilog_storage.rewritten import superfluous_bytes
@@ -125,7 +125,7 @@ class Reclaim:
             worked_s = now - self._began - self._rested_s
             rest_s = max(self._rest_s_min, _REST * worked_s - self._rested_s)
             self._due = Instant(now + rest_s)
-            effects.append(Superfluous(dict(self._superfluous), self._began))
+            effects.append(ReclaimableBytes(dict(self._superfluous), self._began))
             self._began = None
             self._superfluous.clear()
         return effects

@@ -43,7 +43,7 @@ def needed(
         return payload
     batch = RecordBatch(payload)
     dead = floors.dead(first, *batch.tag_columns())
-    return batch.hollowed(dead.tolist()) if superfluous_bytes(batch, dead) else payload
+    return batch.with_tombstones(dead.tolist()) if superfluous_bytes(batch, dead) else payload
 
 
 def superfluous_bytes(batch: RecordBatch, dead: Mask) -> int:

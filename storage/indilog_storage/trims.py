@@ -16,7 +16,7 @@ _SPEAKERS: Final = 2
 """So many nodes say what is of no shard: while one is down, nobody waits for it."""
 
 
-def speaks_for_empty(node: NodeId, view: View) -> bool:
+def announces_empty_positions(node: NodeId, view: View) -> bool:
     """Whether a node tells of positions without records and of trims; what is repeated is harmless.
 
     Receivers skip index data and trims that they have.

@@ -478,8 +478,8 @@ BUGS: Final = (
     Bug(
         "live records become tombstones with the dead ones",
         "storage/indilog_storage/rewritten.py",
-        "    return batch.hollowed(dead.tolist())",
-        "    return batch.hollowed([True] * len(dead))",
+        "    return batch.with_tombstones(dead.tolist())",
+        "    return batch.with_tombstones([True] * len(dead))",
     ),
     Bug(
         "a damaged frame counts as intact",

@@ -34,11 +34,11 @@ from indilog.roles.role import (
     Persisted,
     ReadFrame,
     Received,
+    ReclaimableBytes,
     Role,
     Send,
     SnapshotsAnswered,
     Started,
-    Superfluous,
 )
 from indilog.runtime.cluster.assembly import role_of
 from indilog.wire.messages import Direction, Message, MetalogEntries
@@ -313,7 +313,7 @@ class RoleCluster:
                 waiter.outcome = outcome
             case AskSnapshots(request):
                 self._events[node].append(SnapshotsAnswered(without_snapshots(request)))
-            case Discard() | Superfluous():
+            case Discard() | ReclaimableBytes():
                 pass  # what is not given back is there still
             case Ignore(_, reason):
                 self.ignored.append(reason)

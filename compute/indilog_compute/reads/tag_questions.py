@@ -33,7 +33,7 @@ from indilog.wire.messages import (
     IndexLookup,
     LookupResult,
 )
-from indilog.wire.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
+from indilog.wire.tag_messages import NO_RECORD, NOT_KNOWN, TagFirsts, TagFirstsWanted
 from indilog_compute.local_index import First, LocalIndex
 from indilog_compute.reads.lookup_routes import LookupRoutes, Route
 
@@ -162,11 +162,11 @@ class TagQuestions:
         ):
             return [Ignore(message, "first records of other tags than were asked about")]
         columns = array("Q", message.seqnums), array("H", message.shards)
-        if any(question.limit <= seqnum < NOT_TOLD for seqnum in columns[0]):
+        if any(question.limit <= seqnum < NOT_KNOWN for seqnum in columns[0]):
             return [Ignore(message, "a first record beyond what was looked for")]
         question.missing.discard(sender)
         for tag, seqnum, shard in zip(question.tags, *columns, strict=True):
-            if seqnum == NOT_TOLD:
+            if seqnum == NOT_KNOWN:
                 question.untold.add(tag)
             elif seqnum != NO_RECORD:
                 first = First(seqnum, ShardId(shard))

@@ -27,7 +27,7 @@ from indilog.kernel.view import View, Views
 from indilog.roles.role import ReportsStatus, Role
 from indilog.runtime.cluster.cluster_state import EPOCH_KEY, claim_arrangement
 from indilog.runtime.cluster.data_directory import directory_usable, journal_lost, opened_metadata
-from indilog.runtime.cluster.figures_files import Told, figures_told
+from indilog.runtime.cluster.figures_files import Told, figures_read
 from indilog.runtime.cluster.layout import view_in
 from indilog.runtime.cluster.supervisor_link import SupervisorLink
 from indilog.runtime.cluster.token_file import TOKEN_FILE, token_in
@@ -388,7 +388,7 @@ def _elsewhere(shell: NodeShell) -> list[NodeId]:
 
 
 def _told_elsewhere(shell: NodeShell, run: Path | None) -> Told:
-    return figures_told(run, _elsewhere(shell)) if run is not None else Told({}, [])
+    return figures_read(run, _elsewhere(shell)) if run is not None else Told({}, [])
 
 
 def figures_of_nodes(shell: NodeShell) -> dict[str, Mapping[str, Any]]:

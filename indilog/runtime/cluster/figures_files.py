@@ -67,7 +67,7 @@ async def figures_published(
         path.unlink(missing_ok=True)
 
 
-def figures_told(directory: Path, names: Iterable[NodeId]) -> Told:
+def figures_read(directory: Path, names: Iterable[NodeId]) -> Told:
     """Return what the nodes `names` have written lately."""
     figures: dict[str, Mapping[str, Any]] = {}
     silent: list[NodeId] = []

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from indilog.roles.role import Checkpoints, HearsOfCheckpoints, Role
+from indilog.roles.role import Checkpoints, NotesCheckpoints, Role
 from indilog.runtime.journal.checkpoint_files import Checkpoint, FileUse, Place, write_checkpoint
 from indilog.runtime.journal.journal import Journal
 from indilog.runtime.journal.segment import NO_ROOM
@@ -157,7 +157,7 @@ class Checkpointing:
         self._unsaved_at = 0
         self._journal.checkpointed(taken.place)
         for role in self._roles.values():
-            if isinstance(role, HearsOfCheckpoints):
+            if isinstance(role, NotesCheckpoints):
                 role.checkpointed()
 
     def stop(self, *, quiet: bool) -> None:

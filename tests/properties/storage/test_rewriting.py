@@ -68,7 +68,9 @@ class Story:
         for written in self._batches():
             if self.chaos.random() < 0.5:
                 found = RecordBatch(written.versions[-1])
-                smaller = found.hollowed([self.chaos.random() < 0.5 for _ in range(len(found))])
+                smaller = found.with_tombstones(
+                    [self.chaos.random() < 0.5 for _ in range(len(found))]
+                )
                 self.rewriter.role.smaller[written.place] = smaller
                 written.versions.append(smaller)
                 size = len(written.versions[0]) - len(smaller)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indilog.base.ids import NodeId, ShardId
-from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, Stretch
+from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, PositionRange
 from indilog.kernel.view import view_of
 from indilog.roles.role import Send
 from indilog.wire.messages import IndexBlock, IndexDataWanted
@@ -21,7 +21,7 @@ def blocks(*positions: int) -> tuple[IndexBlock, ...]:
 
 def fetch(*, end: int = FAR) -> Fetch:
     """Two sources, positions 1, 4, 7, ..."""
-    positions = IndexPositions([Stretch(1, NO_POSITION, 3)])
+    positions = IndexPositions([PositionRange(1, NO_POSITION, 3)])
     return Fetch((A, B), start=1, end=end, positions=positions)
 
 

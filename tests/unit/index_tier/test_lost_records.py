@@ -11,7 +11,7 @@ from indilog.kernel.lost_ranges import LostRange
 from indilog.kernel.metalog import Floor
 from indilog.roles.role import Received, Send
 from indilog.wire.messages import Direction, IndexBlock, ReadRecords
-from indilog.wire.tag_messages import NO_RECORD, NOT_TOLD
+from indilog.wire.tag_messages import NO_RECORD, NOT_KNOWN
 from indilog_index.index_node import IndexNode
 from indilog_index.lost_records import nearest
 from tests.unit.index_tier.test_index_node import (
@@ -84,7 +84,7 @@ def test_whether_a_tag_is_new_is_not_told_across_lost_records() -> None:
     node = index_node()
     node.handle([data(with_lost())], T0)
     asked = wanted(TAG, 77, position=3)
-    assert firsts_told(node.handle([asked], T0)) == [[4, NOT_TOLD]]
+    assert firsts_told(node.handle([asked], T0)) == [[4, NOT_KNOWN]]
     assert firsts_told(node.handle([wanted(77, limit=5, position=3)], T0)) == [[NO_RECORD]]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from indilog.base.ids import Epoch, Instant, NodeId
 from indilog.roles.role import Effect, Received, Send
-from indilog.wire.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
+from indilog.wire.tag_messages import NO_RECORD, NOT_KNOWN, TagFirsts, TagFirstsWanted
 from tests.unit.index_tier.test_index_node import (
     ENGINE,
     T0,
@@ -52,7 +52,7 @@ def test_the_first_record_of_each_tag_is_told_with_its_shard() -> None:
 def test_a_tag_is_new_also_when_the_index_is_on_the_disk() -> None:
     """The filter of the snapshot tells; a tag that it may have is not worth a read."""
     node = with_snapshot()
-    assert told(node.handle([wanted(TAG, 99, position=5)], T0)) == [[NOT_TOLD, NO_RECORD]]
+    assert told(node.handle([wanted(TAG, 99, position=5)], T0)) == [[NOT_KNOWN, NO_RECORD]]
 
 
 def test_what_lies_beyond_the_limit_does_not_count() -> None:

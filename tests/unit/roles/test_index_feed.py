@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indilog.base.ids import ShardId
-from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, Stretch
+from indilog.kernel.index_schedule import NO_POSITION, IndexPositions, PositionRange
 from indilog.roles.index_feed import IndexFeed
 from indilog.wire.messages import IndexBlock, ShardTags
 
 A, B = ShardId(0), ShardId(1)
-EVERY_THIRD = IndexPositions([Stretch(1, NO_POSITION, 3)])
+EVERY_THIRD = IndexPositions([PositionRange(1, NO_POSITION, 3)])
 
 
 def part(shard: ShardId, *, tags: int = 1, first: int = 0) -> ShardTags:

@@ -23,9 +23,9 @@ from indilog.roles.role import (
     Persisted,
     ReadFrame,
     Received,
+    ReclaimableBytes,
     Send,
     Started,
-    Superfluous,
 )
 from indilog.wire.messages import (
     AppendBatch,
@@ -181,7 +181,7 @@ class Machine:
                 return [FrameRead(token, payloads[0] if payloads else None)]
             case Discard(location):
                 self.discarded.append(location)
-            case Superfluous(by_segment, began):
+            case ReclaimableBytes(by_segment, began):
                 self.superfluous, self.superfluous_since = dict(by_segment), began
             case Ignore(_, reason):
                 self.ignored.append(reason)

@@ -17,7 +17,7 @@ from indilog.wire.messages import (
     ReadRecords,
     RecordsRead,
 )
-from indilog.wire.tag_messages import NO_RECORD, NOT_TOLD, TagFirsts, TagFirstsWanted
+from indilog.wire.tag_messages import NO_RECORD, NOT_KNOWN, TagFirsts, TagFirstsWanted
 from indilog_compute.reads.operation import PENDING, Answered
 from tests.unit.compute.engine_driver import A, Driver, answers, joined, sends, stored
 
@@ -137,7 +137,7 @@ def test_until_all_index_shards_have_answered_nothing_is_known() -> None:
     driver.hear(INDEX[0], firsts(one, 0, NO_RECORD, NO_RECORD))
     assert status(driver, "tag_questions", "pending") == 2
     assert read_on_the_spot(driver, 0) is PENDING
-    driver.hear(INDEX[1], firsts(two, 1, NO_RECORD, NOT_TOLD))
+    driver.hear(INDEX[1], firsts(two, 1, NO_RECORD, NOT_KNOWN))
     assert status(driver, "tag_questions", "pending") == 0
     assert lookups(driver.turn()) == []
     assert read_on_the_spot(driver, 5) is PENDING, "one index shard could not say"

@@ -170,7 +170,7 @@ def test_what_is_held_is_not_looked_at_again_in_each_turn(rewriter: Rewriter) ->
 def test_hollow_batches_take_the_place_of_those_that_are_partly_alive(rewriter: Rewriter) -> None:
     places = filled(rewriter)
     for number, place in enumerate(places[:11]):
-        rewriter.role.smaller[place] = RecordBatch(batch(2 * number)).hollowed([True, False])
+        rewriter.role.smaller[place] = RecordBatch(batch(2 * number)).with_tombstones([True, False])
     rewriter.journal.old.superfluous("storage-0", {1: 2500}, began=rewriter.now)
     assert rewriter.rest() == 1
     assert rewriter.sizes()["00000001"] < 0.75 * SEGMENT_BYTES
@@ -194,7 +194,7 @@ def test_of_a_hollow_batch_only_its_own_room_is_given_back(tmp_path: Path) -> No
     whole = [batch(2 * number, size=20_000) for number in range(6)]
     places = [rewriter.write(payload) for payload in whole]
     rewriter.journal.sync()
-    rewriter.role.smaller[places[0]] = RecordBatch(whole[0]).hollowed([True, False])
+    rewriter.role.smaller[places[0]] = RecordBatch(whole[0]).with_tombstones([True, False])
     rewriter.journal.old.superfluous("storage-0", {1: 190_000}, began=rewriter.now)
     assert rewriter.rest() == 1
     rewriter.discard(places[0])
