@@ -112,6 +112,13 @@ class _Connection:
         await self._socket.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def abort(self) -> None:
+        """Close both at once, without waiting for the other end, which may be silent."""
+        self.welcome.cancel()
+        self.link.close()
+        self._socket.transport.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     def _serve(self, link: Link, _call: int, message: Question | Greeting) -> None:
         if isinstance(message, Welcome) and not self.welcome.done():
             link.set_limit(message.limits.message_bytes_max)
@@ -176,17 +183,25 @@ class RemoteClient:
             ClientClosedError: it was closed.
         """
         async with self._connecting:
-            if self._closed:
-                raise ClientClosedError("The client is closed; connect again.")
+            self._check_open()
             if self._connection is not None and not self._connection.link.is_lost:
                 return
             if self._connection is not None:
                 await self._connection.close()
             # Looked up again each time: a platform that was restarted may have another token.
             endpoint = reach(self.url, token=self._token, ca=self._ca)
-            self._connection = await _connected(endpoint)
-            welcome = self._connection.welcome.result()
-            self.limits = welcome.limits
+            connection = await _connected(endpoint)
+            try:
+                self._check_open()  # it may have been closed meanwhile
+            except ClientClosedError:
+                await connection.close()
+                raise
+            self._connection = connection
+            self.limits = connection.welcome.result().limits
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("The client is closed; connect again.")
 
     async def close(self) -> None:
         """Close the connection; what is under way fails."""
@@ -266,6 +281,8 @@ class RemoteClient:
     async def _invocation(self, question: AskInvocation | CancelInvocation) -> Invocation | None:
         answer = await self.ask(question)
         if isinstance(answer, InvocationTold):
+            if answer.outcome is not None:
+                self.session.saw(answer.outcome.position)
             return invocation_of(answer)
         if not isinstance(answer, Failed):
             raise NotReadyError(f"The compute node answered with {type(answer).__name__}.")
@@ -336,6 +353,7 @@ class _Socket(websocket):
 
 
 async def _connected(endpoint: Endpoint) -> _Connection:
+    """Return a connection that was welcomed; any other exit leaves none behind."""
     url = endpoint.url
     try:
         socket = await _Socket(
@@ -349,8 +367,13 @@ async def _connected(endpoint: Endpoint) -> _Connection:
             user_agent_header=None,
         )
         connection = _Connection(socket)
-        async with asyncio.timeout(_CONNECT_S):
-            welcome = await connection.welcome
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                welcome = await connection.welcome
+            _check_version(url, welcome)
+        except BaseException:
+            await connection.abort()
+            raise
     except ssl.SSLError as error:
         raise NotReadyError(
             f"The certificate of {url} is not trusted here ({error.reason or error}); give the "
@@ -362,13 +385,15 @@ async def _connected(endpoint: Endpoint) -> _Connection:
         raise NotReadyError(
             f"No platform answers at {url}; start one with `indilog up`, or give its URL."
         ) from error
+    return connection
+
+
+def _check_version(url: str, welcome: Welcome) -> None:
     if welcome.version != LINK_VERSION:
-        await connection.close()
         raise NotReadyError(
             f"The platform at {url} speaks version {welcome.version} of the client protocol, this "
             f"program version {LINK_VERSION}; update the older one."
         )
-    return connection
 
 
 def _refused(url: str, status: int) -> IndilogError:

@@ -2,8 +2,9 @@
 
 Every question carries its asker's session position, and every answer the position it was given at,
 so a session spans links. Many questions are answered at once, up to a bound; when the link is gone,
-or the asker says `Cancel`, its waiting reads end. A read that is answered without waiting is
-answered within the call that brought it; all else has a task.
+or the asker says `Cancel`, its waiting reads end. Every question has one answer, also a cancelled
+one: what is counted for it is freed with that. A read that is answered without waiting is answered
+within the call that brought it; all else has a task.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from indilog.base.ids import MetalogPosition
 from indilog.base.log import Entry, Log, LogSource, Record, Session, check_log_name
 from indilog.link.link import Link
 from indilog.link.link_messages import (
+    CANCELLED,
     Answer,
     Appended,
     Done,
@@ -87,7 +89,7 @@ class LogService:
                 return
             answering = begun
         task = asyncio.get_running_loop().create_task(answering)
-        task.add_done_callback(partial(self._ended, call))
+        task.add_done_callback(partial(self._ended, link, call))
         self._tasks[call] = task
 
     def cancel(self, call: int) -> None:
@@ -113,8 +115,10 @@ class LogService:
             answer = failed(IndilogError("The platform failed on this call; its log says why."))
         link.answer(call, answer)
 
-    def _ended(self, call: int, _task: asyncio.Task[None]) -> None:
+    def _ended(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
         del self._tasks[call]
+        if task.cancelled():
+            link.answer(call, CANCELLED)
 
 
 def _begun(answering: Coroutine[object, None, None]) -> Coroutine[object, None, None] | None:

@@ -278,16 +278,18 @@ class Link:
 
 def unless_large(answer: Answer) -> Answer:
     """Return what is as small as the failure in its place would be, or that."""
-    if isinstance(answer, RecordsFound | InvocationTold):
-        return failed(OverloadedError("You do not read the answers that you asked for."))
-    if isinstance(answer, Returned):
-        return failed(
-            CallOutcomeUnknownError(
-                "The function ran, but its result was dropped: you do not read your answers."
-            ),
-            answer.position,
-        )
-    return answer
+    match answer:
+        case RecordsFound() | InvocationTold(outcome=Returned()):
+            return failed(OverloadedError("You do not read the answers that you asked for."))
+        case Returned(position=position):
+            return failed(
+                CallOutcomeUnknownError(
+                    "The function ran, but its result was dropped: you do not read your answers."
+                ),
+                position,
+            )
+        case _:
+            return answer
 
 
 def socket_messages(data: bytearray) -> Iterator[bytes]:

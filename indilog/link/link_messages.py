@@ -20,7 +20,7 @@ import msgspec
 
 from indilog.base import errors
 from indilog.base.deployed import AppInfo
-from indilog.base.errors import IndilogError, NotReadyError
+from indilog.base.errors import CallOutcomeUnknownError, IndilogError, NotReadyError
 from indilog.base.ids import MetalogPosition, SeqNum, UserTag
 from indilog.base.log import BATCH_RECORDS_LIMIT, BATCH_TAGS_LIMIT, RECORD_TAGS_LIMIT
 from indilog.link.link_message import SOURCES_LIMIT
@@ -345,7 +345,7 @@ class UndeployApp(_Message, frozen=True):
 class Cancel(_Message, frozen=True):
     """asker → asked: stop working on the question of this number; its answer is not needed.
 
-    The asked one may answer all the same; the asker ignores that.
+    The question is answered all the same, once; an asker that no longer waits ignores that.
     Lost: the link is closed, which stops everything asked over it.
     Repeated: never.
     """
@@ -530,6 +530,12 @@ def failed(error: Exception, position: MetalogPosition = 0) -> Failed:
     kind = next((c.__name__ for c in type(error).__mro__ if c.__name__ in _ERRORS), "IndilogError")
     kept = {n: v for n, v in vars(error).items() if n in _ATTRIBUTES}
     return Failed(kind, str(error), kept, position)
+
+
+CANCELLED: Final = failed(
+    CallOutcomeUnknownError("The question was cancelled by its asker; it may have had effects.")
+)
+"""The answer to a question that ended because of a `Cancel`: every question has one answer."""
 
 
 def error_from(answer: Failed) -> Exception:

@@ -158,8 +158,10 @@ def _invocation(found: Told) -> Response:
         case Failed():
             value["problem"] = problem_of(error_from(found.outcome))
         case None:
-            pass
-    return _json(value)
+            return _json(value)
+    answer = _json(value)
+    answer.headers["Indilog-Position"] = str(found.outcome.position)
+    return answer
 
 
 async def _sources(request: Request, app: str, bytes_max: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import structlog
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from indilog.base.errors import OverloadedError
@@ -17,6 +18,7 @@ from indilog.link.link_messages import (
     LINK_VERSION,
     Answer,
     CallFunction,
+    Cancel,
     DeployApp,
     Greeting,
     InvocationTold,
@@ -38,6 +40,9 @@ _PART_BYTES: Final = 16 * 1024
 class ClientLink(Link):
     """The link of a client: what waits on it is counted in the gateway's budget.
 
+    A question counts until it is answered, which every question is, also a cancelled one. A number
+    that is used again before closes the link: what the first one holds could not be told apart.
+
     Args:
         serve: answers questions.
         budget: the gateway's.
@@ -56,6 +61,10 @@ class ClientLink(Link):
         on_lost: Callable[[Link], None],
     ) -> None:
         def counted(link: Link, call: int, message: Question | Greeting) -> None:
+            if call in self._sizes and not isinstance(message, Cancel):
+                structlog.get_logger().warning("link closed: call number in use", call=call)
+                self.close()
+                return
             if (size := payload_bytes(message)) > UNCHARGED_BYTES:
                 self._questions.take(size)
                 self._sizes[call] = size

@@ -1,8 +1,9 @@
-"""What a compute node does for whoever is at the other end of a link: log calls, function calls,
-and for clients deployments.
+"""What a compute node does for the other end of a link: log calls, function calls, and for clients
+deployments and questions about recorded invocations.
 
-One per link. When the link is gone, everything asked over it stops, except what was sent (not
-called) and what was deployed or undeployed.
+One server per link. When the link is lost, log calls, function calls and waits for outcomes that
+were asked over it stop. What is recorded goes on: calls with an idempotency key, `send`,
+cancellations, deployments and undeployments.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from indilog.base.ids import MetalogPosition
 from indilog.base.log import LogSource
 from indilog.link.link import Link
 from indilog.link.link_messages import (
+    CANCELLED,
     Accepted,
     Answer,
     AskInvocation,
@@ -116,11 +118,13 @@ class LinkServer:
         Raises:
             IndilogError: it cannot be answered; for the link to pass on.
         """
+        if not isinstance(message, Cancel):
+            self._check_number(call)
         position: MetalogPosition = getattr(message, "position", 0)
         if self._positions.is_known(position):
             self._answer(link, call, message)
             return
-        self._ask(call, self._checked(link, call, message, position))
+        self._ask(link, call, self._checked(link, call, message, position))
 
     def close(self) -> None:
         """The link is gone."""
@@ -134,7 +138,11 @@ class LinkServer:
 
     # --- inside
 
-    def _ask(self, call: int, asking: Coroutine[Any, Any, None]) -> None:
+    def _check_number(self, call: int) -> None:
+        if call in self._calls or call in self._asking or call in self._keyed:
+            raise NotReadyError(f"Question {call} is being answered already.")
+
+    def _ask(self, link: Link, call: int, asking: Coroutine[Any, Any, None]) -> None:
         """Run what ends when its asker leaves."""
         try:
             self._check_room(self._asking)
@@ -142,7 +150,13 @@ class LinkServer:
             asking.close()
             raise
         self._asking[call] = task = asyncio.get_running_loop().create_task(asking)
-        task.add_done_callback(lambda _: self._asking.pop(call, None))
+        task.add_done_callback(partial(self._asked, link, call))
+
+    def _asked(self, link: Link, call: int, task: asyncio.Task[None]) -> None:
+        if self._asking.get(call) is task:
+            del self._asking[call]
+        if task.cancelled():
+            link.answer(call, CANCELLED)
 
     async def _checked(
         self, link: Link, call: int, message: Question | Greeting, position: MetalogPosition
@@ -176,7 +190,7 @@ class LinkServer:
                 self._deploy(link, call, message)
             case AskInvocation() | CancelInvocation():
                 self._check_is_client("ask for invocations")
-                self._ask(call, _answered(link, call, self._invocation(message)))
+                self._ask(link, call, _answered(link, call, self._invocation(message)))
             case UndeployApp():
                 self._check_is_client("undeploy")
                 self._begin(link, call, self._undeployed(message))
@@ -215,7 +229,8 @@ class LinkServer:
         link.answer(number, outcome.result())
 
     def _cancel(self, number: int) -> None:
-        if (asking := self._asking.get(number)) is not None:
+        asking = self._asking.get(number)
+        if asking is not None and not asking.done():  # done: it has begun what follows below
             asking.cancel()
         elif (call := self._calls.get(number)) is not None:
             self._host.cancel(call)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 import indilog
-from indilog.base.errors import CallOutcomeUnknownError
+from indilog import remote_client
+from indilog.base.errors import CallOutcomeUnknownError, ClientClosedError, NotReadyError
 from indilog.link.access import check_url
-from indilog.link.link_messages import Answer, LinkLostError, Question, failed
+from indilog.link.frames import frame_written
+from indilog.link.link_messages import (
+    LINK_VERSION,
+    Answer,
+    InvocationTold,
+    LinkLostError,
+    Question,
+    Returned,
+    Welcome,
+    failed,
+)
 from indilog.remote_client import RemoteClient
+from tests.support.link_pair import LIMITS
 
 
 @pytest.mark.asyncio
@@ -37,3 +54,103 @@ async def test_who_is_cut_off_while_deploying_or_undeploying_is_told_to_repeat_i
         await client.deploy({"demo.py": ""})
     with pytest.raises(CallOutcomeUnknownError, match=r"lost while undeploying; undeploy again"):
         await client.undeploy("demo")
+
+
+class Platform:
+    """A gateway that accepts WebSockets, and welcomes them when the test lets it."""
+
+    def __init__(self) -> None:
+        self.may_welcome = asyncio.Event()
+        self.came = asyncio.Event()
+        self.version = LINK_VERSION
+        self.open: set[ServerConnection] = set()
+        self.url = ""
+
+    async def serve(self, socket: ServerConnection) -> None:
+        self.open.add(socket)
+        self.came.set()
+        try:
+            waiting = asyncio.ensure_future(self.may_welcome.wait())
+            closing = asyncio.ensure_future(socket.wait_closed())
+            await asyncio.wait([waiting, closing], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if not closing.done():
+                welcome = bytearray()
+                frame_written(welcome, 0, Welcome(self.version, LIMITS))
+                await socket.send(bytes(welcome))
+            await closing
+        finally:
+            self.open.discard(socket)
+
+    async def until_closed(self) -> None:
+        async with asyncio.timeout(5):
+            while self.open:  # noqa: ASYNC110 - not announced
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Platform]:
+    platform = Platform()
+    async with serve(platform.serve, "127.0.0.1", 0) as server:
+        platform.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield platform
+
+
+def tasks() -> int:
+    return sum("_Connection" in repr(task) for task in asyncio.all_tasks())
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["silent", "cancelled", "another version"])
+async def test_a_connection_that_is_not_welcomed_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(remote_client, "_CONNECT_S", 0.05 if how == "silent" else 5.0)
+    async with listening() as platform:
+        client = RemoteClient(platform.url, token="t")
+        opening = asyncio.ensure_future(client.open())
+        await platform.came.wait()
+        if how == "cancelled":
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+        else:
+            if how == "another version":
+                platform.version = LINK_VERSION + 1
+                platform.may_welcome.set()
+            with pytest.raises(NotReadyError):
+                await opening
+        await platform.until_closed()
+        assert tasks() == 0
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_is_closed_while_it_connects_stays_closed() -> None:
+    """Otherwise an append that was reconnecting would be written after `close`."""
+    async with listening() as platform:
+        client = RemoteClient(platform.url, token="t")
+        platform.may_welcome.set()
+        await client.open()
+        platform.may_welcome.clear()
+        platform.came.clear()
+        client.drop()
+        appending = asyncio.ensure_future(client.log("orders").append(b"x"))
+        async with asyncio.timeout(5):
+            await platform.came.wait()
+        await client.close()
+        platform.may_welcome.set()
+        with pytest.raises(ClientClosedError):
+            await appending
+        await platform.until_closed()
+        assert tasks() == 0
+
+
+@pytest.mark.asyncio
+async def test_reads_after_an_outcome_see_what_the_invocation_wrote() -> None:
+    class Told(RemoteClient):
+        async def ask(self, question: Question) -> Answer:
+            return InvocationTold("i", "app.f", "done", Returned(7, b"1"))
+
+    client = Told("http://here:8080")
+    assert await client.invocation("i") is not None
+    assert client.session.position == 7

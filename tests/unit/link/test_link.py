@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from indilog.base.errors import OverloadedError, TooLargeError
-from indilog.link.link import QUEUE_BYTES_MAX, Link
+from indilog.base.errors import NotReadyError, OverloadedError, TooLargeError
+from indilog.link.link import QUEUE_BYTES_MAX, Link, unless_large
 from indilog.link.link_messages import (
     Accepted,
     Answer,
@@ -16,6 +16,7 @@ from indilog.link.link_messages import (
     Done,
     Failed,
     Greeting,
+    InvocationTold,
     LinkLostError,
     LogTail,
     Question,
@@ -23,6 +24,7 @@ from indilog.link.link_messages import (
     RecordValue,
     Returned,
     TailFound,
+    failed,
 )
 from tests.support.link_pair import link_pair, nobody
 
@@ -221,3 +223,12 @@ async def test_a_refusal_of_the_server_is_the_answer() -> None:
     answer = await ours.ask(QUESTION)
     assert isinstance(answer, Failed)
     assert (answer.kind, answer.message) == ("OverloadedError", "Too much.")
+
+
+async def test_only_large_answers_are_replaced_for_a_peer_that_does_not_read() -> None:
+    """An invocation that was cancelled is told so: that was recorded."""
+    cancelled = InvocationTold("i", "app.f", "failed", failed(NotReadyError("Cancelled.")))
+    assert unless_large(cancelled) is cancelled
+    replaced = unless_large(InvocationTold("i", "app.f", "done", Returned(7, b"1")))
+    assert isinstance(replaced, Failed)
+    assert replaced.kind == "OverloadedError"

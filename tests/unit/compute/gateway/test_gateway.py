@@ -12,8 +12,10 @@ import pytest_asyncio
 import structlog
 
 from indilog.config import ClusterConfig, Config, node_config
+from indilog.link.link_messages import Returned
 from indilog.testing import MemoryLogs
 from indilog_compute.gateway import create_gateway
+from indilog_compute.invocations.invocation_status import State, Told
 from indilog_compute.workers.host import FunctionHost
 
 pytestmark = pytest.mark.asyncio
@@ -362,3 +364,17 @@ async def test_a_retention_policy_is_put_and_got(served: Served) -> None:
         assert problem(await served.client.put(path, json=wrong))[0] == 422
     assert problem(await served.client.put("/logs/$apps/retention", json={}))[0] == 400
     assert (await served.client.put(path, json={})).json() == nothing
+
+
+async def test_an_outcome_comes_with_the_position_that_it_was_given_at(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a read with this position sees what the invocation wrote."""
+
+    async def invocation(id: str, *, wait_s: float) -> Told:  # noqa: A002
+        return Told(id, "app.f", State.DONE, Returned(7, b"1"))
+
+    monkeypatch.setattr(served.host, "invocation", invocation)
+    answer = await served.client.get("/invocations/i")
+    assert answer.json()["result"] == 1
+    assert answer.headers["Indilog-Position"] == "7"

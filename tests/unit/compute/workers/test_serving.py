@@ -13,6 +13,7 @@ from indilog.link.link import Link
 from indilog.link.link_messages import (
     Answer,
     CallFunction,
+    Cancel,
     DeployApp,
     Failed,
     LogAppend,
@@ -70,7 +71,7 @@ class Caller:
             cast("FunctionHost", self.host), self.logs, questions_max=10, is_client=is_client
         )
         self.link: Link
-        self.link, _ = link_pair(self.server.serve)
+        self.link, self.far = link_pair(self.server.serve)
 
     def call(self) -> tuple[int, asyncio.Future[Answer]]:
         told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -194,3 +195,47 @@ async def test_a_position_that_another_node_has_reached_is_taken() -> None:
         await caller.logs.log("orders").append(b"x")
     answer = await caller.link.ask(LogRead("orders", caller.logs.position, 0))
     assert isinstance(answer, RecordsFound)
+
+
+async def test_a_question_is_refused_while_its_number_is_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(_position: int) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    caller = Caller()
+    monkeypatch.setattr(caller.host.positions, "fault", never)
+    number = caller.link.post(LogAppend("orders", NOWHERE, b"x", ()), lambda _: None)
+    await turns()
+    caller.link._next_call = number
+    told: list[Answer] = []
+    caller.link.post(LogRead("orders", 0, 0), told.append)
+    await turns()
+    [answer] = told
+    assert isinstance(answer, Failed)
+    assert answer.message == f"Question {number} is being answered already."
+    assert len(caller.server._asking) == 1
+    caller.server.close()
+    await turns()
+
+
+async def test_a_cancel_that_comes_right_after_the_check_of_a_position_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check has ended, and its task is noted still: what it began is to be cancelled."""
+    caller = Caller()
+    told: list[Answer] = []
+    number = 1
+
+    async def reached(_position: int) -> None:
+        asyncio.get_running_loop().call_soon(caller.server.serve, caller.far, number, Cancel())
+
+    monkeypatch.setattr(caller.host.positions, "fault", reached)
+    question = CallFunction("app.f", b"{}", NOWHERE, 0, "k")
+    assert caller.link.post(question, told.append) == number
+    await turns()
+    caller.host.may_record.set()
+    await turns()
+    [answer] = told
+    assert isinstance(answer, Failed)
+    assert "was cancelled by its caller" in answer.message
