@@ -20,8 +20,8 @@ from bench.profile import profiled
 from bench.support.deployment import deployed
 from bench.support.harness import ROOT, Report, ended_in_order, latency, table_of
 from functions.workload.demonstration import Application, Figures, checked, figures
-from functions.workload.load import Run, run_load
-from functions.workload.replay import Replay, summary_of
+from functions.workload.load import LoadRun, run_load
+from functions.workload.replay import TraceReplay, summary_of
 
 _WARM_UP_S = 0.5
 _CLIENTS_AT_A_RATE = 64
@@ -68,7 +68,7 @@ def at_a_rate(rate: float, paper: Mapping[str, str] = MappingProxyType({})) -> S
 class Measured(NamedTuple):
     """One round of a step, and what the platform said of itself before and after."""
 
-    run: Run
+    run: LoadRun
     before: Figures
     after: Figures
 
@@ -133,7 +133,7 @@ def _show(
     report: Report,
     application: Application,
     rounds: Sequence[tuple[Step, list[Measured]]],
-    replay: Replay,
+    replay: TraceReplay,
 ) -> None:
     columns = (
         "load", "requests/s", *[f"{name} p50" for name in application.functions], "all p50",
@@ -160,14 +160,14 @@ def _show(
     report.show(table)
 
 
-def _percentile(runs: Sequence[Run], percent: float, function: str | None = None) -> str:
+def _percentile(runs: Sequence[LoadRun], percent: float, function: str | None = None) -> str:
     """Return the median over the runs of a latency; of a function's, or of all requests'."""
     tallies = [run.all if function is None else run.tallies[function] for run in runs]
     answered = [tally.percentile_s(percent) for tally in tallies if tally.latencies_s]
     return latency(median(answered)) if answered else "-"
 
 
-def _conflicts(measured: Sequence[Measured], replay: Replay) -> float:
+def _conflicts(measured: Sequence[Measured], replay: TraceReplay) -> float:
     """Return which share of the application's records had no effect, because of a conflict."""
     appends = sum(one.after.tail - one.before.tail for one in measured)
     lost = sum(
@@ -178,7 +178,7 @@ def _conflicts(measured: Sequence[Measured], replay: Replay) -> float:
     return lost / appends if appends else 0.0
 
 
-def _raw(run: Run) -> dict[str, Any]:
+def _raw(run: LoadRun) -> dict[str, Any]:
     return {
         "seconds": run.seconds,
         "latencies_us": {

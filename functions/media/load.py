@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from functions.media.app import LOADED_MAX, REVIEWS_LISTED_MAX
 from functions.workload.http_connection import HttpConnection
-from functions.workload.load import Request, Visitor, call, load_batches
-from functions.workload.replay import Replay
+from functions.workload.load import LoadRequest, Visitor, call, load_batches
+from functions.workload.replay import TraceReplay
 
 USERS: Final = 1000
 MOVIES: Final = 1000
@@ -37,7 +37,7 @@ class Media:
         self.users = [f"user {number}" for number in range(users)]
         self.movies = {f"Movie {number}": f"m{number}" for number in range(movies)}
         self.acknowledged: dict[str, str] = {}
-        self.unknown: dict[str, Request] = {}
+        self.unknown: dict[str, LoadRequest] = {}
 
     def batches(self) -> int:
         """See `Application`."""
@@ -73,12 +73,12 @@ class Media:
         finally:
             connection.close()
 
-    def keep(self, request: Request, review: str) -> None:
+    def keep(self, request: LoadRequest, review: str) -> None:
         """Remember a review that was acknowledged."""
         self.acknowledged[review] = request.arguments["text"]
         self.unknown.pop(request.arguments["request"], None)
 
-    def faults(self, replay: Replay) -> list[str]:
+    def faults(self, replay: TraceReplay) -> list[str]:
         """Return which reviews are lost or changed, or not there once in each of three places."""
         reviews = dict(replay.those("review"))
         faults = []
@@ -97,7 +97,7 @@ class Media:
             faults += _faults_of_lists(kind, replay, reviews.values())
         return faults
 
-    def verdict(self, replay: Replay) -> str:
+    def verdict(self, replay: TraceReplay) -> str:
         """See `Application`."""
         reviews = sum(1 for _ in replay.those("review"))
         return (
@@ -106,7 +106,9 @@ class Media:
         )
 
 
-def _faults_of_lists(kind: str, replay: Replay, reviews: Iterable[dict[str, Any]]) -> Iterable[str]:
+def _faults_of_lists(
+    kind: str, replay: TraceReplay, reviews: Iterable[dict[str, Any]]
+) -> Iterable[str]:
     """Compare what users or movies list and count with the reviews that there are, in log order."""
     expected: dict[str, list[dict[str, Any]]] = {}
     for review in reviews:
@@ -134,16 +136,16 @@ class Reviewer:
         self._users = media.users
         self._titles = list(media.movies)
         self._requests = 0
-        self._again: Request | None = None
+        self._again: LoadRequest | None = None
 
-    def request(self) -> Request:
+    def request(self) -> LoadRequest:
         """Compose a review, or the same one again if it failed."""
         if self._again is not None:
             return self._again
         self._requests += 1
         number = f"{self._name}.{self._requests}"
         words = " ".join(self._choose.sample(WORDS, 3))
-        return Request(
+        return LoadRequest(
             "compose",
             {
                 "request": number,
@@ -154,12 +156,12 @@ class Reviewer:
             },
         )
 
-    def answered(self, request: Request, result: bytes) -> None:
+    def answered(self, request: LoadRequest, result: bytes) -> None:
         """Remember a review that was acknowledged."""
         self._again = None
         self._media.keep(request, json.loads(result))
 
-    def failed(self, request: Request) -> None:
+    def failed(self, request: LoadRequest) -> None:
         """Remember a review that may be there or not, and ask again."""
         self._again = request
         self._media.unknown[request.arguments["request"]] = request

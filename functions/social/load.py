@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from functions.social.graph import Graph, friendships
-from functions.workload.load import Request, Visitor, load_batches
-from functions.workload.replay import Replay
+from functions.workload.load import LoadRequest, Visitor, load_batches
+from functions.workload.replay import TraceReplay
 
 MIX: Final = {"login": 15, "profile": 30, "timeline": 50, "post": 5}
 """Percent of the requests (Boki's benchmark)."""
@@ -60,7 +60,7 @@ class SocialNetwork:
     async def settled(self, url: str) -> None:
         """See `Application`: every request waits for all that it does."""
 
-    def faults(self, replay: Replay) -> list[str]:
+    def faults(self, replay: TraceReplay) -> list[str]:
         """Return which acknowledged posts are lost, changed or doubled."""
         faults: list[str] = []
         posts = dict(replay.those("post"))
@@ -77,7 +77,7 @@ class SocialNetwork:
             if published[text] > 1
         ]
 
-    def verdict(self, replay: Replay) -> str:
+    def verdict(self, replay: TraceReplay) -> str:
         """See `Application`."""
         posts = sum(1 for _ in replay.those("post"))
         mine = len(self.acknowledged)
@@ -94,10 +94,10 @@ class Browser:
         self._choose = random.Random(seed)  # noqa: S311 - no secret
         self._posts = 0
 
-    def request(self) -> Request:
+    def request(self) -> LoadRequest:
         """Log in, look at a profile or a timeline, or post."""
         (function,) = self._choose.choices(list(MIX), list(MIX.values()))
-        return Request(function, self._arguments(function))
+        return LoadRequest(function, self._arguments(function))
 
     def _arguments(self, function: str) -> dict[str, Any]:
         user = self._choose.choice(self._people)
@@ -114,12 +114,12 @@ class Browser:
             case _:
                 return {"user": user}
 
-    def answered(self, request: Request, result: bytes) -> None:
+    def answered(self, request: LoadRequest, result: bytes) -> None:
         """Remember a post that was acknowledged."""
         if request.function == "post":
             self._network.acknowledged[json.loads(result)] = request.arguments["text"]
 
-    def failed(self, request: Request) -> None:
+    def failed(self, request: LoadRequest) -> None:
         """Remember a post that may be there or not."""
         if request.function == "post":
             self._network.unknown.add(request.arguments["text"])

@@ -15,8 +15,8 @@ import msgspec
 from functions.travel.app import LOADED_MAX, ORDERS_LISTED_MAX
 from functions.travel.hotels import LISTED, Known
 from functions.workload.http_connection import HttpConnection
-from functions.workload.load import Request, Visitor, call, load_batches
-from functions.workload.replay import Replay
+from functions.workload.load import LoadRequest, Visitor, call, load_batches
+from functions.workload.replay import TraceReplay
 
 MIX: Final = {"search": 60.0, "recommend": 39.0, "check_user": 0.5, "reserve": 0.5}
 """Percent of the requests (Boki's benchmark)."""
@@ -53,7 +53,7 @@ class Travel:
         self.mix = mix
         self.functions = tuple(mix)
         self.acknowledged: dict[str, bool] = {}
-        self.unknown: dict[str, Request] = {}
+        self.unknown: dict[str, LoadRequest] = {}
 
     def batches(self) -> int:
         """See `Application`."""
@@ -99,12 +99,12 @@ class Travel:
         finally:
             connection.close()
 
-    def keep(self, request: Request, *, reserved: bool) -> None:
+    def keep(self, request: LoadRequest, *, reserved: bool) -> None:
         """Remember what was acknowledged."""
         self.acknowledged[request.arguments["request"]] = reserved
         self.unknown.pop(request.arguments["request"], None)
 
-    def faults(self, replay: Replay) -> list[str]:
+    def faults(self, replay: TraceReplay) -> list[str]:
         """Return which reservations do not agree with capacities, orders and acknowledgements."""
         reservations = dict(replay.those("reservation"))
         faults = [
@@ -117,7 +117,7 @@ class Travel:
             faults += _faults_of_capacities(kind, dict(replay.those(kind)), used)
         return [*faults, *_faults_of_orders(reservations, replay)]
 
-    def verdict(self, replay: Replay) -> str:
+    def verdict(self, replay: TraceReplay) -> str:
         """See `Application`."""
         reservations = sum(1 for _ in replay.those("reservation"))
         mine = sum(self.acknowledged.values())
@@ -148,7 +148,7 @@ def _faults_of_capacities(
             )
 
 
-def _faults_of_orders(reservations: dict[str, Any], replay: Replay) -> Iterable[str]:
+def _faults_of_orders(reservations: dict[str, Any], replay: TraceReplay) -> Iterable[str]:
     """Compare reservations with orders, and orders with what users list, in the log's order."""
     orders = dict(replay.those("order"))
     for request in reservations.keys() - orders.keys():
@@ -179,14 +179,14 @@ class Traveller:
         self._choose = random.Random(seed)  # noqa: S311 - no secret
         self._functions, self._weights = list(travel.mix), list(travel.mix.values())
         self._requests = 0
-        self._again: Request | None = None
+        self._again: LoadRequest | None = None
 
-    def request(self) -> Request:
+    def request(self) -> LoadRequest:
         """Search, ask for a recommendation, check a user or reserve."""
         if self._again is not None:
             return self._again
         (function,) = self._choose.choices(self._functions, self._weights)
-        return Request(function, self._arguments(function))
+        return LoadRequest(function, self._arguments(function))
 
     def _arguments(self, function: str) -> dict[str, Any]:
         choose = self._choose
@@ -215,13 +215,13 @@ class Traveller:
             "lon": near.lon + self._choose.uniform(-0.02, 0.02),
         }
 
-    def answered(self, request: Request, result: bytes) -> None:
+    def answered(self, request: LoadRequest, result: bytes) -> None:
         """Remember a reservation that was acknowledged."""
         self._again = None
         if request.function == "reserve":
             self._travel.keep(request, reserved=json.loads(result)["reserved"])
 
-    def failed(self, request: Request) -> None:
+    def failed(self, request: LoadRequest) -> None:
         """Remember a reservation that may be there or not, and ask again."""
         if request.function == "reserve":
             self._again = request

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from functions.workload.load import LoadError, Run, Visitor, run_load
-from functions.workload.replay import Replay, faults_of_objects, replayed, summary_of
+from functions.workload.load import LoadError, LoadRun, Visitor, run_load
+from functions.workload.replay import TraceReplay, faults_of_objects, replayed, summary_of
 from indilog import reach
 
 _TICK_S: Final = 0.2
@@ -62,10 +62,10 @@ class Application(Protocol):
     async def settled(self, url: str) -> None:
         """Return when what requests have begun and not waited for is done."""
 
-    def faults(self, replay: Replay) -> list[str]:
+    def faults(self, replay: TraceReplay) -> list[str]:
         """Return what is not as promised, given the log; a sentence each."""
 
-    def verdict(self, replay: Replay) -> str:
+    def verdict(self, replay: TraceReplay) -> str:
         """Say what holds when there is no fault."""
 
 
@@ -79,14 +79,14 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemonstrationResult:
     """What one run of the load came to."""
 
     clients: int
-    run: Run
+    run: LoadRun
     before: Figures
     after: Figures
-    replay: Replay
+    replay: TraceReplay
     faults: list[str]
 
     @property
@@ -109,7 +109,7 @@ async def demonstrated(
     seed: int,
     rate: float | None = None,
     console: Console,
-) -> Outcome:
+) -> DemonstrationResult:
     """Load, run, check, with progress bars.
 
     Raises:
@@ -124,7 +124,7 @@ async def demonstrated(
         await application.settled(url)
         after = await figures(url, application.name)
         replay, faults = await _checked(progress, url, application)
-    return Outcome(clients, run, before, after, replay, faults)
+    return DemonstrationResult(clients, run, before, after, replay, faults)
 
 
 async def _loaded(progress: Progress, url: str, application: Application) -> None:
@@ -143,7 +143,7 @@ async def _ran(
     visitors: Sequence[Visitor],
     seconds: float,
     rate: float | None,
-) -> Run:
+) -> LoadRun:
     task = progress.add_task(f"{len(visitors)} clients at work", total=seconds, note="")
     ticking = asyncio.create_task(_tick(progress, task))
     try:
@@ -170,7 +170,7 @@ async def _tick(progress: Progress, task: TaskID) -> None:
 
 async def _checked(
     progress: Progress, url: str, application: Application
-) -> tuple[Replay, list[str]]:
+) -> tuple[TraceReplay, list[str]]:
     task = progress.add_task("Checking against the log", total=None, note="")
 
     def tell(bound: int, tail: int) -> None:
@@ -183,7 +183,7 @@ async def _checked(
 
 async def checked(
     url: str, application: Application, told: Callable[[int, int], None]
-) -> tuple[Replay, list[str]]:
+) -> tuple[TraceReplay, list[str]]:
     """Replay the application's log; return it, and what is not as it should be.
 
     Args:
@@ -217,7 +217,7 @@ async def figures(url: str, log: str) -> Figures:
     )
 
 
-def show(application: Application, outcome: Outcome, console: Console) -> None:
+def show(application: Application, outcome: DemonstrationResult, console: Console) -> None:
     """Print the table, what failed and why, and the verdict if all is well."""
     console.print(table_of(application, outcome))
     for name, tally in outcome.run.tallies.items():
@@ -231,7 +231,7 @@ def show(application: Application, outcome: Outcome, console: Console) -> None:
         )
 
 
-def table_of(application: Application, outcome: Outcome) -> Table:
+def table_of(application: Application, outcome: DemonstrationResult) -> Table:
     """Return what was measured, as a table."""
     run = outcome.run
     table = Table(

@@ -19,7 +19,7 @@ _POSITION: Final = b"indilog-position:"
 _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What came back.
 
     Attributes:
@@ -45,12 +45,12 @@ class HttpConnection(asyncio.Protocol):
         headers = {"host": parts.netloc, **endpoint.headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[HttpResponse] | None = None
         self._received = bytearray()
         self._body_start = 0
         self._body_end = 0
 
-    async def post(self, path: str, body: bytes, *, position: int = 0) -> Answer:
+    async def post(self, path: str, body: bytes, *, position: int = 0) -> HttpResponse:
         """Send a JSON body and return the answer.
 
         Raises:
@@ -132,7 +132,7 @@ class HttpConnection(asyncio.Protocol):
         del self._received[: self._body_end]
         self._body_start = 0
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(Answer(status, body, position))
+            self._answer.set_result(HttpResponse(status, body, position))
 
     def _fail(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():

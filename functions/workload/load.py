@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from functions.workload.http_connection import Answer, HttpConnection
+from functions.workload.http_connection import HttpConnection, HttpResponse
 
 _RETRIES: Final = 20
 _FAILURES_IN_A_ROW_MAX: Final = 20
@@ -28,7 +28,7 @@ class LoadError(Exception):
     """The platform does not do what is needed; one sentence."""
 
 
-class Request(NamedTuple):
+class LoadRequest(NamedTuple):
     """What a client asks for: a function of the application, and its arguments."""
 
     function: str
@@ -38,13 +38,13 @@ class Request(NamedTuple):
 class Visitor(Protocol):
     """What one client asks for, and what it keeps of the answers."""
 
-    def request(self) -> Request:
+    def request(self) -> LoadRequest:
         """Choose the next request."""
 
-    def answered(self, request: Request, result: bytes) -> None:
+    def answered(self, request: LoadRequest, result: bytes) -> None:
         """Take the answer in; `result` is JSON."""
 
-    def failed(self, request: Request) -> None:
+    def failed(self, request: LoadRequest) -> None:
         """Know that it failed: it may have had its effects or not."""
 
 
@@ -64,7 +64,7 @@ class Tally:
 
 
 @dataclass
-class Run:
+class LoadRun:
     """What a run of the load did.
 
     Attributes:
@@ -105,7 +105,7 @@ async def call(
     Raises:
         LoadError: it failed.
     """
-    answer = Answer(0, b"", 0)
+    answer = HttpResponse(0, b"", 0)
     for _ in range(_RETRIES):
         try:
             body = json.dumps(arguments).encode()
@@ -162,7 +162,7 @@ async def run_load(
     functions: Sequence[str],
     seconds: float,
     rate: float | None = None,
-) -> Run:
+) -> LoadRun:
     """Let the visitors ask for a while.
 
     Args:
@@ -176,7 +176,7 @@ async def run_load(
     Raises:
         LoadError: a client got nothing but failures.
     """
-    run = Run({name: Tally() for name in functions})
+    run = LoadRun({name: Tally() for name in functions})
     began = time.perf_counter()
     dues = _dues(began, seconds, rate)
     clients = [_Client(url, app, visitor, run) for visitor in visitors]
@@ -197,7 +197,7 @@ def _dues(began: float, seconds: float, rate: float | None) -> Iterator[float]:
 class _Client:
     """One client: a connection, a session, and the visitor who says what to ask for."""
 
-    def __init__(self, url: str, app: str, visitor: Visitor, run: Run) -> None:
+    def __init__(self, url: str, app: str, visitor: Visitor, run: LoadRun) -> None:
         self._app = app
         self._visitor = visitor
         self._run = run
@@ -214,7 +214,7 @@ class _Client:
         finally:
             self._connection.close()
 
-    async def _ask(self, request: Request, due: float) -> None:
+    async def _ask(self, request: LoadRequest, due: float) -> None:
         tally = self._run.tallies[request.function]
         body = json.dumps(request.arguments).encode()
         path = _path(self._app, request.function)
@@ -231,7 +231,7 @@ class _Client:
         self._failures = 0
         self._visitor.answered(request, answer.body)
 
-    def _failed(self, tally: Tally, request: Request, reason: str) -> None:
+    def _failed(self, tally: Tally, request: LoadRequest, reason: str) -> None:
         tally.failures[reason] += 1
         self._visitor.failed(request)
         self._failures += 1
@@ -243,7 +243,7 @@ def _path(app: str, function: str) -> str:
     return f"/functions/{app}/{function}"
 
 
-def _problem(answer: Answer) -> dict[str, Any]:
+def _problem(answer: HttpResponse) -> dict[str, Any]:
     """Return the problem details of an answer that is no success (RFC 9457)."""
     try:
         problem = json.loads(answer.body)

@@ -24,7 +24,7 @@ _FAULTS_SHOWN_MAX: Final = 10
 
 
 @dataclass
-class Replay:
+class TraceReplay:
     """The objects as a plain replay of the log has them.
 
     Attributes:
@@ -114,7 +114,7 @@ _AT_THE_END: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> Replay:
+async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> TraceReplay:
     """Read a log from its beginning and replay it.
 
     Args:
@@ -125,7 +125,7 @@ async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> 
     Raises:
         LoadError: the gateway does not answer, or a record is not of the application.
     """
-    replay = Replay()
+    replay = TraceReplay()
     try:
         async for record in _records(url, log, replay, progress):
             replay.add(record["seqnum"], record["data"])
@@ -139,7 +139,7 @@ async def replayed(url: str, log: str, progress: Callable[[int, int], None]) -> 
 
 
 async def _records(
-    url: str, log: str, replay: Replay, progress: Callable[[int, int], None]
+    url: str, log: str, replay: TraceReplay, progress: Callable[[int, int], None]
 ) -> AsyncIterator[dict[str, Any]]:
     async with httpx.AsyncClient(**reach(url).for_httpx, timeout=60.0) as client:
         answer = await client.get(f"/logs/{log}/tail")
@@ -159,7 +159,7 @@ async def _records(
             progress(bound, tail)
 
 
-async def faults_of_objects(url: str, app: str, replay: Replay) -> list[str]:
+async def faults_of_objects(url: str, app: str, replay: TraceReplay) -> list[str]:
     """Compare what the app's `objects` shows with the replay; return what differs, in sentences."""
     names = sorted(replay.objects)
     faults: list[str] = []

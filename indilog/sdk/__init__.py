@@ -6,9 +6,9 @@ package. What an application needs is in `indilog`; what only a library needs is
 - **Identifiers and limits**: `SeqNum`, `UserTag`, `TAG_BYTES_MAX`, `READ_RANGE_LIMIT_MAX`,
   `can_be_in_tag`, `check_bound`.
 - **Record format**: `RecordFormat` frames a library's records and refuses those of later versions.
-- **Appending and reading back**: `appended` and `check_own_append` report what an appended record
-  had as its effect.
-- **Damage and trims**: `leftover`, `may_go_further`, `Losses`, `named`.
+- **Appending and reading back**: `append_outcome_unknown` and `check_own_append`, for a library
+  that appends a record and then reads which effect it had.
+- **Damage and trims**: `surviving_records`, `may_go_further`, `Losses`, `name_loss`.
 - **Time and waiting**: `LogClock` estimates the time of a log, `Event` lets callers wait on an
   event loop or under a stepper.
 - **Functions**: `Signature`, `ResultType`, `arguments_text` and `plain_value` convert arguments and
@@ -23,10 +23,10 @@ from indilog.base.lazy_names import lazy_names
 from indilog.base.log import READ_RANGE_LIMIT_MAX, check_bound
 from indilog.sdk.event import Event
 from indilog.sdk.log_clock import LogClock
-from indilog.sdk.losses import Losses, named
-from indilog.sdk.outcomes import appended, check_own_append
+from indilog.sdk.losses import Losses, name_loss
+from indilog.sdk.outcomes import append_outcome_unknown, check_own_append
 from indilog.sdk.record_format import RecordFormat
-from indilog.sdk.surviving_records import leftover, may_go_further
+from indilog.sdk.surviving_records import may_go_further, surviving_records
 
 if TYPE_CHECKING:
     from indilog.apps.context import current_context
@@ -45,17 +45,17 @@ __all__ = [
     "SeqNum",
     "Signature",
     "UserTag",
-    "appended",
+    "append_outcome_unknown",
     "arguments_text",
     "can_be_in_tag",
     "check_bound",
     "check_own_append",
     "current_context",
     "function_of",
-    "leftover",
     "may_go_further",
-    "named",
+    "name_loss",
     "plain_value",
+    "surviving_records",
 ]
 
 __getattr__ = lazy_names(

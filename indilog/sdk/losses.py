@@ -69,7 +69,7 @@ class Losses:
         return following
 
 
-def named(what: str, error: DataLossError) -> DataLossError:
+def name_loss(what: str, error: DataLossError) -> DataLossError:
     """Return an error that says which state cannot be read because of a loss.
 
     Args:

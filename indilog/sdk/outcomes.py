@@ -45,7 +45,7 @@ def own_append_missing(seqnum: SeqNum) -> NotReadyError:
 
 
 @contextmanager
-def appended(seqnum: SeqNum) -> Iterator[None]:
+def append_outcome_unknown(seqnum: SeqNum) -> Iterator[None]:
     """Find out in this block what the record at `seqnum`, which was appended, came to.
 
     Errors that say "nothing was done, repeat it" are true of the read that met them, not of what

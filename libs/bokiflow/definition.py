@@ -13,7 +13,7 @@ import structlog
 from xxhash import xxh3_64
 
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError
-from bokiflow.runs.records import Started
+from bokiflow.runs.records import RunStarted
 from bokiflow.workflow import Workflow
 from indilog import InvalidArgumentsError
 from indilog.sdk import Signature, arguments_text, can_be_in_tag, plain_value
@@ -81,7 +81,7 @@ class Definition:
         return self.signature.result_text(await self.body(wf, **arguments))
 
 
-def check_workflow(id: str, workflow: str, begun: Started, advice: str = "") -> None:  # noqa: A002
+def check_workflow(id: str, workflow: str, begun: RunStarted, advice: str = "") -> None:  # noqa: A002
     """Look whether a run is one of a workflow.
 
     Raises:
@@ -93,7 +93,7 @@ def check_workflow(id: str, workflow: str, begun: Started, advice: str = "") -> 
         )
 
 
-def check_same_run(id: str, definition: Definition, arguments: bytes, begun: Started) -> None:  # noqa: A002
+def check_same_run(id: str, definition: Definition, arguments: bytes, begun: RunStarted) -> None:  # noqa: A002
     """Look whether a start with an id means the run that began under it.
 
     One with other arguments does, since a start may be repeated: it is logged, no more.

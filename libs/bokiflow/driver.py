@@ -30,28 +30,28 @@ from bokiflow.runs.records import (
     PARKED_TAG,
     RUNS_TAG,
     URGENT_TAG,
-    Dead,
-    Left,
-    Taken,
+    ExecutorDead,
+    ExecutorLeft,
+    RunTaken,
     encoded,
     executor_tag,
     run_in,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, appended, read_run
+from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.takeover.cleaning import Cleaner
 from bokiflow.takeover.crash_loops import (
     CRASHES_PARKED,
-    Suspects,
+    CrashLoops,
     Tasks,
     crashes_of,
-    is_suspect,
+    is_crash_looping,
     retry_s,
 )
-from bokiflow.takeover.dead_executors import left_by, stream
+from bokiflow.takeover.dead_executors import read_readable, read_remains
 from bokiflow.takeover.heartbeat import BEATS
-from bokiflow.takeover.open_runs import executors_of_open_runs
-from bokiflow.takeover.skip_unreadable import PassingOver
+from bokiflow.takeover.open_runs import find_executors_of_open_runs
+from bokiflow.takeover.skip_unreadable import SkipUnreadable
 from indilog import DataLossError, Entry, IndilogError, Log, TrimmedError
 from indilog.sdk import SeqNum
 
@@ -75,7 +75,7 @@ class Driver:
         self._cleaner = Cleaner(retention_s)
         self._cancelled: dict[str, None] = {}
         """Runs that may be parked and are to be cancelled."""
-        self._suspects = Suspects(runner.lease_s * _WATCH_BEATS / BEATS)
+        self._crash_loops = CrashLoops(runner.lease_s * _WATCH_BEATS / BEATS)
         self._taking = Tasks()
         """By whose runs they take: so that nothing waits for room, or for a body that does not end,
         but what must."""
@@ -90,17 +90,17 @@ class Driver:
         on_cancel = self._runner.on_cancel
         try:
             await self._until_done(lambda: self._runner.look(log))
-            self._runner.on_suspect.append(self._retry_in)
+            self._runner.on_crash_loop.append(self._retry_in)
             on_cancel.append(self._on_cancel)  # all before is known of the runs that are parked
             await self._until_done(lambda: self._resume_parked(log, logs))
             while True:
-                await self._until_done(lambda: self._turn(log, logs))
+                await self._until_done(lambda: self._iterate(log, logs))
         finally:
             cleaning.cancel()
             await self._taking.stop()
-            await self._suspects.stop()
+            await self._crash_loops.stop()
             with suppress(ValueError):
-                self._runner.on_suspect.remove(self._retry_in)
+                self._runner.on_crash_loop.remove(self._retry_in)
             with suppress(ValueError):
                 on_cancel.remove(self._on_cancel)
             await self._stop(log)
@@ -131,12 +131,12 @@ class Driver:
                 await self._cleaner.clean(log, await log.now())
                 await self._runner.look(log)
                 for run, executor in self._cleaner.open.items():
-                    if self._is_nobodys(executor) and not self._is_taken(executor):
+                    if self._has_no_owner(executor) and not self._is_taken(executor):
                         await self._take_all(log, logs, executor, [run])
             except (IndilogError, Stopped) as error:
                 structlog.get_logger().warning("old runs are not forgotten", reason=str(error))
 
-    async def _turn(self, log: Log, logs: Logs) -> None:
+    async def _iterate(self, log: Log, logs: Logs) -> None:
         runner = self._runner
         await runner.look(log, is_one_page=True)  # which is mostly all there is
         if runner.executors.lapsed(waiting.steady_now()):
@@ -150,15 +150,15 @@ class Driver:
         for name in runner.executors.left_to(runner.lease.name):
             if not self._is_taken(name):
                 self._begin(name, partial(self._take_from, log, logs, name))
-        if self._are_unknown_gone():
-            if runner.executors.departed.due(waiting.steady_now()):
-                self._begin(_DEPARTED, partial(self._look_at_departed, log, logs))
+        if self._have_unknown_expired():
+            if runner.executors.dead_executors.due(waiting.steady_now()):
+                self._begin(_DEPARTED, partial(self._recheck_dead_executors, log, logs))
             if runner.executors.lost_at is not None:
                 self._begin(_UNKNOWN, partial(self._look_for_unknown, log))
         self._retry_parked(log, logs)
         if self._cancelled:
             self._begin(_CANCELLED, partial(self._take_cancelled, log, logs))
-        await self._news(log)
+        await self._wait_for_records(log)
 
     def _begin(self, name: str, take: Callable[[], Awaitable[None]]) -> None:
         """Take runs in a task; again if the log is away."""
@@ -166,10 +166,10 @@ class Driver:
 
     def _is_taken(self, name: str) -> bool:
         """Whether what an executor left is being taken."""
-        return name in self._suspects or name in self._taking
+        return name in self._crash_loops or name in self._taking
 
-    async def _look_at_departed(self, log: Log, logs: Logs) -> None:
-        for name in self._runner.executors.departed.due(waiting.steady_now()):
+    async def _recheck_dead_executors(self, log: Log, logs: Logs) -> None:
+        for name in self._runner.executors.dead_executors.due(waiting.steady_now()):
             if not self._is_taken(name):
                 await self._look_again(log, logs, name)
 
@@ -179,16 +179,16 @@ class Driver:
             await self._take_parked(log, logs, id_, is_given_up=True)
             self._cancelled.pop(id_, None)
 
-    async def _news(self, log: Log) -> None:
+    async def _wait_for_records(self, log: Log) -> None:
         """Wait for a sign of life, or for the time when one is missing or may have come late; while
         somebody executes anything, signs of life wait for the next turn.
         """
         executors = self._runner.executors
         next_retry = min(self._retried.values(), default=None)
-        is_taking = self._suspects or self._taking
+        is_taking = self._crash_loops or self._taking
         now = waiting.steady_now()
         look_at = now + self._runner.lease_s if is_taking else None
-        next_due = None if _DEPARTED in self._taking else executors.departed.next_due()
+        next_due = None if _DEPARTED in self._taking else executors.dead_executors.next_due()
         if executors.lost_at is not None:
             next_due = look_at if _UNKNOWN in self._taking else self._unknown_until()
         times = (
@@ -215,7 +215,7 @@ class Driver:
         if name == runner.lease.name:
             await runner.retire(log)
             return
-        left = await left_by(log, name)
+        left = await read_remains(log, name)
         if not runner.executors.is_silent(name, end):
             return  # it lives, or somebody else has seen to it
         if not left.runs and not runner.executors.left_to(name):
@@ -223,50 +223,50 @@ class Driver:
             if left.end:
                 await log.trim(left.end, tag=executor_tag(name))
             return
-        lease = runner.living()
-        dead = Dead(name, lease.name, end)
+        lease = runner.current_lease()
+        dead = ExecutorDead(name, lease.name, end)
         entry = Entry(encoded(dead), (EXECUTORS_TAG,))
-        await runner.look(log, await runner.append_alive(log, lease, [entry]))
+        await runner.look(log, await runner.append_with_heartbeat(log, lease, [entry]))
 
     async def _take_from(self, log: Log, logs: Logs, name: str) -> None:
         """Take over all that a dead executor has left; then nobody needs to know of it."""
-        left = await left_by(log, name)
+        left = await read_remains(log, name)
         structlog.get_logger().info("taking over runs", executor=name, runs=len(left.runs))
         are_read = await self._take_all(log, logs, name, left.runs)
-        if name not in self._suspects:
+        if name not in self._crash_loops:
             await self._taken_from(log, name, left.end if are_read else 0)
 
     async def _taken_from(self, log: Log, name: str, end: SeqNum) -> None:
         """Of what a dead executor had nothing is left below `end`; the rest nobody can take now."""
-        over = Entry(encoded(Left(name, is_idle=True)), (EXECUTORS_TAG,))
-        seqnum = await appended(log, [over])
+        over = Entry(encoded(ExecutorLeft(name, is_idle=True)), (EXECUTORS_TAG,))
+        seqnum = await append_with_retry(log, [over])
         if end:
             await log.trim(end, tag=executor_tag(name))
         await self._runner.look(log, seqnum)
 
     async def _look_again(self, log: Log, logs: Logs, name: str) -> None:
         """Take over what came to an executor that was gone already."""
-        departed = self._runner.executors.departed
+        departed = self._runner.executors.dead_executors
         now = waiting.steady_now()
-        left = await left_by(log, name, departed.end(name))
+        left = await read_remains(log, name, departed.end(name))
         await self._runner.look(log)  # a sign of life stands before what was done under it
-        if self._is_nobodys(name):
+        if self._has_no_owner(name):
             are_read = await self._take_all(log, logs, name, left.runs)
-            is_over = are_read and name not in self._suspects
+            is_over = are_read and name not in self._crash_loops
             departed.looked(name, now, left.end if is_over else 0)
         else:
             departed.looked(name, now, 0)
 
-    def _is_nobodys(self, name: str) -> bool:
+    def _has_no_owner(self, name: str) -> bool:
         """Whether nobody knows of an executor, so that nobody will look what it left.
 
         Several drivers may see that at once, and one of them gets each run.
         """
         runner = self._runner
         is_unknown = name != runner.lease.name and name not in runner.executors.known
-        return is_unknown and self._are_unknown_gone()
+        return is_unknown and self._have_unknown_expired()
 
-    def _are_unknown_gone(self) -> bool:
+    def _have_unknown_expired(self) -> bool:
         """Whether nobody lives whose signs of life are lost."""
         return waiting.steady_now() >= self._unknown_until()
 
@@ -278,11 +278,11 @@ class Driver:
         departed.
         """
         executors, lost_at = self._runner.executors, self._runner.executors.lost_at
-        names = await executors_of_open_runs(log)
+        names = await find_executors_of_open_runs(log)
         await self._runner.look(log)
         for name in names:
-            if self._is_nobodys(name):
-                executors.departed.add(name, waiting.steady_now())
+            if self._has_no_owner(name):
+                executors.dead_executors.add(name, waiting.steady_now())
         if executors.lost_at == lost_at:
             executors.lost_at = None
 
@@ -304,11 +304,11 @@ class Driver:
             if not free:
                 await self._freed(left)
         if suspects:
-            taking = partial(self._take_suspects, log, logs, name, suspects)
-            self._suspects.begin(name, taking)
+            taking = partial(self._take_crash_loops, log, logs, name, suspects)
+            self._crash_loops.begin(name, taking)
         return are_read
 
-    async def _take_suspects(
+    async def _take_crash_loops(
         self, log: Log, logs: Logs, name: str, suspects: dict[str, int]
     ) -> None:
         """Take over runs of an executor with care; then it has left nothing."""
@@ -318,11 +318,11 @@ class Driver:
             return self._task(id_)
 
         async def be_done() -> None:
-            left = await left_by(log, name)
+            left = await read_remains(log, name)
             if not left.runs and name in self._runner.executors.left_to(self._runner.lease.name):
                 await self._taken_from(log, name, left.end)
 
-        await self._suspects.take(suspects, take)
+        await self._crash_loops.take(suspects, take)
         await self._until_done(be_done)
 
     def _task(self, id_: str) -> asyncio.Task[None] | None:
@@ -362,7 +362,7 @@ class Driver:
         """Take a run over if one of `holders` still has it, and execute it; but only note it in
         `suspects`, with its crashes, if that is given and it is one. Return whether it can be read.
         """
-        with PassingOver(id_) as passing_over:
+        with SkipUnreadable(id_) as passing_over:
             await self._take_readable(log, logs, id_, holders, suspects)
         return not passing_over.failed
 
@@ -383,7 +383,7 @@ class Driver:
         if run.parked is not None:
             return  # it is in another list, and waits for its time
         crashes = crashes_of(run, self._runner.executors)
-        if suspects is not None and is_suspect(crashes) and crashes < CRASHES_PARKED:
+        if suspects is not None and is_crash_looping(crashes) and crashes < CRASHES_PARKED:
             suspects[id_] = crashes
         else:
             await self._take_run(log, logs, id_, run)
@@ -392,12 +392,12 @@ class Driver:
         """Take a run that goes on over, unless another epoch began since it was read."""
         runner, before, was_parked = self._runner, run.executor, run.parked is not None
         crashes = crashes_of(run, runner.executors)
-        async with runner.given(logs, id_) as lease:
+        async with runner.assigning(logs, id_) as lease:
             if id_ in runner.running:
                 return
-            taken = Taken(run.epoch + 1, lease.name, crashes)
+            taken = RunTaken(run.epoch + 1, lease.name, crashes)
             tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name), executor_tag(before))
-            seqnum = await runner.append_alive(log, lease, [Entry(encoded(taken), tags)])
+            seqnum = await runner.append_with_heartbeat(log, lease, [Entry(encoded(taken), tags)])
             await read_run(log, id_, run, seqnum)
             if (run.executor, run.epoch) == (lease.name, taken.epoch) and run.finished is None:
                 await runner.take_on(logs, log, id_, run, lease, was_parked=was_parked)
@@ -409,7 +409,7 @@ class Driver:
         parked: dict[str, SeqNum] = {}
         unreadable: list[SeqNum] = []
         end: SeqNum = 0
-        async for record in stream(log, PARKED_TAG, 0, unreadable):
+        async for record in read_readable(log, PARKED_TAG, 0, unreadable):
             end = record.seqnum + 1
             if (id_ := run_in(record.tags)) is not None:
                 parked[id_] = record.seqnum
@@ -436,7 +436,7 @@ class Driver:
         now = waiting.steady_now()
         for id_ in [id_ for id_, time in self._retried.items() if time <= now]:
             del self._retried[id_]
-            self._suspects.begin(id_, partial(self._suspects.take_group, [id_], take))
+            self._crash_loops.begin(id_, partial(self._crash_loops.take_group, [id_], take))
 
     async def _take_parked(
         self,
@@ -451,7 +451,7 @@ class Driver:
         is parked because its executors ended is taken when it is its time, at once if it was
         cancelled, and in either case alone. Return whether it may be parked still.
         """
-        with PassingOver(id_) as passing_over:
+        with SkipUnreadable(id_) as passing_over:
             return await self._take_parked_readable(
                 log, logs, id_, is_given_up=is_given_up, is_its_time=is_its_time
             )

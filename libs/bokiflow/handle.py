@@ -27,14 +27,14 @@ from bokiflow.runs.records import (
     EXECUTORS_TAG,
     URGENT_TAG,
     CancelAsked,
-    Finished,
-    Parked,
+    RunFinished,
+    RunParked,
     RunRecord,
     Signalled,
     encoded,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, appended, read_run
+from bokiflow.runs.run_log import Logs, append_with_retry, read_run
 from bokiflow.takeover import crash_loops as suspects
 from indilog import Entry, FunctionFailedError, Log, TrimmedError
 from indilog.sdk import ResultType, SeqNum
@@ -106,16 +106,16 @@ class Handle(Generic[_ResultT_co]):
             RunIdInUseError: it is a run of another workflow.
         """
         ends = math.inf if timeout is None else waiting.steady_now() + timeout
-        finished: Finished | None = None
+        finished: RunFinished | None = None
         if (running := self._runner.running.get(self.id)) is not None:
             self._check(running.execution.run)
             left = ends - waiting.steady_now()
-            finished = await waiting.within(running.ended, left, self._late(None))
+            finished = await waiting.wait_within(running.ended, left, self._late(None))
         if finished is None:
             finished = await self._followed(ends)
         return self._value(finished)
 
-    async def _followed(self, ends: float) -> Finished:
+    async def _followed(self, ends: float) -> RunFinished:
         """Return how the run ends, from the log."""
         log, run = self._log(), Run()
         while True:
@@ -127,11 +127,11 @@ class Handle(Generic[_ResultT_co]):
             if left <= 0 or await log.read_next(run_tag(self.id), run.end, wait=left) is None:
                 raise TimeoutError(self._late(run.parked))
 
-    def _late(self, parked: Parked | None) -> str:
+    def _late(self, parked: RunParked | None) -> str:
         how = "it goes on." if parked is None else f"it is parked: {parked.reason}"
         return f"Run {self.id!r} has not ended in time; {how}"
 
-    def _value(self, finished: Finished) -> _ResultT_co:
+    def _value(self, finished: RunFinished) -> _ResultT_co:
         failure = finished.failure
         if failure is not None:
             kind = RunCancelledError if finished.was_cancelled else RunFailedError
@@ -200,7 +200,7 @@ class Handle(Generic[_ResultT_co]):
     async def _tell(self, record: RunRecord, *tags: str) -> None:
         entry = Entry(encoded(record), (run_tag(self.id), *tags))
         with public_call():
-            await appended(self._log(), [entry])
+            await append_with_retry(self._log(), [entry])
 
     def _check(self, run: Run) -> None:
         assert run.started is not None, "a run that was read has begun"

@@ -10,9 +10,9 @@ import structlog
 from bokiflow.runs.errors import FlowSettingsError, FlowVersionError
 from bokiflow.runs.execution import RETURN
 from bokiflow.runs.fold import Run
-from bokiflow.runs.records import RUNS_TAG, Decided, Started, run_in, run_record
+from bokiflow.runs.records import RUNS_TAG, RunStarted, StepDecided, run_in, run_record
 from bokiflow.runs.run_log import read_run
-from bokiflow.takeover.dead_executors import stream
+from bokiflow.takeover.dead_executors import read_readable
 from indilog import DataLossError, Log, TrimmedError
 from indilog.sdk import SeqNum
 
@@ -23,13 +23,13 @@ async def listed(log: Log, bound: SeqNum) -> AsyncIterator[tuple[str, Run]]:
     What cannot be read (it is damaged, or of a later version) is left out, and logged.
     """
     lost: list[SeqNum] = []
-    async for record in stream(log, RUNS_TAG, bound, lost):
+    async for record in read_readable(log, RUNS_TAG, bound, lost):
         _tell(log, lost)
         run_id = run_in(record.tags)
         if run_id is None:
             continue
         try:
-            if not isinstance(run_record(record.data), Started):
+            if not isinstance(run_record(record.data), RunStarted):
                 continue
             run = await read_run(log, run_id, Run(), is_reused=True)
         except TrimmedError:
@@ -49,7 +49,7 @@ def _tell(log: Log, lost: list[SeqNum]) -> None:
         lost.clear()
 
 
-def decided_before(run: Run, step: str) -> tuple[str, list[Decided]]:
+def decided_before(run: Run, step: str) -> tuple[str, list[StepDecided]]:
     """Return the number of a step, and what was decided before it in the order of the log, as a new
     run decides it: not that its workflow returned too early, which the code of now may not do.
 

@@ -18,9 +18,9 @@ import structlog
 from cachetools import LRUCache
 
 from bokiflow.definition import Definition, check_same_run
-from bokiflow.operations.compensation import compensated
+from bokiflow.operations.compensation import run_compensated
 from bokiflow.operations.notifications import RESTS
-from bokiflow.running import Running, awaited
+from bokiflow.running import LocalRun, await_body
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import ChangedWorkflowError, FlowSettingsError, RunIdInUseError
 from bokiflow.runs.execution import Execution
@@ -29,20 +29,20 @@ from bokiflow.runs.log_time import log_clock
 from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import (
     RUNS_TAG,
-    Decided,
-    Finished,
     Origin,
-    Started,
-    Taken,
+    RunFinished,
+    RunStarted,
+    RunTaken,
+    StepDecided,
     encoded,
     executor_tag,
     run_tag,
 )
-from bokiflow.runs.run_log import Logs, Unreadable, is_passing, read_run
-from bokiflow.takeover.crash_loops import CRASHES_PARKED, retry_s, sentence
-from bokiflow.takeover.heartbeat import Presence
+from bokiflow.runs.run_log import Logs, RunUnreadable, is_transient, read_run
+from bokiflow.takeover.crash_loops import CRASHES_PARKED, parked_reason, retry_s
+from bokiflow.takeover.heartbeat import HeartbeatSender
 from bokiflow.takeover.lease import Lease
-from bokiflow.takeover.pending_assignments import Unclear
+from bokiflow.takeover.pending_assignments import PendingAssignments
 from bokiflow.workflow import Workflow
 from indilog import (
     Context,
@@ -65,7 +65,7 @@ _AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 60.0
 
 
-class Runner(Presence):
+class Runner(HeartbeatSender):
     """Executes runs.
 
     Args:
@@ -88,18 +88,18 @@ class Runner(Presence):
     ) -> None:
         super().__init__(log_name, lease_s)
         self.definitions = definitions
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, LocalRun] = {}
         self.executions_max = executions_max
         self._starting = 0
         self._resting = 0
-        self._unclear = Unclear()
+        self._pending = PendingAssignments()
         self._left_from: SeqNum | None = None
         self._cancels: LRUCache[str, SeqNum] = LRUCache(_CANCELS_MAX)
         """Cancellations that were read last: a run may have been read without, or end parked."""
         self.on_room: list[Callable[[], None]] = []
         self.on_cancel: list[Callable[[str], None]] = []
         """Told which run that is not executed here somebody wants cancelled."""
-        self.on_suspect: list[Callable[[str, float], None]] = []
+        self.on_crash_loop: list[Callable[[str, float], None]] = []
         """Told which run was parked because it ended its executors, and for how many seconds."""
 
     # --- beginning runs
@@ -112,7 +112,7 @@ class Runner(Presence):
         id: str | None,  # noqa: A002 - it is called so
         *,
         parent: Origin | None = None,
-    ) -> tuple[str, Running | None]:
+    ) -> tuple[str, LocalRun | None]:
         """Begin a run, unless there is one of this id; return its id, and it if it is executed
         here.
 
@@ -128,7 +128,7 @@ class Runner(Presence):
         run_id = waiting.new_name() if id is None else id
         self._starting += 1
         try:
-            async with self.given(logs, run_id) as lease:
+            async with self.assigning(logs, run_id) as lease:
                 if (running := self.running.get(run_id)) is not None:  # meanwhile
                     running.check_same_run(definition, arguments)
                     return run_id, running
@@ -147,12 +147,12 @@ class Runner(Presence):
         parent: Origin | None,
         *,
         is_new: bool,
-    ) -> Running | None:
+    ) -> LocalRun | None:
         log = logs.log(self.log_name)
-        started = Started(definition.name, arguments, lease.name, definition.version, parent)
+        started = RunStarted(definition.name, arguments, lease.name, definition.version, parent)
         tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
         entries, again = [Entry(encoded(started), tags)], list[str]()
-        seqnum = await self.append_alive(log, lease, entries, lambda: again.append(run_id))
+        seqnum = await self.append_with_heartbeat(log, lease, entries, lambda: again.append(run_id))
         run = Run()
         if is_new and not again:  # else an earlier copy is the run's place
             run.apply(seqnum, 0.0, started)  # its time matters to nobody here
@@ -177,7 +177,7 @@ class Runner(Presence):
         definition: Definition,
         arguments: bytes,
         forked: Origin,
-        decided: Sequence[Decided],
+        decided: Sequence[StepDecided],
     ) -> str:
         """Begin a run in which `decided` is decided already; return its id.
 
@@ -188,12 +188,12 @@ class Runner(Presence):
         log, run_id, version = logs.log(self.log_name), waiting.new_name(), definition.version
         self._starting += 1
         try:
-            async with self.given(logs, run_id) as lease:
-                started = Started(definition.name, arguments, lease.name, version, forked=forked)
+            async with self.assigning(logs, run_id) as lease:
+                started = RunStarted(definition.name, arguments, lease.name, version, forked=forked)
                 tags = (run_tag(run_id), RUNS_TAG, executor_tag(lease.name))
                 steps = [Entry(encoded(step), tags[:1]) for step in decided]
                 entries = [Entry(encoded(started), tags), *steps]
-                last = await self.append_alive(log, lease, entries)
+                last = await self.append_with_heartbeat(log, lease, entries)
                 run = await read_run(log, run_id, Run(), last)
                 self.execute(logs, definition, run_id, run, lease)
         finally:
@@ -213,7 +213,7 @@ class Runner(Presence):
         busy = runs - self._resting
         return min(self.executions_max - busy, self.executions_max * RUNS_PER_EXECUTION - runs)
 
-    def _rests(self, running: Running, by: int) -> None:
+    def _rests(self, running: LocalRun, by: int) -> None:
         """An operation of a run begins or ceases to wait."""
         was_resting = running.waits > 0
         running.waits += by
@@ -232,19 +232,19 @@ class Runner(Presence):
         id: str,  # noqa: A002
         run: Run,
         lease: Lease,
-    ) -> Running | None:
+    ) -> LocalRun | None:
         """Execute a run whose executor this process is, in a task of its own."""
         if id in self.running or lease is not self.lease:
             return self.running.get(id)
         execution = Execution(logs.log(self.log_name), id, run, lease)
-        running = self.running[id] = Running(definition, execution)
+        running = self.running[id] = LocalRun(definition, execution)
         self._tell_cancelled(execution)
         running.task = asyncio.create_task(self._execute(logs, running))
         running.task.add_done_callback(partial(self._ended, logs, running))
         self._keep_beating(logs)
         return running
 
-    async def _execute(self, logs: Logs, running: Running) -> None:
+    async def _execute(self, logs: Logs, running: LocalRun) -> None:
         CALL.set(None)  # it outlives the call that began it
         if isinstance(logs, Context):
             logs.begin()
@@ -254,7 +254,7 @@ class Runner(Presence):
         except ChangedWorkflowError as error:
             structlog.get_logger().warning("run parked", run=error.run, reason=str(error))
 
-    def _ended(self, logs: Logs, running: Running, task: asyncio.Task[None]) -> None:
+    def _ended(self, logs: Logs, running: LocalRun, task: asyncio.Task[None]) -> None:
         """A run is not executed here any more; also one whose task was cancelled unbegun."""
         execution = running.execution
         id_, run = execution.id, execution.run
@@ -265,15 +265,15 @@ class Runner(Presence):
         running.end(None)
         self._ended_since_trim += 1
         if task.cancelled() and run.executor == self.lease.name:
-            self._leave_to_others(run.started_at)
+            self._leave_to_new_owner(run.started_at)
         elif not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().error("execution of a run broke off", run=id_, exc_info=error)
             if run.executor == self.lease.name:  # nobody else goes on with it
-                self._unclear.broke_off(id_, run.started_at, execution.epoch, running.failures)
+                self._pending.broke_off(id_, run.started_at, execution.epoch, running.failures)
                 self._keep_beating(logs)
         self._tell_room()
 
-    async def _executed(self, logs: Logs, running: Running) -> Finished | None:
+    async def _executed(self, logs: Logs, running: LocalRun) -> RunFinished | None:
         """Execute a run to its end; again if the log was away. None: somebody else does."""
         wait_s, is_again = _AGAIN_S, False
         while True:
@@ -291,14 +291,14 @@ class Runner(Presence):
                 structlog.get_logger().warning(
                     "run is tried again", run=running.execution.id, reason=str(error)
                 )
-                is_away = not isinstance(error, Unreadable) and (
-                    isinstance(error, Stopped) or is_passing(error)
+                is_away = not isinstance(error, RunUnreadable) and (
+                    isinstance(error, Stopped) or is_transient(error)
                 )
                 wait_s = _AGAIN_S if is_away else min(2 * wait_s, _AGAIN_S_MAX)
             await waiting.pause(wait_s)
             is_again = True
 
-    async def _once(self, logs: Logs, running: Running) -> Finished | None:
+    async def _once(self, logs: Logs, running: LocalRun) -> RunFinished | None:
         """Execute a run in the epoch that it has."""
         execution, definition = running.execution, running.definition
         started = execution.run.started
@@ -309,12 +309,12 @@ class Runner(Presence):
             arguments = definition.signature.arguments(started.arguments)
         except (InvalidArgumentsError, FlowSettingsError, TypeError) as error:
             return await execution.park(str(error))
-        body = awaited(definition.result_text(wf, arguments))
-        return await execution.execute(compensated(wf.compensations, body))
+        body = await_body(definition.result_text(wf, arguments))
+        return await execution.execute(run_compensated(wf.compensations, body))
 
-    async def _anew(self, running: Running) -> Execution | Finished | None:
+    async def _anew(self, running: LocalRun) -> Execution | RunFinished | None:
         """Return the next execution of a run that is still this executor's, else its end."""
-        before, lease = running.execution, self.living()
+        before, lease = running.execution, self.current_lease()
         log, id_ = before.log, before.id
         run = await read_run(log, id_, Run(), is_reused=True)
         if run.started_at != before.run.started_at:
@@ -327,13 +327,13 @@ class Runner(Presence):
         """Begin a new epoch of a run that this executor has and does not execute: what an execution
         of before has on its way counts no more. Return whether it has the run.
         """
-        taken = Taken(run.epoch + 1, lease.name, run.crashes)  # nobody has crashed
+        taken = RunTaken(run.epoch + 1, lease.name, run.crashes)  # nobody has crashed
         tags = (run_tag(id_), RUNS_TAG, executor_tag(lease.name))
         try:
-            seqnum = await self.append_alive(log, lease, [Entry(encoded(taken), tags)])
+            seqnum = await self.append_with_heartbeat(log, lease, [Entry(encoded(taken), tags)])
         except BaseException:
             if lease is self.lease:  # it may come when this run is executed no more
-                self._leave_to_others(run.started_at)
+                self._leave_to_new_owner(run.started_at)
             raise
         await read_run(log, id_, run, seqnum)
         return _is_open(run, lease) and run.epoch == taken.epoch
@@ -341,15 +341,15 @@ class Runner(Presence):
     # --- runs that this executor may have without being told
 
     @asynccontextmanager
-    async def given(self, logs: Logs, id_: str) -> AsyncIterator[Lease]:
+    async def assigning(self, logs: Logs, id_: str) -> AsyncIterator[Lease]:
         """What gives a run to this executor, and what follows: alone, as far as this run goes.
 
         If it does not come to its end, this process looks for the run later. Whoever reads what it
         has appended does so with the same log; another one may not show it yet.
         """
-        unclear = self._unclear
+        unclear = self._pending
         async with unclear.alone(id_):
-            lease = self.living()
+            lease = self.current_lease()
             before = unclear.note(id_, self.executors.end)
             try:
                 yield lease
@@ -362,7 +362,7 @@ class Runner(Presence):
                     unclear.restore(id_, before)
                 elif lease is not self.lease or not unclear.has_room:
                     # Whoever inherits the name looks for it.
-                    self._leave_to_others(unclear.clear(id_))
+                    self._leave_to_new_owner(unclear.clear(id_))
                 else:
                     self._keep_beating(logs)
                 raise
@@ -370,7 +370,7 @@ class Runner(Presence):
 
     async def take_on(
         self, logs: Logs, log: Log, id_: str, run: Run, lease: Lease, *, was_parked: bool = False
-    ) -> Running | None:
+    ) -> LocalRun | None:
         """Execute a run that this executor has, unless it must wait for other code or better times.
 
         The caller is alone with it.
@@ -381,12 +381,12 @@ class Runner(Presence):
             reason = f"There is no workflow {run.started.workflow!r} in the code that is deployed."
             await Execution(log, id_, run, lease).park(reason)
         elif run.crashes >= CRASHES_PARKED and not was_parked:
-            await self._park_suspect(Execution(log, id_, run, lease))
+            await self._park_crash_loop(Execution(log, id_, run, lease))
         else:
             return self.execute(logs, definition, id_, run, lease)
         return None
 
-    async def _park_suspect(self, execution: Execution) -> None:
+    async def _park_crash_loop(self, execution: Execution) -> None:
         """Let a run wait that ended its executors; end it if it did so although it was cancelled.
 
         A cancelled one had its chance to take back what it did once it was cancelled, alone.
@@ -394,24 +394,24 @@ class Runner(Presence):
         run = execution.run
         structlog.get_logger().warning("run parked", run=execution.id, crashes=run.crashes)
         is_given_up = run.cancel_asked and run.crashes > CRASHES_PARKED
-        await execution.park(sentence(run.crashes), is_given_up=is_given_up)
+        await execution.park(parked_reason(run.crashes), is_given_up=is_given_up)
         if not is_given_up:
-            for told in self.on_suspect:
+            for told in self.on_crash_loop:
                 told(execution.id, retry_s(run))
 
     async def _on_beat(self, log: Log, logs: Logs) -> None:
         """Look for the runs that this executor has got without being told."""
-        for id_ in self._unclear.due():
+        for id_ in self._pending.due():
             try:
                 await self._look_for(log, logs, id_)
             except IndilogError as error:
-                if is_passing(error):
+                if is_transient(error):
                     raise
                 structlog.get_logger().error("run cannot be read", run=id_, reason=str(error))
-                self._leave_to_others(self._unclear.look_again(id_))
+                self._leave_to_new_owner(self._pending.look_again(id_))
 
     async def _look_for(self, log: Log, logs: Logs, id_: str) -> None:
-        unclear, lease = self._unclear, self.lease
+        unclear, lease = self._pending, self.lease
         if unclear.is_under_way(id_):
             return  # whoever gives it does not hold up the signs of life
         async with unclear.alone(id_):
@@ -439,21 +439,21 @@ class Runner(Presence):
     @property
     def _is_busy(self) -> bool:
         """Whether it executes anything, or may have to."""
-        return bool(self.running or self._starting or self._unclear)
+        return bool(self.running or self._starting or self._pending)
 
     @property
     def _is_owed(self) -> bool:
         """Whether anything that is on its way may give this executor a run."""
-        return bool(self._starting or self._unclear) or self._left_from is not None
+        return bool(self._starting or self._pending) or self._left_from is not None
 
-    def _leave_to_others(self, place: SeqNum | None) -> None:
+    def _leave_to_new_owner(self, place: SeqNum | None) -> None:
         """What gave this executor a run at `place` or later is for those who inherit its name."""
         if place is not None:
             self._left_from = place if self._left_from is None else min(self._left_from, place)
 
     def _on_lost(self) -> None:
         self._left_from = None
-        self._unclear.reset()  # whoever inherits the old name looks for them
+        self._pending.reset()  # whoever inherits the old name looks for them
         for task in self._tasks():
             task.cancel()
 
@@ -481,7 +481,7 @@ class Runner(Presence):
         """Below this seqnum nothing gave this executor a run that it still has or may get."""
         runs = (running.execution.run.started_at for running in self.running.values())
         end = self.executors.end if self._left_from is None else self._left_from
-        return min((*runs, *self._unclear.since, end))
+        return min((*runs, *self._pending.since, end))
 
 
 def _has_done_nothing(error: BaseException) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 
 from bokiflow.definition import Definition, check_same_run
 from bokiflow.runs.execution import Execution
-from bokiflow.runs.records import Finished
+from bokiflow.runs.records import RunFinished
 
 
-class Running:
+class LocalRun:
     """A run that this process executes.
 
     Attributes:
@@ -23,7 +23,7 @@ class Running:
     def __init__(self, definition: Definition, execution: Execution) -> None:
         self.definition = definition
         self.execution = execution
-        self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[RunFinished | None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
         self.waits = 0
         self.failures = 0
@@ -39,13 +39,13 @@ class Running:
         assert begun is not None, "only what began is executed"
         check_same_run(self.execution.id, definition, arguments, begun)
 
-    def end(self, finished: Finished | None) -> None:
+    def end(self, finished: RunFinished | None) -> None:
         """Tell who waits for it."""
         if not self.ended.done():
             self.ended.set_result(finished)
 
 
-async def awaited(body: Coroutine[Any, Any, bytes]) -> bytes:
+async def await_body(body: Coroutine[Any, Any, bytes]) -> bytes:
     """Return what a workflow gives; a cancellation or exit that is its own doing is its failure."""
     try:
         return await body

@@ -17,11 +17,11 @@ from xxhash import xxh3_128_digest, xxh3_128_intdigest
 
 from bokiflow.operations.body import Body
 from bokiflow.operations.compensation import COMPENSATE, COMPENSATION_RETRIES
-from bokiflow.operations.notifications import decided_waiting, unless_cancelled
+from bokiflow.operations.notifications import decide_waiting, run_unless_cancelled
 from bokiflow.operations.operations import Operations
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import Cancelled, FlowSettingsError
-from bokiflow.runs.execution import KEY, Execution, Outcome, failure_of, raise_failure
+from bokiflow.runs.execution import KEY, Execution, OperationOutcome, failure_from, raise_failure
 from bokiflow.runs.run_log import Logs
 from indilog import Context, FunctionFailedError, Log
 
@@ -159,7 +159,7 @@ class Workflow(Operations):
         self._add_compensation(self.execution.number(), body_of(undo), arguments)
 
     def _add_compensation(self, number: str, undo: Body, arguments: tuple[object, ...]) -> None:
-        async def take_back(number: str) -> Outcome:
+        async def take_back(number: str) -> OperationOutcome:
             return await self._attempts(
                 number, undo, arguments, COMPENSATION_RETRIES, BACKOFF_S, []
             )
@@ -177,7 +177,7 @@ class Workflow(Operations):
     ) -> object:
         errors: list[BaseException] = []
         attempts = partial(self._attempts, number, body, arguments, retries, backoff, errors)
-        decided = await decided_waiting(self.execution, number, body.name, STEP, attempts)
+        decided = await decide_waiting(self.execution, number, body.name, STEP, attempts)
         if decided.failure is not None:
             raise_failure(decided, errors[-1] if errors else None)
         value = body.result(decided.result)
@@ -193,7 +193,7 @@ class Workflow(Operations):
         retries: int,
         backoff: float,
         errors: list[BaseException],
-    ) -> Outcome:
+    ) -> OperationOutcome:
         given = (self.ctx, *arguments) if body.takes_context else arguments
         set_before = KEY.set(self.execution.key(number))
         try:
@@ -208,8 +208,8 @@ class Workflow(Operations):
                     break
                 pause_s = min(backoff * 2**attempt, BACKOFF_S_MAX)
                 self._tell_attempt(number, body, attempt, retries, pause_s, errors[-1])
-                await unless_cancelled(self.execution, waiting.pause(pause_s))
-            return Outcome(b"", failure_of(errors[-1]))
+                await run_unless_cancelled(self.execution, waiting.pause(pause_s))
+            return OperationOutcome(b"", failure_from(errors[-1]))
         finally:
             KEY.reset(set_before)
 
@@ -255,12 +255,12 @@ class Workflow(Operations):
         return uuids.UUID(bytes=xxh3_128_digest(self.execution.key(number).encode()), version=5)
 
 
-def _outcome(body: Body, value: object) -> Outcome:
+def _outcome(body: Body, value: object) -> OperationOutcome:
     """Return what a step achieved; a result that cannot be kept is a failure for good."""
     try:
-        return Outcome(body.text(value))
+        return OperationOutcome(body.text(value))
     except FunctionFailedError as error:
-        return Outcome(b"", failure_of(error))
+        return OperationOutcome(b"", failure_from(error))
 
 
 _BODIES: Final[LRUCache[object, Body]] = LRUCache(_BODIES_MAX)

@@ -12,17 +12,17 @@ from bokiqueue.errors import (
     QueueVersionError,
 )
 from bokiqueue.queue import Delivery, Queue, ShardStats, Stats
-from bokiqueue.replica import Replica
+from bokiqueue.replica import QueueReplica
 
 __all__ = [
     "Delivery",
     "LeaseLostError",
     "Queue",
     "QueueError",
+    "QueueReplica",
     "QueueSettingsError",
     "QueueTrimmedError",
     "QueueVersionError",
-    "Replica",
     "ShardStats",
     "Stats",
 ]

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from bokiqueue.records import Checkpoint, checkpoint_decoded, encoded
+from bokiqueue.records import QueueCheckpoint, checkpoint_decoded, encoded
 from indilog import DataLossError, Log, TooLargeError
-from indilog.sdk import SeqNum, leftover, may_go_further
+from indilog.sdk import SeqNum, may_go_further, surviving_records
 
 _PAGE: Final = 16
 _HELD_MAX: Final = 10_000
@@ -27,11 +27,11 @@ _HELD_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredCheckpoint:
     """A checkpoint, and where it is."""
 
     seqnum: SeqNum
-    checkpoint: Checkpoint
+    checkpoint: QueueCheckpoint
 
     @property
     def needed_from(self) -> SeqNum:
@@ -40,7 +40,7 @@ class Kept:
         return min((held.seqnum for held in checkpoint.messages), default=checkpoint.end)
 
 
-class Left(NamedTuple):
+class ShardCheckpoints(NamedTuple):
     """What is left of the checkpoints of a shard.
 
     Attributes:
@@ -48,11 +48,11 @@ class Left(NamedTuple):
         lost: says which records are lost, if one of them may be of one that is further on.
     """
 
-    furthest: Kept | None
+    furthest: StoredCheckpoint | None
     lost: DataLossError | None
 
 
-async def write(log: Log, tag: str, checkpoint: Checkpoint) -> None:
+async def write(log: Log, tag: str, checkpoint: QueueCheckpoint) -> None:
     """Append a checkpoint, in parts that the log takes."""
     held_max = _HELD_MAX
     while True:
@@ -64,7 +64,7 @@ async def write(log: Log, tag: str, checkpoint: Checkpoint) -> None:
             held_max //= 2
 
 
-async def _write_parts(log: Log, tag: str, checkpoint: Checkpoint, held_max: int) -> None:
+async def _write_parts(log: Log, tag: str, checkpoint: QueueCheckpoint, held_max: int) -> None:
     held = checkpoint.messages
     parts = max(1, -(-len(held) // held_max))
     first: SeqNum | None = None
@@ -77,12 +77,12 @@ async def _write_parts(log: Log, tag: str, checkpoint: Checkpoint, held_max: int
         first = seqnum if first is None else first
 
 
-async def furthest(log: Log, tag: str) -> Left:
+async def find_furthest(log: Log, tag: str) -> ShardCheckpoints:
     """Return the checkpoint that is furthest on, of all that are left."""
-    best: Kept | None = None
+    best: StoredCheckpoint | None = None
     lost: DataLossError | None = None
-    parts: defaultdict[SeqNum, dict[int, Checkpoint]] = defaultdict(dict)
-    async for record in leftover(log, tag, limit=_PAGE):
+    parts: defaultdict[SeqNum, dict[int, QueueCheckpoint]] = defaultdict(dict)
+    async for record in surviving_records(log, tag, limit=_PAGE):
         if isinstance(record, DataLossError):
             lost = record  # one before or behind it may do
             continue
@@ -94,13 +94,13 @@ async def furthest(log: Log, tag: str) -> Left:
         first = record.seqnum if part.first is None else part.first
         parts[first][part.part] = part
         if len(parts[first]) == part.parts:
-            best = Kept(first, _joined(parts.pop(first)))
+            best = StoredCheckpoint(first, _join_parts(parts.pop(first)))
     is_lost = may_go_further(lost, 0 if best is None else best.checkpoint.end)
-    return Left(best, lost if is_lost else None)
+    return ShardCheckpoints(best, lost if is_lost else None)
 
 
-def _joined(parts: dict[int, Checkpoint]) -> Checkpoint:
+def _join_parts(parts: dict[int, QueueCheckpoint]) -> QueueCheckpoint:
     if len(parts) == 1:
         return parts[0]
     held = chain.from_iterable(parts[number].messages for number in range(len(parts)))
-    return Checkpoint(parts[0].end, parts[0].clock, tuple(held))
+    return QueueCheckpoint(parts[0].end, parts[0].clock, tuple(held))

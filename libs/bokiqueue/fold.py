@@ -15,15 +15,15 @@ from sortedcontainers import SortedList
 
 from bokiqueue.records import (
     Acknowledge,
-    Checkpoint,
     Claim,
     Command,
-    Discard,
-    Extend,
+    DiscardDeadLetters,
+    ExtendClaim,
     GiveBack,
-    Held,
-    Push,
-    Revive,
+    HeldMessage,
+    PushMessage,
+    QueueCheckpoint,
+    ReviveDeadLetters,
 )
 from indilog.sdk import SeqNum
 
@@ -47,7 +47,7 @@ class Message:
         return -self.priority, self.seqnum
 
 
-class Fold:
+class ShardFold:
     """Applies the records of a shard in order.
 
     Attributes:
@@ -55,7 +55,7 @@ class Fold:
         clock: when the last applied record was ordered, seconds since 1970.
     """
 
-    def __init__(self, checkpoint: Checkpoint | None = None) -> None:
+    def __init__(self, checkpoint: QueueCheckpoint | None = None) -> None:
         self.end: SeqNum = 0
         self.clock = 0.0
         self._messages: dict[SeqNum, Message] = {}
@@ -82,7 +82,7 @@ class Fold:
 
     def _effect(self, seqnum: SeqNum, command: Command) -> tuple[SeqNum, ...]:
         match command:
-            case Push():
+            case PushMessage():
                 touched = self._push(seqnum, command)
             case Claim(count, lease_s):
                 touched = self._claim(seqnum, count, lease_s)
@@ -90,11 +90,11 @@ class Fold:
                 touched = self._for_held(claim, messages, self._forget)
             case GiveBack(claim, messages, delay_s):
                 touched = self._for_held(claim, messages, lambda m: self._give_back(m, delay_s))
-            case Extend(claim, messages, lease_s):
+            case ExtendClaim(claim, messages, lease_s):
                 touched = self._for_held(claim, messages, lambda m: self._lease(m, claim, lease_s))
-            case Revive(messages):
+            case ReviveDeadLetters(messages):
                 touched = self._for_dead(messages, self._revive)
-            case Discard(messages):
+            case DiscardDeadLetters(messages):
                 touched = self._for_dead(messages, lambda _: None)
             case unreachable:
                 assert_never(unreachable)
@@ -107,7 +107,7 @@ class Fold:
             self._untime(message)
             self._ready_or_dead(message)
 
-    def _push(self, seqnum: SeqNum, push: Push) -> tuple[SeqNum, ...]:
+    def _push(self, seqnum: SeqNum, push: PushMessage) -> tuple[SeqNum, ...]:
         message = Message(seqnum, self.clock, push.priority, push.tries_max)
         self._messages[seqnum] = message
         if push.delay_s:
@@ -236,12 +236,12 @@ class Fold:
         """The first record that is still needed, given a checkpoint of this state."""
         return min((*self._messages, *self._dead), default=self.end)
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> QueueCheckpoint:
         """Return all of it, for a process that begins here."""
         held = (*self._messages.values(), *self._dead.values())
-        return Checkpoint(self.end, self.clock, tuple(map(_held, held)))
+        return QueueCheckpoint(self.end, self.clock, tuple(map(_held, held)))
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: QueueCheckpoint) -> None:
         self.end, self.clock = checkpoint.end, checkpoint.clock
         for held in checkpoint.messages:
             message = Message(
@@ -270,5 +270,7 @@ class Fold:
         assert self._leased <= len(timed)
 
 
-def _held(m: Message) -> Held:
-    return Held(m.seqnum, m.pushed_at, m.priority, m.tries, m.tries_max, m.until, m.claim, m.dead)
+def _held(m: Message) -> HeldMessage:
+    return HeldMessage(
+        m.seqnum, m.pushed_at, m.priority, m.tries, m.tries_max, m.until, m.claim, m.dead
+    )

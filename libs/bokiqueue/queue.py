@@ -21,14 +21,14 @@ from bokiqueue.records import (
     SECONDS_MAX,
     TRIES_MAX,
     Acknowledge,
-    Discard,
-    Extend,
+    DiscardDeadLetters,
+    ExtendClaim,
     GiveBack,
-    Push,
-    Revive,
+    PushMessage,
+    ReviveDeadLetters,
     encoded,
 )
-from bokiqueue.replica import Replica, Shard, replica_of
+from bokiqueue.replica import QueueReplica, ShardReplica, replica_of
 from indilog import IndilogError, Log
 from indilog.sdk import SeqNum
 
@@ -53,7 +53,7 @@ class Delivery:
     """
 
     def __init__(
-        self, queue: Queue, shard: Shard, claim: SeqNum, message: Message, data: bytes
+        self, queue: Queue, shard: ShardReplica, claim: SeqNum, message: Message, data: bytes
     ) -> None:
         self.data = data
         self.seqnum = message.seqnum
@@ -96,9 +96,11 @@ class Delivery:
             LeaseLostError: as `acknowledge`.
         """
         _check_lease(lease)
-        await self._tell(Extend(self.claim, (self.seqnum,), lease))
+        await self._tell(ExtendClaim(self.claim, (self.seqnum,), lease))
 
-    async def _tell(self, command: Acknowledge | GiveBack | Extend, *, wakes: bool = False) -> None:
+    async def _tell(
+        self, command: Acknowledge | GiveBack | ExtendClaim, *, wakes: bool = False
+    ) -> None:
         queue, shard = self._queue, self._shard
         seqnum = await queue.replica.tell(queue.log, shard, encoded(command), wakes=wakes)
         if not shard.outcome(seqnum):
@@ -106,7 +108,7 @@ class Delivery:
                 f"The lease on the message at seqnum {self.seqnum} ended before; "
                 "it is delivered again. Take a longer lease, or extend it in time."
             )
-        self._is_done = not isinstance(command, Extend)
+        self._is_done = not isinstance(command, ExtendClaim)
         await queue.replica.save(queue.log, shard)
 
     def __repr__(self) -> str:
@@ -200,7 +202,7 @@ class Queue:
         *,
         shards: int = 4,
         tries: int = TRIES,
-        replica: Replica | None = None,
+        replica: QueueReplica | None = None,
     ) -> None:
         if type(tries) is not int or not 1 <= tries <= TRIES_MAX:
             raise QueueSettingsError(f"tries is 1 to {TRIES_MAX}, not {tries!r:.40}.")
@@ -243,9 +245,9 @@ class Queue:
         else:
             place = xxh3_64_intdigest(shard_key.encode())
         number = place % len(tags.shards)
-        push = Push(data, priority, delay, self.tries)
+        push = PushMessage(data, priority, delay, self.tries)
         seqnum = await self.log.append(encoded(push), tags=[tags.shards[number], tags.pushed])
-        self.replica.shards[number].hear(seqnum + 1)
+        self.replica.shards[number].note_news(seqnum + 1)
         return seqnum
 
     # --- consumers
@@ -334,11 +336,11 @@ class Queue:
 
     async def revive(self, seqnum: SeqNum) -> bool:
         """Deliver a dead letter again, with all its tries; False: it is none (any more)."""
-        return await self._on_dead(seqnum, encoded(Revive((seqnum,))), wakes=True)
+        return await self._on_dead(seqnum, encoded(ReviveDeadLetters((seqnum,))), wakes=True)
 
     async def discard(self, seqnum: SeqNum) -> bool:
         """Forget a dead letter; False: it is none (any more)."""
-        return await self._on_dead(seqnum, encoded(Discard((seqnum,))))
+        return await self._on_dead(seqnum, encoded(DiscardDeadLetters((seqnum,))))
 
     async def _on_dead(self, seqnum: SeqNum, command: bytes, *, wakes: bool = False) -> bool:
         await self._refresh()
@@ -355,7 +357,7 @@ class Queue:
             await self.replica.catch_up(self.log, shard, tail, is_in_session=True)
 
 
-def _stats_of(shard: Shard, now: float) -> ShardStats:
+def _stats_of(shard: ShardReplica, now: float) -> ShardStats:
     fold = shard.fold
     oldest = fold.oldest
     age = 0.0 if oldest is None else max(0.0, now - oldest.pushed_at)

@@ -29,7 +29,7 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 
 
-class Push(msgspec.Struct, frozen=True, array_like=True, tag="push"):
+class PushMessage(msgspec.Struct, frozen=True, array_like=True, tag="push"):
     """A message. It becomes ready `delay_s` after the log ordered it, and is dead after
     `tries_max` deliveries without acknowledgement.
     """
@@ -62,7 +62,7 @@ class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag="give back"):
     delay_s: _Seconds
 
 
-class Extend(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
+class ExtendClaim(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
     """What the claim holds of these messages it holds for `lease_s` from now."""
 
     claim: _SeqNum
@@ -70,19 +70,27 @@ class Extend(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
     lease_s: _Seconds
 
 
-class Revive(msgspec.Struct, frozen=True, array_like=True, tag="revive"):
+class ReviveDeadLetters(msgspec.Struct, frozen=True, array_like=True, tag="revive"):
     """These dead letters are ready again, with all their tries."""
 
     messages: tuple[_SeqNum, ...]
 
 
-class Discard(msgspec.Struct, frozen=True, array_like=True, tag="discard"):
+class DiscardDeadLetters(msgspec.Struct, frozen=True, array_like=True, tag="discard"):
     """These dead letters are not wanted any more."""
 
     messages: tuple[_SeqNum, ...]
 
 
-Command: TypeAlias = Push | Claim | Acknowledge | GiveBack | Extend | Revive | Discard
+Command: TypeAlias = (
+    PushMessage
+    | Claim
+    | Acknowledge
+    | GiveBack
+    | ExtendClaim
+    | ReviveDeadLetters
+    | DiscardDeadLetters
+)
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True):
@@ -91,7 +99,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class HeldMessage(msgspec.Struct, frozen=True, array_like=True):
     """An outstanding message in a checkpoint.
 
     `until`: when its lease or delay ends; None: it is ready. `claim`: who holds it, if somebody
@@ -108,20 +116,20 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     dead: bool
 
 
-class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+class QueueCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     """A shard as its records below seqnum `end` leave it, or one of `parts` records that are it
     together: the other parts say by `first` where the first one is.
     """
 
     end: _SeqNum
     clock: float
-    messages: tuple[Held, ...]
+    messages: tuple[HeldMessage, ...]
     parts: Annotated[int, msgspec.Meta(ge=1)] = 1
     part: Annotated[int, msgspec.Meta(ge=0)] = 0
     first: _SeqNum | None = None
 
 
-class Tags(NamedTuple):
+class QueueTags(NamedTuple):
     """The tags of one queue."""
 
     settings: str
@@ -132,10 +140,10 @@ class Tags(NamedTuple):
 
 _decode_command = msgspec.msgpack.Decoder(Command).decode
 _decode_settings = msgspec.msgpack.Decoder(Settings).decode
-_decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
+_decode_checkpoint = msgspec.msgpack.Decoder(QueueCheckpoint).decode
 
 
-def tags_of(name: str, shards: int) -> Tags:
+def tags_of(name: str, shards: int) -> QueueTags:
     """Return the tags of the queue `name`.
 
     Raises:
@@ -149,7 +157,7 @@ def tags_of(name: str, shards: int) -> Tags:
     if type(shards) is not int or not 1 <= shards <= SHARDS_MAX:
         raise QueueSettingsError(f"A queue has 1 to {SHARDS_MAX} shards, not {shards!r:.40}.")
     base = _TAG_PREFIX + name
-    return Tags(
+    return QueueTags(
         settings=f"{base}:settings",
         pushed=f"{base}:pushed",
         shards=tuple(f"{base}:shard:{shard}" for shard in range(shards)),
@@ -161,7 +169,7 @@ def _is_name(name: object) -> bool:
     return can_be_in_tag(name, _NAME_BYTES_MAX)
 
 
-def encoded(content: Command | Settings | Checkpoint) -> bytes:
+def encoded(content: Command | Settings | QueueCheckpoint) -> bytes:
     """Return a record's data."""
     return _FORMAT.encoded(content)
 
@@ -181,12 +189,12 @@ def settings_decoded(data: bytes) -> Settings | None:
     return _FORMAT.decoded(data, _decode_settings)
 
 
-def checkpoint_decoded(data: bytes) -> Checkpoint | None:
+def checkpoint_decoded(data: bytes) -> QueueCheckpoint | None:
     """Return the checkpoint in a record; None and errors as `command_decoded`."""
     return _FORMAT.decoded(data, _decode_checkpoint)
 
 
-def shard_in(tags: Sequence[object], of: Tags) -> int | None:
+def shard_in(tags: Sequence[object], of: QueueTags) -> int | None:
     """Return which shard the tags of a push name, or None."""
     for tag in tags:
         if tag in of.shards:

@@ -20,24 +20,24 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from bokiqueue import waiting
-from bokiqueue.checkpoints import furthest, write
+from bokiqueue.checkpoints import find_furthest, write
 from bokiqueue.contents import Contents
 from bokiqueue.errors import QueueError, QueueSettingsError, QueueTrimmedError
-from bokiqueue.fold import Fold
+from bokiqueue.fold import ShardFold
 from bokiqueue.records import (
     Acknowledge,
     Claim,
-    Discard,
-    Push,
+    DiscardDeadLetters,
+    PushMessage,
+    QueueTags,
     Settings,
-    Tags,
     command_decoded,
     encoded,
     settings_decoded,
     shard_in,
     tags_of,
 )
-from bokiqueue.waiting import News
+from bokiqueue.waiting import Notifications
 from indilog import (
     AppendOutcomeUnknownError,
     DataLossError,
@@ -46,7 +46,7 @@ from indilog import (
     Record,
     TrimmedError,
 )
-from indilog.sdk import Event, LogClock, SeqNum, appended, check_own_append, named
+from indilog.sdk import Event, LogClock, SeqNum, append_outcome_unknown, check_own_append, name_loss
 
 CHECKPOINT_EVERY: Final = 1024
 """Records of a shard between two checkpoints, at least."""
@@ -62,7 +62,7 @@ _REST_S: Final = 0.1
 _PAGE: Final = 1000
 
 
-class Shard:
+class ShardReplica:
     """The fold of one shard, and what this process knows beside it.
 
     Attributes:
@@ -76,7 +76,7 @@ class Shard:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.fold = Fold()
+        self.fold = ShardFold()
         self.news: SeqNum = 0
         self.seen: SeqNum = 0
         self.reading: Event | None = None
@@ -86,7 +86,7 @@ class Shard:
         self._recent: deque[SeqNum] = deque(maxlen=KEPT_BEHIND)
         self._outcomes: OrderedDict[SeqNum, tuple[SeqNum, ...]] = OrderedDict()
 
-    def restart(self, fold: Fold) -> None:
+    def restart(self, fold: ShardFold) -> None:
         """Go on from a checkpoint."""
         self.fold, self.unsaved = fold, 0
 
@@ -98,10 +98,10 @@ class Shard:
         outcome = self.fold.apply(record.seqnum, record.ordered_at, command)
         self.unsaved += 1
         self._recent.append(record.seqnum)
-        if isinstance(command, Push):
+        if isinstance(command, PushMessage):
             contents.keep(record.seqnum, command.data)
         elif command is not None:
-            if isinstance(command, Acknowledge | Discard):
+            if isinstance(command, Acknowledge | DiscardDeadLetters):
                 contents.forget(outcome)
             self._outcomes[record.seqnum] = outcome
             if len(self._outcomes) > _OUTCOMES_MAX:
@@ -131,7 +131,7 @@ class Shard:
         outcome = self._outcomes.pop(claim, None)
         return self.fold.held_by(claim) if outcome is None else outcome
 
-    def hear(self, news: SeqNum) -> None:
+    def note_news(self, news: SeqNum) -> None:
         """Know that there may be something new below `news`."""
         self.news = max(self.news, news)
 
@@ -154,14 +154,14 @@ class Shard:
         return self.stale or self.has_unclaimed(now)
 
 
-class Replica:
+class QueueReplica:
     """All shards of one queue, in one process."""
 
     def __init__(self, name: str, shards: int) -> None:
-        self.tags: Tags = tags_of(name, shards)
-        self.news = News(self.tags.pushed, self.due_in_s)
+        self.tags: QueueTags = tags_of(name, shards)
+        self.news = Notifications(self.tags.pushed, self.due_in_s)
         self.clock = LogClock(lambda: waiting.seconds_now())  # noqa: PLW0108 - tests replace it
-        self.shards = [Shard(number) for number in range(shards)]
+        self.shards = [ShardReplica(number) for number in range(shards)]
         self.rotation = count()
         """Over the shards, for messages without a key."""
         self._name = name
@@ -204,7 +204,7 @@ class Replica:
         await self.clock.begin(log)
         for shard in self.shards:
             await self._load(log, shard)
-            shard.hear(tail)
+            shard.note_news(tail)
         self._cursor = tail
         self._opened = True
 
@@ -224,13 +224,13 @@ class Replica:
                 return settings
             bound = record.seqnum + 1
 
-    async def _load(self, log: Log, shard: Shard) -> DataLossError | None:
+    async def _load(self, log: Log, shard: ShardReplica) -> DataLossError | None:
         """Begin at the checkpoint that is furthest on, if it is further than the fold; return what
         may be lost of a better one.
         """
-        kept, lost = await furthest(log, self.tags.checkpoints[shard.number])
+        kept, lost = await find_furthest(log, self.tags.checkpoints[shard.number])
         if kept is not None and kept.checkpoint.end > shard.fold.end:
-            shard.restart(Fold(kept.checkpoint))
+            shard.restart(ShardFold(kept.checkpoint))
         return lost
 
     # --- what is new
@@ -242,24 +242,24 @@ class Replica:
         except TrimmedError as error:
             self._cursor = max(self._cursor, error.first_seqnum)
             for shard in self.shards:
-                shard.hear(error.first_seqnum)
+                shard.note_news(error.first_seqnum)
             return True
         except DataLossError as error:  # whose news they were, the shards find out or say
             if error.next_seqnum is None or error.next_seqnum <= self._cursor:
                 raise
             self._cursor = error.next_seqnum
             for shard in self.shards:
-                shard.hear(error.next_seqnum)
+                shard.note_news(error.next_seqnum)
             return True
         for record in page:
             if record.seqnum >= self._cursor:
                 self._cursor = record.seqnum + 1
                 if (number := shard_in(record.tags, self.tags)) is not None:
-                    self.shards[number].hear(record.seqnum + 1)
+                    self.shards[number].note_news(record.seqnum + 1)
         return bool(page)
 
     async def catch_up(
-        self, log: Log, shard: Shard, until: SeqNum, *, is_in_session: bool = False
+        self, log: Log, shard: ShardReplica, until: SeqNum, *, is_in_session: bool = False
     ) -> None:
         """Apply the records of a shard below `until`, as far as nobody else does.
 
@@ -282,7 +282,7 @@ class Replica:
                 reading.set()
 
     async def _read_new(
-        self, log: Log, shard: Shard, until: SeqNum, *, is_in_session: bool
+        self, log: Log, shard: ShardReplica, until: SeqNum, *, is_in_session: bool
     ) -> None:
         """Read page after page; a short one proves nothing, as pages are cut by bytes, too."""
         tag, ask_all = self.tags.shards[shard.number], False
@@ -308,8 +308,8 @@ class Replica:
                 shard.seen = until
             ask_all = not page
 
-    def _named(self, shard: Shard, error: DataLossError) -> DataLossError:
-        return named(f"Shard {shard.number} of queue {self._name!r}", error)
+    def _named(self, shard: ShardReplica, error: DataLossError) -> DataLossError:
+        return name_loss(f"Shard {shard.number} of queue {self._name!r}", error)
 
     async def data(self, log: Log, seqnum: SeqNum) -> bytes:
         """Return the bytes of an outstanding message."""
@@ -320,7 +320,7 @@ class Replica:
         except TrimmedError as error:
             raise QueueTrimmedError(self._name, error.first_seqnum) from error
         push = None if record is None else command_decoded(record.data)
-        if not isinstance(push, Push):
+        if not isinstance(push, PushMessage):
             raise QueueError(f"The message at seqnum {seqnum} cannot be read.")
         return push.data
 
@@ -329,13 +329,13 @@ class Replica:
         dues = (due for s in self.shards if (due := self._due_in_s(s)) is not None)
         return min(dues, default=None)
 
-    def _due_in_s(self, shard: Shard) -> float | None:
+    def _due_in_s(self, shard: ShardReplica) -> float | None:
         due = shard.fold.next_due()
         return None if due is None else max(due, shard.rests_until) - self.clock.now()
 
     # --- claims
 
-    async def next_available(self, log: Log) -> Shard | None:
+    async def next_available(self, log: Log) -> ShardReplica | None:
         """Return a shard in which a claim may find something now, each in its turn.
 
         While there is work anyway, news of other shards are looked for now and then only.
@@ -352,7 +352,7 @@ class Replica:
             if shard is not None or not has_news:
                 return shard
 
-    def _in_turn(self, wanted: Callable[[Shard], bool]) -> Shard | None:
+    def _in_turn(self, wanted: Callable[[ShardReplica], bool]) -> ShardReplica | None:
         shards = self.shards
         for step in range(len(shards)):
             shard = shards[(self._turn + step) % len(shards)]
@@ -361,14 +361,16 @@ class Replica:
                 return shard
         return None
 
-    def _log_time(self, shard: Shard) -> float:
+    def _log_time(self, shard: ShardReplica) -> float:
         """Return what time it is for the leases and delays of a shard. The estimate only says when
         it is worth while to claim; what is over is decided when records were ordered.
         """
         log_time = self.clock.now()
         return log_time if log_time >= shard.rests_until else shard.fold.clock
 
-    async def claim(self, log: Log, shard: Shard, lease_s: float) -> tuple[SeqNum, SeqNum] | None:
+    async def claim(
+        self, log: Log, shard: ShardReplica, lease_s: float
+    ) -> tuple[SeqNum, SeqNum] | None:
         """Claim a message; return the seqnums of the claim and of the message, None: none."""
         if not shard.has_unclaimed(self._log_time(shard)):
             await self.catch_up(log, shard, shard.news)
@@ -386,10 +388,10 @@ class Replica:
             decided.set()
         got = shard.claimed(claim)
         if not got:
-            await self._found_nothing(log, shard)
+            await self._rest_after_empty_claim(log, shard)
         return (claim, got[0]) if got else None
 
-    async def _found_nothing(self, log: Log, shard: Shard) -> None:
+    async def _rest_after_empty_claim(self, log: Log, shard: ShardReplica) -> None:
         """Rest before the next claim for what seems due; it may seem so by a wrong estimate."""
         shard.rests_until = shard.fold.clock + _REST_S
         due = shard.fold.next_due()
@@ -405,7 +407,9 @@ class Replica:
             await decided.wait()
         return self._claims_failed > before
 
-    async def tell(self, log: Log, shard: Shard, command: bytes, *, wakes: bool = False) -> SeqNum:
+    async def tell(
+        self, log: Log, shard: ShardReplica, command: bytes, *, wakes: bool = False
+    ) -> SeqNum:
         """Append a command and catch up with it; `wakes`: it can make messages ready.
 
         Raises:
@@ -416,14 +420,14 @@ class Replica:
         if wakes:
             tags.append(self.tags.pushed)
         seqnum = await log.append(command, tags=tags)
-        with appended(seqnum):
+        with append_outcome_unknown(seqnum):
             await self.catch_up(log, shard, seqnum + 1)
             check_own_append(seqnum, shard.fold.end)
         return seqnum
 
     # --- checkpoints
 
-    async def save(self, log: Log, shard: Shard) -> None:
+    async def save(self, log: Log, shard: ShardReplica) -> None:
         """After many records, write a checkpoint and trim what nobody needs any more.
 
         Processes that do it at the same time do no harm: each checkpoint is true, and what is
@@ -435,10 +439,10 @@ class Replica:
             with suppress(IndilogError):
                 await self._save(log, shard)
 
-    async def _save(self, log: Log, shard: Shard) -> None:
+    async def _save(self, log: Log, shard: ShardReplica) -> None:
         tag = self.tags.checkpoints[shard.number]
         await write(log, tag, shard.fold.checkpoint())
-        kept, lost = await furthest(log, tag)
+        kept, lost = await find_furthest(log, tag)
         if lost is not None:
             return  # it may come back, and be further on
         if kept is None:
@@ -448,7 +452,7 @@ class Replica:
         await log.trim(needed, tag=self.tags.shards[shard.number])
         await log.trim(min(map(self._pushed_needed_from, self.shards)), tag=self.tags.pushed)
 
-    def _pushed_needed_from(self, shard: Shard) -> SeqNum:
+    def _pushed_needed_from(self, shard: ShardReplica) -> SeqNum:
         """Return from where on news of a shard are needed. One that nobody uses holds nothing
         back: all that was pushed below the cursor is heard of.
         """
@@ -457,19 +461,19 @@ class Replica:
         return max(shard.known, self._cursor)
 
 
-_REPLICAS: Final[WeakKeyDictionary[object, dict[tuple[str, str, int], Replica]]] = (
+_REPLICAS: Final[WeakKeyDictionary[object, dict[tuple[str, str, int], QueueReplica]]] = (
     WeakKeyDictionary()
 )
 _QUEUES_MAX: Final = 1024
 """Queues of one platform that a process keeps in memory; the one opened first goes first."""
 
 
-def replica_of(log: Log, name: str, shards: int) -> Replica:
+def replica_of(log: Log, name: str, shards: int) -> QueueReplica:
     """Return the copy that all of a platform in this process share (`Log.scope`)."""
     replicas = _REPLICAS.setdefault(log.scope, {})
     key = (log.name, name, shards)
     if key not in replicas:
         if len(replicas) >= _QUEUES_MAX:
             del replicas[next(iter(replicas))]
-        replicas[key] = Replica(name, shards)
+        replicas[key] = QueueReplica(name, shards)
     return replicas[key]

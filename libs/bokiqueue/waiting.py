@@ -27,7 +27,7 @@ def seconds_now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class News:
+class Notifications:
     """Tells waiting consumers that something may be there.
 
     Args:
@@ -73,7 +73,7 @@ class News:
                 self.pass_on()
             raise
         finally:
-            self._gone(future)
+            self._stop_waiting(future)
 
     def pass_on(self) -> None:
         """Wake another consumer: one that was woken will not look for what is ready, or what it
@@ -89,7 +89,7 @@ class News:
             self._reading.reschedule(asyncio.get_running_loop().time())
             self._reading = None
 
-    def _gone(self, future: asyncio.Future[SeqNum]) -> None:
+    def _stop_waiting(self, future: asyncio.Future[SeqNum]) -> None:
         """A consumer waits no longer."""
         if future in self._waiting:
             self._waiting.remove(future)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from bokistore.records import View
+from bokistore.records import ObjectView
 from indilog import Log
 from indilog.sdk import Event, SeqNum
 
@@ -37,9 +37,9 @@ class Line:
     def __init__(self) -> None:
         self.looking: Event | None = None
         self.waiting: set[SeqNum] = set()
-        self.noted: dict[SeqNum, View] = {}
+        self.noted: dict[SeqNum, ObjectView] = {}
 
-    def note(self, seqnum: SeqNum, view: View) -> None:
+    def note(self, seqnum: SeqNum, view: ObjectView) -> None:
         """Note what was before a record, unless who waited for it was cancelled meanwhile."""
         if seqnum in self.waiting:
             self.noted[seqnum] = view
@@ -64,7 +64,7 @@ class ViewCache:
         self._objects_max = objects_max
         self._bytes_max = bytes_max
         self._decisions_max = decisions_max
-        self._views: OrderedDict[tuple[str, str], list[View]] = OrderedDict()
+        self._views: OrderedDict[tuple[str, str], list[ObjectView]] = OrderedDict()
         self._decisions: OrderedDict[tuple[str, SeqNum], bool] = OrderedDict()
         self._lines: dict[tuple[str, str], Line] = {}
         self.bytes = 0
@@ -72,7 +72,7 @@ class ViewCache:
     def __len__(self) -> int:
         return len(self._views)
 
-    def view(self, log: str, name: str, bound: SeqNum) -> View | None:
+    def view(self, log: str, name: str, bound: SeqNum) -> ObjectView | None:
         """Return the latest view of an object that is not beyond `bound` (inclusive)."""
         views = self._views.get((log, name))
         if views is None:
@@ -81,7 +81,7 @@ class ViewCache:
         place = bisect_right(views, bound, key=_seqnum)
         return views[place - 1] if place else None
 
-    def keep_view(self, log: str, name: str, view: View) -> None:
+    def keep_view(self, log: str, name: str, view: ObjectView) -> None:
         """Keep a view, and forget the oldest of the same object beyond a few."""
         views = self._views.setdefault((log, name), [])
         self._views.move_to_end((log, name))
@@ -118,11 +118,11 @@ class ViewCache:
             self._decisions.popitem(last=False)
 
 
-def _seqnum(view: View) -> SeqNum:
+def _seqnum(view: ObjectView) -> SeqNum:
     return view.seqnum
 
 
-def _size(view: View) -> int:
+def _size(view: ObjectView) -> int:
     return _VIEW_OVERHEAD_BYTES + (len(view.document) if view.document else 0)
 
 

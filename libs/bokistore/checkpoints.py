@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bokistore.records import (
-    View,
+    ObjectView,
     checkpoint_encoded,
     checkpoint_in,
     checkpoint_tag_of,
@@ -33,18 +33,18 @@ SMALL_BYTES: Final = 512
 _PAGE: Final = 256
 
 
-class Checkpoints:
+class ObjectCheckpoints:
     """Finds and writes the checkpoints of the objects of one log."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    async def newest(self, name: str, bound: SeqNum) -> View | None:
+    async def newest(self, name: str, bound: SeqNum) -> ObjectView | None:
         """Return what the last checkpoint at or below `bound` keeps; None: there is none."""
         found = await self.newest_record(name, bound)
         return None if found is None else found[1]
 
-    async def newest_record(self, name: str, bound: SeqNum) -> tuple[SeqNum, View] | None:
+    async def newest_record(self, name: str, bound: SeqNum) -> tuple[SeqNum, ObjectView] | None:
         """Return the last checkpoint at or below `bound`, and what it keeps; None: there is
         none.
         """
@@ -55,7 +55,7 @@ class Checkpoints:
         kept = None if record is None else checkpoint_in(command_decoded(record.data), name)
         return None if record is None or kept is None else (record.seqnum, kept)
 
-    async def at_floor(self, name: str, floor: SeqNum) -> View:
+    async def at_floor(self, name: str, floor: SeqNum) -> ObjectView:
         """Return the object as of the record just below the floor of its sub-stream.
 
         A checkpoint mostly follows soon on the record that it is as of; one that a collection wrote
@@ -76,9 +76,9 @@ class Checkpoints:
         if kept is not None:
             return kept
         await self.refuse_whole(floor)
-        return View(seqnum=floor - 1, version=floor - 1, document=None, depth=0)
+        return ObjectView(seqnum=floor - 1, version=floor - 1, document=None, depth=0)
 
-    async def _as_of(self, name: str, floor: SeqNum) -> View | None:
+    async def _as_of(self, name: str, floor: SeqNum) -> ObjectView | None:
         """Return what the checkpoint keeps that is as of the record below `floor`; None: it is not
         seen.
         """
@@ -91,7 +91,7 @@ class Checkpoints:
             kept = _as_of_in(page, name, floor)
         return kept
 
-    async def _as_of_alone(self, name: str, floor: SeqNum) -> View | None:
+    async def _as_of_alone(self, name: str, floor: SeqNum) -> ObjectView | None:
         """Look for the same where the checkpoints stand alone; there it may be trimmed."""
         start = floor
         while True:
@@ -113,7 +113,7 @@ class Checkpoints:
         """
         await self._log.read_next(None, floor - 1)
 
-    async def append(self, name: str, view: View) -> SeqNum | None:
+    async def append(self, name: str, view: ObjectView) -> SeqNum | None:
         """Keep a view in the log; None: that failed, which costs only speed."""
         tags = [tag_of(name), checkpoint_tag_of(name)]
         try:
@@ -122,13 +122,13 @@ class Checkpoints:
             return None
 
 
-def _as_of_in(page: Sequence[Record], name: str, floor: SeqNum) -> View | None:
+def _as_of_in(page: Sequence[Record], name: str, floor: SeqNum) -> ObjectView | None:
     """Return what the checkpoint among `page` keeps that is as of the record below `floor`."""
     views = (checkpoint_in(command_decoded(record.data), name) for record in page)
     return next((view for view in views if view and view.seqnum == floor - 1), None)
 
 
-def is_due(view: View) -> bool:
+def is_due(view: ObjectView) -> bool:
     """Tell whether whoever brought an object to this view appends a checkpoint.
 
     One writer meets each multiple of the distance, so one checkpoint is appended; where that writer

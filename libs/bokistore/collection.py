@@ -19,12 +19,12 @@ from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
 from bokistore import checkpoints
-from bokistore.checkpoints import Checkpoints
+from bokistore.checkpoints import ObjectCheckpoints
 from bokistore.decisions import CELL, cell_tag_of
 from bokistore.records import (
     Collected,
     Command,
-    View,
+    ObjectView,
     checkpoint_tag_of,
     collected_encoded,
     command_decoded,
@@ -32,7 +32,7 @@ from bokistore.records import (
     object_of,
     tag_of,
 )
-from bokistore.replay import Replay
+from bokistore.replay import ObjectReplay
 from indilog import Log, Record, TrimmedError
 from indilog.sdk import SeqNum, UserTag
 
@@ -43,7 +43,7 @@ _PAGE: Final = 1000
 _HOT_MAX: Final = 10_000
 """Objects that wait for the last part of a run; that many are seen to at once."""
 
-_Kept: TypeAlias = tuple[SeqNum, View]
+_Kept: TypeAlias = tuple[SeqNum, ObjectView]
 """A checkpoint's record, and what it keeps."""
 
 
@@ -54,10 +54,10 @@ class Collection:
         end: everything below was looked at.
     """
 
-    def __init__(self, log: Log, replay: Replay) -> None:
+    def __init__(self, log: Log, replay: ObjectReplay) -> None:
         self._log = log
         self._replay = replay
-        self._checkpoints = Checkpoints(log)
+        self._checkpoints = ObjectCheckpoints(log)
         self.end: SeqNum = 0
         self._hot: dict[str, None] = {}
         """Objects that were written after the part that was looked at: in a long run the last part
@@ -159,7 +159,7 @@ class Collection:
             await self._trim(name, base.seqnum + 1, min(seqnum, end))
 
     async def _checkpoint(
-        self, name: str, view: View, end: SeqNum, kept: _Kept | None, *, rests: bool
+        self, name: str, view: ObjectView, end: SeqNum, kept: _Kept | None, *, rests: bool
     ) -> _Kept | None:
         """Append a checkpoint of an object as of `end`, if it is worth it; return what was
         appended.

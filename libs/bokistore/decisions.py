@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from bokistore.cache import ViewCache
-from bokistore.checkpoints import Checkpoints
+from bokistore.checkpoints import ObjectCheckpoints
 from bokistore.records import Collected, Command, aux_decoded, command_decoded, object_of
 from indilog import Log, Record, TrimmedError
 from indilog.sdk import SeqNum
@@ -59,7 +59,7 @@ class _Trial:
 class Decisions:
     """Decides the transactions of one log."""
 
-    def __init__(self, log: Log, cache: ViewCache, checkpoints: Checkpoints) -> None:
+    def __init__(self, log: Log, cache: ViewCache, checkpoints: ObjectCheckpoints) -> None:
         self._log = log
         self._cache = cache
         self._checkpoints = checkpoints

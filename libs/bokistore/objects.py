@@ -34,7 +34,7 @@ from bokistore.document import (
     without_tags,
 )
 from bokistore.errors import InvalidObjectError
-from bokistore.records import View
+from bokistore.records import ObjectView
 from bokistore.types import as_type
 from indilog.sdk import SeqNum
 
@@ -53,7 +53,7 @@ class Obj(Mapping[str, Json]):
         seqnum: its last committed write, or None if there was none.
     """
 
-    def __init__(self, name: str, view: View) -> None:
+    def __init__(self, name: str, view: ObjectView) -> None:
         self.name = name
         self.seqnum: SeqNum | None = view.version
         self._view = view
@@ -91,7 +91,7 @@ class Obj(Mapping[str, Json]):
         return () if self._document is None else tuple(self._document.get(TAGS_KEY, ()))
 
     @property
-    def view(self) -> View:
+    def view(self) -> ObjectView:
         """What the snapshot was made from."""
         return self._view
 
@@ -152,7 +152,7 @@ class TxnObject(Obj):
     copy: changing it changes nothing here either. After the transaction it can still be read.
     """
 
-    def __init__(self, name: str, view: View, writes: list[msgspec.Raw]) -> None:
+    def __init__(self, name: str, view: ObjectView, writes: list[msgspec.Raw]) -> None:
         super().__init__(name, view)
         self._writes = writes
         self._is_over = False

@@ -10,25 +10,25 @@ from __future__ import annotations
 from typing import Final
 
 from bokistore.cache import Line, ViewCache
-from bokistore.records import View, tag_of
-from bokistore.replay import Replay, is_followed_by_aux
+from bokistore.records import ObjectView, tag_of
+from bokistore.replay import ObjectReplay, is_followed_by_aux
 from indilog import IndilogError, Log, Record
 from indilog.sdk import Event, SeqNum
 
 _PAGE: Final = 256
 
 
-class Operations:
+class PendingOperations:
     """Answers for the operations on the objects of one log."""
 
-    def __init__(self, log: Log, cache: ViewCache, replay: Replay) -> None:
+    def __init__(self, log: Log, cache: ViewCache, replay: ObjectReplay) -> None:
         self._log = log
         self._cache = cache
         self._replay = replay
 
-    async def before(self, name: str, seqnum: SeqNum) -> View:
+    async def before(self, name: str, seqnum: SeqNum) -> ObjectView:
         """Return the object `name` as of just before the record at `seqnum`, which this session has
-        appended to its sub-stream; errors as `Replay.view`.
+        appended to its sub-stream; errors as `ObjectReplay.view`.
         """
         line = self._cache.line(self._log.name, name)
         line.waiting.add(seqnum)

@@ -41,7 +41,7 @@ _CHECKPOINT_TAG_PREFIX: Final = "ckpt:"
 _NULL: Final = b"null"
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class ObjectCheckpoint(msgspec.Struct, frozen=True):
     """An object as of the record at `seqnum` of its sub-stream, kept in a later record.
 
     Attributes:
@@ -72,7 +72,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
     horizon: Annotated[SeqNum, msgspec.Meta(ge=0)] = 0
     id: str | None = None
     result: Json = None
-    checkpoint: Checkpoint | None = None
+    checkpoint: ObjectCheckpoint | None = None
     collected: Collected | None = None
 
     @property
@@ -92,7 +92,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.id is not None and tag == _ID_TAG_PREFIX + self.id
 
 
-class View(NamedTuple):
+class ObjectView(NamedTuple):
     """An object as of some record of its sub-stream.
 
     Attributes:
@@ -110,7 +110,7 @@ class View(NamedTuple):
     age: int = 0
 
 
-UNWRITTEN: Final = View(seqnum=-1, version=None, document=None, depth=0)
+UNWRITTEN: Final = ObjectView(seqnum=-1, version=None, document=None, depth=0)
 
 
 class Aux(msgspec.Struct, frozen=True):
@@ -218,7 +218,9 @@ def _is_sound(command: Command) -> bool:
     return all(map(_is_name, command.reads)) and (command.id is None or _is_id(command.id))
 
 
-def aux_encoded(views: Mapping[str, View], *, before: Aux | None, committed: bool) -> bytes | None:
+def aux_encoded(
+    views: Mapping[str, ObjectView], *, before: Aux | None, committed: bool
+) -> bytes | None:
     """Return aux data with `views` beside those it had, or None if it would be too large."""
     merged = dict(before.views) if before else {}
     for name, view in views.items():
@@ -238,12 +240,12 @@ def aux_decoded(aux: bytes | None) -> Aux | None:
     return decoded if decoded.store == VERSION else None
 
 
-def view_in(aux: Aux | None, name: str, seqnum: SeqNum) -> View | None:
+def view_in(aux: Aux | None, name: str, seqnum: SeqNum) -> ObjectView | None:
     """Return the view of `name` as of `seqnum` that is kept beside that record, if any."""
     if aux is None or (kept := aux.views.get(name)) is None:
         return None
     version, raw, age = kept
-    return View(seqnum, version, _document_in(raw), depth=0, age=age)
+    return ObjectView(seqnum, version, _document_in(raw), depth=0, age=age)
 
 
 def checkpoint_tag_of(name: str) -> str:
@@ -251,18 +253,18 @@ def checkpoint_tag_of(name: str) -> str:
     return _CHECKPOINT_TAG_PREFIX + name
 
 
-def checkpoint_encoded(name: str, view: View) -> bytes:
+def checkpoint_encoded(name: str, view: ObjectView) -> bytes:
     """Return the data of a record that keeps a view of an object."""
     value = msgspec.Raw(view.document or _NULL)
-    checkpoint = Checkpoint(name, view.seqnum, view.version, value)
+    checkpoint = ObjectCheckpoint(name, view.seqnum, view.version, value)
     return _encode({"store": VERSION, "writes": {}, "checkpoint": checkpoint})
 
 
-def checkpoint_in(command: Command | None, name: str) -> View | None:
+def checkpoint_in(command: Command | None, name: str) -> ObjectView | None:
     """Return the view of `name` that a command keeps, if it does."""
     if command is None or (kept := command.checkpoint) is None or kept.name != name:
         return None
-    return View(kept.seqnum, kept.version, _document_in(kept.value), depth=0)
+    return ObjectView(kept.seqnum, kept.version, _document_in(kept.value), depth=0)
 
 
 def collected_encoded(collected: Collected) -> bytes:

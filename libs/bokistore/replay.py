@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bokistore.cache import ViewCache
-from bokistore.checkpoints import Checkpoints
+from bokistore.checkpoints import ObjectCheckpoints
 from bokistore.decisions import Decisions
 from bokistore.document import Document, Json, applied, encoded, is_whole
 from bokistore.errors import MismatchError
@@ -21,7 +21,7 @@ from bokistore.records import (
     UNWRITTEN,
     Aux,
     Command,
-    View,
+    ObjectView,
     aux_decoded,
     aux_encoded,
     checkpoint_in,
@@ -31,7 +31,7 @@ from bokistore.records import (
     view_in,
 )
 from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, TrimmedError
-from indilog.sdk import SeqNum, named
+from indilog.sdk import SeqNum, name_loss
 
 AUX_EVERY: Final = 8
 """A view is kept as aux data after this many records without one: a process that knows nothing
@@ -43,30 +43,30 @@ _REPLAYED_MAX: Final = 256
 _decode = msgspec.json.decode
 
 
-def is_followed_by_aux(view: View) -> bool:
+def is_followed_by_aux(view: ObjectView) -> bool:
     """Tell whether who writes next on `view` puts the outcome beside its record."""
     return view.depth + 1 >= AUX_EVERY
 
 
-class Done(NamedTuple):
+class CommittedTransaction(NamedTuple):
     """The one transaction with some id that committed, and the result that it recorded."""
 
     seqnum: SeqNum
     result: Json
 
 
-class Replay:
+class ObjectReplay:
     """Answers questions about one log."""
 
     def __init__(self, log: Log, cache: ViewCache) -> None:
         self._log = log
         self._cache = cache
-        self._checkpoints = Checkpoints(log)
+        self._checkpoints = ObjectCheckpoints(log)
         self._decisions = Decisions(log, cache, self._checkpoints)
 
     async def view(
         self, name: str, bound: SeqNum = MAX_SEQNUM, *, may_append: bool = False
-    ) -> View:
+    ) -> ObjectView:
         """Return the object `name` as of the records with seqnum <= `bound` (-1: none).
 
         Args:
@@ -88,9 +88,9 @@ class Replay:
                     raise
                 floor = error.first_seqnum  # it was collected meanwhile
             except DataLossError as error:
-                raise named(f"Object {name!r} of log {self._log.name!r}", error) from error
+                raise name_loss(f"Object {name!r} of log {self._log.name!r}", error) from error
 
-    async def _view(self, name: str, bound: SeqNum, *, may_append: bool) -> View:
+    async def _view(self, name: str, bound: SeqNum, *, may_append: bool) -> ObjectView:
         try:
             newest = await self._log.read_prev(tag_of(name), bound) if bound >= 0 else None
         except TrimmedError as error:
@@ -115,7 +115,7 @@ class Replay:
             self._cache.keep_view(self._log.name, name, view)
         return view
 
-    async def checkpoint(self, name: str, view: View) -> SeqNum | None:
+    async def checkpoint(self, name: str, view: ObjectView) -> SeqNum | None:
         """Keep a view of an object in the log; None: that failed, which costs only speed."""
         seqnum = await self._checkpoints.append(name, view)
         if seqnum == view.seqnum + 1:
@@ -123,24 +123,24 @@ class Replay:
             self._cache.keep_view(self._log.name, name, newest)
         return seqnum
 
-    async def after(self, name: str, view: View, record: Record) -> View:
+    async def after(self, name: str, view: ObjectView, record: Record) -> ObjectView:
         """Return the object as of `record`, given it as of the record before in its sub-stream."""
         return await self._folded(name, view, [record])
 
-    async def after_all(self, name: str, view: View, records: Sequence[Record]) -> View:
+    async def after_all(self, name: str, view: ObjectView, records: Sequence[Record]) -> ObjectView:
         """Return the object as of the last of `records`, which follow `view` in its sub-stream."""
         return await self._folded(name, view, records) if records else view
 
-    def written(self, view: View, command: Command, name: str, seqnum: SeqNum) -> View:
+    def written(self, view: ObjectView, command: Command, name: str, seqnum: SeqNum) -> ObjectView:
         """Return the object after a command at `seqnum` that took effect, given it before."""
         document: Document | None = _decode(view.document) if view.document else None
         document = self._written(document, command, name)
         after = None if document is None else encoded(document)
-        return View(seqnum, seqnum, after, view.depth + 1, view.age + 1)
+        return ObjectView(seqnum, seqnum, after, view.depth + 1, view.age + 1)
 
     async def keep(
         self,
-        views: Mapping[str, View],
+        views: Mapping[str, ObjectView],
         seqnum: SeqNum,
         *,
         committed: bool,
@@ -168,7 +168,7 @@ class Replay:
             kept = view._replace(depth=0) if data is not None else view
             self._cache.keep_view(self._log.name, name, kept)
 
-    async def _replayed(self, name: str, newest: Record, base: View | None) -> View:
+    async def _replayed(self, name: str, newest: Record, base: ObjectView | None) -> ObjectView:
         """Return the view at `newest`, from the nearest view before it that can be found.
 
         For a process that knows nothing this takes two calls, as long as the last checkpoint is at
@@ -191,7 +191,9 @@ class Replay:
             view, page = await self._folded(name, view, page), []
         return view
 
-    async def _page(self, name: str, base: View, newest: Record) -> tuple[View, list[Record]]:
+    async def _page(
+        self, name: str, base: ObjectView, newest: Record
+    ) -> tuple[ObjectView, list[Record]]:
         """Return records up to `newest` and the view before them: `base`, or that at the floor.
 
         Raises:
@@ -213,7 +215,7 @@ class Replay:
             return False
         return await self.committed(record, command)
 
-    async def _folded(self, name: str, base: View, records: Sequence[Record]) -> View:
+    async def _folded(self, name: str, base: ObjectView, records: Sequence[Record]) -> ObjectView:
         """Return the view after `records`, which follow `base` in the object's sub-stream."""
         start, view = 0, base
         for place in range(len(records) - 1, -1, -1):
@@ -231,7 +233,7 @@ class Replay:
             if await self._is_effective(record, command, name, version):
                 document = self._written(document, command, name)
                 version = record.seqnum
-        return View(
+        return ObjectView(
             seqnum=records[-1].seqnum,
             version=version,
             document=None if document is None else encoded(document),
@@ -259,7 +261,7 @@ class Replay:
                 continue  # it has no effect; its caller was told
         return document
 
-    async def done(self, txn_id: str, bound: SeqNum) -> Done | None:
+    async def done(self, txn_id: str, bound: SeqNum) -> CommittedTransaction | None:
         """Return the transaction with an id that committed, of the records up to `bound`; None:
         there is none.
         """
@@ -271,7 +273,7 @@ class Replay:
                 and command.concerns(tag)
                 and await self.committed(record, command)
             ):
-                return Done(record.seqnum, command.result)
+                return CommittedTransaction(record.seqnum, command.result)
             bound = record.seqnum - 1
         return None
 

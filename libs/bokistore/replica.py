@@ -23,12 +23,12 @@ from indilog import MAX_SEQNUM, DataLossError, IndilogError, Log, Record, Trimme
 from indilog.sdk import (
     TAG_BYTES_MAX,
     SeqNum,
-    appended,
+    append_outcome_unknown,
     can_be_in_tag,
     check_own_append,
-    leftover,
     may_go_further,
-    named,
+    name_loss,
+    surviving_records,
 )
 
 SNAPSHOT_EVERY: Final = 1000
@@ -111,7 +111,7 @@ class Replica(Generic[_ResultT]):
         self._proposals[proposal] = self.end
         try:
             seqnum = await self._log.append(command, tags=[self._tag])
-            with appended(seqnum):
+            with append_outcome_unknown(seqnum):
                 await self._advance(seqnum + 1, own=seqnum)
             if seqnum not in self._results:
                 raise TrimmedError(self.end)
@@ -178,7 +178,9 @@ class Replica(Generic[_ResultT]):
         # agree on it, so it never gives way to one that is behind what was given back.
         best: tuple[SeqNum, SeqNum] = 0, 0
         lost: DataLossError | None = None
-        async for record in leftover(self._log, self._snapshots_tag, limit=_SNAPSHOTS_PAGE):
+        async for record in surviving_records(
+            self._log, self._snapshots_tag, limit=_SNAPSHOTS_PAGE
+        ):
             if isinstance(record, DataLossError):
                 lost = record
             else:
@@ -263,7 +265,7 @@ class Replica(Generic[_ResultT]):
                 self.end = max(self.end, until)
 
     def _named(self, error: DataLossError) -> DataLossError:
-        return named(f"State machine {self._tag.removeprefix(_COMMANDS_TAG_PREFIX)!r}", error)
+        return name_loss(f"State machine {self._tag.removeprefix(_COMMANDS_TAG_PREFIX)!r}", error)
 
     def _take(self, record: Record) -> None:
         """Apply a command, unless it is in the state already."""

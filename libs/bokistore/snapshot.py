@@ -11,7 +11,7 @@ from typing import Final, Self, TypeVar, overload
 
 from bokistore.objects import Obj
 from bokistore.records import UNWRITTEN, tag_of
-from bokistore.replay import Replay
+from bokistore.replay import ObjectReplay
 from bokistore.tags import index_of
 from indilog import Log
 from indilog.sdk import SeqNum
@@ -31,7 +31,7 @@ class Snapshot:
     """
 
     def __init__(
-        self, log: Log, replay: Replay, end: SeqNum | None = None, *, may_append: bool = False
+        self, log: Log, replay: ObjectReplay, end: SeqNum | None = None, *, may_append: bool = False
     ) -> None:
         self._log = log
         self._replay = replay
@@ -114,7 +114,9 @@ class Version:
     object: Obj
 
 
-async def versions(log: Log, replay: Replay, name: str, start: SeqNum) -> AsyncIterator[Version]:
+async def versions(
+    log: Log, replay: ObjectReplay, name: str, start: SeqNum
+) -> AsyncIterator[Version]:
     """Yield the committed writes of an object from seqnum `start` on, oldest first."""
     tag = tag_of(name)
     view = await replay.view(name, start - 1) if start else UNWRITTEN

@@ -39,15 +39,15 @@ from bokistore.objects import (
     push_at,
     set_at,
 )
-from bokistore.operations import Operations
-from bokistore.records import View, command_encoded, tag_of
-from bokistore.replay import Replay
+from bokistore.operations import PendingOperations
+from bokistore.records import ObjectView, command_encoded, tag_of
+from bokistore.replay import ObjectReplay
 from bokistore.snapshot import Snapshot, Version, versions
 from bokistore.tags import STALE_MAX, TIDIED_MAX, check_own, entry, index_of, tagged
 from bokistore.transaction import Transaction
 from bokistore.types import as_document
 from indilog import AppendOutcomeUnknownError, ConflictError, IndilogError, Log
-from indilog.sdk import SeqNum, appended, check_bound
+from indilog.sdk import SeqNum, append_outcome_unknown, check_bound
 
 RETRIES: Final = 16
 KEEP_S: Final = 86_400.0
@@ -75,8 +75,8 @@ class Store:
     def __init__(self, log: Log, *, cache: ViewCache | None = None) -> None:
         self.log = log
         cache = cache_of(log) if cache is None else cache
-        self._replay = Replay(log, cache)
-        self._operations = Operations(log, cache, self._replay)
+        self._replay = ObjectReplay(log, cache)
+        self._operations = PendingOperations(log, cache, self._replay)
 
     @overload
     async def get(self, name: str) -> Obj: ...
@@ -354,7 +354,7 @@ class Store:
         writes |= {index: [msgspec.Raw(encoded(entry(name)))] for index in indexes}
         data = command_encoded(writes)
         seqnum = await self.log.append(data, tags=tags)
-        with appended(seqnum):
+        with append_outcome_unknown(seqnum):
             return await self._outcome(name, seqnum, write, raw)
 
     async def _outcome(self, name: str, seqnum: SeqNum, write: Write, raw: bytes) -> Json:
@@ -374,7 +374,7 @@ class Store:
         except MismatchError as error:
             mismatch = error
         after = None if document is None else encoded(document)
-        view = View(seqnum, seqnum, after, before.depth + 1, before.age + 1)
+        view = ObjectView(seqnum, seqnum, after, before.depth + 1, before.age + 1)
         await self._replay.keep({name: view}, seqnum, committed=True)
         if is_due(view):
             await self._replay.checkpoint(name, view)

@@ -43,17 +43,17 @@ from bokistore.objects import (
 )
 from bokistore.records import (
     Command,
-    View,
+    ObjectView,
     command_decoded,
     command_encoded,
     id_tag_of,
     tag_of,
 )
-from bokistore.replay import Replay
+from bokistore.replay import ObjectReplay
 from bokistore.tags import check_own, entry, index_of, tagged
 from bokistore.types import as_document
 from indilog import ConflictError, Log, Record, TrimmedError
-from indilog.sdk import SeqNum, appended
+from indilog.sdk import SeqNum, append_outcome_unknown
 
 
 class Transaction:
@@ -81,7 +81,7 @@ class Transaction:
         InvalidObjectError: on leaving: the result is no JSON; nothing was changed.
     """
 
-    def __init__(self, log: Log, replay: Replay, txn_id: str | None = None) -> None:
+    def __init__(self, log: Log, replay: ObjectReplay, txn_id: str | None = None) -> None:
         if txn_id is not None:
             id_tag_of(txn_id)  # refuses what cannot be an id
         self._log = log
@@ -230,7 +230,7 @@ class Transaction:
         if self._id is not None:
             tags.append(id_tag_of(self._id))
         seqnum = await self._log.append(data, tags=tags)
-        with appended(seqnum):
+        with append_outcome_unknown(seqnum):
             await self._decide(seqnum, data)
 
     async def _decide(self, seqnum: SeqNum, data: bytes) -> None:
@@ -271,7 +271,7 @@ class Transaction:
             self.refusal = DoneBeforeError(txn_id, *done)
             raise self.refusal
 
-    def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, View]:
+    def _views_after(self, seqnum: SeqNum, command: Command) -> dict[str, ObjectView]:
         """Return what is known of the objects read and written, now that nothing came between.
 
         Made from the record, as everybody does who replays it.

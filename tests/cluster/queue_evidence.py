@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from bokiqueue.records import Acknowledge, Claim, Push, command_decoded
+from bokiqueue.records import Acknowledge, Claim, PushMessage, command_decoded
 from indilog.base.log import Record
 
 
@@ -65,9 +65,9 @@ class Replayed:
                 del self._leased[message]
                 heappush(self._ready, message)
         match command_decoded(record.data):
-            case Push(delay_s=delay_s) if delay_s:
+            case PushMessage(delay_s=delay_s) if delay_s:
                 pass  # not due yet
-            case Push(data=data, priority=0):
+            case PushMessage(data=data, priority=0):
                 self.pushed[record.seqnum] = int(data)
                 heappush(self._ready, record.seqnum)
             case Claim(count=1, lease_s=lease_s):

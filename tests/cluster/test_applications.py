@@ -21,7 +21,7 @@ from functions.social.load import SocialNetwork
 from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
 from functions.workload.demonstration import Application, checked
-from functions.workload.load import LoadError, Request, Run, run_load
+from functions.workload.load import LoadError, LoadRequest, LoadRun, run_load
 from tests.cluster import platform_process
 from tests.cluster.function_platform import Platform, running, until
 from tests.cluster.platform_process import PlatformProcess
@@ -72,7 +72,7 @@ async def killing(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def run(platform: Platform, application: Application, seed: int) -> tuple[Run, list[str]]:
+async def run(platform: Platform, application: Application, seed: int) -> tuple[LoadRun, list[str]]:
     """Run the application's load while workers die, and its check afterwards."""
     await deploy(platform.http, application.name)
     await application.load(platform.url, lambda _: None)
@@ -147,7 +147,7 @@ async def test_a_review_with_an_idempotency_key_is_composed_once_without_being_r
         await deploy(platform.http, "media")
         await application.load(platform.url, lambda _: None)
 
-        async def compose(request: Request) -> None:
+        async def compose(request: LoadRequest) -> None:
             arguments = {k: v for k, v in request.arguments.items() if k != "request"}
             headers = {"idempotency-key": request.arguments["request"]}
             path = "/functions/media/compose"

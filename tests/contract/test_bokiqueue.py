@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bokiqueue import Queue, Replica
+from bokiqueue import Queue, QueueReplica
 from indilog.base.log import Log
 
 pytestmark = pytest.mark.asyncio
@@ -19,7 +19,7 @@ async def test_each_message_is_acknowledged_once_though_a_consumer_vanishes(
     session_of: Callable[[], Log],
 ) -> None:
     def process() -> Queue:
-        return Queue(session_of(), "mail", shards=2, replica=Replica("mail", 2))
+        return Queue(session_of(), "mail", shards=2, replica=QueueReplica("mail", 2))
 
     done: list[int] = []
 

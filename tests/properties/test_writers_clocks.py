@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bokiflow.locks.lock_records import Acquire, Release, Remind
-from bokiflow.locks.lock_records import Extend as Renew
+from bokiflow.locks.lock_records import ExtendLease as Renew
 from bokiflow.locks.lock_records import encoded as lock_encoded
 from bokiflow.locks.lock_records import tags_of as lock_tags_of
 from bokiflow.locks.lock_replica import LockReplica
@@ -26,9 +26,9 @@ from bokiflow.runs import records as flow
 from bokiflow.runs.fold import Run
 from bokiflow.runs.run_log import read_run
 from bokiflow.takeover.cleaning import Cleaner
-from bokiqueue.records import Acknowledge, Claim, Extend, GiveBack, Push
+from bokiqueue.records import Acknowledge, Claim, ExtendClaim, GiveBack, PushMessage
 from bokiqueue.records import encoded as queue_encoded
-from bokiqueue.replica import Replica
+from bokiqueue.replica import QueueReplica
 from bokistore import Store, decisions
 from bokistore import collection as cells
 from indilog.base.deployed import ScheduleSpec
@@ -80,15 +80,15 @@ to."""
 
 
 async def queue(world: World, history: Sequence[tuple[float, float, Any]]) -> object:
-    replica, log = Replica("mail", 1), world.logs.log("work")
+    replica, log = QueueReplica("mail", 1), world.logs.log("work")
     await replica.open(log)
     shard, outcomes = replica.shards[0], []
     for gap_s, off_s, command in history:
         world.go_on(gap_s, off_s)
         seqnum = await log.append(queue_encoded(command), tags=[replica.tags.shards[0]])
-        shard.hear(seqnum + 1)
+        shard.note_news(seqnum + 1)
         await replica.catch_up(log, shard, seqnum + 1)
-        if not isinstance(command, Push):
+        if not isinstance(command, PushMessage):
             outcomes.append(shard.outcome(seqnum))
     return outcomes, shard.fold.checkpoint(), shard.fold.next_due()
 
@@ -134,7 +134,7 @@ async def cleaning(world: World, history: Sequence[tuple[float, float, Any]]) ->
     for number, (gap_s, off_s, _) in enumerate(history):
         world.go_on(gap_s, off_s)
         tag = flow.run_tag(f"r{number}")
-        started, ended = flow.Started("w", b"{}", "e", "v"), flow.Finished(1, b"1")
+        started, ended = flow.RunStarted("w", b"{}", "e", "v"), flow.RunFinished(1, b"1")
         await log.append_batch(
             [
                 Entry(flow.encoded(started), [tag, flow.RUNS_TAG]),
@@ -202,11 +202,13 @@ IDS = st.sampled_from([f"i{n}" for n in range(5)])
 STREAM = "delay:0"
 
 QUEUE = st.one_of(
-    st.builds(Push, st.just(b"x"), st.just(0), st.sampled_from([0.0, 0.0, 2.0, 600.0]), st.just(3)),
+    st.builds(
+        PushMessage, st.just(b"x"), st.just(0), st.sampled_from([0.0, 0.0, 2.0, 600.0]), st.just(3)
+    ),
     st.builds(Claim, st.integers(1, 2), SECONDS),
     st.builds(Acknowledge, SEQNUMS, MESSAGES),
     st.builds(GiveBack, SEQNUMS, MESSAGES, SECONDS),
-    st.builds(Extend, SEQNUMS, MESSAGES, SECONDS),
+    st.builds(ExtendClaim, SEQNUMS, MESSAGES, SECONDS),
 )
 LOCK = st.one_of(
     st.builds(Acquire, OWNERS, SECONDS, st.one_of(st.none(), SECONDS)),
@@ -232,13 +234,13 @@ INVOCATIONS = st.one_of(
     st.builds(GivenUp, EXECUTORS, st.integers(0, 40), EXECUTORS),
 )
 RUN = st.one_of(
-    st.just(flow.Started("w", b"{}", "e", "v")),
-    st.builds(flow.Taken, st.integers(1, 3), EXECUTORS),
-    st.builds(flow.Parked, st.integers(1, 3), st.just("v"), st.just("why")),
-    st.builds(flow.Finished, st.integers(1, 3), st.just(b"1")),
+    st.just(flow.RunStarted("w", b"{}", "e", "v")),
+    st.builds(flow.RunTaken, st.integers(1, 3), EXECUTORS),
+    st.builds(flow.RunParked, st.integers(1, 3), st.just("v"), st.just("why")),
+    st.builds(flow.RunFinished, st.integers(1, 3), st.just(b"1")),
 )
 KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
-    "queue": (queue, QUEUE, [Push(b"x", 0, 0.0, 3), Claim(1, 600.0), Claim(1, 600.0)]),
+    "queue": (queue, QUEUE, [PushMessage(b"x", 0, 0.0, 3), Claim(1, 600.0), Claim(1, 600.0)]),
     "lock": (
         lock, LOCK, [Acquire("a", 600.0, None), Acquire("b", 600.0, None), Remind()],
     ),
@@ -254,7 +256,7 @@ KINDS: dict[str, tuple[Play, st.SearchStrategy[Any], Sequence[Any]]] = {
             Alive("a#1"),
         ],
     ),
-    "run": (run, RUN, [flow.Started("w", b"{}", "e", "v"), flow.Parked(1, "v", "why")]),
+    "run": (run, RUN, [flow.RunStarted("w", b"{}", "e", "v"), flow.RunParked(1, "v", "why")]),
     "cleaning": (cleaning, st.just(None), [None] * 6),
     "collection": (collection, st.sampled_from(["x", "y"]), ["x", "y", "x"] * 2),
     "retention": (retention, st.just(None), [None] * 6),

@@ -11,7 +11,7 @@ import pytest
 
 from bokistore import Store
 from bokistore.records import Command
-from bokistore.replay import Replay
+from bokistore.replay import ObjectReplay
 from indilog.base.ids import MAX_SEQNUM
 from indilog.base.log import Session
 from indilog.testing import cluster
@@ -58,21 +58,21 @@ def test_the_check_sees_lost_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     async def effective(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(Replay, "committed", effective)
-    monkeypatch.setattr(Replay, "_is_effective", effective)
+    monkeypatch.setattr(ObjectReplay, "committed", effective)
+    monkeypatch.setattr(ObjectReplay, "_is_effective", effective)
     assert any(line.startswith("lost") for line in found())
 
 
 def test_the_check_sees_reads_of_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Replay.view
+    right = ObjectReplay.view
 
-    async def newest(self: Replay, name: str, *_: int, may_append: bool = False) -> object:
+    async def newest(self: ObjectReplay, name: str, *_: int, may_append: bool = False) -> object:
         return await right(self, name, MAX_SEQNUM, may_append=may_append)
 
     async def nothing(*_: object, **__: object) -> None:
         """Collect nothing: by views of another moment it would trim what is not decided."""
 
-    monkeypatch.setattr(Replay, "view", newest)
+    monkeypatch.setattr(ObjectReplay, "view", newest)
     monkeypatch.setattr(Store, "collect", nothing)
     assert found()
 
@@ -83,7 +83,7 @@ def test_the_check_sees_an_aborted_transaction_that_counts(
     async def effective(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(Replay, "_is_effective", effective)
+    monkeypatch.setattr(ObjectReplay, "_is_effective", effective)
     assert found()
 
 

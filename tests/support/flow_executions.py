@@ -6,10 +6,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bokiflow import Workflow
-from bokiflow.operations.compensation import compensated
+from bokiflow.operations.compensation import run_compensated
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.fold import Run
-from bokiflow.runs.records import Decided, Finished, Started, Taken, encoded, run_record, run_tag
+from bokiflow.runs.records import (
+    RunFinished,
+    RunStarted,
+    RunTaken,
+    StepDecided,
+    encoded,
+    run_record,
+    run_tag,
+)
 from bokiflow.runs.run_log import read_run
 from indilog.apps.app import Context
 from indilog.apps.signature import ResultType
@@ -39,17 +47,19 @@ class OneLog:
 
 async def begin(log: Log, run_id: str) -> None:
     """Append the start of a run, of executor `first`."""
-    started = Started("tested", b"{}", "first", "version")
+    started = RunStarted("tested", b"{}", "first", "version")
     await log.append(encoded(started), tags=[run_tag(run_id)])
 
 
 async def take(log: Log, run_id: str, executor: str) -> None:
     """Give the run to an executor."""
     run = await read_run(log, run_id, Run())
-    await log.append(encoded(Taken(run.epoch + 1, executor)), tags=[run_tag(run_id)])
+    await log.append(encoded(RunTaken(run.epoch + 1, executor)), tags=[run_tag(run_id)])
 
 
-async def execute(log: Log, run_id: str, body: Body, *, context: Context | None = None) -> Finished:
+async def execute(
+    log: Log, run_id: str, body: Body, *, context: Context | None = None
+) -> RunFinished:
     """Execute the run in its newest epoch, in a function's context if there is one."""
     run = await read_run(log, run_id, Run())
     execution = Execution(log, run_id, run, NeverSure())
@@ -58,17 +68,17 @@ async def execute(log: Log, run_id: str, body: Body, *, context: Context | None 
     async def text() -> bytes:
         return ResultType("it", Any).text(await body(wf))
 
-    return await execution.execute(compensated(wf.compensations, text()))
+    return await execution.execute(run_compensated(wf.compensations, text()))
 
 
-async def decided(logs: MemoryLogs, run: str, count: int) -> list[Decided]:
+async def decided(logs: MemoryLogs, run: str, count: int) -> list[StepDecided]:
     """Return a run's decisions once there are that many."""
     log, bound = logs.log(FLOW_LOG), 0
-    found: list[Decided] = []
+    found: list[StepDecided] = []
     while len(found) < count:
         record = await log.read_next(run_tag(run), bound, wait=10)
         assert record is not None
         bound = record.seqnum + 1
-        if isinstance(said := run_record(record.data), Decided):
+        if isinstance(said := run_record(record.data), StepDecided):
             found.append(said)
     return found

@@ -21,12 +21,12 @@ from bokiflow.locks.lock_records import (
     OWNER_CHARACTERS_MAX,
     SECONDS_MAX,
     Acquire,
-    Extend,
+    ExtendLease,
     Release,
     Remind,
 )
 from bokiflow.locks.lock_renewal import Renewal
-from bokiflow.locks.lock_replica import LockReplica, Outcome, replica_of
+from bokiflow.locks.lock_replica import CommandOutcome, LockReplica, replica_of
 from bokiflow.runs.errors import (
     LockLostError,
     LockQueueFullError,
@@ -34,7 +34,7 @@ from bokiflow.runs.errors import (
     LockTimeoutError,
 )
 from indilog import IndilogError, Log, TrimmedError
-from indilog.sdk import SeqNum, appended
+from indilog.sdk import SeqNum, append_outcome_unknown
 
 LEASE_S: Final = 30.0
 _LEASE_S_MIN: Final = 0.001
@@ -70,7 +70,7 @@ class Held:
             AppendOutcomeUnknownError: it may be held so; harmless to repeat.
         """
         check_lease(lease)
-        await self._tell(Extend(self.token, lease))
+        await self._tell(ExtendLease(self.token, lease))
 
     async def release(self) -> None:
         """Hand the lock on to the next in line; harmless to repeat soon.
@@ -83,8 +83,8 @@ class Held:
         with contextlib.suppress(IndilogError):  # it is released; whoever begins reads more
             await self._replica.save(self._log)
 
-    async def _tell(self, command: Extend | Release) -> None:
-        outcome = await self._replica.tell(self._log, command)
+    async def _tell(self, command: ExtendLease | Release) -> None:
+        outcome = await self._replica.append(self._log, command)
         if outcome is None or outcome.token is None:
             raise LockLostError(self.name, self.token)
 
@@ -149,7 +149,7 @@ class Lock:
         ends = math.inf if self._wait_s is None else seconds_now() + self._wait_s
         while True:
             line = _Line(self._log, self.name, self._replica, self._lease_s)
-            token = await line.stand(owner, ends, leaves=self._owner is None)
+            token = await line.acquire(owner, ends, leaves=self._owner is None)
             if token is not None:
                 return Held(self._log, self.name, self._replica, token)
             if seconds_now() >= ends:
@@ -206,7 +206,7 @@ class _Line:
         """When this process's last record was ordered, by the log's time, and by ours."""
         self._time = 0.0
 
-    async def stand(self, owner: str, ends: float, *, leaves: bool) -> SeqNum | None:
+    async def acquire(self, owner: str, ends: float, *, leaves: bool) -> SeqNum | None:
         """Return the token once it holds the lock, None if it is out of the line before.
 
         Args:
@@ -217,23 +217,23 @@ class _Line:
         token: SeqNum | None = None
         try:
             token = await self._join(owner, ends)
-            return None if token is None else await self._turn(token, ends)
+            return None if token is None else await self._wait_until_held(token, ends)
         except (IndilogError, asyncio.CancelledError):
             has_left = leaves and await self._has_left(owner)
             if token is None or has_left:
                 raise
-            with appended(token):  # its place stays
+            with append_outcome_unknown(token):  # its place stays
                 raise
 
-    async def _turn(self, token: SeqNum, ends: float) -> SeqNum | None:
+    async def _wait_until_held(self, token: SeqNum, ends: float) -> SeqNum | None:
         """Return the token once it holds the lock; None: it is out of the line."""
         while not self._replica.fold.holds(token):
             if self._replica.fold.place(token) is None:
                 return None  # it stood still; its turn, or its time to wait, is over
             if seconds_now() >= ends:
-                await self._replica.tell(self._log, Release(token))
+                await self._replica.append(self._log, Release(token))
                 return None
-            await self._news(token, ends)
+            await self._wait_for_records(token, ends)
         return token
 
     async def _has_left(self, owner: str) -> bool:
@@ -246,26 +246,26 @@ class _Line:
     async def _join(self, owner: str, ends: float) -> SeqNum | None:
         """Return the place in the line; None: it has had it, and lost it again, unseen."""
         wait_s = None if ends == math.inf else min(max(0.0, ends - seconds_now()), SECONDS_MAX)
-        outcome = await self._replica.tell(self._log, Acquire(owner, self._lease_s, wait_s))
+        outcome = await self._replica.append(self._log, Acquire(owner, self._lease_s, wait_s))
         token = self._replica.fold.token_of(owner) if outcome is None else outcome.token
         if outcome is not None and token is None:
             raise LockQueueFullError(
                 f"{LINE_MAX:,} wait for lock {self._name!r} already; try again later."
             )
-        self._saw(outcome)
+        self._note_log_time(outcome)
         return token
 
     async def leave(self, owner: str) -> None:
         """Leave the line, or give the lock back."""
         await self._replica.catch_up(self._log)
         if (token := self._replica.fold.token_of(owner)) is not None:
-            await self._replica.tell(self._log, Release(token))
+            await self._replica.append(self._log, Release(token))
 
-    def _saw(self, outcome: Outcome | None) -> None:
+    def _note_log_time(self, outcome: CommandOutcome | None) -> None:
         self._log_time = self._replica.fold.clock if outcome is None else outcome.ordered_at
         self._time = seconds_now()
 
-    async def _news(self, token: SeqNum, ends: float) -> None:
+    async def _wait_for_records(self, token: SeqNum, ends: float) -> None:
         """Wait until the lock has news, the lease of its holder should be over, or until `ends`."""
         now = seconds_now()
         due_s = self._due_s(token, now)
@@ -279,7 +279,7 @@ class _Line:
         if has_news:
             await self._replica.catch_up(self._log)
         elif seconds_now() - now >= due_s:
-            self._saw(await self._replica.tell(self._log, Remind()))
+            self._note_log_time(await self._replica.append(self._log, Remind()))
 
     def _due_s(self, token: SeqNum, now: float) -> float:
         """Return in how many seconds the holder's lease is over by the clock of our records."""

@@ -14,10 +14,10 @@ from typing import Final, assert_never
 
 from bokiflow.locks.lock_records import (
     Acquire,
-    Checkpoint,
     Command,
-    Extend,
-    Place,
+    ExtendLease,
+    LinePlace,
+    LockCheckpoint,
     Release,
     Remind,
 )
@@ -30,7 +30,7 @@ LINE_MAX: Final = 4096
 
 
 @dataclass(slots=True)
-class Request:
+class LockRequest:
     """A place in the line; `until` is when the lease of the holder, or the waiting of another one,
     is over (None: never).
     """
@@ -49,10 +49,10 @@ class LockFold:
         clock: when the last applied record was ordered, seconds since 1970.
     """
 
-    def __init__(self, checkpoint: Checkpoint | None = None) -> None:
+    def __init__(self, checkpoint: LockCheckpoint | None = None) -> None:
         self.end: SeqNum = 0
         self.clock = 0.0
-        self._line: dict[SeqNum, Request] = {}
+        self._line: dict[SeqNum, LockRequest] = {}
         self._tokens: dict[str, SeqNum] = {}
         """Of each owner in the line."""
         self._released: OrderedDict[SeqNum, None] = OrderedDict()
@@ -60,7 +60,7 @@ class LockFold:
         if checkpoint is not None:
             self.end, self.clock = checkpoint.end, checkpoint.clock
             for place in checkpoint.line:
-                self._join(Request(place.token, place.owner, place.lease_s, place.until))
+                self._join(LockRequest(place.token, place.owner, place.lease_s, place.until))
 
     # --- applying records
 
@@ -79,7 +79,7 @@ class LockFold:
                 token = self._acquire(seqnum, command)
             case Release(token):
                 token = self._release(token)
-            case Extend(token, lease_s):
+            case ExtendLease(token, lease_s):
                 token = self._extend(token, lease_s)
             case Remind() | None:
                 token = None
@@ -107,7 +107,7 @@ class LockFold:
         if len(self._line) >= LINE_MAX:
             return None
         until = None if acquire.wait_s is None else self.clock + acquire.wait_s
-        self._join(Request(seqnum, acquire.owner, acquire.lease_s, until))
+        self._join(LockRequest(seqnum, acquire.owner, acquire.lease_s, until))
         if len(self._line) == 1:
             self._grant()
         return seqnum
@@ -132,11 +132,11 @@ class LockFold:
         self._line[token].until = self.clock + lease_s
         return token
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: LockRequest) -> None:
         self._line[request.token] = request
         self._tokens[request.owner] = request.token
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: LockRequest) -> None:
         del self._line[request.token]
         del self._tokens[request.owner]
 
@@ -147,7 +147,7 @@ class LockFold:
     # --- questions
 
     @property
-    def holder(self) -> Request | None:
+    def holder(self) -> LockRequest | None:
         """Who holds the lock, by the log's own time."""
         return next(iter(self._line.values()), None)
 
@@ -167,10 +167,10 @@ class LockFold:
         """Requests in the line, the holder's included."""
         return len(self._line)
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> LockCheckpoint:
         """Return all of it, for a process that begins here."""
-        line = (Place(r.token, r.owner, r.lease_s, r.until) for r in self._line.values())
-        return Checkpoint(self.end, self.clock, tuple(line))
+        line = (LinePlace(r.token, r.owner, r.lease_s, r.until) for r in self._line.values())
+        return LockCheckpoint(self.end, self.clock, tuple(line))
 
     def check_invariants(self) -> None:
         """Assert that the line is in order and each owner in it once."""

@@ -45,7 +45,7 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
     token: _SeqNum
 
 
-class Extend(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
+class ExtendLease(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
     """Who got `token`, and holds the lock, holds it for `lease_s` from now."""
 
     token: _SeqNum
@@ -56,10 +56,10 @@ class Remind(msgspec.Struct, frozen=True, array_like=True, tag="remind"):
     """Look when this record was ordered: a lease may be over. Has no other effect."""
 
 
-Command: TypeAlias = Acquire | Release | Extend | Remind
+Command: TypeAlias = Acquire | Release | ExtendLease | Remind
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class LinePlace(msgspec.Struct, frozen=True, array_like=True):
     """A place in the line of a checkpoint: of the first one `until` is the end of its lease, of the
     others the end of their waiting.
     """
@@ -70,15 +70,15 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     until: float | None
 
 
-class Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint"):
+class LockCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint"):
     """A lock as its records below seqnum `end` leave it."""
 
     end: _SeqNum
     clock: float
-    line: tuple[Place, ...]
+    line: tuple[LinePlace, ...]
 
 
-class Tags(NamedTuple):
+class LockTags(NamedTuple):
     """The tags of one lock."""
 
     commands: str
@@ -86,10 +86,10 @@ class Tags(NamedTuple):
 
 
 _decode_command = msgspec.msgpack.Decoder(Command).decode
-_decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
+_decode_checkpoint = msgspec.msgpack.Decoder(LockCheckpoint).decode
 
 
-def tags_of(name: str) -> Tags:
+def tags_of(name: str) -> LockTags:
     """Return the tags of the lock `name`.
 
     Raises:
@@ -100,10 +100,10 @@ def tags_of(name: str) -> Tags:
             f"A lock's name is 1 to {_NAME_BYTES_MAX} bytes of text without U+001F, "
             f"not {name!r:.64}."
         )
-    return Tags(_TAG_PREFIX + name, _TAG_PREFIX + name + _TAG_SUFFIX)
+    return LockTags(_TAG_PREFIX + name, _TAG_PREFIX + name + _TAG_SUFFIX)
 
 
-def encoded(content: Command | Checkpoint) -> bytes:
+def encoded(content: Command | LockCheckpoint) -> bytes:
     """Return a record's data."""
     return _FORMAT.encoded(content)
 
@@ -118,6 +118,6 @@ def command_decoded(data: bytes) -> Command | None:
     return command
 
 
-def checkpoint_decoded(data: bytes) -> Checkpoint | None:
+def checkpoint_decoded(data: bytes) -> LockCheckpoint | None:
     """Return the checkpoint in a record; None and errors as `command_decoded`."""
     return _FORMAT.decoded(data, _decode_checkpoint)

@@ -12,16 +12,23 @@ from weakref import WeakKeyDictionary
 
 from bokiflow.locks.lock_fold import LockFold
 from bokiflow.locks.lock_records import (
-    Checkpoint,
     Command,
-    Tags,
+    LockCheckpoint,
+    LockTags,
     checkpoint_decoded,
     command_decoded,
     encoded,
     tags_of,
 )
 from indilog import MAX_SEQNUM, DataLossError, Log, Record, TooLargeError, TrimmedError
-from indilog.sdk import SeqNum, appended, check_own_append, leftover, may_go_further, named
+from indilog.sdk import (
+    SeqNum,
+    append_outcome_unknown,
+    check_own_append,
+    may_go_further,
+    name_loss,
+    surviving_records,
+)
 
 CHECKPOINT_EVERY: Final = 256
 """Records of a lock between two checkpoints."""
@@ -33,14 +40,14 @@ _PAGE: Final = 1000
 _CHECKPOINTS_PAGE: Final = 16
 
 
-class Outcome(NamedTuple):
+class CommandOutcome(NamedTuple):
     """What a command had an effect on, and when its record was ordered, seconds since 1970."""
 
     token: SeqNum | None
     ordered_at: float
 
 
-class Left(NamedTuple):
+class LockCheckpoints(NamedTuple):
     """What is left of a lock's checkpoints.
 
     Attributes:
@@ -50,7 +57,7 @@ class Left(NamedTuple):
     """
 
     place: SeqNum
-    furthest: Checkpoint | None
+    furthest: LockCheckpoint | None
     lost: DataLossError | None
 
 
@@ -59,15 +66,15 @@ class LockReplica:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.tags: Tags = tags_of(name)
+        self.tags: LockTags = tags_of(name)
         self.fold = LockFold()
         self._unsaved = 0
-        self._telling: dict[object, SeqNum] = {}
+        self._appending: dict[object, SeqNum] = {}
         """Of each append that is under way a seqnum below which its record is not; these grow."""
-        self._outcomes: OrderedDict[SeqNum, Outcome] = OrderedDict()
+        self._outcomes: OrderedDict[SeqNum, CommandOutcome] = OrderedDict()
         """Of records that may be those of the appends under way."""
 
-    async def tell(self, log: Log, command: Command) -> Outcome | None:
+    async def append(self, log: Log, command: Command) -> CommandOutcome | None:
         """Append a command, catch up with it, and return what came of it.
 
         None: that is not known any more, since hundreds of records came in between and were
@@ -78,19 +85,19 @@ class LockReplica:
                 cannot be read now.
         """
         telling = object()
-        self._telling[telling] = self.fold.end
+        self._appending[telling] = self.fold.end
         try:
             seqnum = await log.append(encoded(command), tags=[self.tags.commands])
-            with appended(seqnum):
+            with append_outcome_unknown(seqnum):
                 await self.catch_up(log, own=seqnum)
             return self._outcomes.get(seqnum)
         finally:
-            del self._telling[telling]
+            del self._appending[telling]
             self._forget()
 
     def _forget(self) -> None:
         """Drop the outcomes that no append under way can ask for."""
-        needed_from = next(iter(self._telling.values()), MAX_SEQNUM)
+        needed_from = next(iter(self._appending.values()), MAX_SEQNUM)
         while self._outcomes and next(iter(self._outcomes)) < needed_from:
             self._outcomes.popitem(last=False)
 
@@ -115,9 +122,9 @@ class LockReplica:
                     continue
                 if lost is None:
                     raise
-                raise named(f"Lock {self._name!r}", lost) from error
+                raise name_loss(f"Lock {self._name!r}", lost) from error
             except DataLossError as error:
-                raise named(f"Lock {self._name!r}", error) from error
+                raise name_loss(f"Lock {self._name!r}", error) from error
             for record in page:
                 self._apply(record)
             if not page:
@@ -131,8 +138,8 @@ class LockReplica:
         command = command_decoded(record.data)
         token = self.fold.apply(record.seqnum, record.ordered_at, command)
         self._unsaved += 1
-        if self._telling:
-            self._outcomes[record.seqnum] = Outcome(token, record.ordered_at)
+        if self._appending:
+            self._outcomes[record.seqnum] = CommandOutcome(token, record.ordered_at)
         if len(self._outcomes) > _OUTCOMES_MAX:
             self._outcomes.popitem(last=False)
 
@@ -145,14 +152,14 @@ class LockReplica:
             self.fold, self._unsaved = LockFold(left.furthest), 0
         return left.lost
 
-    async def _furthest(self, log: Log) -> Left:
+    async def _furthest(self, log: Log) -> LockCheckpoints:
         """Return which checkpoint goes furthest.
 
         It need not be the newest: a process may have stood still between making one and its append.
         """
         place, furthest = 0, None
         lost: DataLossError | None = None
-        async for record in leftover(log, self.tags.checkpoints, limit=_CHECKPOINTS_PAGE):
+        async for record in surviving_records(log, self.tags.checkpoints, limit=_CHECKPOINTS_PAGE):
             if isinstance(record, DataLossError):
                 lost = record  # one before or behind it may do
                 continue
@@ -160,7 +167,7 @@ class LockReplica:
             if checkpoint and (furthest is None or checkpoint.end >= furthest.end):
                 place, furthest = record.seqnum, checkpoint
         is_lost = may_go_further(lost, 0 if furthest is None else furthest.end)
-        return Left(place, furthest, lost if is_lost else None)
+        return LockCheckpoints(place, furthest, lost if is_lost else None)
 
     async def save(self, log: Log) -> None:
         """After many records, write a checkpoint and trim what the one before stands for.

@@ -55,7 +55,7 @@ class Body:
         if self._is_async:
             value = self._call(*arguments)
         else:
-            value = await waiting.in_thread(partial(self._call, *arguments))
+            value = await waiting.run_in_thread(partial(self._call, *arguments))
         return await value if inspect.isawaitable(value) else value
 
     def text(self, value: object) -> bytes:

@@ -13,10 +13,10 @@ from typing import Any, Final
 from bokiflow.operations.body import Body, check_function
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import FlowSettingsError
-from bokiflow.runs.execution import Execution, Outcome, failure_of, raise_failure
+from bokiflow.runs.execution import Execution, OperationOutcome, failure_from, raise_failure
 from bokiflow.runs.keys import short_key
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.run_log import PATIENCE_TRIES, is_passing
+from bokiflow.runs.run_log import PATIENCE_TRIES, is_transient
 from indilog import Context, IndilogError, OutcomeUnknownError
 from indilog.sdk import ResultType, function_of, plain_value
 
@@ -27,7 +27,7 @@ _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 5.0
 
 
-class Call:
+class FunctionCall:
     """A function of an application and what it is called with."""
 
     def __init__(
@@ -73,24 +73,26 @@ class Call:
         return plain_value(text) if self._body is None else self._body.result(text)
 
 
-async def call(execution: Execution, number: str, ctx: Callable[[], Context], of: Call) -> Any:  # noqa: ANN401
+async def call(
+    execution: Execution, number: str, ctx: Callable[[], Context], of: FunctionCall
+) -> Any:  # noqa: ANN401
     """See `Operations.call`."""
     key = short_key(execution.key(number), _KEY_BYTES_MAX)
     errors: list[BaseException] = []
 
-    async def called() -> Outcome:
+    async def called() -> OperationOutcome:
         try:
-            return Outcome(await _patiently(of, ctx(), key))
+            return OperationOutcome(await _call_with_retry(of, ctx(), key))
         except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
             errors.append(error)
-            return Outcome(b"", failure_of(error))
+            return OperationOutcome(b"", failure_from(error))
 
     decided = await execution.decide(number, of.name, CALL, called, may_wait=True)
     raise_failure(decided, errors[-1] if errors else None)
     return of.result(decided.result)
 
 
-async def _patiently(of: Call, ctx: Context, key: str) -> bytes:
+async def _call_with_retry(of: FunctionCall, ctx: Context, key: str) -> bytes:
     """Ask until there is an outcome: with the key, a repetition is harmless."""
     pause_s, unknown = _PAUSE_S_MIN, 0
     for tries in range(PATIENCE_TRIES):
@@ -101,6 +103,6 @@ async def _patiently(of: Call, ctx: Context, key: str) -> bytes:
             return await of.run(ctx, key)
         except IndilogError as error:
             unknown += isinstance(error, OutcomeUnknownError)
-            if not is_passing(error) or unknown == _UNKNOWN_TRIES:
+            if not is_transient(error) or unknown == _UNKNOWN_TRIES:
                 raise  # also what the platform gave up is an outcome
     raise Stopped("The platform is away.")

@@ -14,21 +14,21 @@ from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from bokiflow.operations.compensation import Compensations
-from bokiflow.operations.notifications import decided_waiting, waited_for
+from bokiflow.operations.notifications import decide_waiting, wait_for_record
 from bokiflow.runs.errors import FlowSettingsError, RunIdInUseError, UnknownRunError
-from bokiflow.runs.execution import Execution, Outcome, raise_failure
+from bokiflow.runs.execution import Execution, OperationOutcome, raise_failure
 from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     URGENT_TAG,
     CancelAsked,
-    Failure,
-    Finished,
     Origin,
+    RecordedFailure,
+    RunFinished,
     encoded,
     run_tag,
 )
-from bokiflow.runs.run_log import appended, read_run, undamaged
+from bokiflow.runs.run_log import append_with_retry, read_dependency, read_run
 from indilog import Entry, TrimmedError
 
 START_CHILD: Final = "start child"
@@ -118,8 +118,8 @@ class Child(Generic[_ResultT_co]):
         """
         execution, name = self._execution, self.name
 
-        async def started() -> Outcome:
-            return Outcome(msgspec.json.encode(self.id))
+        async def started() -> OperationOutcome:
+            return OperationOutcome(msgspec.json.encode(self.id))
 
         decided = await execution.decide(self.number, name, START_CHILD, started)
         raise_failure(decided)
@@ -127,8 +127,8 @@ class Child(Generic[_ResultT_co]):
             decided.result, type=str
         )  # a fork has the child of its origin
         compensations.add(self.number, name, CANCEL_CHILD, self._cancelled)
-        with execution.asked.carrying_out():
-            await undamaged(self._start)
+        with execution.asked.performing():
+            await read_dependency(self._start)
 
     async def _start(self) -> None:
         finished, started = await self._finished(), self._run.started
@@ -149,26 +149,26 @@ class Child(Generic[_ResultT_co]):
             Cancelled: the parent was cancelled meanwhile.
         """
 
-        async def ended() -> Outcome:
+        async def ended() -> OperationOutcome:
             finished = await self._ended()
             failure = finished.failure
             if failure is not None and finished.was_cancelled:
-                failure = Failure("RunCancelledError", failure.message)
-            return Outcome(finished.result, failure)
+                failure = RecordedFailure("RunCancelledError", failure.message)
+            return OperationOutcome(finished.result, failure)
 
-        decided = await decided_waiting(self._execution, number, self.name, CHILD, ended)
+        decided = await decide_waiting(self._execution, number, self.name, CHILD, ended)
         raise_failure(decided)
         return self._startable.result_of(decided.result)
 
-    async def _ended(self, *, wakes: bool = True) -> Finished:
-        async def found() -> Finished | None:
-            return await undamaged(self._finished)
+    async def _ended(self, *, wakes: bool = True) -> RunFinished:
+        async def found() -> RunFinished | None:
+            return await read_dependency(self._finished)
 
-        finished = await waited_for(self._execution, math.inf, found, wakes=wakes)
+        finished = await wait_for_record(self._execution, math.inf, found, wakes=wakes)
         assert finished is not None, "it waits without end"
         return finished
 
-    async def _finished(self) -> Finished | None:
+    async def _finished(self) -> RunFinished | None:
         """Return how it ended, if it has; a child that is forgotten is told from a new one."""
         log = self._execution.log
         try:
@@ -177,18 +177,18 @@ class Child(Generic[_ResultT_co]):
             await read_run(log, self.id, self._run)
         except TrimmedError:
             words = f"Run {self.id!r} ended long ago and is forgotten."
-            return Finished(1, b"", Failure(UnknownRunError.__name__, words))
+            return RunFinished(1, b"", RecordedFailure(UnknownRunError.__name__, words))
         return self._run.finished
 
-    async def _cancelled(self, _: str) -> Outcome:
+    async def _cancelled(self, _: str) -> OperationOutcome:
         """Cancel the child if it runs, and wait for its end."""
         try:
-            await undamaged(self._start)
+            await read_dependency(self._start)
         except RunIdInUseError:
-            return Outcome(b"false")  # it is nobody's child
-        if await undamaged(self._finished) is None:
+            return OperationOutcome(b"false")  # it is nobody's child
+        if await read_dependency(self._finished) is None:
             tags = (run_tag(self.id), EXECUTORS_TAG, URGENT_TAG)
             entry = Entry(encoded(CancelAsked()), tags)
-            await appended(self._execution.log, [entry])
+            await append_with_retry(self._execution.log, [entry])
         finished = await self._ended(wakes=False)
-        return Outcome(b"true" if finished.was_cancelled else b"false")
+        return OperationOutcome(b"true" if finished.was_cancelled else b"false")

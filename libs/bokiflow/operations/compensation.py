@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 from bokiflow.runs.errors import CompensationFailedError
-from bokiflow.runs.execution import UNDO, Execution, Outcome, failure_of
-from bokiflow.runs.records import Failure
+from bokiflow.runs.execution import UNDO, Execution, OperationOutcome, failure_from
+from bokiflow.runs.records import RecordedFailure
 
 COMPENSATE: Final = "compensate"
 COMPENSATION_RETRIES: Final = 10
@@ -21,7 +21,7 @@ COMPENSATION_RETRIES: Final = 10
 class _Undo(NamedTuple):
     name: str
     kind: str
-    produce: Callable[[str], Awaitable[Outcome]]
+    produce: Callable[[str], Awaitable[OperationOutcome]]
 
 
 class Compensations:
@@ -36,7 +36,11 @@ class Compensations:
         self._undos: dict[str, _Undo] = {}
 
     def add(
-        self, number: str, name: str, kind: str, produce: Callable[[str], Awaitable[Outcome]]
+        self,
+        number: str,
+        name: str,
+        kind: str,
+        produce: Callable[[str], Awaitable[OperationOutcome]],
     ) -> None:
         """Let the operation `number` be taken back by `produce`, if need be.
 
@@ -52,24 +56,24 @@ class Compensations:
         """Whether the workflow has not failed, but waits for code that fits."""
         return self.execution.has_left_out(raised, self._undos)
 
-    async def run(self) -> list[Failure]:
+    async def run(self) -> list[RecordedFailure]:
         """Take back everything; return what of it failed for good."""
-        self.execution.be_undisturbed()
+        self.execution.suppress_cancellation()
         failures = []
         for number in sorted(self._undos, key=_path_of, reverse=True):
             failure = await self._take_back(number, self._undos.pop(number))
             if failure is not None:
-                failures.append(Failure(failure.kind, f"{number}: {failure.message}"))
+                failures.append(RecordedFailure(failure.kind, f"{number}: {failure.message}"))
         return failures
 
-    async def _take_back(self, number: str, undo: _Undo) -> Failure | None:
+    async def _take_back(self, number: str, undo: _Undo) -> RecordedFailure | None:
         undo_number = number + UNDO
 
-        async def produce() -> Outcome:
+        async def produce() -> OperationOutcome:
             try:
                 return await undo.produce(undo_number)
             except Exception as error:  # noqa: BLE001 - the others are taken back all the same
-                return Outcome(b"", failure_of(error))
+                return OperationOutcome(b"", failure_from(error))
 
         decided = await self.execution.decide(
             undo_number, undo.name, undo.kind, produce, is_cancellable=False
@@ -81,7 +85,7 @@ def _path_of(number: str) -> tuple[int, ...]:
     return tuple(map(int, number.split(".")))
 
 
-async def compensated(compensations: Compensations, body: Coroutine[Any, Any, bytes]) -> bytes:
+async def run_compensated(compensations: Compensations, body: Coroutine[Any, Any, bytes]) -> bytes:
     """Run a workflow's body; if it raises, take back what it did, and let it raise that.
 
     Raises:
@@ -91,10 +95,10 @@ async def compensated(compensations: Compensations, body: Coroutine[Any, Any, by
     execution = compensations.execution
     try:
         result = await body
-        await execution.asked.let_go_on()
+        await execution.asked.run_until_idle()
         execution.check_finished()
     except Exception as error:
-        await execution.asked.let_go_on()
+        await execution.asked.run_until_idle()
         if compensations.must_not_run(error):
             raise
         failures = await compensations.run()

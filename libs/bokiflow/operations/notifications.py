@@ -12,10 +12,10 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from bokiflow.runs import waiting
-from bokiflow.runs.execution import Execution, Outcome
+from bokiflow.runs.execution import Execution, OperationOutcome
 from bokiflow.runs.log_time import log_clock
-from bokiflow.runs.records import Decided, run_tag
-from bokiflow.runs.run_log import readable
+from bokiflow.runs.records import StepDecided, run_tag
+from bokiflow.runs.run_log import read_own_run
 from indilog.sdk import SeqNum
 
 _ValueT = TypeVar("_ValueT")
@@ -23,11 +23,11 @@ WAIT_S_MAX: Final = 300.0
 """One read waits this long at most, then a new one begins."""
 
 
-def _nobody_counts(by: int) -> None:
+def _ignore_count(by: int) -> None:
     """Nobody asks how many runs rest."""
 
 
-RESTS: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_nobody_counts)
+RESTS: Final[ContextVar[Callable[[int], None]]] = ContextVar("rests", default=_ignore_count)
 """Told that one more (1), or one less (-1), operation of the run waits."""
 
 
@@ -35,7 +35,7 @@ class Woken(Exception):  # noqa: N818 - it never leaves an operation
     """The run is to be cancelled while an operation waits."""
 
 
-async def waited_for(
+async def wait_for_record(
     execution: Execution,
     ends: float,
     found: Callable[[], Awaitable[_ValueT | None]],
@@ -69,23 +69,25 @@ async def waited_for(
             left_s = ends - clock.now()
             if left_s <= 0 and has_looked:
                 return None
-            await _news(execution, end, max(0.0, min(left_s, WAIT_S_MAX)))
+            await _wait_for_record_at(execution, end, max(0.0, min(left_s, WAIT_S_MAX)))
             has_looked = True
     finally:
         rests(-1)
 
 
-async def _news(execution: Execution, end: SeqNum, wait_s: float) -> None:
+async def _wait_for_record_at(execution: Execution, end: SeqNum, wait_s: float) -> None:
     """Return when the run has a record at `end` or later, or after `wait_s`; read all."""
 
     async def look() -> None:
         await execution.log.read_next(run_tag(execution.id), end, wait=wait_s)
         await execution.catch_up()
 
-    await readable(look)
+    await read_own_run(look)
 
 
-async def unless_cancelled(execution: Execution, asked: Coroutine[Any, Any, _ValueT]) -> _ValueT:
+async def run_unless_cancelled(
+    execution: Execution, asked: Coroutine[Any, Any, _ValueT]
+) -> _ValueT:
     """Return what `asked` gives; where there is an event loop, a cancellation ends it at once.
 
     Raises:
@@ -93,7 +95,7 @@ async def unless_cancelled(execution: Execution, asked: Coroutine[Any, Any, _Val
     """
     if not waiting.has_loop():
         return await asked
-    asking, branch = waiting.begun(asked), execution.branch
+    asking, branch = waiting.start_task(asked), execution.branch
 
     def wake() -> None:
         if execution.is_cancel_asked_in(branch):
@@ -102,7 +104,7 @@ async def unless_cancelled(execution: Execution, asked: Coroutine[Any, Any, _Val
     execution.on_cancel.append(wake)
     wake()
     try:
-        await waiting.over(asking)
+        await waiting.wait_done(asking)
     finally:  # also when this execution stops
         execution.on_cancel.remove(wake)
         asking.cancel()
@@ -111,13 +113,13 @@ async def unless_cancelled(execution: Execution, asked: Coroutine[Any, Any, _Val
     return asking.result()
 
 
-async def decided_waiting(
+async def decide_waiting(
     execution: Execution,
     number: str,
     name: str,
     kind: str,
-    produce: Callable[[], Awaitable[Outcome]],
-) -> Decided:
+    produce: Callable[[], Awaitable[OperationOutcome]],
+) -> StepDecided:
     """As `Execution.decide`, for what waits: a cancellation in the middle is decided instead."""
     while True:
         with suppress(Woken):

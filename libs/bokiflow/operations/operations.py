@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from bokiflow.locks.lock import LEASE_S
 from bokiflow.operations.body import Body
-from bokiflow.operations.calls import CALL, Call, call
+from bokiflow.operations.calls import CALL, FunctionCall, call
 from bokiflow.operations.children import CHILD, START_CHILD, Child, ChildWorkflow, check_startable
 from bokiflow.operations.compensation import Compensations
 from bokiflow.operations.gathering import AT_ONCE, gather
 from bokiflow.operations.run_lock import RunLock
 from bokiflow.operations.signals import SIGNAL, Signals, check_name
-from bokiflow.operations.timers import SLEEP, sleep, timer
+from bokiflow.operations.timers import SLEEP, sleep, start_timer
 from bokiflow.operations.transactions import TRANSACTION, transact
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.unawaited_operations import GATHER
@@ -80,7 +80,7 @@ class Operations:
     def _asked(
         self, number: str, name: str, kind: str, operation: Coroutine[Any, Any, _ValueT]
     ) -> Coroutine[Any, Any, _ValueT]:
-        """Return an operation, which the workflow should await; see `Asked.add`."""
+        """Return an operation, which the workflow should await; see `AskedOperations.add`."""
         return self.execution.asked.add(number, name, kind, operation)
 
     # --- waiting
@@ -92,7 +92,7 @@ class Operations:
         Raises:
             Cancelled: the run was cancelled meanwhile.
         """
-        ends = timer(self.execution, "sleep", duration)
+        ends = start_timer(self.execution, "sleep", duration)
         number = self.execution.number()
         return self._asked(number, SLEEP, SLEEP, sleep(self.execution, number, ends))
 
@@ -112,7 +112,7 @@ class Operations:
             Cancelled: the run was cancelled meanwhile. FlowSettingsError: the name is empty.
         """
         check_name(name)
-        ends = math.inf if timeout is None else timer(self.execution, name, timeout)
+        ends = math.inf if timeout is None else start_timer(self.execution, name, timeout)
         number = self.execution.number()
         return self._asked(number, name, SIGNAL, self._signals.next(number, name, ends))
 
@@ -265,7 +265,7 @@ class Operations:
                 decided.
             FlowSettingsError: it is no function of an application.
         """
-        of, number = Call(function, arguments, named), self.execution.number()
+        of, number = FunctionCall(function, arguments, named), self.execution.number()
         called = call(self.execution, number, lambda: self.ctx, of)
         return self._asked(number, of.name, CALL, called)
 

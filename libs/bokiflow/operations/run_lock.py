@@ -15,7 +15,7 @@ from typing import Final
 
 from bokiflow.locks.lock import Held, Lock
 from bokiflow.locks.lock_replica import replica_of
-from bokiflow.operations.notifications import Woken, decided_waiting, unless_cancelled
+from bokiflow.operations.notifications import Woken, decide_waiting, run_unless_cancelled
 from bokiflow.runs import waiting
 from bokiflow.runs.errors import (
     Cancelled,
@@ -24,9 +24,9 @@ from bokiflow.runs.errors import (
     LockTimeoutError,
     NestedLockError,
 )
-from bokiflow.runs.execution import Execution, Outcome, failure_of, raise_failure
-from bokiflow.runs.records import Failure
-from bokiflow.runs.run_log import undamaged
+from bokiflow.runs.execution import Execution, OperationOutcome, failure_from, raise_failure
+from bokiflow.runs.records import RecordedFailure
+from bokiflow.runs.run_log import read_dependency
 from indilog import IndilogError, Log
 
 LOCK: Final = "lock"
@@ -78,15 +78,15 @@ class HeldByRun:
     async def _ask(self, kind: str, *, is_cancellable: bool) -> None:
         execution, held = self._execution, self._held
 
-        async def ask() -> Outcome:
+        async def ask() -> OperationOutcome:
             await (held.extend(self._lease_s) if kind == CHECK_LOCK else held.release())
-            return Outcome(_HELD)
+            return OperationOutcome(_HELD)
 
-        async def asked() -> Outcome:
+        async def asked() -> OperationOutcome:
             try:
-                return await undamaged(ask)
+                return await read_dependency(ask)
             except LockLostError as error:
-                return Outcome(b"", Failure(LockLostError.__name__, str(error)))
+                return OperationOutcome(b"", RecordedFailure(LockLostError.__name__, str(error)))
 
         decided = await execution.decide(
             execution.number(), self.name, kind, asked, may_wait=True, is_cancellable=is_cancellable
@@ -102,7 +102,7 @@ class HeldByRun:
         if waiting.has_loop():
             self._renewing = asyncio.create_task(self._renew(is_new=is_new))
 
-    def let_go(self) -> None:
+    def stop_renewing(self) -> None:
         """Renew it no longer."""
         if self._renewing is not None:
             self._renewing.cancel()
@@ -146,7 +146,7 @@ class RunLock:
 
     async def __aenter__(self) -> HeldByRun:
         execution = self._execution
-        decided = await decided_waiting(execution, self._number, self._name, LOCK, self._acquired)
+        decided = await decide_waiting(execution, self._number, self._name, LOCK, self._acquired)
         if decided.failure is not None and decided.failure.kind == LockTimeoutError.__name__:
             raise LockTimeoutError(decided.failure.message)
         if decided.failure is not None and decided.failure.kind == NestedLockError.__name__:
@@ -163,25 +163,25 @@ class RunLock:
         _AROUND.set((*_AROUND.get(), self._held))
         return self._held
 
-    async def _acquired(self) -> Outcome:
+    async def _acquired(self) -> OperationOutcome:
         if any(h.is_held(self._execution, self._log, self._name) for h in _AROUND.get()):
             words = (
                 f"Lock {self._name!r} is held by a block around this one, which would wait for "
                 "itself; do without the inner block, or give it another name."
             )
-            return Outcome(b"", Failure(NestedLockError.__name__, words))
+            return OperationOutcome(b"", RecordedFailure(NestedLockError.__name__, words))
 
-        async def acquire() -> Outcome:
+        async def acquire() -> OperationOutcome:
             try:
                 self._is_new = True
-                return Outcome(b"%d" % (await self._lock.acquire()).token)
+                return OperationOutcome(b"%d" % (await self._lock.acquire()).token)
             except (LockTimeoutError, LockQueueFullError) as error:
-                return Outcome(b"", failure_of(error))
+                return OperationOutcome(b"", failure_from(error))
 
         try:
-            return await unless_cancelled(self._execution, undamaged(acquire))
+            return await run_unless_cancelled(self._execution, read_dependency(acquire))
         except Woken:  # whether the lock was got is not known, so its place is given up
-            await undamaged(self._lock.leave)
+            await read_dependency(self._lock.leave)
             raise
 
     async def __aexit__(
@@ -192,7 +192,7 @@ class RunLock:
     ) -> None:
         held = self._held
         assert held is not None, "a block is left after it was entered"
-        held.let_go()
+        held.stop_renewing()
         _AROUND.set(tuple(around for around in _AROUND.get() if around is not held))
         if error is None:
             await held.release()

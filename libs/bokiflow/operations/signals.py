@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from bokiflow.operations.notifications import decided_waiting, waited_for
+from bokiflow.operations.notifications import decide_waiting, wait_for_record
 from bokiflow.runs.errors import FlowSettingsError
-from bokiflow.runs.execution import Execution, Outcome, raise_failure
-from bokiflow.runs.records import Decided
+from bokiflow.runs.execution import Execution, OperationOutcome, raise_failure
+from bokiflow.runs.records import StepDecided
 from indilog.sdk import SeqNum
 
 SIGNAL: Final = "signal"
@@ -54,14 +54,14 @@ class Signals:
             Cancelled: the run was cancelled meanwhile.
         """
 
-        async def awaited() -> Outcome:
-            got = await waited_for(self._execution, ends, found)
-            return Outcome(_NONE if got is None else got)
+        async def awaited() -> OperationOutcome:
+            got = await wait_for_record(self._execution, ends, found)
+            return OperationOutcome(_NONE if got is None else got)
 
         async def found() -> bytes | None:
             return self._take(name)
 
-        decided = await decided_waiting(self._execution, number, name, SIGNAL, awaited)
+        decided = await decide_waiting(self._execution, number, name, SIGNAL, awaited)
         raise_failure(decided)
         return _decode_got(decided.result)[1] if _is_got(decided) else None
 
@@ -76,5 +76,5 @@ class Signals:
         return b"[%d,%b]" % left.popleft() if left else None
 
 
-def _is_got(decided: Decided) -> bool:
+def _is_got(decided: StepDecided) -> bool:
     return decided.kind == SIGNAL and decided.failure is None and decided.result != _NONE

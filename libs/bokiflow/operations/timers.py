@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from bokiflow.operations.notifications import decided_waiting, waited_for
+from bokiflow.operations.notifications import decide_waiting, wait_for_record
 from bokiflow.runs.errors import FlowSettingsError
-from bokiflow.runs.execution import Execution, Outcome, raise_failure
+from bokiflow.runs.execution import Execution, OperationOutcome, raise_failure
 from bokiflow.runs.log_time import log_clock
 
 TIMER: Final = "timer"
@@ -32,7 +32,7 @@ def seconds_of(duration: float | timedelta) -> float:
     return float(seconds)
 
 
-def timer(execution: Execution, name: str, duration: float | timedelta) -> float:
+def start_timer(execution: Execution, name: str, duration: float | timedelta) -> float:
     """Begin a timer; return when it ends by the time of the run's log, seconds since 1970, as
     decided by its first execution.
     """
@@ -51,8 +51,8 @@ async def sleep(execution: Execution, number: str, ends: float) -> None:
     async def nothing() -> None:
         return None
 
-    async def slept() -> Outcome:
-        await waited_for(execution, ends, nothing)
-        return Outcome(b"null")
+    async def slept() -> OperationOutcome:
+        await wait_for_record(execution, ends, nothing)
+        return OperationOutcome(b"null")
 
-    raise_failure(await decided_waiting(execution, number, SLEEP, SLEEP, slept))
+    raise_failure(await decide_waiting(execution, number, SLEEP, SLEEP, slept))

@@ -14,11 +14,11 @@ import msgspec
 
 from bokiflow.operations.body import Body
 from bokiflow.runs import waiting
-from bokiflow.runs.execution import Execution, Outcome, failure_of, raise_failure
+from bokiflow.runs.execution import Execution, OperationOutcome, failure_from, raise_failure
 from bokiflow.runs.keys import short_key
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.records import Failure
-from bokiflow.runs.run_log import is_passing
+from bokiflow.runs.records import RecordedFailure
+from bokiflow.runs.run_log import is_transient
 from indilog import ConflictError, IndilogError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Recorded(msgspec.Struct, frozen=True):
     """What a transaction leaves beside its writes: its result, or what its body raised."""
 
     result: Any = None
-    failure: Failure | None = None
+    failure: RecordedFailure | None = None
 
 
 async def transact(
@@ -54,25 +54,25 @@ async def transact(
         return msgspec.to_builtins(_Recorded(msgspec.json.decode(known.text(value))))
 
     async def failed(_: Transaction) -> Any:  # noqa: ANN401
-        return msgspec.to_builtins(_Recorded(failure=failure_of(errors[-1])))
+        return msgspec.to_builtins(_Recorded(failure=failure_from(errors[-1])))
 
-    async def committed() -> Outcome:
+    async def committed() -> OperationOutcome:
         try:
-            plain = await _patiently(store, wrote, txn_id)
+            plain = await _transact_with_retry(store, wrote, txn_id)
         except Exception as error:  # noqa: BLE001 - whatever it raises is its outcome
             errors.append(error)
             # Another execution may be about to commit what this one could not do: of both, the
             # log decides for one.
-            plain = await _patiently(store, failed, txn_id)
+            plain = await _transact_with_retry(store, failed, txn_id)
         recorded = msgspec.convert(plain, _Recorded)
-        return Outcome(msgspec.json.encode(recorded.result), recorded.failure)
+        return OperationOutcome(msgspec.json.encode(recorded.result), recorded.failure)
 
     decided = await execution.decide(number, known.name, TRANSACTION, committed, may_wait=True)
     raise_failure(decided, errors[-1] if errors else None)
     return known.result(decided.result)
 
 
-async def _patiently(
+async def _transact_with_retry(
     store: Store, body: Callable[[Transaction], Awaitable[Any]], txn_id: str
 ) -> Any:  # noqa: ANN401
     """Commit it, however often that takes: with an id, a repetition is harmless."""
@@ -85,7 +85,7 @@ async def _patiently(
         try:
             return await store.transact(body, id=txn_id)
         except IndilogError as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             conflict = error if isinstance(error, ConflictError) else None
     if conflict is not None:

@@ -25,23 +25,23 @@ from bokiflow.runs.errors import (
     StepFailedError,
     UnfinishedOperationError,
 )
-from bokiflow.runs.flush_before_await import Driven
+from bokiflow.runs.flush_before_await import FlushBeforeAwait
 from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     PARKED_TAG,
     RUNS_TAG,
     ChildEnded,
-    Decided,
-    Failure,
-    Finished,
-    Parked,
+    RecordedFailure,
+    RunFinished,
+    RunParked,
+    StepDecided,
     encoded,
     executor_tag,
     run_tag,
 )
-from bokiflow.runs.run_log import appended, read_run, readable
-from bokiflow.runs.unawaited_operations import Asked
+from bokiflow.runs.run_log import append_with_retry, read_own_run, read_run
+from bokiflow.runs.unawaited_operations import AskedOperations
 from indilog import Entry, Log, TooLargeError
 from indilog.sdk import SeqNum
 
@@ -58,18 +58,18 @@ RETURN: Final = "return"
 """Number, name and kind of the decision that the workflow returned before all was finished."""
 
 
-class Lease(Protocol):
+class LeaseCheck(Protocol):
     """Whether this executor may rely on being the only one."""
 
     def is_sure(self) -> bool:
         """Whether nobody else can have taken the run yet; otherwise the log is asked."""
 
 
-class Outcome(NamedTuple):
+class OperationOutcome(NamedTuple):
     """What an operation achieved: JSON text, or a failure."""
 
     result: bytes
-    failure: Failure | None = None
+    failure: RecordedFailure | None = None
 
 
 class Branch:
@@ -81,14 +81,14 @@ class Branch:
         was_told: whether the cancellation of the run was raised in it, or in a part of it.
     """
 
-    __slots__ = ("_next", "_prefix", "execution", "parent", "was_told")
+    __slots__ = ("_next", "_prefix", "execution", "parent", "was_notified")
 
     def __init__(
         self, execution: Execution, prefix: str = "", parent: Branch | None = None
     ) -> None:
         self.execution = execution
         self.parent = parent
-        self.was_told = False
+        self.was_notified = False
         self._prefix = prefix
         self._next = 1
 
@@ -107,15 +107,15 @@ KEY: Final[ContextVar[str | None]] = ContextVar("key", default=None)
 """The idempotency key of the step whose body runs."""
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_from(error: BaseException) -> RecordedFailure:
     """Return an error as it is kept."""
     kind = error.kind if isinstance(error, StepFailedError) else type(error).__name__
-    return Failure(kind, " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX])
+    return RecordedFailure(kind, " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX])
 
 
-def _too_large(error: TooLargeError) -> Failure:
+def _too_large(error: TooLargeError) -> RecordedFailure:
     """Return the failure of what ran, and whose result no record holds."""
-    return Failure(
+    return RecordedFailure(
         TooLargeError.__name__,
         f"It ran, and what it did stays, but its result cannot be kept: its record has "
         f"{error.size:,} bytes, the limit is {error.limit:,}; keep large results in a log and "
@@ -123,7 +123,7 @@ def _too_large(error: TooLargeError) -> Failure:
     )
 
 
-def raise_failure(decided: Decided, cause: BaseException | None = None) -> None:
+def raise_failure(decided: StepDecided, cause: BaseException | None = None) -> None:
     """Raise what an operation failed with, if it did; alike when it is replayed.
 
     Raises:
@@ -148,12 +148,12 @@ class Execution:
         asked: the operations that the workflow asked for.
     """
 
-    def __init__(self, log: Log, id: str, run: Run, lease: Lease) -> None:  # noqa: A002
+    def __init__(self, log: Log, id: str, run: Run, lease: LeaseCheck) -> None:  # noqa: A002
         assert run.started is not None, "only what began is executed"
         self.id = id
         self.run = run
         self.log = log
-        self.asked = Asked()
+        self.asked = AskedOperations()
         self.epoch = run.epoch
         self._tag = run_tag(id)
         self._executor_tag = executor_tag(run.executor)
@@ -161,13 +161,13 @@ class Execution:
         self._parent = run.started.parent
         self._decided = dict(run.steps)
         self._reached: set[str] = set()
-        self._unsettled: list[Decided] = []
+        self._unsettled: list[StepDecided] = []
         self._settling = waiting.Mutex()
         self._changed: ChangedWorkflowError | None = None
         self._main = Branch(self)
         self._is_driving = False
         self._cancel_asked = run.cancel_asked
-        self._is_undisturbed = False
+        self._is_cancellation_suppressed = False
         self.on_cancel: list[Callable[[], None]] = []
         """Told when a cancellation is asked for; what waits must wake up then."""
 
@@ -201,7 +201,7 @@ class Execution:
 
     # --- deciding
 
-    def decided(self, number: str, name: str, kind: str) -> Decided | None:
+    def decided(self, number: str, name: str, kind: str) -> StepDecided | None:
         """Return what is decided of an operation, None if nothing is.
 
         Raises:
@@ -213,7 +213,7 @@ class Execution:
         if known is None:
             return None
         if known.kind == CANCEL:
-            self._told()
+            self._mark_notified()
         elif (known.name, known.kind) != (name, kind):
             was, does = (f"{k} {n}" for k, n in ((known.kind, known.name), (kind, name)))
             self._changed = ChangedWorkflowError(self.id, number, was, does)
@@ -228,11 +228,11 @@ class Execution:
         number: str,
         name: str,
         kind: str,
-        produce: Callable[[], Awaitable[Outcome]],
+        produce: Callable[[], Awaitable[OperationOutcome]],
         *,
         may_wait: bool = False,
         is_cancellable: bool = True,
-    ) -> Decided:
+    ) -> StepDecided:
         """Return the outcome of an operation: the one decided, else what `produce` gives, decided.
 
         `produce` may run again in another execution, until an outcome is decided; all before it is
@@ -252,25 +252,27 @@ class Execution:
         if self._unsettled or self._settling.locked():
             await self.settle()
         if is_cancellable and self.is_cancel_asked:
-            self._told()
-            failure = Failure(Cancelled.__name__, f"The run was cancelled at {kind} {name!r}.")
-            return await self._record(Decided(self.epoch, number, name, CANCEL, b"", failure))
+            self._mark_notified()
+            failure = RecordedFailure(
+                Cancelled.__name__, f"The run was cancelled at {kind} {name!r}."
+            )
+            return await self._record(StepDecided(self.epoch, number, name, CANCEL, b"", failure))
         outcome = await produce()
-        record = Decided(self.epoch, number, name, kind, outcome.result, outcome.failure)
+        record = StepDecided(self.epoch, number, name, kind, outcome.result, outcome.failure)
         if may_wait and self._is_driving and len(outcome.result) <= _DEFERRED_BYTES_MAX:
             self._keep(record)
             self._unsettled.append(record)
             return record
         return await self._record(record)
 
-    def decide_now(self, name: str, kind: str, produce: Callable[[], bytes]) -> Decided:
+    def decide_now(self, name: str, kind: str, produce: Callable[[], bytes]) -> StepDecided:
         """As `decide`, for what is known at once and has no effect; durable before the next thing
         is begun.
         """
         number = self.number()
         known = self.decided(number, name, kind)
         if known is None:
-            known = Decided(self.epoch, number, name, kind, produce())
+            known = StepDecided(self.epoch, number, name, kind, produce())
             self._keep(known)
             self._unsettled.append(known)
         return known
@@ -289,7 +291,7 @@ class Execution:
         try:
             self.asked.check(self._decided)
         except UnfinishedOperationError as error:
-            record = Decided(self.epoch, RETURN, RETURN, RETURN, b"", failure_of(error))
+            record = StepDecided(self.epoch, RETURN, RETURN, RETURN, b"", failure_from(error))
             self._keep(record)
             self._unsettled.append(record)
             raise
@@ -312,18 +314,18 @@ class Execution:
             await self._append(some)
             del self._unsettled[: len(some)]
 
-    async def _record(self, record: Decided) -> Decided:
+    async def _record(self, record: StepDecided) -> StepDecided:
         try:
             await self._append([record])
         except TooLargeError as error:
-            record = Decided(
+            record = StepDecided(
                 record.epoch, record.number, record.name, record.kind, b"", _too_large(error)
             )
             await self._append([record])
         self._keep(record)
         return record
 
-    def _keep(self, record: Decided) -> None:
+    def _keep(self, record: StepDecided) -> None:
         self._decided[record.number] = record
         self._reached.add(record.number)
 
@@ -336,17 +338,17 @@ class Execution:
 
     def is_cancel_asked_in(self, branch: Branch) -> bool:
         """As `is_cancel_asked`, of a branch whose code may not run just now."""
-        return self._cancel_asked and not (self._is_undisturbed or branch.was_told)
+        return self._cancel_asked and not (self._is_cancellation_suppressed or branch.was_notified)
 
-    def _told(self) -> None:
+    def _mark_notified(self) -> None:
         branch: Branch | None = self.branch
         while branch is not None:
-            branch.was_told = True
+            branch.was_notified = True
             branch = branch.parent
 
-    def be_undisturbed(self) -> None:
+    def suppress_cancellation(self) -> None:
         """From now on no cancellation is raised: what was done is being taken back."""
-        self._is_undisturbed = True
+        self._is_cancellation_suppressed = True
 
     def ask_cancel(self) -> None:
         """The next operation decides that the run is cancelled; what waits wakes up."""
@@ -356,7 +358,7 @@ class Execution:
 
     # --- from the beginning to the end
 
-    async def execute(self, body: Coroutine[Any, Any, bytes]) -> Finished:
+    async def execute(self, body: Coroutine[Any, Any, bytes]) -> RunFinished:
         """Run the workflow, from its first line; return its end, which is decided.
 
         Args:
@@ -370,11 +372,11 @@ class Execution:
         context = copy_context()
         context.run(BRANCH.set, self.branch)
         try:
-            result = await Driven(self, body, context)
-            finished = Finished(self.epoch, result)
+            result = await FlushBeforeAwait(self, body, context)
+            finished = RunFinished(self.epoch, result)
         except Exception as error:  # noqa: BLE001 - whatever a workflow raises is its outcome
             raised, was_cancelled = error, isinstance(error, Cancelled)
-            finished = Finished(self.epoch, b"", failure_of(error), was_cancelled)
+            finished = RunFinished(self.epoch, b"", failure_from(error), was_cancelled)
         if self.has_left_out(raised):
             assert self._changed is not None
             if (given_up := await self.park(str(self._changed))) is not None:
@@ -382,13 +384,13 @@ class Execution:
             raise self._changed
         return await self._finish(finished)
 
-    async def _finish(self, finished: Finished) -> Finished:
+    async def _finish(self, finished: RunFinished) -> RunFinished:
         async with self._settling:
             await self._append_unsettled(_DEFERRED_TOGETHER)
             try:
                 await self._append([*self._unsettled, finished])
             except TooLargeError as error:
-                finished = Finished(self.epoch, b"", _too_large(error))
+                finished = RunFinished(self.epoch, b"", _too_large(error))
                 await self._append([*self._unsettled, finished])
         return finished
 
@@ -416,7 +418,7 @@ class Execution:
                     break
         return self._changed is not None
 
-    async def park(self, reason: str, *, is_given_up: bool = False) -> Finished | None:
+    async def park(self, reason: str, *, is_given_up: bool = False) -> RunFinished | None:
         """Let the run wait for other code; if it was cancelled while it did so before, or
         `is_given_up`, end it.
 
@@ -431,9 +433,9 @@ class Execution:
                 "The run was cancelled while it waited for other code; what it had done was not "
                 f"taken back. It waited because: {reason}"
             )
-            failure = Failure(Cancelled.__name__, words[:_MESSAGE_CHARACTERS_MAX])
-            return await self._finish(Finished(self.epoch, b"", failure, was_cancelled=True))
-        await self._append([Parked(self.epoch, started.version, reason)])
+            failure = RecordedFailure(Cancelled.__name__, words[:_MESSAGE_CHARACTERS_MAX])
+            return await self._finish(RunFinished(self.epoch, b"", failure, was_cancelled=True))
+        await self._append([RunParked(self.epoch, started.version, reason)])
         return None
 
     # --- the log
@@ -446,33 +448,33 @@ class Execution:
             Stopped: another executor has taken the run, or it cannot be read.
         """
         run = self.run
-        await readable(partial(read_run, self.log, self.id, run, own))
+        await read_own_run(partial(read_run, self.log, self.id, run, own))
         if run.cancel_asked and not self._cancel_asked:
             self.ask_cancel()
         if run.epoch != self.epoch or (run.finished and run.finished.epoch != self.epoch):
             raise Stopped(f"Run {self.id!r} is executed by {run.executor} now.")
 
-    async def _append(self, records: Sequence[Decided | Parked | Finished]) -> None:
+    async def _append(self, records: Sequence[StepDecided | RunParked | RunFinished]) -> None:
         """Append records of this epoch, and make sure that they count.
 
         A second copy of a record does not count, so after an unknown outcome it is appended again.
         """
         entries = [Entry(encoded(record), self._tags(record)) for record in records]
-        if isinstance(records[-1], Finished) and (parent := self._parent) is not None:
+        if isinstance(records[-1], RunFinished) and (parent := self._parent) is not None:
             entries.append(Entry(encoded(ChildEnded(self.id)), (run_tag(parent.run),)))
-        last = await appended(self.log, entries)
+        last = await append_with_retry(self.log, entries)
         if not self._lease.is_sure():
             await self.catch_up(last - (len(entries) - len(records)))
 
-    def _tags(self, record: Decided | Parked | Finished) -> tuple[str, ...]:
-        if isinstance(record, Decided):
+    def _tags(self, record: StepDecided | RunParked | RunFinished) -> tuple[str, ...]:
+        if isinstance(record, StepDecided):
             return (self._tag,)
-        if isinstance(record, Parked):
+        if isinstance(record, RunParked):
             return (self._tag, self._executor_tag, PARKED_TAG)
         return (self._tag, self._executor_tag, RUNS_TAG)
 
     def drive(self, *, on: bool) -> None:
-        """For `Driven`: the workflow's own coroutine begins or ceases to run."""
+        """For `FlushBeforeAwait`: the workflow's own coroutine begins or ceases to run."""
         self._is_driving = on
 
     @property

@@ -23,7 +23,7 @@ class Unsettled(Protocol):
         """The workflow's own coroutine begins or ceases to run."""
 
 
-class Driven:
+class FlushBeforeAwait:
     """Runs a workflow's coroutine in a context of its own, and appends what it left unsettled
     whenever it waits for anything.
     """

@@ -13,13 +13,13 @@ from typing import assert_never
 from bokiflow.runs.records import (
     CancelAsked,
     ChildEnded,
-    Decided,
-    Finished,
-    Parked,
+    RunFinished,
+    RunParked,
     RunRecord,
+    RunStarted,
+    RunTaken,
     Signalled,
-    Started,
-    Taken,
+    StepDecided,
 )
 from indilog.sdk import SeqNum
 
@@ -67,22 +67,22 @@ class Run:
     def __init__(self) -> None:
         self.end: SeqNum = 0
         self.clock = 0.0
-        self.started: Started | None = None
+        self.started: RunStarted | None = None
         self.started_at: SeqNum = 0
         self.began = 0.0
         self.epoch = 0
         self.executor = ""
         self.taken_at: SeqNum = 0
         self.crashes = 0
-        self.steps: dict[str, Decided] = {}
+        self.steps: dict[str, StepDecided] = {}
         self.places: dict[str, SeqNum] = {}
         self.signals: list[tuple[SeqNum, Signalled]] = []
         self._signal_keys: set[str] = set()
         self.cancel_asked = False
-        self.parked: Parked | None = None
+        self.parked: RunParked | None = None
         self.parked_at = 0.0
         self.is_given_up = False
-        self.finished: Finished | None = None
+        self.finished: RunFinished | None = None
 
     @property
     def state(self) -> State:
@@ -101,17 +101,17 @@ class Run:
         if record is None or self.finished is not None:
             return False
         if self.started is None:
-            return isinstance(record, Started) and self._start(seqnum, record)
+            return isinstance(record, RunStarted) and self._start(seqnum, record)
         return self._effect(seqnum, record)
 
-    def _start(self, seqnum: SeqNum, record: Started) -> bool:
+    def _start(self, seqnum: SeqNum, record: RunStarted) -> bool:
         self.started, self.started_at, self.began = record, seqnum, self.clock
         self.epoch, self.executor, self.taken_at = 1, record.executor, seqnum
         return True
 
     def _effect(self, seqnum: SeqNum, record: RunRecord) -> bool:
         match record:
-            case Started():
+            case RunStarted():
                 return False
             case Signalled(key=key):
                 if key not in self._signal_keys:
@@ -122,27 +122,27 @@ class Run:
             case CancelAsked():
                 self.cancel_asked = True
                 self.is_given_up = self.is_given_up or self.parked is not None
-            case Taken(epoch, executor, crashes):
+            case RunTaken(epoch, executor, crashes):
                 if epoch != self.epoch + 1:
                     return False
                 self.epoch, self.executor, self.parked = epoch, executor, None
                 self.taken_at, self.crashes = seqnum, crashes
-            case Decided() | Parked() | Finished():
+            case StepDecided() | RunParked() | RunFinished():
                 return record.epoch == self.epoch and self._of_executor(seqnum, record)
             case unreachable:
                 assert_never(unreachable)
         return True
 
-    def _of_executor(self, seqnum: SeqNum, record: Decided | Parked | Finished) -> bool:
+    def _of_executor(self, seqnum: SeqNum, record: StepDecided | RunParked | RunFinished) -> bool:
         match record:
-            case Decided(number=number):
+            case StepDecided(number=number):
                 if number in self.steps:
                     return False
                 self.steps[number], self.places[number] = record, seqnum
                 self.is_given_up, self.crashes = False, 0
-            case Parked():
+            case RunParked():
                 self.parked, self.parked_at = record, self.clock
-            case Finished():
+            case RunFinished():
                 self.finished, self.parked = record, None
             case unreachable:
                 assert_never(unreachable)

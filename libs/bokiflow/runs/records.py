@@ -32,7 +32,7 @@ _SeqNum = Annotated[SeqNum, msgspec.Meta(ge=0)]
 _Epoch = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class RecordedFailure(msgspec.Struct, frozen=True, array_like=True):
     """An error as it is kept: the name of its class, and its words."""
 
     kind: str
@@ -46,7 +46,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     step: str
 
 
-class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """A run begins, with `executor` in epoch 1; the first such record of a run counts.
 
     `arguments` is a JSON object; `version` names the code; `parent` is the step that started it,
@@ -61,7 +61,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     forked: Origin | None = None
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+class RunTaken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """`executor` executes the run in `epoch`; counts if the epoch before is the newest so far.
 
     `crashes` is how many executors before it ended, one after the other, right after they got the
@@ -73,7 +73,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     crashes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-class Decided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
+class StepDecided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     """A step has this outcome: `result` as JSON text, or `failure`.
 
     Counts if `epoch` is the run's newest and no record before decides the step of this number.
@@ -84,7 +84,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     name: str
     kind: str
     result: bytes
-    failure: Failure | None = None
+    failure: RecordedFailure | None = None
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag="signalled"):
@@ -107,42 +107,43 @@ class CancelAsked(msgspec.Struct, frozen=True, array_like=True, tag="cancel aske
     """Somebody wants the run to be cancelled."""
 
 
-class Parked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
-    """The executor of `epoch` cannot go on with its code; counts as `Decided`."""
+class RunParked(msgspec.Struct, frozen=True, array_like=True, tag="parked"):
+    """The executor of `epoch` cannot go on with its code; counts as `StepDecided`."""
 
     epoch: _Epoch
     version: str
     reason: str
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The run has ended: `result` as JSON text, or `failure`; counts as `Decided`."""
+class RunFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """The run has ended: `result` as JSON text, or `failure`; counts as `StepDecided`."""
 
     epoch: _Epoch
     result: bytes
-    failure: Failure | None = None
+    failure: RecordedFailure | None = None
     was_cancelled: bool = False
 
 
-class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     """The executor lives: nobody who has read this takes its runs for `lease_s` from then on."""
 
     executor: str
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=LEASE_S_MAX)]
 
 
-class Dead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
-    """`heir` takes over what `executor` left; its lease was over as of all records below `end`.
+class ExecutorDead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
+    """`new_owner` takes over what `executor` left; its lease was over as of all records below
+    `end`.
 
     Counts if no record from there on says anything of `executor`.
     """
 
     executor: str
-    heir: str
+    new_owner: str
     end: _SeqNum
 
 
-class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
+class ExecutorLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):
     """The executor stops; `is_idle`: it has left no run behind. Of itself it says so only if
     nothing is on its way either that gives it one.
     """
@@ -152,9 +153,16 @@ class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
 
 
 RunRecord: TypeAlias = (
-    Started | Taken | Decided | Signalled | ChildEnded | CancelAsked | Parked | Finished
+    RunStarted
+    | RunTaken
+    | StepDecided
+    | Signalled
+    | ChildEnded
+    | CancelAsked
+    | RunParked
+    | RunFinished
 )
-ExecutorRecord: TypeAlias = Alive | Dead | Left
+ExecutorRecord: TypeAlias = Heartbeat | ExecutorDead | ExecutorLeft
 FlowRecord: TypeAlias = RunRecord | ExecutorRecord
 
 _decode_run = msgspec.msgpack.Decoder(RunRecord).decode

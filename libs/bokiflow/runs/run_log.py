@@ -24,7 +24,7 @@ from indilog import (
     OutcomeUnknownError,
     TrimmedError,
 )
-from indilog.sdk import SeqNum, check_own_append, named
+from indilog.sdk import SeqNum, check_own_append, name_loss
 
 _ValueT = TypeVar("_ValueT")
 _PAGE: Final = 1000
@@ -42,7 +42,7 @@ class Logs(Protocol):
         """Return the log `name`."""
 
 
-class Unreadable(Stopped):
+class RunUnreadable(Stopped):
     """This execution must not go on: its run, or one that it waits for, cannot be read now."""
 
 
@@ -82,7 +82,7 @@ async def read_run(
             run.end = max(run.end, error.first_seqnum)
             continue
         except DataLossError as error:
-            raise named(f"Run {id!r}", error) from error
+            raise name_loss(f"Run {id!r}", error) from error
         for record in page:
             clock.read(record.ordered_at)
             if record.seqnum >= run.end:
@@ -93,7 +93,7 @@ async def read_run(
             return run
 
 
-async def appended(
+async def append_with_retry(
     log: Log, entries: Sequence[Entry], on_again: Callable[[], None] | None = None
 ) -> SeqNum:
     """Append entries of which a second copy is harmless; return the last one's place, of the last
@@ -109,13 +109,13 @@ async def appended(
             return await log.append(entries[0].data, tags=entries[0].tags)
         return (await log.append_batch(entries))[-1]
 
-    last = await patiently(append, on_again)
+    last = await retry_while_unavailable(append, on_again)
     if (call := CALL.get()) is not None:
         call.appended()
     return last
 
 
-async def patiently(
+async def retry_while_unavailable(
     ask: Callable[[], Awaitable[_ValueT]], on_again: Callable[[], None] | None = None
 ) -> _ValueT:
     """Return what `ask` gives, however often it takes while the platform is away.
@@ -144,31 +144,32 @@ async def patiently(
             last = error
             if call is not None and isinstance(error, OutcomeUnknownError):
                 call.unknown = error
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             if call is not None and isinstance(error, DiskFullError):
                 break
     raise Stopped("The platform is away.", last)
 
 
-async def readable(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
-    """As `patiently`, for reading the run that is executed: what keeps it from being read (damage,
-    records of a later version, an end elsewhere that is forgotten by now) says nothing of the
-    workflow, so it must not look like a failure of it, after which its steps are taken back.
+async def read_own_run(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
+    """As `retry_while_unavailable`, for reading the run that is executed: what keeps it from being
+    read (damage, records of a later version, an end elsewhere that is forgotten by now) says
+    nothing of the workflow, so it must not look like a failure of it, after which its steps are
+    taken back.
 
     Raises:
         Unreadable: the run cannot be read now.
         Stopped: the log was away for too long.
     """
     try:
-        return await patiently(ask)
+        return await retry_while_unavailable(ask)
     except IndilogError as error:
-        raise Unreadable(f"The run cannot be read: {error}", error) from error
+        raise RunUnreadable(f"The run cannot be read: {error}", error) from error
 
 
-async def undamaged(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
-    """As `patiently`, for what a run needs beside itself (another run, a lock): damage of it, or
-    records of a later version in it, are no failure of the workflow.
+async def read_dependency(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
+    """As `retry_while_unavailable`, for what a run needs beside itself (another run, a lock):
+    damage of it, or records of a later version in it, are no failure of the workflow.
 
     Raises:
         Unreadable: it cannot be read now.
@@ -176,12 +177,12 @@ async def undamaged(ask: Callable[[], Awaitable[_ValueT]]) -> _ValueT:
         IndilogError: what else repeating does not help.
     """
     try:
-        return await patiently(ask)
+        return await retry_while_unavailable(ask)
     except (DataLossError, FlowVersionError) as error:
-        raise Unreadable(f"What the run needs cannot be read: {error}", error) from error
+        raise RunUnreadable(f"What the run needs cannot be read: {error}", error) from error
 
 
-def behind(lost: DataLossError, bound: SeqNum) -> SeqNum:
+def seqnum_after_loss(lost: DataLossError, bound: SeqNum) -> SeqNum:
     """Return where to read on that was asked for from `bound` on, behind what is lost.
 
     Raises:
@@ -192,6 +193,6 @@ def behind(lost: DataLossError, bound: SeqNum) -> SeqNum:
     return lost.next_seqnum
 
 
-def is_passing(error: IndilogError) -> bool:
+def is_transient(error: IndilogError) -> bool:
     """Whether what failed with `error` may be repeated, if repeating it is harmless."""
     return error.retryable or isinstance(error, OutcomeUnknownError)

@@ -23,7 +23,7 @@ GATHER: Final = "gather"
 """The kind of what is decided by its parts alone."""
 
 
-class Operation(NamedTuple):
+class AskedOperation(NamedTuple):
     """An operation that was asked for: what decides it, and the coroutine that is awaited."""
 
     number: str
@@ -51,7 +51,7 @@ class Operation(NamedTuple):
         return f"{what} (operation {self.number})"
 
 
-class Asked:
+class AskedOperations:
     """The operations that one execution was asked for, but for most of those that have ended.
 
     Attributes:
@@ -60,7 +60,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.replayed = 0
-        self._operations: list[Operation] = []
+        self._operations: list[AskedOperation] = []
         self._kept_max = _KEPT_MIN
         self._carried_out = 0
         self._is_at_rest = waiting.Gate()
@@ -77,18 +77,18 @@ class Asked:
             kind: of that.
             coroutine: what is awaited.
         """
-        self._operations.append(Operation(number, name, kind, coroutine))
+        self._operations.append(AskedOperation(number, name, kind, coroutine))
         if len(self._operations) > self._kept_max:
             self._operations = self.left()
             self._kept_max = max(_KEPT_MIN, 2 * len(self._operations))
         return coroutine
 
-    def left(self) -> list[Operation]:
+    def left(self) -> list[AskedOperation]:
         """Return those that have not come to their ends."""
         return [operation for operation in self._operations if operation.is_left]
 
     @contextmanager
-    def carrying_out(self) -> Iterator[None]:
+    def performing(self) -> Iterator[None]:
         """What is decided is made so meanwhile: its operation comes to its end then."""
         self._carried_out += 1
         self._is_at_rest.clear()
@@ -99,7 +99,7 @@ class Asked:
             if not self._carried_out:
                 self._is_at_rest.set()
 
-    async def let_go_on(self) -> None:
+    async def run_until_idle(self) -> None:
         """Let tasks of the workflow go on up to what they wait for, so that they have begun, what
         is decided is finished, and what was cancelled has ended.
 
@@ -123,7 +123,7 @@ class Asked:
         for operation in self._operations:
             is_due = operation.number in decided or operation.kind == GATHER
             if is_due and operation.is_left and not operation.is_running:
-                await self.let_go_on()
+                await self.run_until_idle()
                 return
 
     def check(self, decided: Collection[str]) -> None:

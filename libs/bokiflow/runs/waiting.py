@@ -45,22 +45,22 @@ async def pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def begun(asked: Coroutine[Any, Any, _ValueT]) -> asyncio.Task[_ValueT]:
+def start_task(asked: Coroutine[Any, Any, _ValueT]) -> asyncio.Task[_ValueT]:
     """Begin something that can be cancelled by itself."""
     return asyncio.create_task(asked)
 
 
-async def over(task: asyncio.Task[Any]) -> None:
+async def wait_done(task: asyncio.Task[Any]) -> None:
     """Return when a task is over, however it ended."""
     await asyncio.wait([task])
 
 
-async def in_thread(body: Callable[[], object]) -> object:
+async def run_in_thread(body: Callable[[], object]) -> object:
     """Run a sync body in a thread and return its result."""
     return await asyncio.to_thread(body)
 
 
-async def within(ended: asyncio.Future[_ValueT], seconds: float, late: str) -> _ValueT:
+async def wait_within(ended: asyncio.Future[_ValueT], seconds: float, late: str) -> _ValueT:
     """Return what a future gives, which goes on if it gives nothing in time.
 
     Raises:

@@ -15,8 +15,8 @@ import structlog
 
 from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.fold import Run
-from bokiflow.runs.records import RUNS_TAG, Started, run_in, run_record, run_tag
-from bokiflow.runs.run_log import behind, is_passing, read_run
+from bokiflow.runs.records import RUNS_TAG, RunStarted, run_in, run_record, run_tag
+from bokiflow.runs.run_log import is_transient, read_run, seqnum_after_loss
 from indilog import DataLossError, IndilogError, Log, Record, TrimmedError
 from indilog.sdk import SeqNum
 
@@ -85,7 +85,7 @@ class Cleaner:
             except TrimmedError as error:
                 bound = self._cursor = self._floor = max(bound, error.first_seqnum)
             except DataLossError as error:
-                bound = behind(error, bound)
+                bound = seqnum_after_loss(error, bound)
 
     async def _on_start(self, log: Log, record: Record, before: float) -> int:
         run_id = run_in(record.tags)
@@ -101,7 +101,7 @@ class Cleaner:
         try:
             return await self._look_at(log, run_id, before)
         except IndilogError as error:
-            if is_passing(error):
+            if is_transient(error):
                 raise
             structlog.get_logger().error("run cannot be read", run=run_id, reason=str(error))
             return 0
@@ -128,7 +128,7 @@ class Cleaner:
 def _may_begin(record: Record) -> bool:
     """Whether a record begins a run, as far as this version can tell."""
     try:
-        return isinstance(run_record(record.data), Started)
+        return isinstance(run_record(record.data), RunStarted)
     except FlowVersionError:
         return True  # its run is kept, since it cannot be read either
 

@@ -25,7 +25,7 @@ from bokiflow.takeover.executors import Executors
 Take: TypeAlias = Callable[[str], Awaitable[asyncio.Task[None] | None]]
 """Takes a run, and tells in which task it is executed here, if it is."""
 
-_SUSPECT_FROM: Final = 2
+_CRASH_LOOPING_FROM: Final = 2
 CRASHES_PARKED: Final = 5
 """Executors in a row after which a run is parked."""
 _PAUSE_S_MAX: Final = 600.0
@@ -37,19 +37,19 @@ def crashes_of(run: Run, executors: Executors) -> int:
     with its last one, who is gone.
     """
     known = executors.known.get(run.executor)
-    if run.parked is not None or known is None or known.has_said_so:
+    if run.parked is not None or known is None or known.has_left:
         return run.crashes
     return run.crashes + 1 if known.seqnum < run.taken_at else 0
 
 
-def is_suspect(crashes: int) -> bool:
+def is_crash_looping(crashes: int) -> bool:
     """Whether a run is taken with care."""
-    return crashes >= _SUSPECT_FROM
+    return crashes >= _CRASH_LOOPING_FROM
 
 
 def pause_s(crashes: int) -> float:
     """Return how long to wait before such a run is taken: 1 s, doubled each time, to 10 minutes."""
-    return min(2.0 ** min(crashes - _SUSPECT_FROM, 20), _PAUSE_S_MAX)
+    return min(2.0 ** min(crashes - _CRASH_LOOPING_FROM, 20), _PAUSE_S_MAX)
 
 
 def retry_s(run: Run) -> float:
@@ -59,9 +59,9 @@ def retry_s(run: Run) -> float:
     return 0.0 if run.cancel_asked else pause_s(run.crashes)
 
 
-def at_once(crashes: int) -> int:
+def group_size(crashes: int) -> int:
     """Return how many such runs are taken at once: 16, 4, then one by one."""
-    return max(1, _GROUP_MAX >> (2 * (crashes - _SUSPECT_FROM)))
+    return max(1, _GROUP_MAX >> (2 * (crashes - _CRASH_LOOPING_FROM)))
 
 
 def problem(crashes: int) -> str:
@@ -73,7 +73,7 @@ def problem(crashes: int) -> str:
     )
 
 
-def sentence(crashes: int) -> str:
+def parked_reason(crashes: int) -> str:
     """Return why such a run is parked."""
     return (
         f"{problem(crashes)} It is tried again in {pause_s(crashes):,.0f} s; cancel it to end it."
@@ -114,7 +114,7 @@ class Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Suspects(Tasks):
+class CrashLoops(Tasks):
     """Takes suspects in groups, one group after the other, whoever left them.
 
     Args:
@@ -132,7 +132,7 @@ class Suspects(Tasks):
         while left:
             crashes = runs[left[0]]
             same = [run for run in left if runs[run] == crashes]
-            group = same[: at_once(crashes)]
+            group = same[: group_size(crashes)]
             left = [run for run in left if run not in group]
             await waiting.pause(pause_s(crashes))
             await self.take_group(group, take)

@@ -5,8 +5,8 @@ executor left: it was on its way meanwhile. So whoever looks trims no further th
 looks again at the streams of those who are gone, at doubling intervals for a day: for each of them
 some twenty times a pair of reads, in each process that drives. So nobody does that for an executor
 that went in good order: it says that it has left nothing only if nothing that gives it a run can be
-on its way any more, and it says so before others find its lease over (`Presence.rest`). What comes
-later still, the cleaning finds (`bokiflow.takeover.cleaning`).
+on its way any more, and it says so before others find its lease over (`HeartbeatSender.rest`). What
+comes later still, the cleaning finds (`bokiflow.takeover.cleaning`).
 
 What is lost by damage, or of a later version, is passed over: it is a record of one run too, so
 that run can be taken by nobody here, and the others can. It is not trimmed, and looked at again.
@@ -20,17 +20,17 @@ from typing import Final, NamedTuple
 
 from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.records import (
-    Finished,
-    Parked,
+    RunFinished,
+    RunParked,
     RunRecord,
-    Started,
-    Taken,
+    RunStarted,
+    RunTaken,
     executor_tag,
     run_in,
     run_record,
 )
 from indilog import DataLossError, Log, Record
-from indilog.sdk import SeqNum, leftover
+from indilog.sdk import SeqNum, surviving_records
 
 AGE_S_MIN: Final = 1.0
 """How long after an executor went its stream is looked at again first."""
@@ -51,7 +51,7 @@ class Remains(NamedTuple):
     end: SeqNum
 
 
-class Held:
+class HeldRuns:
     """The runs that somebody may have, as those of their records show that give or take them.
 
     It follows `bokiflow.runs.fold` without the other records of a run: an epoch is over by nothing
@@ -73,13 +73,13 @@ class Held:
     def apply(self, seqnum: SeqNum, run: str, record: RunRecord | None) -> None:
         """Take in a record of a run."""
         match record:
-            case Started():
+            case RunStarted():
                 self._given(seqnum, run, 1)
-            case Taken(epoch, executor):
+            case RunTaken(epoch, executor):
                 self._over(run, epoch - 1)
                 if self._executor in {None, executor}:
                     self._given(seqnum, run, epoch)
-            case Parked(epoch) | Finished(epoch):
+            case RunParked(epoch) | RunFinished(epoch):
                 self._over(run, epoch)
             case _:
                 pass  # what neither gives a run nor takes it
@@ -105,14 +105,14 @@ class Held:
         return list(self._epochs)
 
 
-async def left_by(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
+async def read_remains(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
     """Return the runs that an executor began or took, at `bound` or later, and of which its stream
     does not show that it is done with them. None that it has is missing.
     """
-    held = Held(executor)
+    held = HeldRuns(executor)
     unreadable: list[SeqNum] = []
     end = bound
-    async for record in stream(log, executor_tag(executor), bound, unreadable):
+    async for record in read_readable(log, executor_tag(executor), bound, unreadable):
         end = record.seqnum + 1
         run = run_in(record.tags)
         if run is None:
@@ -126,7 +126,7 @@ async def left_by(log: Log, executor: str, bound: SeqNum = 0) -> Remains:
     return Remains(held.runs, min([*unreadable, end]))
 
 
-async def stream(
+async def read_readable(
     log: Log, tag: str, bound: SeqNum, unreadable: list[SeqNum]
 ) -> AsyncIterator[Record]:
     """Yield all records with a tag that are there, from seqnum `bound` on.
@@ -137,7 +137,7 @@ async def stream(
         bound: where to begin.
         unreadable: gets the place of what is lost and passed over, if anything is.
     """
-    async for record in leftover(log, tag, bound, limit=_PAGE):
+    async for record in surviving_records(log, tag, bound, limit=_PAGE):
         if isinstance(record, DataLossError):
             unreadable.append(bound if record.seqnum is None else record.seqnum)
         else:
@@ -152,7 +152,7 @@ class _Departure:
     end: SeqNum = 0
 
 
-class Departed:
+class DeadExecutors:
     """When to look again at the streams of executors that are gone; times are those of this
     process's steady clock.
     """

@@ -12,8 +12,8 @@ follows from the records alone, alike in every process; what a process had read 
 has no say.
 
 **What cannot be read** is passed over: a record that is lost may have said anything, which is made
-up for (`Executors.lost`); one of a later version is for its like (`Executors.passed_over`). Why
-that is safe, for each kind of record: docs/decisions/0021-lost-heartbeats.md.
+up for (`Executors.lost`); one of a later version is for its like (`Executors.skip_later_version`).
+Why that is safe, for each kind of record: docs/decisions/0021-lost-heartbeats.md.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import math
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from bokiflow.runs.records import Alive, Dead, ExecutorRecord, Left
-from bokiflow.takeover.dead_executors import Departed
+from bokiflow.runs.records import ExecutorDead, ExecutorLeft, ExecutorRecord, Heartbeat
+from bokiflow.takeover.dead_executors import DeadExecutors
 from indilog.sdk import SeqNum
 
-HEIR_S: Final = 600.0
+NEW_OWNER_S: Final = 600.0
 """An heir that has not taken everything by then (it has no room, it takes it with care) is not left
 alone with it: somebody else becomes heir too. What one has taken, the other passes over."""
 
 
 @dataclass(slots=True)
-class Executor:
+class KnownExecutor:
     """One that may have left runs.
 
     Attributes:
@@ -48,10 +48,10 @@ class Executor:
     lease_s: float
     until: float
     seqnum: SeqNum
-    said_at: SeqNum
-    heir: str | None = None
-    has_said_so: bool = False
-    was_gone: bool = False
+    last_record_at: SeqNum
+    new_owner: str | None = None
+    has_left: bool = False
+    was_dead: bool = False
 
 
 class Executors:
@@ -69,8 +69,8 @@ class Executors:
 
     def __init__(self) -> None:
         self.end: SeqNum = 0
-        self.known: dict[str, Executor] = {}
-        self.departed = Departed()
+        self.known: dict[str, KnownExecutor] = {}
+        self.dead_executors = DeadExecutors()
         self.lost_at: float | None = None
         self._lost_to: SeqNum = 0
         self._later_from: SeqNum | None = None
@@ -82,49 +82,51 @@ class Executors:
         match record:
             case None:
                 return
-            case Alive(name, lease_s):
-                self._lives(seqnum, now, name, lease_s)
-            case Dead(name, heir, end):
+            case Heartbeat(name, lease_s):
+                self._on_heartbeat(seqnum, now, name, lease_s)
+            case ExecutorDead(name, heir, end):
                 if self.is_silent(name, end):
-                    self._inherit(name, heir, now)
-                self._said(name, seqnum)
-            case Left(name, is_idle):
+                    self._assign_new_owner(name, heir, now)
+                self._note_record(name, seqnum)
+            case ExecutorLeft(name, is_idle):
                 if is_idle:
-                    self._gone(name, now)
+                    self._on_left(name, now)
                 elif (known := self.known.get(name)) is not None:
-                    known.until, known.has_said_so = now, True
-                self._said(name, seqnum)
+                    known.until, known.has_left = now, True
+                self._note_record(name, seqnum)
             case unreachable:
                 assert_never(unreachable)
 
-    def _lives(self, seqnum: SeqNum, now: float, name: str, lease_s: float) -> None:
+    def _on_heartbeat(self, seqnum: SeqNum, now: float, name: str, lease_s: float) -> None:
         known = self.known.get(name)
-        if known is None or known.heir is None:
-            was_gone = name in self.departed or (known is not None and known.was_gone)
-            self.known[name] = Executor(lease_s, now + lease_s, seqnum, seqnum, was_gone=was_gone)
-            self.departed.discard(name)
-        self._said(name, seqnum)
+        if known is None or known.new_owner is None:
+            was_gone = name in self.dead_executors or (known is not None and known.was_dead)
+            self.known[name] = KnownExecutor(
+                lease_s, now + lease_s, seqnum, seqnum, was_dead=was_gone
+            )
+            self.dead_executors.discard(name)
+        self._note_record(name, seqnum)
 
-    def _said(self, name: str, seqnum: SeqNum) -> None:
+    def _note_record(self, name: str, seqnum: SeqNum) -> None:
         if (known := self.known.get(name)) is not None:
-            known.said_at = seqnum
+            known.last_record_at = seqnum
 
-    def _gone(self, name: str, now: float) -> None:
+    def _on_left(self, name: str, now: float) -> None:
         """It has left nothing; what was left to it, if it did not come to that, is open again.
 
         Who says so of itself knows that nothing is on its way to it either. An heir does not.
         """
         gone = self.known.pop(name, None)
-        if gone is None or gone.heir is not None or gone.was_gone or self._lost_to:
-            self.departed.add(name, now)
+        if gone is None or gone.new_owner is not None or gone.was_dead or self._lost_to:
+            self.dead_executors.add(name, now)
         for known in self.known.values():
-            if known.heir == name:
-                known.heir, known.until = None, now
+            if known.new_owner == name:
+                known.new_owner, known.until = None, now
 
-    def _inherit(self, name: str, heir: str, now: float) -> None:
+    def _assign_new_owner(self, name: str, heir: str, now: float) -> None:
         for other, known in self.known.items():
-            if name in {other, known.heir}:
-                known.heir, known.until = heir, now + HEIR_S
+            if name in {other, known.new_owner}:
+                known.new_owner, known.until = heir, now + NEW_OWNER_S
 
     # --- what cannot be read
 
@@ -141,7 +143,7 @@ class Executors:
         for known in self.known.values():
             known.until = now + known.lease_s
 
-    def passed_over(self, seqnum: SeqNum) -> None:
+    def skip_later_version(self, seqnum: SeqNum) -> None:
         """Pass over a record that a later version wrote.
 
         That one has its mark in each run that it touches, which keeps others from taking it; what
@@ -168,12 +170,12 @@ class Executors:
     def is_silent(self, name: str, end: SeqNum) -> bool:
         """Whether no record at `end` or later can have said anything of one that is known."""
         known = self.known.get(name)
-        return known is not None and max(known.said_at + 1, self._lost_to) <= end
+        return known is not None and max(known.last_record_at + 1, self._lost_to) <= end
 
-    def has_heir(self, name: str) -> bool:
+    def has_new_owner(self, name: str) -> bool:
         """Whether an executor was dead: what it decides from then on counts nowhere."""
         known = self.known.get(name)
-        return known is not None and known.heir is not None
+        return known is not None and known.new_owner is not None
 
     def lapsed(self, now: float) -> list[str]:
         """Return those whose lease has ended at `now`, and those whose heir is late."""
@@ -185,12 +187,12 @@ class Executors:
 
     def left_to(self, heir: str) -> list[str]:
         """Return whose runs `heir` takes over."""
-        return [name for name, known in self.known.items() if known.heir == heir]
+        return [name for name, known in self.known.items() if known.new_owner == heir]
 
     def forget(self, name: str, now: float) -> None:
         """An executor has left nothing; if it lives after all, it says so again."""
         self.known.pop(name, None)
-        self.departed.add(name, now)
+        self.dead_executors.add(name, now)
 
     @property
     def needed_from(self) -> SeqNum:

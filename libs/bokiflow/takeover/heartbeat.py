@@ -24,17 +24,22 @@ from bokiflow.runs.public_call import CALL, Stopped
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     URGENT_TAG,
-    Alive,
     CancelAsked,
-    Left,
+    ExecutorLeft,
+    Heartbeat,
     encoded,
     executor_record,
     executor_tag,
     run_in,
     run_record,
 )
-from bokiflow.runs.run_log import Logs, appended, behind, patiently
-from bokiflow.takeover.dead_executors import left_by
+from bokiflow.runs.run_log import (
+    Logs,
+    append_with_retry,
+    retry_while_unavailable,
+    seqnum_after_loss,
+)
+from bokiflow.takeover.dead_executors import read_remains
 from bokiflow.takeover.executors import Executors
 from bokiflow.takeover.lease import Lease
 from indilog import DataLossError, Entry, IndilogError, Log, Record, TrimmedError
@@ -60,7 +65,7 @@ def _tell(what: str, log: Log, error: IndilogError) -> None:
     structlog.get_logger().error(what, log=log.name, reason=str(error))
 
 
-class Presence(ABC):
+class HeartbeatSender(ABC):
     """A process among those that execute the runs of a log.
 
     Args:
@@ -77,7 +82,7 @@ class Presence(ABC):
         self.lease_s = lease_s
         self.lease = Lease(lease_s)
         self.executors = Executors()
-        self._spoke_as = ""
+        self._heartbeat_name = ""
         self._beating: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._ended_since_trim = 0
@@ -119,13 +124,13 @@ class Presence(ABC):
 
     # --- signs of life
 
-    def living(self) -> Lease:
+    def current_lease(self) -> Lease:
         """Return the lease under which this process executes what it begins now."""
         if self.lease.has_ended():
             self._lose()
         return self.lease
 
-    async def append_alive(
+    async def append_with_heartbeat(
         self,
         log: Log,
         lease: Lease,
@@ -138,10 +143,10 @@ class Presence(ABC):
         who does not mind it: so it makes the lease sure only after a look.
         """
         if lease.is_sure():
-            return await appended(log, entries, on_again)
-        asked_at, is_first = waiting.passed_now(), self._spoke_as != lease.name
-        self._spoke_as = lease.name
-        last = await appended(log, [self._alive(lease), *entries], on_again)
+            return await append_with_retry(log, entries, on_again)
+        asked_at, is_first = waiting.passed_now(), self._heartbeat_name != lease.name
+        self._heartbeat_name = lease.name
+        last = await append_with_retry(log, [self._heartbeat_entry(lease), *entries], on_again)
         if is_first:
             lease.renewed(asked_at)
         else:
@@ -157,8 +162,8 @@ class Presence(ABC):
         lease.renewed(asked_at)
         return True
 
-    def _alive(self, lease: Lease) -> Entry:
-        alive = Alive(lease.name, self.lease_s)
+    def _heartbeat_entry(self, lease: Lease) -> Entry:
+        alive = Heartbeat(lease.name, self.lease_s)
         return Entry(encoded(alive), (EXECUTORS_TAG,))
 
     def _keep_beating(self, logs: Logs) -> None:
@@ -194,8 +199,8 @@ class Presence(ABC):
     async def _renew(self, log: Log) -> None:
         lease, asked_at = self.lease, waiting.passed_now()
         if not lease.has_ended():
-            self._spoke_as = lease.name
-            seqnum = await appended(log, [self._alive(lease)])
+            self._heartbeat_name = lease.name
+            seqnum = await append_with_retry(log, [self._heartbeat_entry(lease)])
             if await self._renew_at(log, lease, seqnum, asked_at):
                 return
         if lease is self.lease:
@@ -228,7 +233,7 @@ class Presence(ABC):
             except DataLossError as error:
                 if error.next_seqnum is not None and error.next_seqnum <= executors.end:
                     continue  # another look has met it meanwhile
-                executors.lost(behind(error, executors.end), waiting.steady_now())
+                executors.lost(seqnum_after_loss(error, executors.end), waiting.steady_now())
                 _tell(_LOST, log, error)
                 continue
             now = waiting.steady_now()  # not earlier: a lease is counted from when it was read
@@ -246,13 +251,13 @@ class Presence(ABC):
         except FlowVersionError as error:
             if not self.executors.has_later:
                 _tell(_LATER, log, error)
-            self.executors.passed_over(record.seqnum)
+            self.executors.skip_later_version(record.seqnum)
 
     def _on_record(self, record: Record, now: float) -> None:
         said, name = executor_record(record.data), self.lease.name
         self.executors.apply(record.seqnum, now, said)
-        is_over = isinstance(said, Left) and said.executor == name
-        if is_over or self.executors.has_heir(name):
+        is_over = isinstance(said, ExecutorLeft) and said.executor == name
+        if is_over or self.executors.has_new_owner(name):
             self._lose()  # at once: it will not be known that it had an heir when that one is done
         run = run_in(record.tags)
         if run is not None and isinstance(run_record(record.data), CancelAsked):
@@ -305,10 +310,10 @@ class Presence(ABC):
 
     async def _leave(self, log: Log, name: str, *, is_owed: bool) -> None:
         """Say that an executor is gone, and whether it has left anything, or may get it still."""
-        left = await patiently(partial(left_by, log, name))
+        left = await retry_while_unavailable(partial(read_remains, log, name))
         is_idle = not (is_owed or left.runs or self.executors.left_to(name))
         tags = (EXECUTORS_TAG,) if is_idle else (EXECUTORS_TAG, URGENT_TAG)
-        await appended(log, [Entry(encoded(Left(name, is_idle=is_idle)), tags)])
+        await append_with_retry(log, [Entry(encoded(ExecutorLeft(name, is_idle=is_idle)), tags)])
         if is_idle:
             with suppress(IndilogError):  # it saves others reading, no more
                 await log.trim(left.end, tag=executor_tag(name))

@@ -35,7 +35,7 @@ class Lease:
         return self._renewed_at
 
     def is_sure(self) -> bool:
-        """See `bokiflow.runs.execution.Lease`."""
+        """See `bokiflow.runs.execution.LeaseCheck`."""
         at = self._renewed_at
         return at is not None and waiting.passed_now() - at < self._lease_s * _SURE
 

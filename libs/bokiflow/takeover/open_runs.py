@@ -14,12 +14,12 @@ import structlog
 from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.fold import Run
 from bokiflow.runs.records import RUNS_TAG, run_in, run_record
-from bokiflow.runs.run_log import patiently, read_run
-from bokiflow.takeover.dead_executors import Held, stream
+from bokiflow.runs.run_log import read_run, retry_while_unavailable
+from bokiflow.takeover.dead_executors import HeldRuns, read_readable
 from indilog import IndilogError, Log, TrimmedError
 
 
-async def executors_of_open_runs(log: Log) -> set[str]:
+async def find_executors_of_open_runs(log: Log) -> set[str]:
     """Return the executors of the runs that go on; runs that cannot be read are passed over.
 
     It goes on where it was when the log is away for a moment.
@@ -30,7 +30,7 @@ async def executors_of_open_runs(log: Log) -> set[str]:
     found: set[str] = set()
     for id_ in await _open_runs(log):
         try:
-            run = await patiently(partial(_run, log, id_))
+            run = await retry_while_unavailable(partial(_run, log, id_))
         except TrimmedError:
             continue
         except IndilogError as error:
@@ -47,15 +47,15 @@ async def _run(log: Log, id_: str) -> Run:
 
 async def _open_runs(log: Log) -> list[str]:
     """Return the runs that began and have not ended, as far as the list of runs can be read."""
-    held, bound = Held(), 0
+    held, bound = HeldRuns(), 0
 
     async def read_on() -> None:
         nonlocal bound
-        async for record in stream(log, RUNS_TAG, bound, []):
+        async for record in read_readable(log, RUNS_TAG, bound, []):
             bound = record.seqnum + 1
             if (run := run_in(record.tags)) is not None:
                 with suppress(FlowVersionError):
                     held.apply(record.seqnum, run, run_record(record.data))
 
-    await patiently(read_on)
+    await retry_while_unavailable(read_on)
     return held.runs

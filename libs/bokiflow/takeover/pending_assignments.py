@@ -22,7 +22,7 @@ _BEATS_MAX: Final = 64
 
 
 @dataclass(slots=True)
-class _Doubt:
+class _Pending:
     since: SeqNum
     looks: int = _LOOKS
     epoch: int = 0
@@ -31,17 +31,17 @@ class _Doubt:
 
 
 @dataclass(slots=True)
-class _Alone:
+class _Exclusive:
     mutex: waiting.Mutex
     users: int = 0
 
 
-class Unclear:
+class PendingAssignments:
     """The runs of one executor of which it does not know whether it has them and executes them."""
 
     def __init__(self) -> None:
-        self._doubts: dict[str, _Doubt] = {}
-        self._alone: dict[str, _Alone] = {}
+        self._doubts: dict[str, _Pending] = {}
+        self._alone: dict[str, _Exclusive] = {}
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -64,7 +64,7 @@ class Unclear:
     @asynccontextmanager
     async def alone(self, run: str) -> AsyncIterator[None]:
         """Nothing else in this process gives that run to this executor, or begins to execute it."""
-        alone = self._alone.setdefault(run, _Alone(waiting.Mutex()))
+        alone = self._alone.setdefault(run, _Exclusive(waiting.Mutex()))
         alone.users += 1
         try:
             async with alone.mutex:
@@ -81,12 +81,12 @@ class Unclear:
     def note(self, run: str, since: SeqNum) -> object:
         """A record from `since` on may give a run to this executor; return what was noted."""
         before = self._doubts.get(run)
-        self._doubts[run] = _Doubt(since) if before is None else replace(before, looks=_LOOKS)
+        self._doubts[run] = _Pending(since) if before is None else replace(before, looks=_LOOKS)
         return before
 
     def restore(self, run: str, before: object) -> None:
         """Nothing gives it to this executor beside what was noted `before`."""
-        if isinstance(before, _Doubt):
+        if isinstance(before, _Pending):
             self._doubts[run] = before
         else:
             self.clear(run)
@@ -94,7 +94,7 @@ class Unclear:
     def broke_off(self, run: str, since: SeqNum, epoch: int, failures: int) -> None:
         """An execution in `epoch` ended without an end, after `failures` others."""
         waits = min(2**failures, _BEATS_MAX) - 1
-        self._doubts[run] = _Doubt(since, epoch=epoch, failures=failures + 1, waits=waits)
+        self._doubts[run] = _Pending(since, epoch=epoch, failures=failures + 1, waits=waits)
 
     def clear(self, run: str) -> SeqNum | None:
         """It is executed, or waits, or is another's. Return since when it was noted, if it was."""

@@ -6,11 +6,11 @@ from typing import Self
 
 import structlog
 
-from bokiflow.runs.run_log import is_passing
+from bokiflow.runs.run_log import is_transient
 from indilog import IndilogError
 
 
-class PassingOver:
+class SkipUnreadable:
     """What is wrong with one run for good is logged, so that it does not hold up the others.
 
     Attributes:
@@ -25,7 +25,7 @@ class PassingOver:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        self.failed = isinstance(error, IndilogError) and not is_passing(error)
+        self.failed = isinstance(error, IndilogError) and not is_transient(error)
         if self.failed:
             structlog.get_logger().error(
                 "run cannot be taken over", run=self._run, reason=str(error)

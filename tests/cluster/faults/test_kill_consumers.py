@@ -18,7 +18,7 @@ import pytest
 
 import indilog
 from bokiqueue import Queue
-from bokiqueue.records import Acknowledge, Claim, Push, encoded
+from bokiqueue.records import Acknowledge, Claim, PushMessage, encoded
 from indilog.base.log import Log, Record
 from tests.cluster.platform_process import ROOT, platform
 from tests.cluster.queue_evidence import Replayed, Told, faults
@@ -140,13 +140,13 @@ def test_messages_are_acknowledged_exactly_once_though_consumers_are_killed(
 # --- the checker itself
 
 
-def record(seqnum: int, command: Push | Claim | Acknowledge, time: float = 0.0) -> Record:
+def record(seqnum: int, command: PushMessage | Claim | Acknowledge, time: float = 0.0) -> Record:
     return Record(seqnum, b"", encoded(command), time, time)
 
 
 STORY = [
-    record(0, Push(b"7", 0, 0.0, 9)),
-    record(1, Push(b"8", 0, 0.0, 9)),
+    record(0, PushMessage(b"7", 0, 0.0, 9)),
+    record(1, PushMessage(b"8", 0, 0.0, 9)),
     record(2, Claim(1, 5.0)),
     record(3, Claim(1, 5.0)),
     record(4, Acknowledge(2, (0,))),

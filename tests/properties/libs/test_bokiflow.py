@@ -20,11 +20,11 @@ from bokiflow.runs.execution import Execution
 from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
-    Decided,
-    Finished,
+    RunFinished,
     RunRecord,
-    Started,
-    Taken,
+    RunStarted,
+    RunTaken,
+    StepDecided,
     encoded,
     run_record,
     run_tag,
@@ -73,7 +73,7 @@ class World:
     async def execution(self, who: str, *, takes: bool) -> None:
         log = SteppedLog(self.logs.log("flow", Session()))
         if takes:
-            await log.append(encoded(Taken(2, who)), tags=[run_tag("r")])
+            await log.append(encoded(RunTaken(2, who)), tags=[run_tag("r")])
         run = await read_run(log, "r", Run())
         execution = Execution(log, "r", run, NeverSure())
         if run.finished is not None or run.executor != who:
@@ -94,7 +94,7 @@ class World:
 
 def outcome(choose: Choose) -> World:
     world = World()
-    started = encoded(Started("both", b"{}", "a", "v"))
+    started = encoded(RunStarted("both", b"{}", "a", "v"))
     run_stepped([world.logs.log("flow").append(started, tags=[run_tag("r")])], lambda r: r[0])
     run_stepped([world.execution("a", takes=False), world.execution("b", takes=True)], choose)
     return world
@@ -106,11 +106,11 @@ def check(world: World) -> None:
     steps: dict[str, str] = {}
     ends: list[bytes] = []
     for record in world.records():
-        if isinstance(record, Taken) and not ends:
+        if isinstance(record, RunTaken) and not ends:
             epoch = record.epoch
-        if isinstance(record, Decided) and record.epoch == epoch and not ends:
+        if isinstance(record, StepDecided) and record.epoch == epoch and not ends:
             steps.setdefault(record.number, record.result.decode().strip('"'))
-        if isinstance(record, Finished) and record.epoch == epoch and not ends:
+        if isinstance(record, RunFinished) and record.epoch == epoch and not ends:
             ends.append(record.result)
     assert len(ends) == 1, "the run ends"
     assert {end for end in world.ends.values() if end is not None} <= set(ends), "one result"
@@ -135,7 +135,7 @@ def test_the_check_finds_planted_bugs(bug: str) -> None:
         return None
 
     def any_epoch(self: Run, seqnum: int, time: float, record: RunRecord | None) -> bool:
-        if isinstance(record, Decided | Finished):
+        if isinstance(record, StepDecided | RunFinished):
             record = msgspec.structs.replace(record, epoch=self.epoch)
         return applied(self, seqnum, time, record)
 

@@ -6,21 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bokiflow.runs.records import (
-    Alive,
     CancelAsked,
     ChildEnded,
-    Dead,
-    Decided,
+    ExecutorDead,
+    ExecutorLeft,
     ExecutorRecord,
-    Failure,
-    Finished,
-    Left,
+    Heartbeat,
     Origin,
-    Parked,
+    RecordedFailure,
+    RunFinished,
+    RunParked,
     RunRecord,
+    RunStarted,
+    RunTaken,
     Signalled,
-    Started,
-    Taken,
+    StepDecided,
     encoded,
     executor_record,
     run_record,
@@ -29,21 +29,21 @@ from bokiflow.runs.records import (
 texts = st.text(max_size=20)
 epochs = st.integers(1, 2**40)
 origins = st.none() | st.builds(Origin, texts, texts)
-failures = st.none() | st.builds(Failure, texts, texts)
+failures = st.none() | st.builds(RecordedFailure, texts, texts)
 run_records = st.one_of(
-    st.builds(Started, texts, st.binary(), texts, texts, origins, origins),
-    st.builds(Taken, epochs, texts),
-    st.builds(Decided, epochs, texts, texts, texts, st.binary(), failures),
+    st.builds(RunStarted, texts, st.binary(), texts, texts, origins, origins),
+    st.builds(RunTaken, epochs, texts),
+    st.builds(StepDecided, epochs, texts, texts, texts, st.binary(), failures),
     st.builds(Signalled, texts, st.binary(), texts),
     st.builds(ChildEnded, texts),
     st.builds(CancelAsked),
-    st.builds(Parked, epochs, texts, texts),
-    st.builds(Finished, epochs, st.binary(), failures, st.booleans()),
+    st.builds(RunParked, epochs, texts, texts),
+    st.builds(RunFinished, epochs, st.binary(), failures, st.booleans()),
 )
 executor_records = st.one_of(
-    st.builds(Alive, texts, st.floats(0.001, 3600.0)),
-    st.builds(Dead, texts, texts, st.integers(0, 2**63 - 1)),
-    st.builds(Left, texts, st.booleans()),
+    st.builds(Heartbeat, texts, st.floats(0.001, 3600.0)),
+    st.builds(ExecutorDead, texts, texts, st.integers(0, 2**63 - 1)),
+    st.builds(ExecutorLeft, texts, st.booleans()),
 )
 
 

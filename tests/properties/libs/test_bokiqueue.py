@@ -19,14 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bokiqueue import Delivery, LeaseLostError, Queue, Replica, waiting
+from bokiqueue import Delivery, LeaseLostError, Queue, QueueReplica, waiting
 from bokiqueue import replica as replica_module
 from bokiqueue.records import (
     Acknowledge,
     Claim,
-    Extend,
+    ExtendClaim,
     GiveBack,
-    Push,
+    PushMessage,
     command_decoded,
 )
 from indilog.base.errors import AppendOutcomeUnknownError
@@ -43,7 +43,7 @@ class Item:
     """A message in the model."""
 
     seqnum: int
-    push: Push
+    push: PushMessage
     state: str
     until: float
     claim: int = -1
@@ -67,7 +67,7 @@ class Model:
                 self.rest(item)
         command = command_decoded(record.data)
         match command:
-            case Push(delay_s=delay_s):
+            case PushMessage(delay_s=delay_s):
                 state = "delayed" if delay_s else "ready"
                 self.items[record.seqnum] = Item(
                     record.seqnum, command, state, self.clock + delay_s
@@ -79,7 +79,7 @@ class Model:
                 for item in ready[:1]:
                     item.state, item.claim = "leased", record.seqnum
                     item.until, item.tries = self.clock + lease_s, item.tries + 1
-            case Acknowledge() | GiveBack() | Extend():
+            case Acknowledge() | GiveBack() | ExtendClaim():
                 (message,) = command.messages
                 item = self.items[message]
                 held = item.state == "leased" and item.claim == command.claim
@@ -89,11 +89,11 @@ class Model:
             case _:
                 raise AssertionError(f"nobody says {command}")
 
-    def settle(self, item: Item, command: Acknowledge | GiveBack | Extend) -> None:
+    def settle(self, item: Item, command: Acknowledge | GiveBack | ExtendClaim) -> None:
         if isinstance(command, Acknowledge):
             item.state = "done"
             self.acknowledged.append(item.seqnum)
-        elif isinstance(command, Extend):
+        elif isinstance(command, ExtendClaim):
             item.until = self.clock + command.lease_s
         elif command.delay_s and item.tries < item.push.tries_max:
             item.state, item.until = "delayed", self.clock + command.delay_s
@@ -109,10 +109,10 @@ class Person:
     and notes what it was told.
     """
 
-    def __init__(self, logs: Kept, time: Time, replica: Replica | None = None) -> None:
+    def __init__(self, logs: Kept, time: Time, replica: QueueReplica | None = None) -> None:
         self.logs = logs
         self.log = SteppedLog(logs.log("work", Session()))
-        mine = Replica("mail", SHARDS) if replica is None else replica
+        mine = QueueReplica("mail", SHARDS) if replica is None else replica
         self.queue = Queue(self.log, "mail", shards=SHARDS, tries=2, replica=mine)
         self.time = time
         self.held: list[Delivery] = []
@@ -131,9 +131,9 @@ class Person:
                 case ("pass", seconds):
                     self.time.now += seconds
                 case _:
-                    await self.tell(*action)
+                    await self.append(*action)
 
-    async def tell(self, what: str, *options: float) -> None:
+    async def append(self, what: str, *options: float) -> None:
         if not self.held:
             return
         delivery = self.held.pop(0)
@@ -194,7 +194,7 @@ def check(logs: Kept, people: Sequence[Person]) -> list[Model]:
     for model in models:
         assert len(set(model.acknowledged)) == len(model.acknowledged), "acknowledged once"
         firsts = list(dict.fromkeys(m for m in model.got.values() if m is not None))
-        usual = [m for m in firsts if model.items[m].push == Push(b"x", 0, 0.0, 2)]
+        usual = [m for m in firsts if model.items[m].push == PushMessage(b"x", 0, 0.0, 2)]
         assert usual == sorted(usual), "first deliveries are in the order of pushes"
     return models
 
@@ -222,7 +222,7 @@ def test_everybody_gets_what_a_plain_replay_of_the_log_says(
         mock.patch.object(replica_module, "CHECKPOINT_EVERY", checkpoint_every),
         mock.patch.object(replica_module, "KEPT_BEHIND", kept_behind),
     ):
-        replica = Replica("mail", SHARDS) if is_shared else None
+        replica = QueueReplica("mail", SHARDS) if is_shared else None
         people = [Person(logs, time, replica) for _ in programs]
         run_stepped(
             [person.live(program) for person, program in zip(people, programs, strict=True)],
@@ -262,7 +262,7 @@ def test_two_callers_of_a_process_get_the_two_messages_in_every_interleaving() -
     def run(choose: Choose) -> list[bool]:
         time = Time()
         logs = Kept(time)
-        replica = Replica("mail", SHARDS)
+        replica = QueueReplica("mail", SHARDS)
         with mock.patch.object(waiting, "seconds_now", time):
             pushes = [("push", 0, 0.0, "a"), ("push", 0, 0.0, "a")]
             run_stepped([Person(logs, time).live(pushes)], lambda ready: ready[0])

@@ -14,16 +14,16 @@ import pytest
 
 from bokiflow import Workflow
 from bokiflow.operations import children
-from bokiflow.operations.compensation import Compensations, compensated
+from bokiflow.operations.compensation import Compensations, run_compensated
 from bokiflow.runs import waiting
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     CancelAsked,
-    Finished,
     Origin,
-    Started,
+    RunFinished,
+    RunStarted,
     encoded,
     run_record,
     run_tag,
@@ -65,7 +65,7 @@ class Stepped:
         return b"{}"
 
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
-        started = Started("child", arguments, "somebody", "version", parent)
+        started = RunStarted("child", arguments, "somebody", "version", parent)
         await self._log.append(encoded(started), tags=[run_tag(id), "children"])
 
     def result_of(self, text: bytes) -> object:
@@ -97,10 +97,10 @@ async def execute_child(log: Log, run_id: str, ran: list[str]) -> None:
     async def steps() -> bytes:
         return msgspec.json.encode([await wf.step(body) for _ in range(STEPS)])
 
-    await execution.execute(compensated(wf.compensations, steps()))
+    await execution.execute(run_compensated(wf.compensations, steps()))
 
 
-def executing(logs: MemoryLogs) -> Coroutine[Any, Any, Finished | None]:
+def executing(logs: MemoryLogs) -> Coroutine[Any, Any, RunFinished | None]:
     """Return an execution of the parent by whoever has it now."""
     log = SteppedLog(logs.log(FLOW_LOG))
     run = now(read_run(logs.log(FLOW_LOG), PARENT, Run()))
@@ -111,9 +111,9 @@ def executing(logs: MemoryLogs) -> Coroutine[Any, Any, Finished | None]:
         child: Any = Stepped(log)
         return msgspec.json.encode(await wf.run(child))
 
-    async def executed() -> Finished | None:
+    async def executed() -> RunFinished | None:
         try:
-            return await execution.execute(compensated(wf.compensations, body()))
+            return await execution.execute(run_compensated(wf.compensations, body()))
         except Stopped:
             return None
 
@@ -126,7 +126,7 @@ async def cancel(log: Log) -> None:
 
 def ended_at(log: Log, run_id: str) -> list[SeqNum]:
     records = now(log.read_range(run_tag(run_id)))
-    return [r.seqnum for r in records if isinstance(run_record(r.data), Finished)]
+    return [r.seqnum for r in records if isinstance(run_record(r.data), RunFinished)]
 
 
 def run_once(seed: int, *, with_cancel: bool) -> tuple[str, str, list[str]]:

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from bokiflow.runs.records import Alive, Dead, ExecutorRecord, Left
+from bokiflow.runs.records import ExecutorDead, ExecutorLeft, ExecutorRecord, Heartbeat
 from bokiflow.takeover import executors as executors_module
 from bokiflow.takeover.executors import Executors
 from indilog.base.ids import SeqNum
@@ -98,11 +98,11 @@ class World:
             return
         old, process.name, process.sent_at = process.name, self.new_name(), None
         if not self.runs(old) and not process.executors.left_to(old):
-            self.say(Left(old, is_idle=True))
+            self.say(ExecutorLeft(old, is_idle=True))
 
     def live(self, process: Process) -> None:
         if process.sent_at is None or self.now - process.sent_at >= SURE_S:
-            self.say(Alive(process.name, LEASE_S))
+            self.say(Heartbeat(process.name, LEASE_S))
             process.sent_at = self.now
 
     def renew(self, process: Process) -> None:
@@ -111,11 +111,11 @@ class World:
         assert before is not None, "what has runs has said that it lives"
 
         def arrive() -> None:
-            self.say(Alive(name, LEASE_S))
+            self.say(Heartbeat(name, LEASE_S))
             if process.name != name or process.stands_still:
                 return
             self.read(process)
-            if self.now - before >= LEASE_S or process.executors.has_heir(name):
+            if self.now - before >= LEASE_S or process.executors.has_new_owner(name):
                 process.name, process.sent_at = self.new_name(), None
             else:
                 process.sent_at = max(asked_at, process.sent_at or 0.0)
@@ -148,26 +148,26 @@ class World:
                 continue
             if self.runs(name) or executors.left_to(name):
                 self.live(process)
-                dead = Dead(name, process.name, end)
+                dead = ExecutorDead(name, process.name, end)
                 self.soon(partial(self.say, dead))
             else:
                 executors.forget(name, now)
         self.read(process)
         for name in executors.left_to(process.name):
             self.take(process, name)
-            self.say(Left(name, is_idle=True))
+            self.say(ExecutorLeft(name, is_idle=True))
         if now >= executors.unknown_until(LEASE_S):
             self.take_of_unknown(process, now)
 
     def take_of_unknown(self, process: Process, now: float) -> None:
         executors = process.executors
-        for name in executors.departed.due(now):
+        for name in executors.dead_executors.due(now):
             if name not in executors.known and name != process.name:
                 self.take(process, name)
-            executors.departed.looked(name, now, 0)
+            executors.dead_executors.looked(name, now, 0)
         if executors.lost_at is not None:
             for name in set(self.holder.values()) - executors.known.keys() - {process.name}:
-                executors.departed.add(name, now)
+                executors.dead_executors.add(name, now)
             executors.lost_at = None
 
     # --- what happens
@@ -217,7 +217,7 @@ class World:
 
 
 def check(seeds: range) -> None:
-    with mock.patch.object(executors_module, "HEIR_S", HEIR_S):
+    with mock.patch.object(executors_module, "NEW_OWNER_S", HEIR_S):
         for seed in seeds:
             world = World(seed)
             for _ in range(120):
@@ -245,7 +245,7 @@ def believes_who_has_not_read(self: Executors, name: str, end: SeqNum) -> bool:
 
 def forgets_where_it_was_lost(self: Executors, name: str, end: SeqNum) -> bool:
     known = self.known.get(name)
-    return known is not None and known.said_at < end
+    return known is not None and known.last_record_at < end
 
 
 lost = Executors.lost

@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bokiflow.runs.fold import Run
-from bokiflow.runs.records import Finished, Parked, RunRecord, Started, Taken
-from bokiflow.takeover.dead_executors import Held
+from bokiflow.runs.records import RunFinished, RunParked, RunRecord, RunStarted, RunTaken
+from bokiflow.takeover.dead_executors import HeldRuns
 
 EXECUTORS = ["a", "b"]
 _executor = st.sampled_from(EXECUTORS)
 _epoch = st.integers(1, 4)
 _said = st.one_of(
-    st.builds(lambda name: (Started("w", b"{}", name, "v"), {name}), _executor),
+    st.builds(lambda name: (RunStarted("w", b"{}", name, "v"), {name}), _executor),
     st.builds(
-        lambda epoch, name, before: (Taken(epoch, name), {name, before}),
+        lambda epoch, name, before: (RunTaken(epoch, name), {name, before}),
         st.integers(2, 5), _executor, _executor,
     ),
-    st.builds(lambda epoch, name: (Finished(epoch, b"1"), {name}), _epoch, _executor),
-    st.builds(lambda epoch, name: (Parked(epoch, "v", "x"), {name}), _epoch, _executor),
+    st.builds(lambda epoch, name: (RunFinished(epoch, b"1"), {name}), _epoch, _executor),
+    st.builds(lambda epoch, name: (RunParked(epoch, "v", "x"), {name}), _epoch, _executor),
     st.none(),
 )  # fmt: skip
 """A record and whose streams have it; None: the run is forgotten, if it is over."""
@@ -37,7 +37,7 @@ def is_left(run: Run) -> bool:
 @given(st.lists(_said, max_size=14))
 def test_a_run_is_with_whoever_has_it(said: list[tuple[RunRecord, set[str]] | None]) -> None:
     run = Run()
-    held = {name: Held(name) for name in EXECUTORS}
+    held = {name: HeldRuns(name) for name in EXECUTORS}
     for seqnum, one in enumerate(said):
         if one is None:
             run = Run() if run.finished is not None else run
@@ -53,11 +53,13 @@ def test_a_run_is_with_whoever_has_it(said: list[tuple[RunRecord, set[str]] | No
 @given(st.integers(1, 5), st.sampled_from(["finished", "parked", "taken"]))
 def test_what_comes_once_and_in_order_leaves_nothing(epochs: int, end: str) -> None:
     """So a process that stops in good order leaves no work for others."""
-    held = Held("a")
-    held.apply(0, "r", Started("w", b"{}", "a", "v"))
+    held = HeldRuns("a")
+    held.apply(0, "r", RunStarted("w", b"{}", "a", "v"))
     for epoch in range(2, epochs + 1):
-        held.apply(epoch, "r", Taken(epoch, "a"))
-    last: RunRecord = Finished(epochs, b"1") if end == "finished" else Parked(epochs, "v", "x")
-    held.apply(9, "r", Taken(epochs + 1, "b") if end == "taken" else last)
+        held.apply(epoch, "r", RunTaken(epoch, "a"))
+    last: RunRecord = (
+        RunFinished(epochs, b"1") if end == "finished" else RunParked(epochs, "v", "x")
+    )
+    held.apply(9, "r", RunTaken(epochs + 1, "b") if end == "taken" else last)
     assert held.runs == []
     assert held.drop("r") is None

@@ -25,17 +25,17 @@ from bokiflow.locks.lock_fold import LockFold
 from bokiflow.locks.lock_records import (
     SECONDS_MAX,
     Acquire,
-    Checkpoint,
     Command,
-    Extend,
-    Place,
+    ExtendLease,
+    LinePlace,
+    LockCheckpoint,
     Release,
     Remind,
     checkpoint_decoded,
     command_decoded,
     encoded,
 )
-from bokiflow.locks.lock_replica import Left, LockReplica
+from bokiflow.locks.lock_replica import LockCheckpoints, LockReplica
 from indilog.base.errors import TrimmedError
 from indilog.base.ids import SeqNum, tag_columns
 from indilog.base.log import Log, Record, Session
@@ -88,7 +88,7 @@ class Model:
                 self.line = [one for one in self.line if one["token"] != token]
                 if token == first:
                     self.promote()
-            case Extend(token, lease):
+            case ExtendLease(token, lease):
                 self.done[record.seqnum] = token == first
                 if token == first:
                     self.line[0]["ends"] = self.clock + lease
@@ -136,10 +136,10 @@ class Person:
                     self.time.now += seconds
                 case ("release",):
                     if self.held:
-                        await self.tell(self.held.pop(0).release())
+                        await self.append(self.held.pop(0).release())
                 case ("extend", seconds):
                     if self.held:
-                        await self.tell(self.held[0].extend(seconds))
+                        await self.append(self.held[0].extend(seconds))
                 case ("restart",):
                     self.restart()
                 case _:
@@ -157,7 +157,7 @@ class Person:
             self.held.append(held)
             self.got.append((held.token, held._replica.fold.end - 1))
 
-    async def tell(self, told: Coroutine[Any, Any, None]) -> None:
+    async def append(self, told: Coroutine[Any, Any, None]) -> None:
         try:
             await told
         except LockLostError:
@@ -262,12 +262,12 @@ def test_who_begins_finds_the_lock_as_it_is_whoever_stood_still_over_a_checkpoin
         one_who_stands_still(seed)
 
 
-async def newest_stays(self: LockReplica, log: Log) -> Left:
+async def newest_stays(self: LockReplica, log: Log) -> LockCheckpoints:
     """A planted bug: the newest checkpoint is taken for the one that goes furthest."""
     record = await log.read_prev(self.tags.checkpoints)
     if record is None:
-        return Left(0, None, None)
-    return Left(record.seqnum, checkpoint_decoded(record.data), None)
+        return LockCheckpoints(0, None, None)
+    return LockCheckpoints(record.seqnum, checkpoint_decoded(record.data), None)
 
 
 def test_a_checkpoint_that_removes_a_further_one_is_caught() -> None:
@@ -287,7 +287,7 @@ owners = st.text(max_size=20)
     st.one_of(
         st.builds(Acquire, owners, durations, st.none() | durations),
         st.builds(Release, places),
-        st.builds(Extend, places, durations),
+        st.builds(ExtendLease, places, durations),
         st.builds(Remind),
     )
 )
@@ -298,13 +298,13 @@ def test_a_command_comes_back_as_it_was_written(command: Command) -> None:
 
 @given(
     st.builds(
-        Checkpoint,
+        LockCheckpoint,
         places,
         durations,
-        st.lists(st.builds(Place, places, owners, durations, st.none() | durations)).map(tuple),
+        st.lists(st.builds(LinePlace, places, owners, durations, st.none() | durations)).map(tuple),
     )
 )
-def test_a_checkpoint_comes_back_as_it_was_written(checkpoint: Checkpoint) -> None:
+def test_a_checkpoint_comes_back_as_it_was_written(checkpoint: LockCheckpoint) -> None:
     assert checkpoint_decoded(encoded(checkpoint)) == checkpoint
     assert command_decoded(encoded(checkpoint)) is None
 

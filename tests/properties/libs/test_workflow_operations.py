@@ -21,7 +21,7 @@ from bokiflow import Workflow
 from bokiflow.locks import lock
 from bokiflow.locks.lock_records import Acquire, Release, command_decoded
 from bokiflow.operations import calls, transactions
-from bokiflow.operations.compensation import compensated
+from bokiflow.operations.compensation import run_compensated
 from bokiflow.operations.run_lock import RunLock
 from bokiflow.operations.signals import Signals
 from bokiflow.runs import waiting
@@ -29,11 +29,11 @@ from bokiflow.runs.execution import Execution
 from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
-    Decided,
-    Finished,
+    RunFinished,
+    RunStarted,
+    RunTaken,
     Signalled,
-    Started,
-    Taken,
+    StepDecided,
     encoded,
     run_record,
     run_tag,
@@ -72,7 +72,7 @@ class Outcome:
         result: the decided end's, as a plain replay says.
     """
 
-    def __init__(self, logs: MemoryLogs, told: list[Finished | None]) -> None:
+    def __init__(self, logs: MemoryLogs, told: list[RunFinished | None]) -> None:
         self.logs = logs
         self.told = told
         self.finished, steps = replayed(logs.log(FLOW_LOG))
@@ -84,19 +84,19 @@ class Outcome:
         self.result = msgspec.json.decode(self.finished.result or b"null")
 
 
-def replayed(log: Log) -> tuple[Finished | None, dict[str, bytes]]:
+def replayed(log: Log) -> tuple[RunFinished | None, dict[str, bytes]]:
     """Return the end of the run and what was decided before, in the plainest way."""
     epoch = 0
     steps: dict[str, bytes] = {}
     for record in now(log.read_range(run_tag(RUN))):
         match run_record(record.data):
-            case Started():
+            case RunStarted():
                 epoch = max(epoch, 1)
-            case Taken(taken, _) if taken == epoch + 1:
+            case RunTaken(taken, _) if taken == epoch + 1:
                 epoch = taken
-            case Decided(decided, number) as step if decided == epoch:
+            case StepDecided(decided, number) as step if decided == epoch:
                 steps.setdefault(number, step.result)
-            case Finished(ended) as finished if ended == epoch:
+            case RunFinished(ended) as finished if ended == epoch:
                 return finished, steps
             case _:
                 pass
@@ -121,7 +121,7 @@ def run_twice(
         return Outcome(logs, run_stepped(executions, choose))
 
 
-def executing(logs: MemoryLogs, body: Body, name: str) -> Coroutine[Any, Any, Finished | None]:
+def executing(logs: MemoryLogs, body: Body, name: str) -> Coroutine[Any, Any, RunFinished | None]:
     """Return an execution of the run as it is now."""
     log = ElapsingLog(logs.log(FLOW_LOG), TIME)
     execution = Execution(log, RUN, now(read_run(logs.log(FLOW_LOG), RUN, Run())), NeverSure())
@@ -130,9 +130,9 @@ def executing(logs: MemoryLogs, body: Body, name: str) -> Coroutine[Any, Any, Fi
     async def text() -> bytes:
         return msgspec.json.encode(await body(wf, name))
 
-    async def executed() -> Finished | None:
+    async def executed() -> RunFinished | None:
         try:
-            return await execution.execute(compensated(wf.compensations, text()))
+            return await execution.execute(run_compensated(wf.compensations, text()))
         except Stopped:
             return None
 
@@ -331,10 +331,10 @@ def test_a_call_has_the_platforms_one_outcome_in_every_interleaving() -> None:
 
 
 def epoch_is_not_compared(run: Run, seqnum: int, record: object) -> bool:
-    if isinstance(record, Decided) and record.number not in run.steps:
+    if isinstance(record, StepDecided) and record.number not in run.steps:
         run.steps[record.number], run.places[record.number] = record, seqnum
         return True
-    if isinstance(record, Finished):
+    if isinstance(record, RunFinished):
         run.finished = record
         return True
     return effect(run, seqnum, record)  # type: ignore[arg-type]
@@ -366,7 +366,7 @@ def no_key(key: str, bytes_max: int) -> str:
     return ""
 
 
-patiently = transactions._patiently
+patiently = transactions._transact_with_retry
 
 
 async def failure_is_told_only(store: Store, body: Any, txn_id: str) -> Any:  # noqa: ANN401
@@ -387,7 +387,7 @@ def check_some_transactions() -> None:
         (Signals, "_take", taken_again, check_signals),
         (RunLock, "__init__", anybody_locks, check_locks),
         (calls, "short_key", no_key, check_calls),
-        (transactions, "_patiently", failure_is_told_only, check_some_transactions),
+        (transactions, "_transact_with_retry", failure_is_told_only, check_some_transactions),
     ],
 )
 def test_a_planted_bug_is_caught(

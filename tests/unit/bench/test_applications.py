@@ -12,8 +12,8 @@ from bench.applications import Measured, Step, _conflicts, _measured, at_a_rate,
 from functions.media import app as media
 from functions.media.load import Media
 from functions.workload.demonstration import Figures
-from functions.workload.load import Run
-from functions.workload.replay import Replay
+from functions.workload.load import LoadRun
+from functions.workload.replay import TraceReplay
 from tests.unit.functions.stand_in import serving
 
 PAPER = {"load": "  the paper", "all p50": "26 ms"}
@@ -56,8 +56,8 @@ async def test_a_fault_is_the_verdict(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_conflicts_are_those_of_the_rounds_and_a_share_of_their_records() -> None:
     def one(first: int, last: int) -> Measured:
-        return Measured(Run({}), Figures(first, 0, 0), Figures(last, 0, 0))
+        return Measured(LoadRun({}), Figures(first, 0, 0), Figures(last, 0, 0))
 
-    replay = Replay(conflicts=[3, 10, 14, 19, 30])
+    replay = TraceReplay(conflicts=[3, 10, 14, 19, 30])
     assert _conflicts([one(10, 15), one(20, 35)], replay) == 3 / 20
     assert _conflicts([one(10, 10)], replay) == 0

@@ -17,19 +17,19 @@ from bokiflow.runs.execution import Execution
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
-    Dead,
-    Decided,
-    Finished,
-    Parked,
+    ExecutorDead,
+    RunFinished,
+    RunParked,
     RunRecord,
-    Taken,
+    RunTaken,
+    StepDecided,
     encoded,
     executor_tag,
     run_record,
     run_tag,
 )
 from bokiflow.takeover.crash_loops import CRASHES_PARKED
-from bokiflow.takeover.dead_executors import left_by
+from bokiflow.takeover.dead_executors import read_remains
 from indilog.base.errors import AppendOutcomeUnknownError, NotReadyError, OutcomeUnknownError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Entry, Log, Session
@@ -83,7 +83,7 @@ class Process(ShopProcess):
 
     def __init__(self, logs: MemoryLogs) -> None:
         super().__init__(logs, LEASE_S)
-        self.given: list[str] = []
+        self.assigning: list[str] = []
         self.first = 0
         self.on_second: asyncio.Event | None = None
         self.may_end = asyncio.Event()
@@ -98,7 +98,7 @@ class Process(ShopProcess):
             return f"first {self.first}"
 
         async def second(before: str) -> str:
-            self.given.append(before)
+            self.assigning.append(before)
             return "12"
 
         return await wf.step(second, await wf.step(first))
@@ -108,7 +108,7 @@ class Process(ShopProcess):
 
 async def given_to(logs: MemoryLogs, run: str, executor: str, crashes: int = 0) -> None:
     """Give a run that has begun to an executor, in the next epoch."""
-    taken = Taken(2, executor, crashes)
+    taken = RunTaken(2, executor, crashes)
     await logs.log(FLOW_LOG).append(encoded(taken), tags=[run_tag(run), executor_tag(executor)])
 
 
@@ -148,7 +148,7 @@ async def test_a_takeover_that_fails_behind_its_append_goes_on() -> None:
         await wf.signal("never")
 
     await waits.start()  # so this process shows that it lives, and nobody takes what it has
-    logs.fails_after = Taken
+    logs.fails_after = RunTaken
     async with other.driven():
         assert await other.two.handle("r").result(10) == "12"
     assert logs.fails_after is None
@@ -160,7 +160,7 @@ async def test_an_execution_that_breaks_off_is_followed_by_one_in_a_new_epoch(
     """Whatever it broke off with, nobody else would go on with the run."""
     process, finish, breaks = Process(MemoryLogs()), Execution._finish, [True]
 
-    async def _finish(self: Execution, finished: Finished) -> Finished:
+    async def _finish(self: Execution, finished: RunFinished) -> RunFinished:
         if breaks and breaks.pop():
             raise RuntimeError("a mistake of our own")
         return await finish(self, finished)
@@ -183,7 +183,7 @@ async def test_an_append_that_was_given_up_does_not_count_when_the_run_goes_on(
     async def pause(_: float) -> None:
         await asyncio.sleep(0)
 
-    logs.is_held = lambda record: isinstance(record, Decided) and record.result == b'"first 1"'
+    logs.is_held = lambda record: isinstance(record, StepDecided) and record.result == b'"first 1"'
     process.on_second = again = asyncio.Event()
     handle = await process.two.start(id="r")
     monkeypatch.setattr(waiting, "pause", pause)
@@ -195,11 +195,11 @@ async def test_an_append_that_was_given_up_does_not_count_when_the_run_goes_on(
     decided = [run_record(r.data) for r in await log.read_range(run_tag("r"))]
     epoch, steps = 1, dict[str, bytes]()
     for record in decided:
-        if isinstance(record, Taken):
+        if isinstance(record, RunTaken):
             epoch = record.epoch
-        if isinstance(record, Decided) and record.epoch == epoch:
+        if isinstance(record, StepDecided) and record.epoch == epoch:
             steps.setdefault(record.number, record.result)
-    assert [f'"{given}"'.encode() for given in process.given] == [steps["1"]]
+    assert [f'"{given}"'.encode() for given in process.assigning] == [steps["1"]]
     assert (await handle.status()).epoch == 2
     await process.stop()
 
@@ -219,7 +219,7 @@ async def test_a_run_that_this_process_got_unawares_is_parked_as_one_that_it_too
     if not crashes:
         del runner.definitions["two"]
     with suppress(Stopped):
-        async with runner.given(logs, "r") as lease:
+        async with runner.assigning(logs, "r") as lease:
             await given_to(logs, "r", lease.name, crashes)
             raise Stopped("the platform is away")
     handle = process.two.handle("r")
@@ -240,22 +240,24 @@ async def test_a_sign_of_life_that_comes_after_the_heir_makes_no_lease_sure(
     logs = MemoryLogs(clock=lambda: now[0])
     flow = Flow("shop", lease=5)
     runner, log = flow.runner, logs.log(FLOW_LOG)
-    lease = runner.living()
-    await runner.append_alive(log, lease, [])
+    lease = runner.current_lease()
+    await runner.append_with_heartbeat(log, lease, [])
     assert lease.is_sure()
 
     class Late(MemoryLog):
         async def append_batch(self, entries: Iterable[Entry]) -> list[SeqNum]:
             now[0] = 1005.01
-            await super().append(encoded(Dead(lease.name, "heir", 1)), tags=[EXECUTORS_TAG])
+            await super().append(encoded(ExecutorDead(lease.name, "heir", 1)), tags=[EXECUTORS_TAG])
             now[0] = 1005.12
             return await super().append_batch(list(entries))
 
     now[0] = 1004.5
-    assert runner.living() is lease
+    assert runner.current_lease() is lease
     late: Log = Late(FLOW_LOG, logs=logs, session=Session())
-    await runner.append_alive(late, lease, [Entry(encoded(Parked(1, "v", "")), (run_tag("r"),))])
-    assert runner.executors.has_heir(lease.name)
+    await runner.append_with_heartbeat(
+        late, lease, [Entry(encoded(RunParked(1, "v", "")), (run_tag("r"),))]
+    )
+    assert runner.executors.has_new_owner(lease.name)
     assert not lease.is_sure()
 
 
@@ -264,7 +266,7 @@ async def test_a_takeover_under_way_is_not_trimmed_away() -> None:
     process, log = Process(logs), logs.log(FLOW_LOG)
     runner = process.flow.runner
     await (await process.two.start()).result(10)
-    async with runner.given(logs, "r") as lease:
+    async with runner.assigning(logs, "r") as lease:
         await given_to(logs, "r", lease.name)
         await (await process.two.start()).result(10)
         gate = asyncio.Event()
@@ -278,7 +280,7 @@ async def test_a_takeover_under_way_is_not_trimmed_away() -> None:
         await runner.look(log)
         await runner._trim(log)
         left = await log.read_range(executor_tag(lease.name))
-        assert any(isinstance(run_record(r.data), Taken) for r in left)
+        assert any(isinstance(run_record(r.data), RunTaken) for r in left)
         gate.set()
         await running.result(10)
     await process.stop()
@@ -305,5 +307,5 @@ async def test_what_was_stopped_without_a_word_is_kept_for_whoever_inherits_it()
     await runner._renew(log)
     await runner._trim(log)
     name = runner.lease.name
-    assert (await left_by(log, name)).runs == ["r"]
+    assert (await read_remains(log, name)).runs == ["r"]
     await process.stop()

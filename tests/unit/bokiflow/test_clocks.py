@@ -15,10 +15,10 @@ from bokiflow.runs.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
     RUNS_TAG,
-    Alive,
-    Parked,
-    Started,
-    Taken,
+    Heartbeat,
+    RunParked,
+    RunStarted,
+    RunTaken,
     encoded,
     executor_record,
     run_tag,
@@ -77,7 +77,7 @@ async def beats(logs: MemoryLogs, name: str, count: int) -> None:
         assert record is not None
         bound = record.seqnum + 1
         said = executor_record(record.data)
-        count -= isinstance(said, Alive) and said.executor == name
+        count -= isinstance(said, Heartbeat) and said.executor == name
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
@@ -121,9 +121,9 @@ async def test_a_suspect_that_is_parked_is_tried_again_whatever_a_drivers_clock_
     monkeypatch.setattr("bokiflow.driver.retry_s", lambda _: 0.05)
     log, other = logs.log(FLOW_LOG), Machine(logs, ahead_s)
     for record, tags in (
-        (Started("waits", b"{}", "first", "v"), [RUNS_TAG]),
-        (Taken(2, "fifth", CRASHES_PARKED), []),
-        (Parked(2, "v", "it ends whoever executes it"), [PARKED_TAG]),
+        (RunStarted("waits", b"{}", "first", "v"), [RUNS_TAG]),
+        (RunTaken(2, "fifth", CRASHES_PARKED), []),
+        (RunParked(2, "v", "it ends whoever executes it"), [PARKED_TAG]),
     ):
         await log.append(encoded(record), tags=[run_tag("r"), *tags])
     async with other.driven():

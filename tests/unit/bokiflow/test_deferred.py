@@ -10,7 +10,7 @@ import pytest
 
 from bokiflow import Flow, Workflow
 from bokiflow.runs.fold import Run
-from bokiflow.runs.records import Decided, run_record
+from bokiflow.runs.records import StepDecided, run_record
 from bokiflow.runs.run_log import read_run
 from indilog.base.ids import UserTag
 from indilog.config import ClusterConfig
@@ -26,7 +26,7 @@ async def test_what_is_decided_becomes_durable_though_an_append_was_broken_off(
 
     async def hang(log: MemoryLog, data: bytes, *, tags: Iterable[UserTag] = ()) -> int:
         nonlocal hangs
-        if hangs and isinstance(run_record(data), Decided):
+        if hangs and isinstance(run_record(data), StepDecided):
             hangs = False
             await asyncio.sleep(60)
         return await append(log, data, tags=tags)

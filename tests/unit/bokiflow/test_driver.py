@@ -15,10 +15,10 @@ from bokiflow import Flow, RunCancelledError, RunFailedError, Startable, State, 
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     RUNS_TAG,
-    Decided,
-    Finished,
-    Started,
-    Taken,
+    RunFinished,
+    RunStarted,
+    RunTaken,
+    StepDecided,
     executor_record,
     run_in,
     run_record,
@@ -155,7 +155,7 @@ async def test_a_process_that_stood_still_decides_nothing_any_more() -> None:
         assert await handle.result(10) == "12"
     assert "second" not in slow.ran, "it noticed before it began anything else"
     records = [run_record(r.data) for r in await logs.log("shop/flow").read_range(run_tag("r"))]
-    assert [r.epoch for r in records if isinstance(r, Finished)] == [2]
+    assert [r.epoch for r in records if isinstance(r, RunFinished)] == [2]
 
 
 async def test_a_dead_heir_is_inherited_from() -> None:
@@ -196,7 +196,7 @@ async def test_an_heir_that_stops_before_it_takes_anything_leaves_it_to_others(
     heir.flow.runner.executions_max = 0  # it waits for room
     async with processes(heir):
         log, bound = logs.log("shop/flow"), 0
-        while not heir.flow.runner.executors.has_heir(first.flow.runner.lease.name):
+        while not heir.flow.runner.executors.has_new_owner(first.flow.runner.lease.name):
             bound = await log.tail()
             await log.read_next(EXECUTORS_TAG, bound, wait=1)
             await asyncio.sleep(0)
@@ -462,14 +462,14 @@ async def _check(logs: MemoryLogs, count: int) -> None:
         epoch, steps = 0, set()
         for record in records:
             match run_record(record.data):
-                case Started():
+                case RunStarted():
                     epoch = max(epoch, 1)
-                case Taken(epoch=taken):
+                case RunTaken(epoch=taken):
                     epoch = taken if taken == epoch + 1 else epoch
-                case Decided(epoch=told, number=step) if told == epoch and not ends[name]:
+                case StepDecided(epoch=told, number=step) if told == epoch and not ends[name]:
                     assert step not in steps
                     steps.add(step)
-                case Finished(epoch=told) if told == epoch:
+                case RunFinished(epoch=told) if told == epoch:
                     ends[name] += 1
                 case _:
                     pass

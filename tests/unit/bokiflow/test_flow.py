@@ -32,8 +32,8 @@ from bokiflow.runs.fold import Run
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     CancelAsked,
-    Decided,
-    Finished,
+    RunFinished,
+    StepDecided,
     encoded,
     run_record,
     run_tag,
@@ -76,16 +76,16 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 async def decided(logs: MemoryLogs, run: str) -> list[tuple[str, str, bytes]]:
     records = [run_record(r.data) for r in await logs.log("shop/flow").read_range(run_tag(run))]
-    return [(r.number, r.name, r.result) for r in records if isinstance(r, Decided)]
+    return [(r.number, r.name, r.result) for r in records if isinstance(r, StepDecided)]
 
 
-async def again(logs: MemoryLogs, workflow: Startable[Any], run_id: str) -> Finished:
+async def again(logs: MemoryLogs, workflow: Startable[Any], run_id: str) -> RunFinished:
     """Execute a run once more, as its executor, from what is decided; return its end."""
     log: Log = logs.log("shop/flow")
     run = Run()
     for record in await log.read_range(run_tag(run_id)):
         known = run_record(record.data)
-        if known is not None and not isinstance(known, Finished):
+        if known is not None and not isinstance(known, RunFinished):
             run.apply(record.seqnum, record.ordered_at, known)
     assert run.started is not None
     execution = Execution(log, run_id, run, Sure())

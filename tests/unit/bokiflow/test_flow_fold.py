@@ -7,30 +7,30 @@ import pytest
 from bokiflow.runs.errors import FlowVersionError
 from bokiflow.runs.fold import Run, State
 from bokiflow.runs.records import (
-    Alive,
     CancelAsked,
-    Dead,
-    Decided,
+    ExecutorDead,
+    ExecutorLeft,
     ExecutorRecord,
-    Finished,
-    Left,
-    Parked,
+    Heartbeat,
+    RunFinished,
+    RunParked,
     RunRecord,
-    Started,
-    Taken,
+    RunStarted,
+    RunTaken,
+    StepDecided,
     encoded,
     executor_record,
     run_record,
 )
-from bokiflow.takeover.executors import HEIR_S, Executors
+from bokiflow.takeover.executors import NEW_OWNER_S, Executors
 
 
-def started(executor: str = "a") -> Started:
-    return Started("order", b"{}", executor, "v1")
+def started(executor: str = "a") -> RunStarted:
+    return RunStarted("order", b"{}", executor, "v1")
 
 
-def step(epoch: int, number: str = "1", result: bytes = b"1") -> Decided:
-    return Decided(epoch, number, "book", "step", result)
+def step(epoch: int, number: str = "1", result: bytes = b"1") -> StepDecided:
+    return StepDecided(epoch, number, "book", "step", result)
 
 
 def folded(*records: RunRecord | None) -> tuple[Run, list[bool]]:
@@ -45,7 +45,7 @@ def test_the_first_start_counts() -> None:
 
 
 def test_nothing_counts_before_the_start() -> None:
-    run, counted = folded(step(1), CancelAsked(), Taken(1, "b"), started())
+    run, counted = folded(step(1), CancelAsked(), RunTaken(1, "b"), started())
     assert counted == [False, False, False, True]
     assert not run.steps
     assert not run.cancel_asked
@@ -59,7 +59,7 @@ def test_of_two_decisions_of_a_step_the_first_counts() -> None:
 
 def test_what_an_executor_decides_counts_only_until_another_takes_the_run() -> None:
     run, counted = folded(
-        started(), Taken(2, "b"), step(1), Finished(1, b"old"), step(2, result=b"new")
+        started(), RunTaken(2, "b"), step(1), RunFinished(1, b"old"), step(2, result=b"new")
     )
     assert counted[1:] == [True, False, False, True]
     assert run.state is State.RUNNING
@@ -67,21 +67,21 @@ def test_what_an_executor_decides_counts_only_until_another_takes_the_run() -> N
 
 
 def test_of_two_that_take_a_run_over_the_first_gets_it() -> None:
-    run, counted = folded(started(), Taken(2, "b"), Taken(2, "c"), Taken(4, "d"))
+    run, counted = folded(started(), RunTaken(2, "b"), RunTaken(2, "c"), RunTaken(4, "d"))
     assert counted[1:] == [True, False, False]
     assert (run.executor, run.epoch) == ("b", 2)
 
 
 def test_nothing_changes_a_run_that_has_ended() -> None:
-    run, counted = folded(started(), Finished(1, b"1"), Taken(2, "b"), CancelAsked(), step(1))
+    run, counted = folded(started(), RunFinished(1, b"1"), RunTaken(2, "b"), CancelAsked(), step(1))
     assert counted[2:] == [False, False, False]
     assert run.state is State.DONE
 
 
 def test_a_parked_run_goes_on_when_it_is_taken() -> None:
-    parked = (started(), Parked(1, "v1", "changed"))
+    parked = (started(), RunParked(1, "v1", "changed"))
     assert folded(*parked)[0].state is State.PARKED
-    assert folded(*parked, Taken(2, "b"))[0].state is State.RUNNING
+    assert folded(*parked, RunTaken(2, "b"))[0].state is State.RUNNING
 
 
 def test_records_of_others_are_passed_over_and_later_formats_are_not() -> None:
@@ -102,27 +102,35 @@ def living(*records: tuple[float, ExecutorRecord]) -> Executors:
 
 
 def test_nobody_inherits_from_one_that_spoke_since_its_heir_has_looked() -> None:
-    spoke = living((1.0, Alive("a", 5.0)), (2.0, Alive("a", 5.0)), (8.0, Dead("a", "b", 1)))
-    assert not spoke.has_heir("a")
-    silent = living((1.0, Alive("a", 5.0)), (2.0, Alive("c", 5.0)), (8.0, Dead("a", "b", 1)))
+    spoke = living(
+        (1.0, Heartbeat("a", 5.0)), (2.0, Heartbeat("a", 5.0)), (8.0, ExecutorDead("a", "b", 1))
+    )
+    assert not spoke.has_new_owner("a")
+    silent = living(
+        (1.0, Heartbeat("a", 5.0)), (2.0, Heartbeat("c", 5.0)), (8.0, ExecutorDead("a", "b", 1))
+    )
     assert silent.left_to("b") == ["a"]
 
 
 def test_no_time_of_a_record_has_a_say_in_who_inherits() -> None:
     """Whoever reads it all at once, late, or with a clock of another year sees the same heirs."""
     said: list[ExecutorRecord] = [
-        Alive("a", 5.0), Alive("b", 5.0), Dead("a", "b", 2), Alive("b", 5.0), Dead("b", "c", 3)
-    ]  # fmt: skip
+        Heartbeat("a", 5.0),
+        Heartbeat("b", 5.0),
+        ExecutorDead("a", "b", 2),
+        Heartbeat("b", 5.0),
+        ExecutorDead("b", "c", 3),
+    ]
     slow = living(*((10.0 * n, record) for n, record in enumerate(said)))
     at_once = living(*((1e9, record) for record in said))
     heirs = {"a": "b", "b": None}
-    assert {n: known.heir for n, known in slow.known.items()} == heirs
-    assert {n: known.heir for n, known in at_once.known.items()} == heirs
+    assert {n: known.new_owner for n, known in slow.known.items()} == heirs
+    assert {n: known.new_owner for n, known in at_once.known.items()} == heirs
 
 
 def test_a_lease_is_counted_from_when_its_sign_of_life_was_read() -> None:
-    executors = living((1.0, Alive("a", 5.0)), (70.0, Alive("b", 5.0)))
-    executors.apply(2, 71.0, Alive("a", 5.0))
+    executors = living((1.0, Heartbeat("a", 5.0)), (70.0, Heartbeat("b", 5.0)))
+    executors.apply(2, 71.0, Heartbeat("a", 5.0))
     assert executors.lapsed(74.9) == []
     assert executors.lapsed(75.0) == ["b"]
     assert executors.next_lapse() == 75.0
@@ -130,68 +138,76 @@ def test_a_lease_is_counted_from_when_its_sign_of_life_was_read() -> None:
 
 def test_the_first_heir_gets_everything_also_what_was_left_to_the_dead() -> None:
     executors = living(
-        (0.0, Alive("a", 1.0)), (0.0, Alive("b", 1.0)), (2.0, Dead("a", "b", 2)),
-        (2.0, Dead("a", "c", 2)), (3.0, Dead("b", "c", 4)),
+        (0.0, Heartbeat("a", 1.0)), (0.0, Heartbeat("b", 1.0)), (2.0, ExecutorDead("a", "b", 2)),
+        (2.0, ExecutorDead("a", "c", 2)), (3.0, ExecutorDead("b", "c", 4)),
     )  # fmt: skip
     assert executors.left_to("b") == []
     assert sorted(executors.left_to("c")) == ["a", "b"]
 
 
 def test_an_heir_that_is_late_is_inherited_from_though_it_lives() -> None:
-    executors = living((0.0, Alive("a", 1.0)), (0.0, Alive("b", 1e6)), (2.0, Dead("a", "b", 2)))
-    assert executors.lapsed(1.0 + HEIR_S) == []
-    assert executors.lapsed(2.0 + HEIR_S) == ["a"]
-    executors.apply(3, 2.0 + HEIR_S, Dead("a", "c", 3))
+    executors = living(
+        (0.0, Heartbeat("a", 1.0)), (0.0, Heartbeat("b", 1e6)), (2.0, ExecutorDead("a", "b", 2))
+    )
+    assert executors.lapsed(1.0 + NEW_OWNER_S) == []
+    assert executors.lapsed(2.0 + NEW_OWNER_S) == ["a"]
+    executors.apply(3, 2.0 + NEW_OWNER_S, ExecutorDead("a", "c", 3))
     assert (executors.left_to("b"), executors.left_to("c")) == ([], ["a"])
 
 
 def test_a_dead_executor_does_not_come_back_under_its_name() -> None:
-    executors = living((0.0, Alive("a", 1.0)), (2.0, Dead("a", "b", 1)), (2.1, Alive("a", 9.0)))
+    executors = living(
+        (0.0, Heartbeat("a", 1.0)), (2.0, ExecutorDead("a", "b", 1)), (2.1, Heartbeat("a", 9.0))
+    )
     assert executors.left_to("b") == ["a"]
 
 
 def test_who_leaves_is_inherited_from_at_once() -> None:
-    executors = living((0.0, Alive("a", 100.0)), (1.0, Left("a", is_idle=False)))
+    executors = living((0.0, Heartbeat("a", 100.0)), (1.0, ExecutorLeft("a", is_idle=False)))
     assert executors.lapsed(1.0) == ["a"]
-    executors.apply(2, 1.0, Dead("a", "b", 2))
+    executors.apply(2, 1.0, ExecutorDead("a", "b", 2))
     assert executors.left_to("b") == ["a"]
-    executors.apply(3, 1.0, Left("a", is_idle=True))
+    executors.apply(3, 1.0, ExecutorLeft("a", is_idle=True))
     assert not executors.known
 
 
 def test_what_was_left_to_one_who_leaves_is_open_again() -> None:
-    executors = living((0.0, Alive("a", 1.0)), (0.0, Alive("b", 1.0)), (2.0, Dead("a", "b", 2)))
-    executors.apply(3, 2.0, Left("b", is_idle=True))
+    executors = living(
+        (0.0, Heartbeat("a", 1.0)), (0.0, Heartbeat("b", 1.0)), (2.0, ExecutorDead("a", "b", 2))
+    )
+    executors.apply(3, 2.0, ExecutorLeft("b", is_idle=True))
     assert executors.lapsed(2.0) == ["a"]
-    executors.apply(4, 2.0, Dead("a", "c", 4))
+    executors.apply(4, 2.0, ExecutorDead("a", "c", 4))
     assert executors.left_to("c") == ["a"]
 
 
 def test_whoever_says_of_itself_that_it_left_nothing_is_not_looked_at_again() -> None:
-    executors = living((0.0, Alive("a", 100.0)), (1.0, Left("a", is_idle=True)))
-    assert "a" not in executors.departed
+    executors = living((0.0, Heartbeat("a", 100.0)), (1.0, ExecutorLeft("a", is_idle=True)))
+    assert "a" not in executors.dead_executors
 
 
 def test_what_an_heir_has_taken_everything_of_is_looked_at_again() -> None:
     """So is whoever it may have been an heir that spoke of, as far as this process knows."""
     executors = living(
-        (0.0, Alive("a", 1.0)), (2.0, Dead("a", "b", 1)), (2.0, Left("a", is_idle=True))
+        (0.0, Heartbeat("a", 1.0)),
+        (2.0, ExecutorDead("a", "b", 1)),
+        (2.0, ExecutorLeft("a", is_idle=True)),
     )
-    assert "a" in executors.departed
+    assert "a" in executors.dead_executors
     executors.lost(9, 3.0)
-    executors.apply(9, 3.0, Alive("c", 1.0))
-    executors.apply(10, 3.0, Left("c", is_idle=True))
-    assert "c" in executors.departed
-    executors = living((0.0, Alive("a", 1.0)))
+    executors.apply(9, 3.0, Heartbeat("c", 1.0))
+    executors.apply(10, 3.0, ExecutorLeft("c", is_idle=True))
+    assert "c" in executors.dead_executors
+    executors = living((0.0, Heartbeat("a", 1.0)))
     executors.forget("a", 2.0)
-    executors.apply(1, 3.0, Alive("a", 1.0))
-    executors.apply(2, 3.0, Left("a", is_idle=True))
-    assert "a" in executors.departed
+    executors.apply(1, 3.0, Heartbeat("a", 1.0))
+    executors.apply(2, 3.0, ExecutorLeft("a", is_idle=True))
+    assert "a" in executors.dead_executors
 
 
 def test_behind_a_loss_an_heir_may_be_done_or_gone_so_it_is_waited_for_a_lease_only() -> None:
     """The lost record may have said so, and nobody says it again."""
-    executors = living((1.0, Alive("a", 5.0)), (7.0, Dead("a", "b", 1)))
+    executors = living((1.0, Heartbeat("a", 5.0)), (7.0, ExecutorDead("a", "b", 1)))
     executors.lost(3, 8.0)
     assert executors.lapsed(12.9) == []
     assert executors.lapsed(13.0) == ["a"]
@@ -199,10 +215,10 @@ def test_behind_a_loss_an_heir_may_be_done_or_gone_so_it_is_waited_for_a_lease_o
 
 def test_one_that_is_back_is_not_looked_at_as_one_that_is_gone() -> None:
     """And when it goes again, it is from then on."""
-    executors = living((1.0, Alive("a", 5.0)))
+    executors = living((1.0, Heartbeat("a", 5.0)))
     executors.forget("a", 7.0)
-    executors.apply(1, 8.0, Alive("a", 5.0))
-    assert executors.departed.due(1e9) == []
+    executors.apply(1, 8.0, Heartbeat("a", 5.0))
+    assert executors.dead_executors.due(1e9) == []
     executors.forget("a", 5000.0)
-    assert executors.departed.due(5000.0) == []
-    assert executors.departed.due(6000.0) == ["a"]
+    assert executors.dead_executors.due(5000.0) == []
+    assert executors.dead_executors.due(6000.0) == ["a"]

@@ -16,7 +16,7 @@ from bokiflow import (
     UnknownRunError,
     Workflow,
 )
-from bokiflow.runs.records import RUNS_TAG, Started, run_record, run_tag
+from bokiflow.runs.records import RUNS_TAG, RunStarted, run_record, run_tag
 from indilog.testing import MemoryLogs
 from tests.support.damaged_log import DamagedView
 
@@ -78,7 +78,7 @@ async def test_a_fork_goes_on_from_a_step_with_the_code_of_now(shop: Shop) -> No
     assert (await shop.order.handle("old").status()).state is State.FAILED, "it stays as it is"
     (first, *_) = await shop.logs.log("shop/flow").read_range(run_tag(fork.id))
     started = run_record(first.data)
-    assert isinstance(started, Started)
+    assert isinstance(started, RunStarted)
     assert started.forked is not None
     assert (started.forked.run, started.forked.step) == ("old", "3")
 

@@ -13,20 +13,20 @@ from bokiflow.runs.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
     RUNS_TAG,
-    Alive,
-    Finished,
-    Parked,
+    Heartbeat,
+    RunFinished,
+    RunParked,
     RunRecord,
-    Started,
-    Taken,
+    RunStarted,
+    RunTaken,
     encoded,
     executor_tag,
     run_record,
     run_tag,
 )
 from bokiflow.takeover import dead_executors as departed
-from bokiflow.takeover.dead_executors import left_by
-from bokiflow.takeover.open_runs import executors_of_open_runs
+from bokiflow.takeover.dead_executors import read_remains
+from bokiflow.takeover.open_runs import find_executors_of_open_runs
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.log import Entry, Log
 from indilog.testing import MemoryLogs
@@ -38,19 +38,19 @@ pytestmark = pytest.mark.asyncio
 
 LEASE_S = 0.3
 START = Entry(
-    encoded(Started("waits", b"{}", "dead", "version")),
+    encoded(RunStarted("waits", b"{}", "dead", "version")),
     (run_tag("r"), RUNS_TAG, executor_tag("dead")),
 )
-LIVES = Entry(encoded(Alive("dead", LEASE_S)), (EXECUTORS_TAG,))
-FINISHED = Entry(encoded(Finished(1, b'"old"')), (run_tag("r"), executor_tag("dead"), RUNS_TAG))
+LIVES = Entry(encoded(Heartbeat("dead", LEASE_S)), (EXECUTORS_TAG,))
+FINISHED = Entry(encoded(RunFinished(1, b'"old"')), (run_tag("r"), executor_tag("dead"), RUNS_TAG))
 PARKED = Entry(
-    encoded(Parked(1, "version", "for a test")), (run_tag("r"), executor_tag("dead"), PARKED_TAG)
+    encoded(RunParked(1, "version", "for a test")), (run_tag("r"), executor_tag("dead"), PARKED_TAG)
 )
 
 
 def taken(epoch: int, executor: str = "dead") -> Entry:
     tags = (run_tag("r"), executor_tag(executor), executor_tag("dead"))
-    return Entry(encoded(Taken(epoch, executor)), tags)
+    return Entry(encoded(RunTaken(epoch, executor)), tags)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ class NoEnd(HookedLogs):
 
     async def before_append(self, entries: Sequence[Entry]) -> None:
         records = (run_record(entry.data) for entry in entries)
-        if any(isinstance(record, Finished) and record.epoch == 1 for record in records):
+        if any(isinstance(record, RunFinished) and record.epoch == 1 for record in records):
             self.held = entries
             raise AppendOutcomeUnknownError("It has no answer yet.")
 
@@ -142,12 +142,12 @@ async def test_who_looks_for_all_runs_finds_one_whose_given_up_end_came_late(
     logs = NoEnd()
     log, first, heir = logs.log(FLOW_LOG), Process(logs), Process(logs)
     await gives_up_an_end_that_comes_late(monkeypatch, logs, first)
-    assert await executors_of_open_runs(log) == {first.name}
+    assert await find_executors_of_open_runs(log) == {first.name}
     first.kill()
     async with heir.driven():
         assert await heir.long.handle("r").result(10) == "done"
     logs.reads = 0
-    assert await executors_of_open_runs(log) == set()
+    assert await find_executors_of_open_runs(log) == set()
     assert logs.reads <= 2, "runs that ended are not read, though others took them over"
 
 
@@ -176,7 +176,7 @@ LATE = pytest.mark.parametrize(
 async def test_what_counts_nowhere_takes_no_run_from_its_executor(late: list[Entry]) -> None:
     log = MemoryLogs().log(FLOW_LOG)
     await log.append_batch([START, *late])
-    assert (await left_by(log, "dead")).runs == ["r"]
+    assert (await read_remains(log, "dead")).runs == ["r"]
 
 
 async def test_what_ends_an_epoch_takes_its_run_from_its_executor() -> None:
@@ -184,13 +184,13 @@ async def test_what_ends_an_epoch_takes_its_run_from_its_executor() -> None:
     for end in ([FINISHED], [PARKED], [taken(2, "other")]):
         for start in ([START], [START, START], [START, FINISHED, START]):
             await log.append_batch([*start, *end])
-            assert (await left_by(log, "dead")).runs == []
+            assert (await read_remains(log, "dead")).runs == []
 
 
 async def test_what_is_no_record_of_giving_or_taking_takes_nothing() -> None:
     log = MemoryLogs().log(FLOW_LOG)
     await log.append_batch([START, Entry(b"whatever", (run_tag("r"), executor_tag("dead")))])
-    assert (await left_by(log, "dead")).runs == ["r"]
+    assert (await read_remains(log, "dead")).runs == ["r"]
 
 
 class Race(HookedLogs):
@@ -200,7 +200,7 @@ class Race(HookedLogs):
 
     async def before_append(self, entries: Sequence[Entry]) -> None:
         records = (run_record(entry.data) for entry in entries)
-        if not self.is_over and any(isinstance(record, Taken) for record in records):
+        if not self.is_over and any(isinstance(record, RunTaken) for record in records):
             self.is_over = True
             await MemoryLogs.log(self, FLOW_LOG).append_batch([taken(2)])
 
@@ -229,7 +229,7 @@ async def test_a_parked_run_is_not_taken_for_a_late_copy_of_its_start() -> None:
             await asyncio.sleep(0.01)
         while "dead" in heir.flow.runner.executors.known:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-    assert not [record for record in await records(log, "r") if isinstance(record, Taken)]
+    assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
 
 
 async def test_an_execution_whose_lease_is_over_begins_no_epoch_under_its_name(
@@ -254,6 +254,6 @@ async def test_an_execution_whose_lease_is_over_begins_no_epoch_under_its_name(
         beating.cancel()  # it would see it, too
         await asyncio.wait([task], timeout=5)
     log = MemoryLogs.log(logs, FLOW_LOG)
-    assert not [record for record in await records(log, "r") if isinstance(record, Taken)]
+    assert not [record for record in await records(log, "r") if isinstance(record, RunTaken)]
     assert process.name != lease.name
     process.kill()

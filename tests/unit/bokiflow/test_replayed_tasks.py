@@ -17,7 +17,7 @@ from bokiflow.operations import children
 from bokiflow.operations.operations import RunningChild
 from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.records import Finished, Origin, Started, encoded, run_record, run_tag
+from bokiflow.runs.records import Origin, RunFinished, RunStarted, encoded, run_record, run_tag
 from bokiflow.runs.run_log import read_run
 from indilog.apps.app import Context
 from indilog.base.log import Log
@@ -44,9 +44,9 @@ class Children:
 
     async def start_child(self, arguments: bytes, id: str, parent: Origin) -> None:  # noqa: A002
         await asyncio.sleep(0.02)
-        started = Started(self.name, arguments, "first", "version", parent)
+        started = RunStarted(self.name, arguments, "first", "version", parent)
         await self._log.append(encoded(started), tags=[run_tag(id)])
-        await self._log.append(encoded(Finished(1, b"7")), tags=[run_tag(id)])
+        await self._log.append(encoded(RunFinished(1, b"7")), tags=[run_tag(id)])
 
 
 class Calls(Context):
@@ -86,7 +86,7 @@ class Crash:
             await asyncio.sleep(0)  # all that is decided is durable
             raise Stopped("its process is gone")
 
-    async def end_of(self, body: Callable[[Workflow], Awaitable[object]]) -> Finished:
+    async def end_of(self, body: Callable[[Workflow], Awaitable[object]]) -> RunFinished:
         await begin(self.log, "r")
         if self.happens:
             with pytest.raises(Stopped):
@@ -267,5 +267,5 @@ async def test_a_workflow_ends_behind_the_start_of_its_child() -> None:
     last = await crash.log.read_prev(run_tag("r"), 2**62)
     assert first is not None
     assert last is not None
-    assert isinstance(run_record(last.data), Finished)
+    assert isinstance(run_record(last.data), RunFinished)
     assert first.seqnum < last.seqnum

@@ -9,7 +9,7 @@ import pytest
 
 from bokiqueue import Queue, waiting
 from bokiqueue.records import Claim, command_decoded
-from bokiqueue.replica import Replica
+from bokiqueue.replica import QueueReplica
 from indilog.base.ids import UserTag
 from indilog.testing import MemoryLog, MemoryLogs
 
@@ -53,7 +53,7 @@ async def test_a_process_that_begins_long_after_the_last_record_knows_what_is_du
     await Queue(log, "mail", shards=1).push(b"x", delay=600)
     now[0] += 601
     later = Counting("work", logs=log.logs)
-    queue = Queue(later, "mail", shards=1, replica=Replica("mail", 1))
+    queue = Queue(later, "mail", shards=1, replica=QueueReplica("mail", 1))
     assert await queue.take() is not None
 
 

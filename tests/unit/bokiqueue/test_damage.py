@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bokiqueue import Queue, Replica, checkpoints
+from bokiqueue import Queue, QueueReplica, checkpoints
 from bokiqueue import replica as replica_module
 from indilog.base.errors import DataLossError, TrimmedError
 from indilog.base.ids import SeqNum
@@ -27,7 +27,7 @@ def logs() -> DamagedLogs:
 
 def process(logs: DamagedLogs) -> Queue:
     """The queue in a process that has read nothing of it."""
-    return Queue(logs.log("work"), "mail", shards=1, replica=Replica("mail", 1))
+    return Queue(logs.log("work"), "mail", shards=1, replica=QueueReplica("mail", 1))
 
 
 async def checkpoint_of(queue: Queue) -> SeqNum:
@@ -63,7 +63,7 @@ async def test_a_lost_checkpoint_is_passed_over_where_another_one_helps(
     monkeypatch.setattr(replica_module, "KEPT_BEHIND", 1)
     queue = process(logs)
     await deliver(queue, EVERY)
-    kept, _ = await checkpoints.furthest(queue.log, queue.replica.tags.checkpoints[0])
+    kept, _ = await checkpoints.find_furthest(queue.log, queue.replica.tags.checkpoints[0])
     assert kept is not None
     await checkpoints.write(queue.log, queue.replica.tags.checkpoints[0], kept.checkpoint)
     logs.lost = {await checkpoint_of(queue)}

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from bokiqueue.fold import Fold
+from bokiqueue.fold import ShardFold
 from bokiqueue.records import (
     Acknowledge,
     Claim,
     Command,
-    Discard,
-    Extend,
+    DiscardDeadLetters,
+    ExtendClaim,
     GiveBack,
-    Push,
-    Revive,
+    PushMessage,
+    ReviveDeadLetters,
     checkpoint_decoded,
     encoded,
 )
 
 
-def push(data: bytes = b"x", *, priority: int = 0, delay: float = 0.0, tries: int = 3) -> Push:
-    return Push(data, priority, delay, tries)
+def push(
+    data: bytes = b"x", *, priority: int = 0, delay: float = 0.0, tries: int = 3
+) -> PushMessage:
+    return PushMessage(data, priority, delay, tries)
 
 
 class Story:
     """A fold, and records that come to it one seqnum and no time after the other."""
 
     def __init__(self) -> None:
-        self.fold = Fold()
+        self.fold = ShardFold()
         self.now = 100.0
 
     def add(self, command: Command | None) -> tuple[int, ...]:
@@ -111,7 +113,7 @@ def test_an_extended_lease_ends_later() -> None:
     story = Story()
     story.all(push(), Claim(1, 5.0))
     story.now += 4
-    assert story.add(Extend(1, (0,), 5.0)) == (0,)
+    assert story.add(ExtendClaim(1, (0,), 5.0)) == (0,)
     story.now += 4
     assert story.add(Claim(1, 5.0)) == ()
     assert story.add(Acknowledge(1, (0,))) == (0,)
@@ -130,9 +132,8 @@ def test_a_message_is_dead_after_its_tries() -> None:
 def test_a_dead_letter_can_be_revived_or_discarded_once() -> None:
     story = Story()
     story.all(push(tries=1), push(tries=1), Claim(2, 5.0), GiveBack(2, (0, 1), 0.0))
-    assert story.all(Revive((0,)), Revive((0,)), Discard((1, 0)), Claim(2, 5.0)) == [
-        (0,), (), (1,), (0,),
-    ]  # fmt: skip
+    revive, discard = ReviveDeadLetters((0,)), DiscardDeadLetters((1, 0))
+    assert story.all(revive, revive, discard, Claim(2, 5.0)) == [(0,), (), (1,), (0,)]
     assert story.fold.dead == ()
 
 
@@ -153,7 +154,7 @@ def test_a_checkpoint_begins_where_the_fold_was() -> None:
     story.add(Claim(1, 5.0))
     checkpoint = checkpoint_decoded(encoded(story.fold.checkpoint()))
     assert checkpoint is not None
-    again = Fold(checkpoint)
+    again = ShardFold(checkpoint)
     again.check_invariants()
     assert again.checkpoint() == story.fold.checkpoint()
     story.now += 10
@@ -168,5 +169,5 @@ def test_what_is_still_needed_is_the_oldest_outstanding_record() -> None:
     assert story.fold.needed_from == 1
     story.add(GiveBack(3, (1,), 0.0))
     assert story.fold.needed_from == 1, "a dead letter is kept"
-    story.all(Discard((1,)), Claim(1, 5.0), Acknowledge(7, (2,)))
+    story.all(DiscardDeadLetters((1,)), Claim(1, 5.0), Acknowledge(7, (2,)))
     assert story.fold.needed_from == story.fold.end == 9

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from bokiqueue import Queue, Replica, checkpoints
+from bokiqueue import Queue, QueueReplica, checkpoints
 from bokiqueue import replica as replica_module
 from bokiqueue.contents import Contents
-from bokiqueue.records import Checkpoint, encoded
+from bokiqueue.records import QueueCheckpoint, encoded
 from bokiqueue.replica import CHECKPOINT_EVERY, KEPT_BEHIND
 from indilog.base.errors import AppendOutcomeUnknownError, TrimmedError
 from indilog.base.log import Entry
@@ -89,7 +89,7 @@ async def test_what_is_trimmed_before_its_outcome_is_read(
     logs = MemoryLogs()
     slow = SlowReads(logs)
     mine, other = (
-        Queue(log, "mail", shards=1, replica=Replica("mail", 1))
+        Queue(log, "mail", shards=1, replica=QueueReplica("mail", 1))
         for log in (slow, MemoryLog("work", logs=logs))
     )
     await mine.push(b"0")
@@ -131,7 +131,7 @@ async def test_a_shard_that_nobody_uses_holds_nothing_back(
 async def test_messages_that_others_consume_leave_memory() -> None:
     logs = MemoryLogs()
     mine, other = (
-        Queue(MemoryLog("work", logs=logs), "mail", shards=1, replica=Replica("mail", 1))
+        Queue(MemoryLog("work", logs=logs), "mail", shards=1, replica=QueueReplica("mail", 1))
         for _ in range(2)
     )
     for _ in range(3):
@@ -178,7 +178,7 @@ async def test_the_checkpoint_of_a_process_that_lags_replaces_no_better_one(
     logs = MemoryLogs()
     slow = SlowCheckpoints(logs)
     ahead, behind, newcomer = (
-        Queue(log, "mail", shards=1, replica=Replica("mail", 1))
+        Queue(log, "mail", shards=1, replica=QueueReplica("mail", 1))
         for log in (MemoryLog("work", logs=logs), slow, MemoryLog("work", logs=logs))
     )
     for data in (b"0", b"1"):
@@ -219,7 +219,9 @@ async def test_a_checkpoint_may_be_larger_than_a_record(
     parts = await records_left(log, tag)
     assert 3 <= parts <= 60
     assert await records_left(log, queue.replica.tags.shards[0]) < 500, "some are trimmed"
-    newcomer = Queue(MemoryLog("work", logs=logs), "mail", shards=1, replica=Replica("mail", 1))
+    newcomer = Queue(
+        MemoryLog("work", logs=logs), "mail", shards=1, replica=QueueReplica("mail", 1)
+    )
     assert (await newcomer.stats()).depth == 300
     async with newcomer.pop() as message:
         assert message is not None
@@ -228,13 +230,13 @@ async def test_a_checkpoint_may_be_larger_than_a_record(
 
 async def test_a_checkpoint_of_which_a_part_is_missing_does_not_count() -> None:
     log = MemoryLog("work")
-    whole, half = Checkpoint(5, 0.0, ()), Checkpoint(9, 0.0, (), parts=2)
+    whole, half = QueueCheckpoint(5, 0.0, ()), QueueCheckpoint(9, 0.0, (), parts=2)
     await log.append(encoded(whole), tags=["c"])
     first = await log.append(encoded(half), tags=["c"])
-    kept = await checkpoints.furthest(log, "c")
-    assert kept == checkpoints.Left(checkpoints.Kept(0, whole), None)
-    await log.append(encoded(Checkpoint(9, 0.0, (), parts=2, part=1, first=0)), tags=["c"])
-    assert await checkpoints.furthest(log, "c") == kept, "it is another one's part"
-    await log.append(encoded(Checkpoint(9, 0.0, (), parts=2, part=1, first=first)), tags=["c"])
-    kept = await checkpoints.furthest(log, "c")
-    assert kept.furthest == checkpoints.Kept(first, Checkpoint(9, 0.0, ()))
+    kept = await checkpoints.find_furthest(log, "c")
+    assert kept == checkpoints.ShardCheckpoints(checkpoints.StoredCheckpoint(0, whole), None)
+    await log.append(encoded(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=0)), tags=["c"])
+    assert await checkpoints.find_furthest(log, "c") == kept, "it is another one's part"
+    await log.append(encoded(QueueCheckpoint(9, 0.0, (), parts=2, part=1, first=first)), tags=["c"])
+    kept = await checkpoints.find_furthest(log, "c")
+    assert kept.furthest == checkpoints.StoredCheckpoint(first, QueueCheckpoint(9, 0.0, ()))

@@ -11,10 +11,10 @@ import pytest
 from bokiqueue import (
     LeaseLostError,
     Queue,
+    QueueReplica,
     QueueSettingsError,
     QueueTrimmedError,
     QueueVersionError,
-    Replica,
     waiting,
 )
 from bokiqueue import replica as replica_module
@@ -57,7 +57,7 @@ def elsewhere(log: Log, name: str = "mail", *, shards: int = 2, tries: int = 5) 
     """The same queue in a process that has read nothing of it."""
     assert isinstance(log, MemoryLog)
     mine = MemoryLog(log.name, logs=log.logs)
-    return Queue(mine, name, shards=shards, tries=tries, replica=Replica(name, shards))
+    return Queue(mine, name, shards=shards, tries=tries, replica=QueueReplica(name, shards))
 
 
 async def taken(queue: Queue, **options: float) -> bytes | None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bokiqueue import Queue, Replica
+from bokiqueue import Queue, QueueReplica
 from indilog.base.errors import NotReadyError
 from indilog.base.log import Record
 from indilog.testing import MemoryLog, MemoryLogs
@@ -63,7 +63,7 @@ async def test_what_another_consumer_of_the_process_is_reading_is_not_taken_for_
     for data in (b"1", b"2"):
         await Queue(MemoryLog("work", logs=logs), "mail", shards=1).push(data)
     log = SlowReads(logs)
-    queue = Queue(log, "mail", shards=1, replica=Replica("mail", 1))
+    queue = Queue(log, "mail", shards=1, replica=QueueReplica("mail", 1))
     first = asyncio.create_task(queue.take())
     await until_reading(log)
     second = asyncio.create_task(queue.take())

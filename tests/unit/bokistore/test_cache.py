@@ -8,12 +8,12 @@ import weakref
 import pytest
 
 from bokistore.cache import ViewCache, cache_of
-from bokistore.records import View
+from bokistore.records import ObjectView
 from indilog.testing import MemoryLogs
 
 
-def view(seqnum: int, size: int = 10) -> View:
-    return View(seqnum, seqnum, b"x" * size, 0)
+def view(seqnum: int, size: int = 10) -> ObjectView:
+    return ObjectView(seqnum, seqnum, b"x" * size, 0)
 
 
 def test_it_gives_the_latest_view_up_to_a_bound() -> None:

@@ -189,7 +189,7 @@ async def test_what_a_later_checkpoint_supersedes_is_given_back(
         await write_blindly(stores, number)
     clock.now += 100
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.Checkpoints, "append", refused)
+        patch.setattr(checkpoints.ObjectCheckpoints, "append", refused)
         await newcomer(log).collect(keep=50)
     assert len(await alive_of(log, "store:hot")) == 300
     log.logs.drop_aux()

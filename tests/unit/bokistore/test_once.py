@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from bokistore import ConflictError, DoneBeforeError, InvalidObjectError, Store, Transaction
-from bokistore.replay import Replay
+from bokistore.replay import ObjectReplay
 from indilog.base.errors import AppendOutcomeUnknownError
 from indilog.base.ids import SeqNum, UserTag
 from indilog.testing import MemoryLog, MemoryLogs
@@ -210,6 +210,6 @@ def test_the_check_sees_a_store_that_does_not_validate_ids(
     async def nobody(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(Replay, "done", nobody)
+    monkeypatch.setattr(ObjectReplay, "done", nobody)
     monkeypatch.setattr("bokistore.records._ID_TAG_PREFIX", "store:")
     assert set(interleavings(twice)) - {(11, 11, 11)}

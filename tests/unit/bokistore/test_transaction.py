@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bokistore import ConflictError, MismatchError, Store, Transaction, ViewCache
-from bokistore.replay import Replay
+from bokistore.replay import ObjectReplay
 from indilog.base.errors import TooLargeError
 from indilog.testing import MemoryLog, MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
@@ -318,8 +318,8 @@ def test_the_check_sees_a_store_that_does_not_validate_reads(
     async def committed(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(Replay, "committed", committed)
-    monkeypatch.setattr(Replay, "_is_effective", committed)
+    monkeypatch.setattr(ObjectReplay, "committed", committed)
+    monkeypatch.setattr(ObjectReplay, "_is_effective", committed)
     assert {left for _, left in interleavings(skew)} == {0, 1}
 
 

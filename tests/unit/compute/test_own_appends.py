@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from bokiflow import Lock, Workflow
-from bokiflow.runs.records import Started, Taken, run_record
+from bokiflow.runs.records import RunStarted, RunTaken, run_record
 from bokiqueue import Queue
 from bokiqueue.records import Acknowledge, Claim, command_decoded
 from bokistore import Replica, Store
@@ -101,7 +101,7 @@ async def test_a_run_is_executed_whose_takeover_was_not_seen_by_who_took_it() ->
     await dead.one.start(id="r")
     await dead.stop()
     await other.waits.start()  # so this process shows that it lives, and no other takes its runs
-    logs.stale_after = (Taken,)
+    logs.stale_after = (RunTaken,)
     async with other.driven():
         assert await other.one.handle("r").result(10) == "done"
     assert not logs.reads_stale
@@ -112,7 +112,7 @@ async def test_a_run_is_executed_whose_start_was_not_seen_by_who_started_it() ->
     logs = StaleLogs()
     process = Process(logs)
     await process.waits.start()
-    logs.stale_after = (Started,)
+    logs.stale_after = (RunStarted,)
     with pytest.raises(OutcomeUnknownError, match="appended before in the same session"):
         await process.one.start(id="r")
     assert await process.one.handle("r").result(10) == "done"

@@ -16,10 +16,10 @@ from functions.social.graph import synthetic_graph
 from functions.social.load import SocialNetwork
 from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
-from functions.workload.demonstration import Outcome, demonstrated, figures, show
+from functions.workload.demonstration import DemonstrationResult, demonstrated, figures, show
 from functions.workload.http_connection import HttpConnection
 from functions.workload.load import LoadError, Tally, run_load
-from functions.workload.replay import Replay, faults_of_objects, replayed
+from functions.workload.replay import TraceReplay, faults_of_objects, replayed
 from tests.unit.functions.stand_in import Gateway, serving
 
 pytestmark = pytest.mark.asyncio
@@ -38,7 +38,7 @@ def network(graph: dict[str, list[str]] = GRAPH) -> SocialNetwork:
     return SocialNetwork(graph)
 
 
-async def shown(gateway: Gateway, application: SocialNetwork) -> tuple[Outcome, str]:
+async def shown(gateway: Gateway, application: SocialNetwork) -> tuple[DemonstrationResult, str]:
     console = Console(file=io.StringIO(), width=120)
     outcome = await demonstrated(
         gateway.url, application, seconds=0.3, clients=4, seed=1, console=console
@@ -169,7 +169,7 @@ async def test_lost_changed_and_doubled_posts_are_found() -> None:
     application = network()
     application.acknowledged = {"1.1": "a", "1.2": "b", "1.3": "c"}
     application.unknown = {"d", "e"}
-    replay = Replay(
+    replay = TraceReplay(
         objects={
             "post:1.2": {"text": "x"},
             "post:1.3": {"text": "c"},

@@ -14,7 +14,7 @@ from bokistore import Obj, Store
 from functions.media import app as media
 from functions.media.load import Media
 from functions.workload.demonstration import demonstrated, show
-from functions.workload.replay import Replay
+from functions.workload.replay import TraceReplay
 from indilog.base.errors import FunctionFailedError, WorkerCrashedError
 from indilog.base.log import Session
 from indilog.testing import MemoryLogs
@@ -201,7 +201,7 @@ def test_the_check_finds_what_is_not_there_once() -> None:
     application = Media(users=1, movies=1)
     application.acknowledged = {"r1": "a", "r2": "b", "r3": "c"}
     movie = {"title": "Up", "count": 2, "stars": 9, "reviews": ["r2", "r3"]}
-    replay = Replay(
+    replay = TraceReplay(
         objects={
             "review:r2": PARTS | {"id": "r2", "text": "x", "rating": 4},
             "review:r3": PARTS | {"id": "r3", "text": "c", "rating": 5},

@@ -17,7 +17,7 @@ from functions.travel.app import Hotel, Order, Receipt
 from functions.travel.hotels import generated_hotels
 from functions.travel.load import Travel
 from functions.workload.demonstration import demonstrated, show
-from functions.workload.replay import Replay
+from functions.workload.replay import TraceReplay
 from indilog.base.errors import InvalidArgumentsError
 from indilog.testing import MemoryLogs
 from indilog.testing.stepper import Choose, SteppedLog, interleavings, run_stepped
@@ -221,9 +221,9 @@ async def test_the_demo_repeats_what_failed_and_finds_each_reservation_once() ->
         assert "each has one order" in " ".join(console.file.getvalue().split())
 
 
-def replay() -> Replay:
+def replay() -> TraceReplay:
     reservation = {"id": "q", "user": "ann", "hotel": "h0", "flight": "f0"}
-    return Replay(
+    return TraceReplay(
         objects={
             "rooms:h0": {"capacity": 2, "left": 1},
             "seats:f0": {"capacity": 2, "left": 1},

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from indilog.base.errors import DataLossError
-from indilog.sdk.losses import Losses, named
+from indilog.sdk.losses import Losses, name_loss
 
 
 def test_a_follower_names_a_loss_once_and_reads_on_after_it() -> None:
@@ -32,7 +32,7 @@ def test_a_loss_that_does_not_say_where_it_ends_is_raised(following: int | None)
 
 def test_what_cannot_be_read_because_of_a_loss_is_named_once() -> None:
     lost = DataLossError("Lost.", seqnum=5, next_seqnum=8, tags=["a"])
-    told = named("Object 'x'", lost)
+    told = name_loss("Object 'x'", lost)
     assert str(told) == "Object 'x' cannot be read: Lost."
     assert (told.seqnum, told.next_seqnum, told.tags) == (5, 8, ["a"])
-    assert named("Object 'x'", told) is told
+    assert name_loss("Object 'x'", told) is told

@@ -168,7 +168,7 @@ async def test_a_lock_is_renewed_while_its_block_runs(log: Log) -> None:
 async def test_a_block_ends_when_the_loss_of_its_lock_is_noticed(log: Log) -> None:
     async def hold() -> None:
         async with Lock(log(), "hotel:7", lease=0.06) as held:
-            await held._replica.tell(log(), Release(held.token))
+            await held._replica.append(log(), Release(held.token))
             await asyncio.sleep(60)
 
     with pytest.raises(LockLostError):

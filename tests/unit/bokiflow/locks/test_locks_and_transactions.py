@@ -18,7 +18,7 @@ from bokiflow import (
     RunFailedError,
     Workflow,
 )
-from bokiflow.locks.lock_records import Extend
+from bokiflow.locks.lock_records import ExtendLease
 from bokistore import Store, Transaction
 from indilog.testing import MemoryLog, MemoryLogs
 from tests.support.flow_executions import FLOW_LOG as LOG
@@ -72,7 +72,7 @@ async def test_a_run_that_lost_its_lock_is_told(flow: Flow, logs: MemoryLogs) ->
 
     async def steal(token: int) -> None:
         lock = Lock(logs.log(LOG), "hotel:7")
-        await lock._replica.tell(logs.log(LOG), Extend(token, 0.0))
+        await lock._replica.append(logs.log(LOG), ExtendLease(token, 0.0))
         await lock.acquire()
 
     assert await (await guarded.start()).result(10) == ["asked", "left"]

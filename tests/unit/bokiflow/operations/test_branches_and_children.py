@@ -16,7 +16,7 @@ from bokiflow import (
     StepFailedError,
     Workflow,
 )
-from bokiflow.operations.notifications import waited_for
+from bokiflow.operations.notifications import wait_for_record
 from bokiflow.runs.execution import Execution
 from bokiflow.runs.fold import Run, State
 from bokiflow.runs.records import ChildEnded, encoded, run_tag
@@ -154,7 +154,7 @@ async def test_what_another_branch_reads_meanwhile_wakes_who_waits(logs: MemoryL
         await execution.catch_up()  # as for another branch
         return None
 
-    waiting = waited_for(execution, math.inf, found)
+    waiting = wait_for_record(execution, math.inf, found)
     assert await asyncio.wait_for(waiting, 5) == "ended"
 
 

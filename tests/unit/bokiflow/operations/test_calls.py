@@ -10,7 +10,7 @@ import pytest
 import indilog
 from bokiflow import Flow, FlowSettingsError, RunFailedError, Workflow
 from bokiflow.runs import waiting
-from bokiflow.runs.records import Finished
+from bokiflow.runs.records import RunFinished
 from indilog.apps.app import Context
 from indilog.base.errors import (
     CallOutcomeUnknownError,
@@ -78,7 +78,7 @@ async def mailing(wf: Workflow) -> Mail:
     return await wf.call(send_mail, "ann", text="hello")
 
 
-async def executed(platform: Platform, logs: MemoryLogs) -> Finished:
+async def executed(platform: Platform, logs: MemoryLogs) -> RunFinished:
     """Execute `mailing` as the newest executor of a run."""
     return await execute(logs.log(FLOW_LOG), "r", mailing, context=Context(logs, platform))
 

@@ -13,14 +13,14 @@ from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.records import (
     ChildEnded,
-    Decided,
-    Finished,
+    RunFinished,
     RunRecord,
-    Started,
+    RunStarted,
+    StepDecided,
     encoded,
     run_tag,
 )
-from bokiflow.runs.run_log import PATIENCE_TRIES, patiently, read_run
+from bokiflow.runs.run_log import PATIENCE_TRIES, read_run, retry_while_unavailable
 from indilog.base.errors import NotReadyError
 from indilog.testing import MemoryLogs
 from tests.support.hooked_log import HookedLog, Read
@@ -44,8 +44,8 @@ async def log_with(records: Sequence[tuple[str, RunRecord]]) -> CountedLog:
     return log
 
 
-STARTED: RunRecord = Started("two", b"{}", "me", "v")
-STEPS: list[RunRecord] = [Decided(1, f"{n}", "step", "step", b"1") for n in (1, 2, 3)]
+STARTED: RunRecord = RunStarted("two", b"{}", "me", "v")
+STEPS: list[RunRecord] = [StepDecided(1, f"{n}", "step", "step", b"1") for n in (1, 2, 3)]
 
 
 async def test_a_run_is_read_up_to_the_place_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,9 @@ async def test_a_run_is_read_up_to_the_place_asked_for(monkeypatch: pytest.Monke
 
 async def test_a_run_without_the_record_that_was_appended_to_it_is_an_error() -> None:
     """The log ends before it, or the record at that place is of another run."""
-    log = await log_with([("child", STARTED), ("child", Finished(1, b"1")), ("p", ChildEnded("c"))])
+    log = await log_with(
+        [("child", STARTED), ("child", RunFinished(1, b"1")), ("p", ChildEnded("c"))]
+    )
     for own in (2, 3):
         with pytest.raises(NotReadyError, match=f"without the record at {own}"):
             await read_run(log, "child", Run(), own)
@@ -84,9 +86,9 @@ class Away:
 
 
 ASKS: dict[str, Callable[[Any], Awaitable[object]]] = {
-    "log": lambda away: patiently(away.ask),
-    "call": lambda away: calls._patiently(away, away, "key"),
-    "transaction": lambda away: transactions._patiently(away, away.ask, "id"),
+    "log": lambda away: retry_while_unavailable(away.ask),
+    "call": lambda away: calls._call_with_retry(away, away, "key"),
+    "transaction": lambda away: transactions._transact_with_retry(away, away.ask, "id"),
 }
 
 

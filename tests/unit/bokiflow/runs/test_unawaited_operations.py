@@ -13,7 +13,7 @@ from bokiflow.history import decided_before
 from bokiflow.runs.fold import Run
 from bokiflow.runs.public_call import Stopped
 from bokiflow.runs.run_log import read_run
-from bokiflow.runs.unawaited_operations import Asked
+from bokiflow.runs.unawaited_operations import AskedOperations
 from bokistore import Store, Transaction
 from indilog.testing import MemoryLogs
 from tests.support.flow_executions import FLOW_LOG, begin, decided, execute, take
@@ -186,7 +186,7 @@ async def test_every_execution_comes_to_the_same_end(logs: MemoryLogs) -> None:
 
 
 async def test_operations_that_have_ended_are_not_kept() -> None:
-    asked = Asked()
+    asked = AskedOperations()
 
     async def one() -> None: ...
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from bokiflow import Startable, Workflow
-from bokiflow.runs.records import Alive, executor_record
+from bokiflow.runs.records import Heartbeat, executor_record
 from indilog.base.log import Entry
 from tests.support import leaping_loop
 from tests.support.hooked_log import HookedLogs, Read
@@ -38,7 +38,7 @@ class SlowLogs(HookedLogs):
         self.asked_at: list[float] = []
 
     async def before_append(self, entries: Sequence[Entry]) -> None:
-        if any(isinstance(executor_record(entry.data), Alive) for entry in entries):
+        if any(isinstance(executor_record(entry.data), Heartbeat) for entry in entries):
             self.asked_at.append(asyncio.get_running_loop().time())
         await asyncio.sleep(self.slow_s)
 
@@ -103,7 +103,7 @@ def test_looking_for_many_runs_that_may_have_come_holds_up_no_sign_of_life() -> 
         async with executing(logs) as process:
             name = process.name
             for number in range(500):
-                process.flow.runner._unclear.note(f"unknown-{number}", 1)
+                process.flow.runner._pending.note(f"unknown-{number}", 1)
             logs.slow_s = LEASE_S / 500
             await asyncio.sleep(LEASES * LEASE_S)
             assert process.name == name

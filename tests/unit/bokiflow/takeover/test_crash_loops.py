@@ -10,7 +10,15 @@ import pytest
 
 from bokiflow import Flow, RunCancelledError, State, Workflow, driver
 from bokiflow.runs.fold import Run
-from bokiflow.runs.records import EXECUTORS_TAG, Alive, Dead, Started, Taken, encoded, run_tag
+from bokiflow.runs.records import (
+    EXECUTORS_TAG,
+    ExecutorDead,
+    Heartbeat,
+    RunStarted,
+    RunTaken,
+    encoded,
+    run_tag,
+)
 from bokiflow.takeover import crash_loops as suspects
 from bokiflow.takeover.executors import Executors
 from indilog.testing import MemoryLogs
@@ -90,9 +98,9 @@ async def test_a_run_that_ends_its_processes_says_so_before_it_is_parked(
 ) -> None:
     logs = MemoryLogs()
     asked, log = Process(logs), logs.log("shop/flow")
-    started = Started("work", b'{"kind": "ends"}', "first", "version")
+    started = RunStarted("work", b'{"kind": "ends"}', "first", "version")
     await log.append(encoded(started), tags=[run_tag("r")])
-    await log.append(encoded(Taken(2, "second", crashes)), tags=[run_tag("r")])
+    await log.append(encoded(RunTaken(2, "second", crashes)), tags=[run_tag("r")])
     status = await asked.work.handle("r").status()
     assert status.state is State.RUNNING
     if said is None:
@@ -218,24 +226,24 @@ async def test_processes_that_stop_well_are_not_counted() -> None:
 
 def run_given(executor: str, seqnum: int, crashes: int) -> Run:
     run = Run()
-    run.apply(0, 0.0, Started("w", b"{}", "first", "v"))
-    run.apply(seqnum, 1.0, Taken(2, executor, crashes))
+    run.apply(0, 0.0, RunStarted("w", b"{}", "first", "v"))
+    run.apply(seqnum, 1.0, RunTaken(2, executor, crashes))
     return run
 
 
 async def test_only_an_end_without_a_sign_of_life_since_is_counted() -> None:
     executors = Executors()
-    executors.apply(4, 1.0, Alive("b", 5.0))
+    executors.apply(4, 1.0, Heartbeat("b", 5.0))
     run = run_given("b", 5, 3)
     assert suspects.crashes_of(run, executors) == 4
-    executors.apply(6, 2.0, Alive("b", 5.0))
+    executors.apply(6, 2.0, Heartbeat("b", 5.0))
     assert suspects.crashes_of(run, executors) == 0
 
 
 async def test_groups_shrink_and_pauses_grow() -> None:
     crashes = [*range(2, 6)]
-    assert [suspects.at_once(c) for c in crashes] == [16, 4, 1, 1]
-    assert [suspects.is_suspect(c) for c in (0, 1, 2)] == [False, False, True]
+    assert [suspects.group_size(c) for c in crashes] == [16, 4, 1, 1]
+    assert [suspects.is_crash_looping(c) for c in (0, 1, 2)] == [False, False, True]
 
 
 async def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +254,9 @@ async def test_pauses_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_who_comes_later_knows_the_heirs_after_a_trim() -> None:
     logs = MemoryLogs()
     log = logs.log("shop/flow")
-    for record in (Alive("a", 0.1), Alive("b", 3600.0), Alive("heir", 3600.0)):
+    for record in (Heartbeat("a", 0.1), Heartbeat("b", 3600.0), Heartbeat("heir", 3600.0)):
         await log.append(encoded(record), tags=[EXECUTORS_TAG])
-    await log.append(encoded(Dead("a", "heir", 3)), tags=[EXECUTORS_TAG])
+    await log.append(encoded(ExecutorDead("a", "heir", 3)), tags=[EXECUTORS_TAG])
     process = Process(logs)
     await process.flow.runner.look(log)
     await log.trim(process.flow.runner.executors.needed_from, tag=EXECUTORS_TAG)

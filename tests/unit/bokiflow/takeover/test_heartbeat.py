@@ -12,12 +12,12 @@ from bokiflow.runs import waiting
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     RUNS_TAG,
-    Alive,
     CancelAsked,
-    Dead,
-    Finished,
-    Left,
-    Started,
+    ExecutorDead,
+    ExecutorLeft,
+    Heartbeat,
+    RunFinished,
+    RunStarted,
     encoded,
     executor_record,
     executor_tag,
@@ -50,7 +50,7 @@ class Process(ShopProcess):
     _waits.__name__ = "waits"
 
 
-def of_executors(*records: Alive | Dead | Left) -> list[Entry]:
+def of_executors(*records: Heartbeat | ExecutorDead | ExecutorLeft) -> list[Entry]:
     return [Entry(encoded(record), (EXECUTORS_TAG,)) for record in records]
 
 
@@ -66,7 +66,9 @@ async def test_a_name_that_had_an_heir_is_not_gone_on_with(is_done: bool, is_los
     log, process = logs.log(FLOW_LOG), Process(view)
     await process.waits.start(id="r")
     name = process.name
-    said = of_executors(Dead(name, "heir", await log.tail()), Left(name, is_idle=True))
+    said = of_executors(
+        ExecutorDead(name, "heir", await log.tail()), ExecutorLeft(name, is_idle=True)
+    )
     dead = (await log.append_batch(said if is_done else said[:1]))[0]
     if is_lost:
         view.lost.add(dead)
@@ -81,8 +83,12 @@ async def test_what_is_said_of_others_costs_no_name() -> None:
     log, process = logs.log(FLOW_LOG), Process(logs)
     await process.waits.start(id="r")
     name, tail = process.name, await log.tail()
-    await log.append_batch(of_executors(Alive("other", LEASE_S), Left("other", is_idle=False)))
-    await log.append_batch(of_executors(Dead("other", name, tail + 2), Dead(name, "late", 0)))
+    await log.append_batch(
+        of_executors(Heartbeat("other", LEASE_S), ExecutorLeft("other", is_idle=False))
+    )
+    await log.append_batch(
+        of_executors(ExecutorDead("other", name, tail + 2), ExecutorDead(name, "late", 0))
+    )
     await process.flow.runner._renew(log)
     assert process.name == name
     assert process.flow.runner.lease.is_sure()
@@ -101,7 +107,7 @@ async def test_two_looks_that_meet_one_loss_both_read_on() -> None:
     view = TwoMeet(logs)
     process = Process(view)
     lost, _ = await logs.log(FLOW_LOG).append_batch(
-        of_executors(Alive("a", LEASE_S), Alive("b", LEASE_S))
+        of_executors(Heartbeat("a", LEASE_S), Heartbeat("b", LEASE_S))
     )
     view.lost.add(lost)
     log = view.log(FLOW_LOG)
@@ -137,7 +143,7 @@ class NoAnswer(HookedLogs):
         self.reads += 1
 
     async def after_append(self, entries: Sequence[Entry]) -> None:
-        is_dead = any(isinstance(executor_record(entry.data), Dead) for entry in entries)
+        is_dead = any(isinstance(executor_record(entry.data), ExecutorDead) for entry in entries)
         if is_dead and self.tries < PATIENCE_TRIES:
             self.tries += 1
             if self.tries == PATIENCE_TRIES:
@@ -152,18 +158,20 @@ async def test_a_name_that_is_said_without_an_answer_is_let_go_of_when_its_lease
     monkeypatch.setattr("bokiflow.runs.run_log._PAUSE_S_MAX", 0.01)
     logs = NoAnswer()
     log, process = MemoryLogs.log(logs, FLOW_LOG), Process(logs, 0.2)
-    start = Started("waits", b"{}", "dead", "version")
+    start = RunStarted("waits", b"{}", "dead", "version")
     tags = (run_tag("r"), RUNS_TAG, executor_tag("dead"))
-    await log.append_batch([*of_executors(Alive("dead", 0.2)), Entry(encoded(start), tags)])
+    await log.append_batch([*of_executors(Heartbeat("dead", 0.2)), Entry(encoded(start), tags)])
     runner = process.flow.runner
     async with process.driven():
         await logs.has_given_up.wait()
         name, tail = process.name, await log.tail()
         await log.append_batch(
             [
-                *of_executors(Alive("heir", 0.2), Dead("dead", "heir", tail)),
-                Entry(encoded(Finished(1, b'"x"')), tags),
-                *of_executors(Left("dead", is_idle=True), Left("heir", is_idle=True)),
+                *of_executors(Heartbeat("heir", 0.2), ExecutorDead("dead", "heir", tail)),
+                Entry(encoded(RunFinished(1, b'"x"')), tags),
+                *of_executors(
+                    ExecutorLeft("dead", is_idle=True), ExecutorLeft("heir", is_idle=True)
+                ),
             ]
         )
         async with asyncio.timeout(10):
@@ -176,9 +184,9 @@ async def test_who_comes_after_trims_knows_who_died_before_and_who_is_heir() -> 
     """Nobody else may be left who knows."""
     logs = MemoryLogs()
     log, lives, late = logs.log(FLOW_LOG), Process(logs), Process(logs)
-    await log.append_batch(of_executors(Left("forgotten", is_idle=True)))
-    await log.append_batch(of_executors(Alive("dead", LEASE_S), Alive("silent", LEASE_S)))
-    await log.append_batch(of_executors(Dead("dead", "heir", 3)))
+    await log.append_batch(of_executors(ExecutorLeft("forgotten", is_idle=True)))
+    await log.append_batch(of_executors(Heartbeat("dead", LEASE_S), Heartbeat("silent", LEASE_S)))
+    await log.append_batch(of_executors(ExecutorDead("dead", "heir", 3)))
     await lives.waits.start(id="r")
     await trims(lives)
     assert (await log.read_range(EXECUTORS_TAG, 1))[0].seqnum == 1

@@ -11,9 +11,23 @@ import pytest
 from bokiflow import Startable, Workflow
 from bokiflow.flow import RETENTION_S
 from bokiflow.runs import waiting
-from bokiflow.runs.records import EXECUTORS_TAG, RUNS_TAG, Alive, Dead, Left, encoded, executor_tag
+from bokiflow.runs.records import (
+    EXECUTORS_TAG,
+    RUNS_TAG,
+    ExecutorDead,
+    ExecutorLeft,
+    Heartbeat,
+    encoded,
+    executor_tag,
+)
 from bokiflow.takeover import dead_executors as departed
-from bokiflow.takeover.dead_executors import AGE_S_MAX, AGE_S_MIN, NAMES_MAX, Departed, left_by
+from bokiflow.takeover.dead_executors import (
+    AGE_S_MAX,
+    AGE_S_MIN,
+    NAMES_MAX,
+    DeadExecutors,
+    read_remains,
+)
 from indilog.base.ids import SeqNum, UserTag
 from indilog.base.log import Entry, Log, Session
 from indilog.testing import MemoryLogs
@@ -179,8 +193,10 @@ async def test_whoever_takes_over_trims_no_further_than_it_has_read() -> None:
     logs = SlowLogs()
     logs.holds = lambda tags: tags == (EXECUTORS_TAG,)
     log, heir = logs.log("shop/flow"), Process(logs)
-    await log.append(encoded(Alive("gone", 0.001)), tags=[EXECUTORS_TAG])
-    await log.append(encoded(Dead("gone", heir.flow.runner.lease.name, 1)), tags=[EXECUTORS_TAG])
+    await log.append(encoded(Heartbeat("gone", 0.001)), tags=[EXECUTORS_TAG])
+    await log.append(
+        encoded(ExecutorDead("gone", heir.flow.runner.lease.name, 1)), tags=[EXECUTORS_TAG]
+    )
     logs.goes_on = asyncio.Event()  # holds `left`, after the look
     async with heir.driven():
         await logs.arrived.wait()
@@ -196,16 +212,16 @@ async def test_whoever_takes_over_trims_no_further_than_it_has_read() -> None:
 async def test_what_was_read_of_the_departed_is_not_read_again() -> None:
     log = MemoryLogs().log("flow")
     tag = executor_tag("gone")
-    await log.append_batch([Entry(encoded(Left("gone", is_idle=True)), (tag,))] * 3)
-    assert await left_by(log, "gone") == ([], 3)
-    assert await left_by(log, "gone", 3) == ([], 3)
+    await log.append_batch([Entry(encoded(ExecutorLeft("gone", is_idle=True)), (tag,))] * 3)
+    assert await read_remains(log, "gone") == ([], 3)
+    assert await read_remains(log, "gone", 3) == ([], 3)
 
 
 async def test_the_departed_are_looked_at_ever_less_often_and_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(departed, "AGE_S_MIN", AGE_S_MIN)
-    gone, now, looks = Departed(), 1000.0, 0
+    gone, now, looks = DeadExecutors(), 1000.0, 0
     gone.add("a", now)
     while (again := gone.next_due()) is not None:
         assert not gone.due(again - 0.01)

@@ -13,12 +13,12 @@ from bokiflow.runs.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
     RUNS_TAG,
-    Alive,
     CancelAsked,
-    Dead,
-    Left,
+    ExecutorDead,
+    ExecutorLeft,
+    Heartbeat,
     RunRecord,
-    Started,
+    RunStarted,
     encoded,
     executor_record,
     executor_tag,
@@ -83,7 +83,7 @@ async def lose_a_sign_of_life(logs: MemoryLogs, name: str) -> SeqNum:
     """The only one that there is."""
 
     def is_it(record: object) -> bool:
-        return isinstance(record, Alive) and record.executor == name
+        return isinstance(record, Heartbeat) and record.executor == name
 
     (place,) = await said(logs, EXECUTORS_TAG, is_it)
     return place
@@ -92,19 +92,21 @@ async def lose_a_sign_of_life(logs: MemoryLogs, name: str) -> SeqNum:
 async def lose_an_heir(logs: MemoryLogs, name: str) -> SeqNum:
     """Somebody who is gone too, and was never heard of otherwise."""
     log = logs.log(FLOW_LOG)
-    return await log.append(encoded(Dead(name, "gone", await log.tail())), tags=[EXECUTORS_TAG])
+    return await log.append(
+        encoded(ExecutorDead(name, "gone", await log.tail())), tags=[EXECUTORS_TAG]
+    )
 
 
 async def lose_a_stop(logs: MemoryLogs, name: str) -> SeqNum:
-    stopped = encoded(Left(name, is_idle=False))
+    stopped = encoded(ExecutorLeft(name, is_idle=False))
     return await logs.log(FLOW_LOG).append(stopped, tags=[EXECUTORS_TAG])
 
 
 async def lose_that_nothing_is_left(logs: MemoryLogs, name: str) -> SeqNum:
     """Of another one."""
     log = logs.log(FLOW_LOG)
-    await log.append(encoded(Alive("other", LEASE_S)), tags=[EXECUTORS_TAG])
-    return await log.append(encoded(Left("other", is_idle=True)), tags=[EXECUTORS_TAG])
+    await log.append(encoded(Heartbeat("other", LEASE_S)), tags=[EXECUTORS_TAG])
+    return await log.append(encoded(ExecutorLeft("other", is_idle=True)), tags=[EXECUTORS_TAG])
 
 
 async def lose_a_cancellation(logs: MemoryLogs, name: str) -> SeqNum:
@@ -168,7 +170,7 @@ async def test_one_that_lives_keeps_its_runs_though_its_signs_of_life_are_lost(
     lives, other = Process(logs, 2.0), Process(logs, 2.0)  # a busy machine does not lose it
     async with lives.driven():
         name = await lives.begins("r")
-        places = await said(logs, EXECUTORS_TAG, lambda record: isinstance(record, Alive))
+        places = await said(logs, EXECUTORS_TAG, lambda record: isinstance(record, Heartbeat))
         other.view.lost.update(places)
         lives.view.lost.update(places)
         async with other.driven():
@@ -216,7 +218,7 @@ async def test_one_run_that_is_lost_keeps_no_other_of_its_executor_from_being_ta
     await dead.begins("bad")
     await dead.begins("last")
     dead.kill()
-    starts = await said(logs, executor_tag(name), lambda record: isinstance(record, Started))
+    starts = await said(logs, executor_tag(name), lambda record: isinstance(record, RunStarted))
     heir.view.lost.add(starts[1])
     async with heir.driven():
         await heir.goes_on("first")

@@ -6,9 +6,9 @@ import pytest
 
 from bokiflow.runs import waiting
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.records import RUNS_TAG, Finished, Started, encoded, run_tag
+from bokiflow.runs.records import RUNS_TAG, RunFinished, RunStarted, encoded, run_tag
 from bokiflow.takeover import dead_executors as departed
-from bokiflow.takeover.open_runs import executors_of_open_runs
+from bokiflow.takeover.open_runs import find_executors_of_open_runs
 from indilog.base.errors import NotReadyError
 from indilog.base.ids import SeqNum
 from indilog.base.log import Record
@@ -45,7 +45,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def began(logs: MemoryLogs, run: str, executor: str) -> None:
-    started = encoded(Started("waits", b"{}", executor, "version"))
+    started = encoded(RunStarted("waits", b"{}", executor, "version"))
     await logs.log(FLOW_LOG).append(started, tags=[run_tag(run), RUNS_TAG])
 
 
@@ -53,14 +53,14 @@ async def with_runs() -> Away:
     logs = Away()
     for number in range(20):
         await began(logs, f"r{number}", f"executor{number}")
-    ended = encoded(Finished(1, b"1"))
+    ended = encoded(RunFinished(1, b"1"))
     await logs.log(FLOW_LOG).append(ended, tags=[run_tag("r3"), RUNS_TAG])
     return logs
 
 
 async def test_the_look_at_all_runs_goes_on_where_it_was() -> None:
     logs = await with_runs()
-    found = await executors_of_open_runs(logs.log(FLOW_LOG))
+    found = await find_executors_of_open_runs(logs.log(FLOW_LOG))
     assert found == {f"executor{number}" for number in range(20) if number != 3}
     pages = [bound for tag, bound in logs.reads if tag == RUNS_TAG]
     assert len(pages) == len(set(pages)), "no page is read twice"
@@ -70,4 +70,4 @@ async def test_it_ends_when_the_log_stays_away() -> None:
     logs = await with_runs()
     logs.is_gone = True
     with pytest.raises(Stopped):
-        await executors_of_open_runs(logs.log(FLOW_LOG))
+        await find_executors_of_open_runs(logs.log(FLOW_LOG))

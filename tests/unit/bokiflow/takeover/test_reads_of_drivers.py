@@ -12,7 +12,7 @@ import pytest
 
 from bokiflow import RunCancelledError, Startable, State, Workflow
 from bokiflow.runs.public_call import Stopped
-from bokiflow.runs.records import EXECUTORS_TAG, Left, executor_record, run_tag
+from bokiflow.runs.records import EXECUTORS_TAG, ExecutorLeft, executor_record, run_tag
 from indilog.base.log import Entry
 from tests.support import leaping_loop
 from tests.support.flow_executions import FLOW_LOG
@@ -94,15 +94,17 @@ def test_an_executor_that_may_get_a_run_yet_does_not_say_that_it_left_nothing() 
             await process.quick.start()
             name = process.name
             with suppress(Stopped):
-                async with runner.given(logs, "r"):
+                async with runner.assigning(logs, "r"):
                     raise Stopped("no answer")  # what gives it the run is on its way
-            while "r" in runner._unclear:
-                runner._leave_to_others(runner._unclear.look_again("r"))
+            while "r" in runner._pending:
+                runner._leave_to_new_owner(runner._pending.look_again("r"))
             await asyncio.sleep(2 * LEASE_S)
             assert process.name != name
-            assert name in other.flow.runner.executors.departed
+            assert name in other.flow.runner.executors.dead_executors
         page = await logs.log(FLOW_LOG).read_range(EXECUTORS_TAG)
-        assert Left(name, is_idle=False) in [executor_record(record.data) for record in page]
+        assert ExecutorLeft(name, is_idle=False) in [
+            executor_record(record.data) for record in page
+        ]
 
     leaping_loop.run(main())
 

@@ -12,9 +12,9 @@ from bokiflow import RunCancelledError, Startable, State, Workflow
 from bokiflow.runs.records import (
     EXECUTORS_TAG,
     PARKED_TAG,
-    Alive,
     CancelAsked,
-    Left,
+    ExecutorLeft,
+    Heartbeat,
     encoded,
     executor_tag,
     run_tag,
@@ -232,8 +232,8 @@ async def test_what_others_may_not_have_read_is_trimmed_a_round_later() -> None:
 async def test_the_stream_of_an_executor_that_left_nothing_is_trimmed() -> None:
     logs = MemoryLogs()
     log, process = logs.log(FLOW_LOG), Process(logs)
-    await log.append(encoded(Alive("gone", 0.001)), tags=[EXECUTORS_TAG])
-    await log.append(encoded(Left("gone", is_idle=True)), tags=[executor_tag("gone")])
+    await log.append(encoded(Heartbeat("gone", 0.001)), tags=[EXECUTORS_TAG])
+    await log.append(encoded(ExecutorLeft("gone", is_idle=True)), tags=[executor_tag("gone")])
     async with process.driven():
         async with asyncio.timeout(10):
             while not await floor(log, executor_tag("gone")):
